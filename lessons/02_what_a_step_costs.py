@@ -25,7 +25,8 @@ import inspect
 import numpy as np
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
-from minidist.base.memory import MemoryAccount, account_memory, track
+from minidist.base.memory import MemoryAccount, account_memory
+from minidist.base.watchers import track
 from minidist.comm import SimWorld
 from minidist.course.lesson import check, predict, solution
 from minidist.nn import MLP, FlatParameters

@@ -30,8 +30,9 @@ from itertools import pairwise
 import numpy as np
 
 from minidist.autograd import FlopCounter, Tensor, checkpoint, cross_entropy
-from minidist.base.memory import account_memory, track
+from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
+from minidist.base.watchers import track
 from minidist.comm import SimWorld
 from minidist.course.lesson import check, predict, solution
 from minidist.nn import MLP, FlatParameters

@@ -34,7 +34,7 @@ from minidist.course.lesson import check, expect, predict, solution
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
-from minidist.job.train.recipe import parallelize
+from minidist.job.train.parallelize import parallelize
 from minidist.job.train.trainer import train
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.architecture import named

@@ -240,8 +240,8 @@ print({name: p.shape for name, p in experts.named_parameters()})
 original = dispatch.exchange
 
 
-def in_another_order(comm, slots, to_experts, capacities):
-    result = original(comm, slots, to_experts, capacities)
+def in_another_order(comm, slots, to_experts):
+    result = original(comm, slots, to_experts)
     return result if to_experts else result[::-1].copy()
 
 

@@ -47,7 +47,7 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
-from minidist.parallel.dims import ParallelDims
+from minidist.parallel.fitting_dims import dims_of
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
@@ -336,7 +336,7 @@ assert right.layout.tp == 1  # its messages are those that suffer
 
 # %%
 with expect(ValueError):
-    ParallelDims.of(12, pp=best[0], dp=max(best[1], 5), tp=best[2])
+    dims_of(12, pp=best[0], dp=max(best[1], 5), tp=best[2])
 printed = ClusterLayout(dp=4, tp=8, pp=16, cp=16, zero=2, microbatches=32)
 with expect(UsageError):
     check_layout(printed, Job(named("llama-3.1-405b"), 131_072, 128, "bf16", 16_384))

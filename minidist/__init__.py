@@ -33,7 +33,10 @@ _MODULES = {
     "minidist.parallel": ("DistributedDataParallel", "ZeroOptimizer", "fully_shard"),
     "minidist.pipeline.schedules": ("get_schedule",),
     "minidist.pipeline.runtime": ("Pipeline", "split_model"),
-    "minidist.job.train.recipe": ("parallelize",),
+    "minidist.job.train.layout": ("ParallelLayout",),
+    "minidist.job.train.loop": ("Loop",),
+    "minidist.job.train.parallelize": ("parallelize",),
+    "minidist.job.train.task": ("Task",),
 }
 _PACKAGES = {"flight_recorder": "minidist.debug.flight_recorder"}
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}

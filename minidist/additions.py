@@ -2,7 +2,7 @@
 
 Each function imports what it needs when the core calls it.
 
-Proved by: tests/base/test_hooks.py, tests/base/test_hooks.py
+Proved by: tests/base/test_hooks.py, tests/base/test_elsewhere.py
 """
 
 from typing import Any
@@ -13,6 +13,8 @@ from minidist.base.hooks import elsewhere
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
     "auto",
+    "call",
+    "call_checks",
     "calls",
     "closed_forms",
     "nodes",
@@ -31,11 +33,22 @@ def _choose(comm: Any, operation: str, nbytes: int) -> str:
     return choose(comm, operation, nbytes)
 
 
+def _check_call(*arguments: Any, **keywords: Any) -> None:
+    from minidist.collectives.call_checks import check_call
+
+    hooks.call_checks[:] = [check_call if check is _check_call else check for check in hooks.call_checks]
+    check_call(*arguments, **keywords)
+
+
 def _more_algorithms() -> None:
     from minidist import collectives
     from minidist.base.registry import import_modules
 
     import_modules(collectives.__name__, collectives.__path__, without=_NO_ALGORITHMS)
+
+
+def _more_schedules() -> None:
+    import minidist.pipeline.schedules  # noqa: F401  its files register them
 
 
 def _algorithm_of_a_file(operation: str, name: str) -> Any:
@@ -46,16 +59,32 @@ def _algorithm_of_a_file(operation: str, name: str) -> Any:
     return load_algorithm(name, operation)[1]
 
 
-def _run_as_one_event(*arguments: Any) -> Any:
-    from minidist.collectives.one_event import run_as_one_event
+def _one_event() -> Any:
+    from minidist.collectives import one_event
 
-    return run_as_one_event(*arguments)
+    return one_event
 
 
-def _barrier_as_one_event(comm: Any) -> None:
-    from minidist.collectives.one_event import barrier_as_one_event
+def _guard(op: str, *comms: Any) -> Any:
+    from minidist.parallel.replica_guard import ReplicaGuard
 
-    barrier_as_one_event(comm)
+    return ReplicaGuard(op, *comms)
+
+
+def _shard_arguments(optimizer_class: Any, parameters: Any, comm: Any) -> dict[str, Any]:
+    from minidist.optim import LayerwiseOptimizer, Muon
+
+    if not isinstance(optimizer_class, type):
+        return {}
+    if issubclass(optimizer_class, LayerwiseOptimizer):
+        from minidist.parallel.layer_sums import LayerSums
+
+        return {"layer_sums": LayerSums(parameters, shards=comm)}
+    if issubclass(optimizer_class, Muon):
+        from minidist.parallel.whole_matrices import WholeMatrices
+
+        return {"whole_matrices": WholeMatrices(parameters)}
+    return {}
 
 
 def _fibers() -> Any:
@@ -98,6 +127,18 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
     return SampledTensor(tensor, version, array)
 
 
+def _map_object(value: Any, function: Any) -> Any:
+    from minidist.autograd.objects import map_object
+
+    return map_object(value, function)
+
+
+def _saved_shapes(q: Any, step: int, queries: int, source: Any) -> Any:
+    from minidist.autograd.ops.dry_attention import saved_shapes
+
+    return saved_shapes(q, step, queries, source)
+
+
 def _refusals() -> Any:
     from minidist.nn import refusals
 
@@ -109,6 +150,19 @@ def _load_state_dict(module: Any, state: Any, strict: bool) -> tuple[list[str], 
     from minidist.nn.state import load_state_dict
 
     return load_state_dict(module, state, strict)
+
+
+def _optimizer_checks() -> Any:
+    from minidist.optim import checks
+
+    elsewhere.optimizer_checks = lambda: checks
+    return checks
+
+
+def _load_optimizer(optimizer: Any, saved: Any) -> None:
+    from minidist.optim.state import load_state_dict
+
+    load_state_dict(optimizer, saved)
 
 
 def _describe(module: Any) -> str:
@@ -123,16 +177,95 @@ def _move(module: Any, device: Any) -> None:
     move(module, device)
 
 
+def _check_weights(operation: str, module: Any, comm: Any) -> None:
+    from minidist.parallel.weights_check import check_weights
+
+    check_weights(operation, module, comm)
+
+
+def _plan(model: Any, sequence_parallel: bool) -> Any:
+    """Return the plan of a Llama, and of a model with experts."""
+    config = getattr(model, "config", None)
+    if not getattr(config, "n_experts", 0) and not hasattr(config, "num_local_experts"):
+        return None
+    from minidist.parallel.expert.tensor_parallel import plan_of
+
+    return plan_of(model, sequence_parallel)
+
+
+def _ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    """Return ring attention, where one rank stands for many as one event."""
+    if comm.world.folds:
+        from minidist.parallel.context.ring_event import RingAttentionEvent
+
+        return RingAttentionEvent(comm, length)
+    from minidist.parallel.context.ring_attention import RingAttention
+
+    return RingAttention(comm, length)
+
+
+def _all_gather(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    from minidist.parallel.context.all_gather_attention import AllGatherAttention
+
+    return AllGatherAttention(comm, length)
+
+
+def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    from minidist.parallel.context.ulysses_ring import UlyssesRingAttention
+
+    return UlyssesRingAttention(comm, length, neighbours)
+
+
+def _check_schedule(*arguments: Any) -> None:
+    from minidist.pipeline.schedules.refusals import check_schedule
+
+    check_schedule(*arguments)
+
+
+def _check_transfers(plan: Any, items: Any) -> bool:
+    from minidist.pipeline.transfers import check_transfers
+
+    return check_transfers(plan, items)
+
+
+def _pipeline_refusals() -> Any:
+    from minidist.pipeline.runtime import refusals
+
+    return refusals
+
+
+def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
+    from minidist.parallel.running_statistics import RunningStatistics, exchange_among
+
+    statistics = RunningStatistics(module, exchange_among(comm, ranks), data)
+    return statistics.combine if statistics.layers else None
+
+
 hooks.choosers["auto"] = _choose
+hooks.call_checks.append(_check_call)
 hooks.more_algorithms.append(_more_algorithms)
+hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
-hooks.one_event.update(call=_run_as_one_event, barrier=_barrier_as_one_event)
+hooks.model_checks.append(_check_weights)
+hooks.plan_sources.append(_plan)
+hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring": _ulysses_ring})
+hooks.guards.append(_guard)
+hooks.shard_arguments.append(_shard_arguments)
+hooks.one_event.append(_one_event)
 elsewhere.fibers = _fibers
 elsewhere.kernels_of = _kernels_of
 elsewhere.half = _half
 elsewhere.precision = _precision
 elsewhere.saved_tensor = _saved_tensor
+elsewhere.map_object = _map_object
+elsewhere.saved_shapes = _saved_shapes
 elsewhere.refusals = _refusals
 elsewhere.load_state_dict = _load_state_dict
+elsewhere.optimizer_checks = _optimizer_checks
+elsewhere.load_optimizer = _load_optimizer
 elsewhere.describe = _describe
 elsewhere.move = _move
+elsewhere.check_schedule = _check_schedule
+elsewhere.check_transfers = _check_transfers
+elsewhere.pipeline_refusals = _pipeline_refusals
+elsewhere.combine_statistics = _combine_statistics

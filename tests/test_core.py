@@ -14,51 +14,50 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_706,
+        1_473,
         0,
-        "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits memory random registry"
-        " trace watchers",
+        "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits random registry trace watchers",
     ),
     "autograd": (
-        2_765,
+        2_590,
         0,
         "autograd: __init__ backward errors function modes operands operators parameter tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"
         " reductions shaping",
     ),
-    "nn": (1_448, 0, "nn: __init__ dropout embedding experts flat gpt language_model linear mlp module norm"),
-    "optim": (1_044, 0, "optim: __init__ adam clip optimizer sgd slices"),
+    "nn": (1_428, 0, "nn: __init__ dropout embedding experts flat gpt language_model linear mlp module norm"),
+    "optim": (893, 0, "optim: __init__ adam clip optimizer sgd slices"),
     "comm": (
-        2_315,
-        23,
+        1_845,
+        0,
         "comm: __init__ call_site communicator mesh point_to_point waiting; comm/sim: __init__ clock deadlock_report"
-        " ended matching state world",
+        " matching state world",
     ),
     "collectives": (
-        1_612,
+        1_560,
         0,
         "collectives: __init__ binomial_tree calls folding naive operations ordered recursive_doubling registry ring",
     ),
     "data parallelism": (
-        2_419,
-        15,
-        "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients zero",
+        2_103,
+        0,
+        "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients guard zero",
     ),
     "model parallelism": (
-        2_368,
+        1_927,
         0,
-        "parallel: model_parallel volume; parallel/tensor: __init__ grad_norm layers parallelize regions"
+        "parallel: model_parallel; parallel/tensor: __init__ layers parallelize regions"
         " sequence_parallel shard_context sharding styles vocabulary; parallel/context: __init__ positions"
         " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch",
     ),
     "pipeline": (
-        2_679,
-        1,
+        2_443,
+        0,
         "pipeline: __init__ lowering simulate validate; pipeline/plan: __init__ action dualpipe gpipe interleaved"
         " one_f_one_b plan registry zb_v zero_bubble; pipeline/runtime: __init__ messages norm pipeline"
         " reduction shapes shared shared_shards stages; base: fingerprint",
     ),
-    "train": (356, 18, "job/train: loss recipe trainer"),
+    "train": (927, 0, "job/train: data_axis layout loop loss parallelize pipeline strategy task"),
 }
 
 

@@ -14,28 +14,28 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "autograd": 3_534,
-    "base": 4_334,
+    "autograd": 3_537,
+    "base": 4_280,
     "bench": 2_240,
-    "collectives": 3_296,
-    "comm": 6_450,
-    "commands": 5_244,
-    "course": 15_891,
+    "collectives": 3_314,
+    "comm": 6_944,
+    "commands": 5_249,
+    "course": 15_910,
     "data": 1_350,
-    "debug": 10_086,
-    "job": 11_604,
-    "nn": 2_990,
-    "optim": 2_028,
-    "parallel": 7_751,
-    "pipeline": 5_841,
-    "planning": 6_277,
-    "report": 4_865,
-    "techniques": 6_910,
+    "debug": 10_097,
+    "job": 12_016,
+    "nn": 2_970,
+    "optim": 2_049,
+    "parallel": 8_060,
+    "pipeline": 5_888,
+    "planning": 6_440,
+    "report": 4_866,
+    "techniques": 7_157,
 }
 FOLDERS = 17
 SETTINGS = 76  # of every job; those of a technique are in its folder
 LOOP = 54  # lines of `train`, which is the loop; the goal is 60
-PARAMETERS = 14  # functions with more than eight parameters
+PARAMETERS = 7  # functions with more than eight parameters
 LONGEST = 113  # lines of a function
 COMPLEX = 54  # functions of a complexity above 15
 

@@ -94,7 +94,8 @@ class Site:
     def stage(self, folder: Path) -> None:
         """Write every page below a folder, which is emptied first."""
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(ROOT / "lessons/pictures", folder / "lessons/pictures")
+        for pictures in ("lessons/pictures", "docs/pictures"):
+            shutil.copytree(ROOT / pictures, folder / pictures)
         for path in [path for path in self.home if path.endswith(".md")]:
             self.written[self.home[path]] = self.linked((ROOT / path).read_text(), path)
         for path in named("lessons/*.ipynb"):

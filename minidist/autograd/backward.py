@@ -15,8 +15,6 @@ Proved by: tests/autograd/test_backward.py, tests/autograd/test_deferred_and_rec
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from copy import copy
-from dataclasses import fields, is_dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -27,6 +25,7 @@ from minidist.autograd.parameter import BackwardObserver, Parameter
 from minidist.autograd.tensor import MeanOfRows, Node, Tensor, record
 from minidist.base import arrays as xp
 from minidist.base.errors import quoted
+from minidist.base.hooks import elsewhere
 from minidist.base.watchers import watchers
 
 _creation = attrgetter("index")
@@ -100,11 +99,9 @@ class BackwardPass:
         token = _running.set(self)
         try:
             tape = self._collect(root)
-            if gradient.size == 1 and gradient.item() == 1:
-                if isinstance(root.name, MeanOfRows):
-                    self.means, self.is_mean = root.name.over, True
-                elif root.hook is not None or root.name in _LINEAR:
-                    self.means, self.is_mean = _means_in(root)
+            may_average = isinstance(root.name, MeanOfRows) or root.hook is not None or root.name in _LINEAR
+            if may_average and gradient.size == 1 and gradient.item() == 1:
+                self.means, self.is_mean = _means_in(root)
             self._visit_all(root, gradient, tape)
             for observer in self.observers:
                 observer.finished()
@@ -169,10 +166,10 @@ class BackwardPass:
 
         # Gradients of the inputs, which older nodes wait for.
         told = self.watchers
-        costs = iter(node.costs or ()) if told else None
+        costs = iter((node.costs if told else None) or ())
         for source, vjp in inputs:  # type: ignore[union-attr]
             result = gradient if vjp is None else vjp(gradient)
-            if costs is not None:
+            if told:
                 cost = next(costs, None)
                 for watcher in told:
                     watcher.input_gradient(result, cost)
@@ -185,7 +182,7 @@ class BackwardPass:
 
         # Gradients of the weights, now or later.
         for parameter, vjp in weights:
-            cost = None if costs is None else next(costs, None)
+            cost = next(costs, None)
             if self.store is not None:
                 self.store.put(parameter, vjp, gradient, cost)
             else:
@@ -309,30 +306,4 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(map_tensors(item, function) for item in value)
     if type(value) is dict:
         return {key: map_tensors(item, function) for key, item in value.items()}
-    return _map_object(value, function)
-
-
-def _map_object(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return a shallow copy of an object of another class with its tensors replaced, or itself without any."""
-    # Only what can hold tensors is looked into: items of a list or dict of a user's class, and attributes.
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    names = [field.name for field in fields(value)] if is_dataclass(value) else list(getattr(value, "__dict__", ()))
-    if isinstance(value, type) or (not items and not names) or hasattr(value, "forward"):
-        return value  # a module is not an output
-
-    # Attributes that are objects themselves are looked into only where they are containers or dataclasses.
-    def mapped(old: Any) -> Any:
-        inside = isinstance(old, (Tensor, tuple, list, dict)) or is_dataclass(old)
-        return map_tensors(old, function) if inside else old
-
-    new_items = {key: new for key, old in items if (new := mapped(old)) is not old}
-    new_names = {n: new for n in names if (new := mapped(old := getattr(value, n, None))) is not old}
-    if not new_items and not new_names:
-        return value
-
-    result = copy(value)
-    for key, new in new_items.items():
-        result[key] = new
-    for attribute, new in new_names.items():
-        object.__setattr__(result, attribute, new)  # also of a frozen dataclass
-    return result
+    return elsewhere.map_object(value, function)

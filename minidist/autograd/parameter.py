@@ -20,8 +20,7 @@ from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 from minidist.base.hooks import elsewhere
 from minidist.base.layout import Layout
-from minidist.base.memory import track
-from minidist.base.watchers import watchers
+from minidist.base.watchers import track, watchers
 
 
 class Gradient:

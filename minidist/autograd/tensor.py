@@ -53,7 +53,6 @@ class Node:
         weights: tuple[tuple[Any, VectorJacobianProduct], ...] = (),
         prepare: Callable[[Any], Any] | None = None,
         hook: Callable[[Any, Any], Any] | None = None,
-        replays: tuple[Any, ...] = (),
     ) -> None:
         self.index = _creation_index()
         self.name = name
@@ -64,7 +63,7 @@ class Node:
         self.grad: Any = None
         self.owned = False
         self.costs: list[tuple[int, int]] | None = None
-        self.replays = replays
+        self.replays: tuple[Any, ...] = ()
 
     def receive(self, gradient: Any, fresh: bool) -> None:
         """Add one gradient of this node's output. `fresh`: the caller gives the array away and keeps no reference."""
@@ -283,7 +282,6 @@ def record(
     hook: Callable[[Any, Any], Any] | None = None,
     cost: Any = None,
     saved: Sequence[xp.Array] = (),
-    replays: tuple[Any, ...] = (),
 ) -> Tensor:
     """The tensor of an operation's result; with a node when an input needs a gradient and recording is on.
 
@@ -291,7 +289,7 @@ def record(
     and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
     weights: edges whose vjp takes (grad, out=None) and writes to `out` when given; meant for inputs that are mostly
     Parameters, so that the gradient lands in its buffer without a copy.
-    prepare, hook, replays: see `Node`.
+    prepare, hook: see `Node`.
 
     For watchers. cost: FLOPs of the forward (None: one per element), which each vjp costs too; or a function that
     returns them and a list of the (flops, bytes) of each vjp, edges first. saved: arrays that the vjps keep besides
@@ -313,8 +311,8 @@ def record(
                     inputs += ((node, vjp),)
                 elif node is not None:
                     parameters += ((node, vjp if group is weights else into_buffer(vjp)),)
-        if inputs or parameters or replays:
-            out.node = Node(name, inputs, parameters, prepare, hook, replays)
+        if inputs or parameters:
+            out.node = Node(name, inputs, parameters, prepare, hook)
 
     told = watchers.get()
     if told:

@@ -5,7 +5,6 @@ arrays.py         the array functions
 half.py           float16 and bfloat16
 cuda_kernels.py   whole operations as kernels of a GPU
 meta_kernels.py   the same operations on arrays without data
-hooks.py      what the core calls and does not contain
 device.py         where new arrays are made: on the host, on a GPU, or nowhere
 meta.py           arrays with a shape and no data
 layout.py         where the pieces of a global array are

@@ -10,6 +10,10 @@ another one, scattering into rows, and sums that are fast on both.
 Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 """
 
+# NumPy's names that are imported here are offered to all other modules.
+# mypy: implicit_reexport
+# ruff: noqa: F401, F811
+
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -91,94 +95,6 @@ creating: ContextVar[Device | None] = ContextVar("minidist_creating", default=No
 
 # Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
 GPU_BLOCK = 1 << 24
-
-__all__ = [
-    "Array",
-    "Device",
-    "SAMPLED",
-    "absolute",
-    "add",
-    "add_into",
-    "arange",
-    "argsort",
-    "array",
-    "array_equal",
-    "as_array",
-    "as_rows",
-    "bincount",
-    "block_length",
-    "blocks",
-    "broadcast_to",
-    "channels_last_rows",
-    "compress",
-    "concatenate",
-    "copyto",
-    "cos",
-    "creating",
-    "device_arange",
-    "divide",
-    "dot_rows",
-    "downcast",
-    "dtype",
-    "empty",
-    "empty_like",
-    "exp",
-    "float32",
-    "float64",
-    "floor",
-    "frexp",
-    "full",
-    "generic",
-    "has_values",
-    "inf",
-    "int64",
-    "is_array",
-    "is_half",
-    "isfinite",
-    "isnan",
-    "kernels_of",
-    "largest",
-    "log",
-    "matmul",
-    "maximum",
-    "minimum",
-    "moveaxis",
-    "multiply",
-    "named_dtype",
-    "ndarray",
-    "on_device_of",
-    "on_gpu",
-    "ones",
-    "ones_like",
-    "owner",
-    "packbits",
-    "place",
-    "put_along_axis",
-    "quiet_overflow",
-    "reciprocal",
-    "sample_step",
-    "scatter_add",
-    "scatter_add_rows",
-    "sign",
-    "sin",
-    "sqrt",
-    "square",
-    "stack",
-    "store",
-    "subtract",
-    "sum_rows",
-    "swapaxes",
-    "take",
-    "tanh",
-    "to_device",
-    "to_host",
-    "transpose",
-    "unpackbits",
-    "upcast",
-    "where",
-    "zeros",
-    "zeros_like",
-]
 
 
 def is_array(value: Any) -> bool:

@@ -1,10 +1,9 @@
 """Where the pieces of a global array are, as data: no communicator, no arrays.
 
 A strategy says *that* a tensor is split, this file says *how*: into chunks of nearly equal size, over which axis, along
-which dim. It also declares in which order gradient contributions are added (`GradientOrder`), because floating-point
-addition is not associative and "equal to one device, bit for bit" is a statement about an order.
+which dim.
 
-Proved by: tests/parallel/test_tensor.py, tests/equality/test_equality.py
+Proved by: tests/parallel/test_tensor.py
 """
 
 from dataclasses import dataclass, field
@@ -77,22 +76,3 @@ class Layout:
             raise ValueError(
                 f"a tensor cut over {self.axes} has one block, no padding and no copies; this layout is {self}"
             )
-
-
-@dataclass(frozen=True)
-class GradientOrder:
-    """The declared order in which one parameter's gradient contributions are added.
-
-    A contribution is the gradient of one use site in one micro-batch, computed whole. A stage adds its contributions
-    one
-    after the other: its micro-batches in the order `microbatches[stage]` (numbers local to the replica), and inside a
-    micro-batch its sites in backward order. The stages' sums are added in stage order, and the replicas' sums last, in
-    rank order. With `synchronize_each` the replicas are added after every micro-batch, and these sums are then added up
-    in micro-batch order (ZeRO-2 and -3, DDP without `no_sync`). groups: the replicas are added inside so many groups of
-    neighbours, and then the groups' sums (hybrid sharding).
-    """
-
-    replicas: int = 1
-    microbatches: tuple[tuple[int, ...], ...] = ((0,),)
-    synchronize_each: bool = False
-    groups: int = 1

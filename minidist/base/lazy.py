@@ -2,7 +2,7 @@
 
     # minidist/nn/__init__.py
     if TYPE_CHECKING:
-        from minidist.nn.linear import Linear               <- what editors and type checkers read, and this module
+        from minidist.nn.linear import Linear as Linear     <- what editors and type checkers read, and this module
     __getattr__, __dir__ = lazy_imports(__name__, __file__)
 
 `from minidist.nn import Linear` then imports `minidist/nn/linear.py` alone. A name must not be that of a module of the
@@ -25,6 +25,7 @@ def lazy_imports(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
     file: of the package. AttributeError for another name, as of any module.
     """
     places = _places(Path(file).read_text(encoding="utf-8"))
+    vars(sys.modules[package]).setdefault("__all__", sorted(places))  # for `import *`
 
     def get(name: str) -> Any:
         if name not in places:

@@ -15,7 +15,7 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
-from minidist.base.watchers import Watcher, watchers, watching
+from minidist.base.watchers import Watcher, watching
 
 MEMORY_PURPOSES = (
     "parameter",
@@ -160,13 +160,6 @@ def thinned(samples: Sequence[Sample], most: int) -> list[Sample]:
     size = max(1, -(-len(samples) // most))
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]
     return [max(group, key=lambda sample: sum(sample[1].values())) for group in groups]
-
-
-def track(array: xp.Array, purpose: str) -> xp.Array:
-    """Count `array` in the current account, if there is one. Returns `array`."""
-    for watcher in watchers.get():
-        watcher.allocated(array, purpose)
-    return array
 
 
 @contextmanager

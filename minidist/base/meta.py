@@ -74,6 +74,14 @@ def _shape(value: Any) -> tuple[int, ...]:
     return value.shape if isinstance(value, (MetaArray, np.ndarray)) else np.shape(value)
 
 
+@lru_cache(MAX_REMEMBERED)
+def _moved(
+    shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...], source: int, destination: int
+) -> np.ndarray:
+    """Return the layout of such an array with an axis in another place."""
+    return np.moveaxis(as_strided(_layout((), dtype), shape, strides), source, destination)
+
+
 _broadcast_shapes = lru_cache(MAX_REMEMBERED)(np.broadcast_shapes)
 
 
@@ -527,7 +535,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.bincount: _bincount,
     np.transpose: lambda array, axes=None: array.transpose() if axes is None else array.transpose(axes),
     np.swapaxes: lambda array, first, second: array.swapaxes(first, second),
-    np.moveaxis: _viewing(np.moveaxis),
+    np.moveaxis: lambda array, *axes: array._view(_moved(array.shape, array.dtype, array.strides, *axes)),
     np.packbits: lambda bits: MetaArray(-(-bits.size // 8), np.uint8),
     np.unpackbits: lambda packed: MetaArray(8 * packed.size, np.uint8),
 }

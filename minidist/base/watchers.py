@@ -40,6 +40,7 @@ class Watcher:
 
 watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("minidist_watchers", default=())
 
+T = TypeVar("T")
 W = TypeVar("W", bound=Watcher)
 
 
@@ -56,6 +57,13 @@ def watching(watcher: W) -> Iterator[W]:
         yield watcher
     finally:
         watchers.reset(token)
+
+
+def track(array: T, purpose: str) -> T:
+    """Tell the watchers of a new array; a `MemoryAccount` counts it under `purpose`. Returns `array`."""
+    for watcher in watchers.get():
+        watcher.allocated(array, purpose)
+    return array
 
 
 def current(kind: type[W]) -> W | None:

@@ -26,7 +26,7 @@ from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build
 from minidist.job.train.recipe import parallelize
-from minidist.job.train.trainer import finish_step
+from minidist.job.train.update import finish_step
 
 TARGET = 0.10
 LARGE = {"layers": 4, "width": 256, "heads": 8, "context": 128}

@@ -10,6 +10,7 @@ name, or with `algorithm="auto"` by its cost on the communicator's links (see au
 its algorithm, beside the code: the ring's in ring.py.
 
 calls.py                the collectives as a user calls them
+call_checks.py          what can be wrong with a call on one rank alone
 registry.py             the algorithms of each collective
 user_algorithms.py      algorithms of a program's own
 closed_forms.py         what a whole call sends, and bandwidths that can be compared
@@ -28,6 +29,7 @@ bruck.py                Bruck's all-to-all
 linear.py               all-to-all in one round
 two_level.py            inside each node, then across nodes
 nodes.py                two levels whose nodes the program names
+call.py                 one call as data
 one_event.py            a call of ranks of which one stands for many
 ring_event.py           what a ring does on all of its ranks, at once
 """

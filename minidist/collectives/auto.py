@@ -30,14 +30,15 @@ import numpy as np
 
 from minidist.base.errors import UsageError, reason
 from minidist.base.meta import MetaArray
+from minidist.collectives.call import Call
 from minidist.collectives.registry import ALGORITHMS
-from minidist.collectives.tuning import MeasuredTimes, arguments_of, measured_times
+from minidist.collectives.tuning import MeasuredTimes, measured_times
 from minidist.collectives.user_algorithms import at_registration
 from minidist.comm.communicator import Comm
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
-from minidist.comm.sim.world import SimWorld
+from minidist.comm.sim.sim_world import SimWorld
 
 MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's algorithm needs real arrays
 MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most so many ranks
@@ -170,7 +171,7 @@ def _run_on_shapes(
     if algorithm == "auto":
         whole = {"scatter": 0, "all_to_all": -(-nbytes // comm.size) * comm.size}.get(operation, nbytes)
         algorithm = choose(comm, operation, whole)
-    arguments = arguments_of(comm, operation, nbytes, lambda size: make(size, np.uint8))
+    arguments = Call.of_size(operation, comm.size, nbytes).arguments(comm.rank, lambda size: make(size, np.uint8))
     call = comm.collective(f"{operation}/{algorithm}")
     ALGORITHMS[operation][algorithm].run(call, *arguments)
 

@@ -1,10 +1,10 @@
 """The collectives as a user calls them: check the arguments, choose the algorithm, run it now or on the stream.
 
-    all_reduce(comm, array)  ──▶  _check  ──▶  _call: ALGORITHMS["all_reduce"]["ring"].run(call, array, "sum")
+    all_reduce(comm, array)  ──▶  _call: ALGORITHMS["all_reduce"]["ring"].run(call, array, "sum")
 
-Everything that can be wrong on one rank alone is refused here with the remedy, before a message is sent; what differs
-between ranks (sizes, dtypes, operations) is noticed by the messages. The return type is an array, or None where the
-function says so, or with `async_op=True` a `Work`: `Any` to a type checker.
+Sizes that do not fit are refused here, and what else can be wrong on one rank alone by `hooks.call_checks`, before a
+message is sent; what differs between ranks (sizes, dtypes, operations) is noticed by the messages. The return type is
+an array, or None where the function says so, or with `async_op=True` a `Work`: `Any` to a type checker.
 
 Proved by: tests/collectives/test_collectives.py
 """
@@ -20,10 +20,8 @@ import numpy as np
 from minidist.base import arrays as xp
 from minidist.base import hooks
 from minidist.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
-from minidist.base.layout import MASKED, chunk_sizes, is_masked, may_overlap
-from minidist.collectives.operations import check_op
+from minidist.base.layout import chunk_sizes
 from minidist.collectives.registry import ALGORITHMS
-from minidist.comm.mesh import check_communicator
 from minidist.comm.point_to_point import PointToPoint
 
 
@@ -40,11 +38,8 @@ def all_reduce(
 
     equal: a text that every rank must pass equal (whose gradient it is); compared with each message, at no cost.
     """
-    _check(comm, "all_reduce", array, op)
-    if not getattr(array.flags, "writeable", True):
-        raise UsageError(
-            f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
-        )
+    for check in hooks.call_checks:
+        check(comm, "all_reduce", array, op)
     return _call(comm, "all_reduce", algorithm, async_op, array, op, reduction=op, equal=equal)
 
 
@@ -64,15 +59,12 @@ def reduce_scatter(
     counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes, in
     memory of its own. equal: as in `all_reduce`.
     """
-    _check(comm, "reduce_scatter", array, op)
+    for check in hooks.call_checks:
+        check(comm, "reduce_scatter", array, op, out)
     sizes = _chunks_of(comm, "reduce_scatter", array.size, counts)
     if counts is not None:  # some algorithms send none of a rank's counts
         equal = f"{equal} {_counts_text(sizes)}".strip()
     out = _output(comm, "reduce_scatter", out, sizes[comm.rank], array)
-    if may_overlap(out, array):
-        raise UsageError(
-            f"rank {comm.rank}: reduce_scatter into its own input, which other ranks still need; pass an out elsewhere"
-        )
     return _call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, reduction=op, equal=equal)
 
 
@@ -91,7 +83,8 @@ def all_gather(
     counts: elements of each rank's shard; default: all as large as this one. out: where the whole goes; a shard that
     already lies at its place in `out` is not copied. equal: as in `all_reduce`.
     """
-    _check(comm, "all_gather", shard)
+    for check in hooks.call_checks:
+        check(comm, "all_gather", shard, out=out)
     sizes = _shards_like(comm, "all_gather", shard.size, counts)
     out = _output(comm, "all_gather", out, sum(sizes), shard)
     return _call(comm, "all_gather", algorithm, async_op, shard, sizes, out, total=sum(sizes), equal=equal)
@@ -101,7 +94,8 @@ def broadcast(
     comm: PointToPoint, array: np.ndarray, root: int = 0, *, algorithm: str = "naive", async_op: bool = False
 ) -> Any:
     """Replace every rank's `array` by the root's, in place; returns it."""
-    _check(comm, "broadcast", array)
+    for check in hooks.call_checks:
+        check(comm, "broadcast", array)
     root = _root(comm, "broadcast", root)
     return _call(comm, "broadcast", algorithm, async_op, array, root, root=root)
 
@@ -116,7 +110,8 @@ def reduce(
     async_op: bool = False,
 ) -> Any:
     """Give the root the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
-    _check(comm, "reduce", array, op)
+    for check in hooks.call_checks:
+        check(comm, "reduce", array, op)
     root = _root(comm, "reduce", root)
     return _call(comm, "reduce", algorithm, async_op, array, root, op, reduction=op, root=root)
 
@@ -131,7 +126,8 @@ def gather(
     async_op: bool = False,
 ) -> Any:
     """Give the root all shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
-    _check(comm, "gather", shard)
+    for check in hooks.call_checks:
+        check(comm, "gather", shard)
     sizes, root = _shards_like(comm, "gather", shard.size, counts), _root(comm, "gather", root)
     return _call(comm, "gather", algorithm, async_op, shard, sizes, root, total=sum(sizes), root=root)
 
@@ -150,24 +146,18 @@ def scatter(
 
     Only the root passes `array`; the others pass None. counts as in `reduce_scatter`; only the root needs them.
     """
-    # What every rank can check of its own argument.
     root = _root(comm, "scatter", root)
+    for check in hooks.call_checks:
+        check(comm, "scatter", out, out=out)
+    # Only the root has the array and its counts.
     sizes: list[int] = []
-    _check(comm, "scatter", out)
-    if not getattr(out.flags, "writeable", True):
-        raise UsageError(f"rank {comm.rank}: scatter into an out that is read-only; pass one that may be written")
-
     if comm.rank == root:
-        # What only the root passes: the array, its counts, and that `out` is not a part of it.
         if array is None:
             raise UsageError(f"rank {comm.rank}: the root of a scatter must pass the array")
-        _check(comm, "scatter", array)
+        for check in hooks.call_checks:
+            check(comm, "scatter", array, out=out)
         sizes = _chunks_of(comm, "scatter", array.size, counts)
         _output(comm, "scatter", out, sizes[root], array)
-        if may_overlap(out, array):
-            raise UsageError(
-                f"rank {comm.rank}: scatter into its own array, which other ranks still need; pass an out elsewhere"
-            )
 
     # Only the root knows how much moves, and all ranks must choose alike: "auto" decides by the latency alone.
     return _call(comm, "scatter", algorithm, async_op, array, sizes, out, root, total=0, root=root)
@@ -187,7 +177,8 @@ def all_to_all(
     send_counts[j]: elements for rank j; receive_counts[j]: elements from rank j. Default: equal chunks (the number of
     ranks must divide the size). Pass both or none.
     """
-    _check(comm, "all_to_all", array)
+    for check in hooks.call_checks:
+        check(comm, "all_to_all", array)
     if (send_counts is None) != (receive_counts is None):
         raise UsageError(f"rank {comm.rank}: all_to_all needs both send_counts and receive_counts, or none")
 
@@ -213,7 +204,7 @@ def all_to_all(
 def barrier(comm: PointToPoint) -> None:
     """Block until every rank has entered."""
     if comm.world.folds:
-        hooks.one_event["barrier"](comm)
+        hooks.one_event[-1]().barrier_as_one_event(comm)
     else:
         comm.barrier()
 
@@ -242,7 +233,7 @@ def _call(
     chosen = ALGORITHMS[operation][algorithm]
     function = chosen.run
     if comm.world.folds:
-        function = partial(hooks.one_event["call"], operation, chosen)
+        function = partial(hooks.one_event[-1]().run_as_one_event, operation, chosen)
     algorithm = chosen.name  # also of another spelling, and of FILE.py:FUNCTION
 
     # What both sides of each message must have alike: the algorithm, the reduction, the root and, because arrays travel
@@ -262,30 +253,6 @@ def _call(
         if isinstance(argument, np.ndarray):
             used.append(argument)
     return call.run_async(partial(function, call, array, *arguments), used)
-
-
-def _check(comm: PointToPoint, operation: str, array: Any, op: str | None = None) -> None:
-    """Refuse what is not a communicator or a contiguous array, and what `op` cannot reduce."""
-    if not isinstance(comm, PointToPoint):
-        check_communicator(comm, operation)
-    if not hasattr(array, "flags") or isinstance(array, np.generic):
-        raise UsageError(
-            f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
-            " numpy.array(...)"
-        )
-    if array.__class__ is not np.ndarray and is_masked(array):
-        raise UsageError(f"rank {comm.rank}: {operation} of {MASKED}")
-    if not array.flags.c_contiguous:
-        raise UsageError(
-            f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
-        )
-    if op is not None:
-        if not isinstance(op, str):  # as in MPI's order of arguments: what is sent, where the result goes
-            raise UsageError(
-                f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
-                " take an array for the result have out="
-            )
-        check_op(op, array.dtype)
 
 
 def _integers(comm: PointToPoint, operation: str, counts: Sequence[int]) -> list[int]:
@@ -341,8 +308,6 @@ def _output(comm: PointToPoint, operation: str, out: np.ndarray | None, size: in
             f"rank {comm.rank}: {operation} needs a C-contiguous out of {size} elements of {like.dtype}, "
             f"got {out.size} of {out.dtype}" + ("" if out.flags.c_contiguous else f" with strides {out.strides}")
         )
-    if not getattr(out.flags, "writeable", True):
-        raise UsageError(f"rank {comm.rank}: {operation} into an out that is read-only; pass one that may be written")
     return out.reshape(-1)
 
 

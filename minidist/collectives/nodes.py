@@ -5,8 +5,8 @@ The algorithms are those of `two_level`.
 Proved by: tests/collectives/test_two_level.py
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,16 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.collectives import calls, ring, two_level
 from minidist.comm.communicator import Comm, int64
+
+
+def _on_nodes(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that makes the call on `.comm`, by the two-level algorithm."""
+
+    @wraps(collective)
+    def method(self: "TwoLevel", *arguments: Any, **keywords: Any) -> Any:
+        return collective(self.comm, *arguments, algorithm="two_level", **keywords)
+
+    return method
 
 
 class TwoLevel:
@@ -42,42 +52,11 @@ class TwoLevel:
         self.nodes = [np.flatnonzero(colors == c).tolist() for c in dict.fromkeys(colors.tolist())]
         self.comm.set_nodes(self.nodes)
 
-    def all_reduce(self, array: np.ndarray, op: str = "sum", *, async_op: bool = False) -> Any:
-        """Replace every rank's `array` by the sum (`op`) of all ranks' arrays, in place; returns it."""
-        return calls.all_reduce(self.comm, array, op, algorithm="two_level", async_op=async_op)
-
-    def reduce_scatter(
-        self,
-        array: np.ndarray,
-        op: str = "sum",
-        *,
-        counts: Sequence[int] | None = None,
-        out: np.ndarray | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        """Give rank r chunk r of the sum (`op`) of all ranks' arrays (flattened)."""
-        return calls.reduce_scatter(
-            self.comm, array, op, counts=counts, out=out, algorithm="two_level", async_op=async_op
-        )
-
-    def all_gather(
-        self,
-        shard: np.ndarray,
-        *,
-        counts: Sequence[int] | None = None,
-        out: np.ndarray | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        """Give every rank all ranks' shards (flattened), one after the other in rank order."""
-        return calls.all_gather(self.comm, shard, counts=counts, out=out, algorithm="two_level", async_op=async_op)
-
-    def broadcast(self, array: np.ndarray, root: int = 0, *, async_op: bool = False) -> Any:
-        """Replace every rank's `array` by the root's, in place; returns it."""
-        return calls.broadcast(self.comm, array, root, algorithm="two_level", async_op=async_op)
-
-    def reduce(self, array: np.ndarray, root: int = 0, op: str = "sum", *, async_op: bool = False) -> Any:
-        """Give the root the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
-        return calls.reduce(self.comm, array, root, op, algorithm="two_level", async_op=async_op)
+    all_reduce = _on_nodes(calls.all_reduce)
+    reduce_scatter = _on_nodes(calls.reduce_scatter)
+    all_gather = _on_nodes(calls.all_gather)
+    broadcast = _on_nodes(calls.broadcast)
+    reduce = _on_nodes(calls.reduce)
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Block until every rank has entered."""

@@ -10,28 +10,41 @@ and the memory that the algorithm works in is allocated and freed. Equal calls a
 Proved by: tests/collectives/test_one_event.py
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.memory import account_memory, track
+from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray
 from minidist.base.trace import current_purpose
 from minidist.base.trace import purpose as sending
-from minidist.base.watchers import watchers
+from minidist.base.watchers import track, watchers
+from minidist.collectives.call import Call
 from minidist.collectives.registry import ALGORITHMS, Algorithm
-from minidist.collectives.ring_event import FIRST_CHUNKS, links_of, ring_memory, ring_outcome, sizes_of
+from minidist.collectives.ring_event import FIRST_CHUNKS, links_of, ring_memory, ring_outcome
 from minidist.comm.communicator import CollectiveCall, Comm
 from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.folded import FoldedWorld, Outcome, Ports
-from minidist.comm.sim.world import SimWorld
+from minidist.comm.sim.sim_world import SimWorld
 
 Arguments = tuple[Any, ...]
+
+
+class Described(NamedTuple):
+    """What happens, as far as it matters. call: None for a barrier. dtype: of the array."""
+
+    call: Call | None
+    name: str
+    run: Callable[..., Any]
+    dtype: Any = None
+
+
 Workspace = tuple[dict[str, int], ...]  # of each rank by purpose: the most bytes that the algorithm allocates
 
 
@@ -41,30 +54,25 @@ def run_as_one_event(operation: str, entry: Algorithm, call: CollectiveCall, *ar
     if call.size == 1 or not world.is_folded(call):
         return entry.run(call, *arguments)
 
-    # What every rank of the call passes, as far as it matters: sizes, and the dtype.
     array = arguments[0] if arguments[0] is not None else arguments[2]
-    described = (
-        operation,
-        entry.name,
-        entry.run,
-        array.dtype,
-        array.size,
-        tuple(tuple(argument) if isinstance(argument, list) else None for argument in arguments[1:]),
-        tuple(argument for argument in arguments[1:] if isinstance(argument, str | int)),
-    )
-    _happen(described, call)
+    if operation == "scatter" or (operation == "all_to_all" and len({*arguments[1], *arguments[2]}) > 1):
+        raise UsageError(
+            f"{operation}/{entry.name} of {array.size} elements cannot be folded: one rank does not know what the"
+            " others pass; run every rank"
+        )
+    _happen(Described(Call.of(operation, call.size, arguments), entry.name, entry.run, array.dtype), call)
     return _result(operation, call, arguments)
 
 
 def barrier_as_one_event(comm: PointToPoint) -> None:
     """Wait until every rank has entered, where ranks may be folded."""
     if cast(FoldedWorld, comm.world).is_folded(comm):
-        _happen(("barrier", "dissemination", PointToPoint.barrier), comm.collective("barrier"))
+        _happen(Described(None, "dissemination", PointToPoint.barrier), comm.collective("barrier"))
     else:
         comm.barrier()
 
 
-def _happen(described: Any, call: PointToPoint) -> None:
+def _happen(described: Described, call: PointToPoint) -> None:
     """Let the ranks of a call do what `described` says: count the messages, advance the clocks, hold the memory."""
     world = cast(FoldedWorld, call.world)
     purpose, links, members = current_purpose(), world.links, tuple(call.members)
@@ -84,7 +92,7 @@ def _happen(described: Any, call: PointToPoint) -> None:
 
 @lru_cache(4096)
 def _trial(
-    described: Any,
+    described: Described,
     purpose: str,
     links: LinkModel,
     members: tuple[int, ...],
@@ -95,10 +103,11 @@ def _trial(
 
     A ring is not run: `ring_event.py` computes the same for all of its ranks at once.
     """
-    link, n = links.link, len(members)
+    link = links.link
     if _is_ring(described):
-        operation, itemsize = described[0], described[3].itemsize
-        sizes, is_free = sizes_of(operation, described[4], described[5], n), links.free_startup and purpose == "startup"
+        assert described.call is not None
+        operation, sizes = described.call.operation, described.call.sizes
+        itemsize, is_free = described.dtype.itemsize, links.free_startup and purpose == "startup"
         costs = links_of(links, members, is_free)
         outcome = ring_outcome(operation, sizes, itemsize, costs, begins)
         return outcome, tuple(
@@ -113,9 +122,12 @@ def _trial(
         stream.time, stream.out_free, stream.in_free = begins[comm.rank]
         if nodes:
             comm.set_nodes([list(node) for node in nodes])
-        arguments = _arguments(described, comm.rank)
+        name, arguments = "barrier", ()
+        if described.call is not None:
+            name = described.call.operation
+            arguments = described.call.arguments(comm.rank, lambda size: MetaArray(size, described.dtype))
         with account_memory() as account, sending(purpose):
-            described[2](comm.collective(f"{described[0]}/{described[1]}"), *arguments)
+            described.run(comm.collective(f"{name}/{described.name}"), *arguments)
         return Ports(stream.time, stream.out_free, stream.in_free), account.at_peak
 
     # The caller's watchers are told of what the caller allocates, not of this.
@@ -130,36 +142,11 @@ def _trial(
     return Outcome(ends, messages, nbytes), workspaces
 
 
-def _is_ring(described: Any) -> bool:
+def _is_ring(described: Described) -> bool:
     """Return whether a call's algorithm is our ring."""
-    operation, name, run = described[:3]
-    return name == "ring" and operation in FIRST_CHUNKS and ALGORITHMS[operation][name].run is run
-
-
-def _arguments(described: Any, place: int) -> Arguments:
-    """Return the arguments of the rank at `place`, from those of one rank of the call."""
-    if described[0] == "barrier":
-        return ()
-    operation, name, _, dtype, size, lists, rest = described
-    sizes = [list(one) for one in lists if one is not None]
-
-    def make(elements: int) -> MetaArray:
-        return MetaArray(elements, dtype)
-
-    if operation in ("all_reduce", "broadcast", "reduce"):
-        return make(size), *rest
-    if operation == "all_gather":
-        return make(sizes[0][place]), sizes[0], make(sum(sizes[0]))
-    if operation == "gather":
-        return make(sizes[0][place]), sizes[0], *rest
-    if operation == "reduce_scatter":
-        return make(size), sizes[0], make(sizes[0][place]), *rest
-    if operation == "all_to_all" and len({*sizes[0], *sizes[1]}) == 1:
-        return make(size), sizes[0], sizes[0]  # the very same list: bruck knows by it that all are equal
-    raise UsageError(
-        f"{operation}/{name} of {size} elements cannot be folded: one rank does not know what the others pass; run"
-        " every rank"
-    )
+    if described.call is None or described.name != "ring" or described.call.operation not in FIRST_CHUNKS:
+        return False
+    return ALGORITHMS[described.call.operation]["ring"].run is described.run
 
 
 def _result(operation: str, call: CollectiveCall, arguments: Arguments) -> Any:

@@ -8,8 +8,6 @@ Proved by: tests/collectives/test_collectives.py
 """
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +15,7 @@ from minidist.base import arrays as xp
 from minidist.base.arrays import add_into, downcast, is_half, quiet_overflow, upcast
 from minidist.base.errors import UsageError, quoted
 
-_UFUNCS: dict[str, Callable[..., np.ndarray]] = {
+UFUNCS: dict[str, Callable[..., np.ndarray]] = {
     "sum": xp.add,
     "avg": xp.add,
     "max": xp.maximum,
@@ -26,39 +24,15 @@ _UFUNCS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-@cache
-def check_op(op: str, dtype: np.dtype[Any]) -> None:
-    """Raise a UsageError unless two values of `dtype` can be reduced by `op`."""
-    if op not in _UFUNCS:
-        raise UsageError(f"unknown reduction {quoted(op)}; one of {', '.join(_UFUNCS)}")
-    try:  # dates and records cannot; text can, since NumPy 2, but its sum is not a number
-        if dtype.kind in "SUT":
-            raise TypeError
-        nothing = np.empty(0, dtype)
-
-        # An empty array is enough for NumPy to say whether it has this operation for this dtype.
-        _UFUNCS[op](nothing, nothing, out=nothing)
-    except TypeError:
-        raise UsageError(f"{dtype} values have no {quoted(op)}; reduce numbers, or send this array as bytes") from None
-    if op in ("max", "min") and dtype.kind == "c":
-        raise UsageError(
-            f"{dtype} values have no {quoted(op)}, because complex numbers have no order; reduce their absolute values"
-        )
-    if op == "avg" and dtype.kind in "iub":
-        raise UsageError(
-            f"the average of {dtype} values is not an integer; reduce with 'sum', or convert to a float dtype"
-        )
-
-
 def _checked(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
     """Store first (op) second of integers of less than 64 bits in `out`; UsageError where the result is too large.
 
     NumPy keeps the lower bits, so that the int8 100 + 100 would be -56. A sum of 64 bits is not checked.
     """
     if not xp.has_values(out):
-        _UFUNCS[op](first, second, out=out)
+        UFUNCS[op](first, second, out=out)
         return
-    wide = _UFUNCS[op](first.astype(xp.int64), second.astype(xp.int64))
+    wide = UFUNCS[op](first.astype(xp.int64), second.astype(xp.int64))
     range_of = np.iinfo(out.dtype)
     right = (wide >= range_of.min) & (wide <= range_of.max)
     if not right.all():
@@ -78,7 +52,7 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
     elif total.itemsize <= 4 and op in ("sum", "prod") and total.dtype.kind in "iu":
         _checked(op, total, contribution, total)
     else:
-        _UFUNCS[op](total, contribution, out=total)
+        UFUNCS[op](total, contribution, out=total)
 
 
 def divide(total: np.ndarray, ranks: int) -> None:
@@ -97,4 +71,4 @@ def combine(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> 
     elif out.itemsize <= 4 and op in ("sum", "prod") and out.dtype.kind in "iu":
         _checked(op, first, second, out)
     else:
-        _UFUNCS[op](first, second, out=out)
+        UFUNCS[op](first, second, out=out)

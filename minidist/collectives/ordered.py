@@ -47,8 +47,11 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
 
     # Send to r+1, r+2, ... and receive from r-1, r-2, ...: so messages leave and arrive one after the other, and no
     # two ranks send to the same one at the same moment.
-    receives = [comm.irecv(contributions[(rank - distance) % n], (rank - distance) % n) for distance in range(1, n)]
-    sends = [comm.isend(chunks[(rank + distance) % n], (rank + distance) % n) for distance in range(1, n)]
+    receives, sends = [], []
+    for distance in range(1, n):
+        receives.append(comm.irecv(contributions[(rank - distance) % n], (rank - distance) % n))
+    for distance in range(1, n):
+        sends.append(comm.isend(chunks[(rank + distance) % n], (rank + distance) % n))
     comm.waitall(receives)
     comm.waitall(sends)
 
@@ -73,7 +76,8 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Ordered reduce-scatter, then the ring's all-gather, which only copies: the ring's volume and messages."""
     # The sum of this rank's chunk goes to its place in `array`, from where the ring passes it on.
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, comm.size)
-    mine = cut(flat, sizes)[comm.rank]
+    chunks = cut(flat, sizes)
+    mine = chunks[comm.rank]
     mine[...] = reduce_scatter(comm, flat, sizes, xp.empty_like(mine), op)
-    ring.all_gather(comm, mine, sizes, flat)
+    ring.circulate(comm, chunks)
     return array

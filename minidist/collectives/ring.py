@@ -21,8 +21,7 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.layout import chunk_sizes, cut
-from minidist.base.memory import track
-from minidist.base.watchers import watchers
+from minidist.base.watchers import track, watchers
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
 from minidist.comm.point_to_point import PointToPoint
@@ -63,15 +62,19 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
 )
 def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Send every chunk but the next rank's to the next rank, in n-1 messages."""
-    n, rank, chunks = comm.size, comm.rank, cut(out, sizes)
+    chunks = cut(out, sizes)
     # The own shard goes to its place in `out`, from where it is sent.
-    if not same_memory(chunks[rank], shard):
-        chunks[rank][...] = shard.reshape(-1)
+    if not same_memory(chunks[comm.rank], shard):
+        chunks[comm.rank][...] = shard.reshape(-1)
+    circulate(comm, chunks)
+    return out
 
-    # What arrives in one step is what leaves in the next.
+
+def circulate(comm: PointToPoint, chunks: list[np.ndarray]) -> None:
+    """Send each rank's chunk once around: what arrives in one step is what leaves in the next."""
+    n, rank = comm.size, comm.rank
     for step in range(n - 1):
         comm.sendrecv(chunks[(rank - step) % n], (rank + 1) % n, chunks[(rank - step - 1) % n], (rank - 1) % n)
-    return out
 
 
 @algorithm(
@@ -105,7 +108,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
         divide(chunks[rank], n)
 
     # All-gather: the complete chunks travel once around.
-    all_gather(comm, chunks[rank], sizes, flat)
+    circulate(comm, chunks)
     return array
 
 

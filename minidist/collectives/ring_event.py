@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minidist.base.layout import chunk_sizes
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.folded import Outcome, Ports
 
@@ -84,8 +83,3 @@ def links_of(links: LinkModel, members: Sequence[int], is_free: bool) -> Links:
     costs = [links.cost(a, b) for a, b in zip(members, [*members[1:], members[0]], strict=True)]
     alpha, beta = np.array(costs).T
     return Links(alpha, beta, links.overhead)
-
-
-def sizes_of(operation: str, size: int, lists: Sequence[Sequence[int] | None], n: int) -> Sequence[int]:
-    """Return the elements of each rank's chunk. lists: the arguments of the call that are lists, others as None."""
-    return chunk_sizes(size, n) if operation == "all_reduce" else next(one for one in lists if one is not None)

@@ -38,9 +38,9 @@ import numpy as np
 from minidist import __version__
 from minidist.base.cache import folder, key_of, read_entry, write_entry
 from minidist.base.errors import UsageError, quoted
-from minidist.base.layout import chunk_sizes
 from minidist.base.process import usable_cores
 from minidist.base.trace import purpose
+from minidist.collectives.call import Call
 from minidist.collectives.registry import ALGORITHMS, Algorithm
 from minidist.comm.communicator import Comm
 from minidist.comm.mpi.world import MPIWorld
@@ -175,7 +175,8 @@ def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) ->
     began, total = time.perf_counter(), inf
     for column, nbytes in enumerate(SIZES):
         # `np.full` writes to the arrays, so that their pages exist before the first call.
-        arguments = arguments_of(comm, operation, nbytes // 4, lambda size: np.full(size, 0.0, np.float32))
+        call = Call.of_size(operation, comm.size, nbytes // 4)
+        arguments = call.arguments(comm.rank, lambda size: np.full(size, 0.0, np.float32))
 
         # Each round ends with a maximum over ranks: of the times, and of the time since the start, so that all ranks
         # stop after the same round. The first round, which opens connections, is not counted; it shows whether there is
@@ -216,24 +217,3 @@ def _seconds(comm: Comm, call: Callable[[], None], calls: int) -> float:
     for _ in range(calls):
         call()
     return (time.perf_counter() - start) / calls
-
-
-def arguments_of(comm: Any, operation: str, elements: int, make: Callable[[int], Any]) -> tuple[Any, ...]:
-    """Return what calls.py would pass to an algorithm after the call, for an array of so many elements in all.
-
-    make: returns an array of so many elements.
-    """
-    # sizes: elements of each rank's chunk. each: of an all_to_all, where all chunks have the same size, rounded up.
-    sizes, each = chunk_sizes(elements, comm.size), [-(-elements // comm.size)] * comm.size
-    whole, chunk = make(elements), make(sizes[comm.rank])
-    arguments: dict[str, Callable[[], tuple[Any, ...]]] = {
-        "all_gather": lambda: (chunk, sizes, whole),
-        "all_reduce": lambda: (whole, "sum"),
-        "all_to_all": lambda: (make(sum(each)), each, each),
-        "broadcast": lambda: (whole, 0),
-        "gather": lambda: (chunk, sizes, 0),
-        "reduce": lambda: (whole, 0, "sum"),
-        "reduce_scatter": lambda: (whole, sizes, chunk, "sum"),
-        "scatter": lambda: (whole if comm.rank == 0 else None, sizes, chunk, 0),
-    }
-    return arguments[operation]()

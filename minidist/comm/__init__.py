@@ -19,6 +19,7 @@ unlike_calls.py     the sentence about the first call in which ranks differ
 buffers.py          which memory a message uses
 waiting.py          which rank waits for which
 call_site.py        the user's line on which an operation started
+program_lines.py    the user's line of an error, and of another thread
 """
 
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from minidist.comm.point_to_point import ANY, PointToPoint, Request, Work
     from minidist.comm.sim.choosers import Chooser, earliest, explore, replay, seeded
     from minidist.comm.sim.clock import LinkModel
-    from minidist.comm.sim.world import SimWorld
+    from minidist.comm.sim.sim_world import SimWorld
 
 __all__ = [
     "ANY",

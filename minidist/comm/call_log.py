@@ -16,19 +16,24 @@ Proved by: tests/comm/test_call_log.py, tests/comm/mpi/test_failures.py
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
+
+import numpy as np
 
 from minidist.comm.call_site import CallSite
+from minidist.comm.header import dtype_name
+from minidist.comm.point_to_point import PointToPoint
 
 # What a rank has passed to a call: the dtype and the shape of its array; None where a call has no array.
 Passed = tuple[Any, Sequence[int]] | None
 # A collective call of a rank: how many it had made on the communicator before; the operation and what every rank must
 # pass equal, "broadcast/ring root 1 [2, 3]"; the line; what was passed. (A plain tuple is made in a fifth of a named
 # one's time.)
-Call = tuple[int, str, CallSite, Passed]
+Call = tuple[int, str, CallSite | None, Passed]
 
 
 class CallLog:
-    """A rank's collective calls on one communicator, which notes them itself: a function less on the way of each.
+    """A rank's collective calls on one communicator.
 
     count: how many. checksum: of the keys of all, in their order. recent: the last ones.
     """
@@ -38,3 +43,17 @@ class CallLog:
     def __init__(self, kept: int) -> None:
         self.count, self.checksum = 0, 0
         self.recent: deque[Call] = deque(maxlen=kept)
+
+    def note(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
+        """Note a call that begins. An attribute `passed` of the communicator replaces the array, for reports."""
+        passed = getattr(comm, "passed", None)
+        if passed is None and array is not None:
+            passed = dtype_name(array.dtype), array.shape
+        self.recent.append((self.count, call.match_key, call.opened, passed))
+        self.count += 1
+
+    def continue_with(self, key: str) -> bytes:
+        """Continue the checksum with the key of a call; return two bytes of what it was before."""
+        before = (self.checksum & 0xFFFF).to_bytes(2, "little")
+        self.checksum = crc32(key.encode(), self.checksum)
+        return before

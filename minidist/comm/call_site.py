@@ -4,24 +4,15 @@ The search goes from the caller outwards to the first frame that is not minidist
 to the first frame outside comm/ and collectives/. It costs about a quarter of a microsecond, so a collective call looks
 once and its messages share the result.
 
-`lines_of` is what a person reads of an error: the sentence, and the line of their program that led to it. All of the
-traceback comes with `--traceback`, or where MINIDIST_TRACEBACK=1 is set.
-
-Proved by: tests/comm/sim/test_world.py, tests/comm/test_error_lines.py, tests/comm/test_call_site_of_thread.py
+Proved by: tests/comm/sim/test_world.py, tests/comm/test_error_lines.py
 """
 
-import gc
 import os
 import sys
 import sysconfig
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
-
-from minidist.base.errors import BufferReuseError
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _PLUMBING = (_PACKAGE + "comm" + os.sep, _PACKAGE + "collectives" + os.sep)
@@ -73,76 +64,12 @@ def call_site(frame: FrameType | None, otherwise: CallSite | None = None) -> Cal
     return NOWHERE
 
 
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Keep the collector off; the frames of another thread may be looked at inside this context only.
-
-    Python 3.11 makes a frame's object when somebody asks for it, and making it may collect garbage. A finalizer may
-    then let the other thread run on until that frame has ended: the object describes memory that now belongs to
-    something else, and the next look at it ends the process with a segmentation fault. Later versions of Python collect
-    garbage only between two instructions.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def call_site_of_thread(thread: int, suspended: FrameType | None = None) -> CallSite:
-    """Return the line of the user's program that another thread is at. suspended: the frame of a greenlet, instead."""
-    with without_garbage_collection():
-        return call_site(suspended or sys._current_frames().get(thread))
-
-
-def imports_a_library(thread: int) -> bool:
-    """Return whether another thread is importing something other than the user's program."""
-    with without_garbage_collection():
-        frame = sys._current_frames().get(thread)
-        while frame is not None:
-            filename = frame.f_code.co_filename
-            if filename.startswith("<frozen importlib"):
-                return True
-            if _kind_of_file.setdefault(filename, _classify(filename)) == _USER:
-                return False
-            frame = frame.f_back
-    return False
-
-
-def line_of_error(error: BaseException) -> CallSite | None:
-    """Return the innermost line of the user's program that an error passed; None when it passed none."""
-    # An error that was made of another one: the line at which the first one arose says more.
-    if error.__cause__ is not None and (first := line_of_error(error.__cause__)) is not None:
-        return first
-    found, step = None, error.__traceback__
-    while step is not None:
-        code = step.tb_frame.f_code
-        filename = code.co_filename
-        # The methods that a dataclass generates have the file name of `python -c`.
-        generated = filename == "<string>" and code.co_name.startswith("__")
-        if not generated and _kind_of_file.setdefault(filename, _classify(filename)) == _USER:
-            found = CallSite(filename, step.tb_lineno)
-        step = step.tb_next
-    return found
-
-
-def lines_of(error: BaseException) -> list[str]:
-    """Return what a person reads of an error: its sentence, its notes, and their line; or all of the traceback."""
-    lines = [str(error), *getattr(error, "__notes__", ())]
-    if os.environ.get("MINIDIST_TRACEBACK", "0") not in ("", "0"):
-        return [*lines, *"".join(traceback.format_exception(error)).splitlines()]
-    # A buffer that a rank has changed is noticed by another one, whose line says nothing of it.
-    line = None if isinstance(error, BufferReuseError) else line_of_error(error)
-    if line is not None and not any(str(line) in text for text in lines):
-        lines.append(f"at {line} (--traceback or MINIDIST_TRACEBACK=1 shows the whole way)")
-    return lines
-
-
 def is_of_user(filename: str) -> bool:
     """Return whether a file is neither Python's, nor of an installed package, nor of this package."""
-    return _classify(filename) == _USER
+    kind = _kind_of_file.get(filename)
+    if kind is None:
+        kind = _kind_of_file[filename] = _classify(filename)
+    return kind == _USER
 
 
 def _classify(filename: str) -> int:

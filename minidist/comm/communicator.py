@@ -11,17 +11,15 @@ Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 
 import sys
 from collections.abc import Sequence
+from itertools import count
 from operator import index
 from typing import Any, SupportsIndex
-from zlib import crc32
 
 import numpy as np
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.trace import purpose
-from minidist.comm.call_log import CallLog, Passed
-from minidist.comm.call_site import NOWHERE, call_site
-from minidist.comm.header import dtype_name
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint, World
 
 FIXED = ("rank", "size", "members", "ranks", "name")  # what a communicator is
@@ -37,12 +35,10 @@ class Comm(PointToPoint):
     def __init__(self, world: World, origin: str, members: Sequence[int], rank: int, label: str = "") -> None:
         # A label that begins with a digit would be read as a part of the number before it.
         name = f"{origin}_{label}" if label[:1].isdigit() else f"{origin}{label}"
-        super().__init__(world, name, members, rank, range(len(members)), context=name)
+        super().__init__(world, name, members, rank)
         # Every rank makes the same calls in the same order, so equal numbers mean the same call, with no message sent.
-        self._log = CallLog(world.kept_calls)
-        self.passed: Passed = None  # to the next call, where its array is made of what the program has passed
-        self._children = 0
-        world.register(self, self._log, origin, label)
+        self.numbers, self._children, self.of_calls = count(), 0, name + "/collectives"
+        world.register(self, origin, label)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A rank that counts itself as another one would take that one's messages.
@@ -76,42 +72,19 @@ class Comm(PointToPoint):
         sends_itself: the algorithm is the user's, so a report names the lines of its messages instead of the line of
         the call. array: what this rank passes to it, for reports.
         """
-        # The tag of all messages of this call. It wraps around after 16,384 calls, when the messages of the call that
-        # had it before have long arrived.
-        log = self._log
-        number = log.count % (MAX_TAG + 1)
         # A program that sends the call's messages itself has a line for each of them, and a library's algorithm has
         # the line of the call.
-        caller = sys._getframe(1)
-        site = NOWHERE if self.world.unchecked else call_site(caller)
-        own_lines = self.world.checks and (sends_itself or site.filename == caller.f_code.co_filename)
+        world, caller = self.world, sys._getframe(1)
+        site = NOWHERE if world.unchecked else call_site(caller)
+        own_lines = world.checks and (sends_itself or site.filename == caller.f_code.co_filename)
+
         match_key = operation if root is None else f"{operation} root {root}"
-        if equal:
-            match_key += f" {equal}"
-        before = (log.checksum & 0xFFFF).to_bytes(2, "little")
-        if not self.world.unchecked:
-            log.checksum = crc32(match_key.encode(), log.checksum)
-            passed = self.passed or (None if array is None else (dtype_name(array.dtype), array.shape))
-            log.recent.append((log.count, match_key, site, passed))
-        log.count += 1
-        call = CollectiveCall(
-            self.world,
-            self.name,
-            self.members,
-            self.rank,
-            self.ranks,
-            self.name + "/collectives",
-            operation,
-            match_key,
-            number,
-            None if own_lines else site,
-            self.nodes,
-            site,
-            before,
-        )
+        match_key = f"{match_key} {equal}" if equal else match_key
+        call = CollectiveCall(self, operation, match_key, None if own_lines else site, site)
+        world.called(self, call, array)
         # Ranks with unlike roots may all wait for each other, without any two of their messages meeting.
         if root is not None:
-            self.world.compare_calls(call, root)
+            world.compare_calls(call, root)
         return call
 
     def check_alike(self, operation: str, what: str, checksum: int) -> None:
@@ -202,6 +175,14 @@ class CollectiveCall(PointToPoint):
 
     highest_tag = MAX_OWN_TAG
 
+    def __init__(self, comm: Comm, operation: str, match_key: str, site: CallSite | None, opened: CallSite) -> None:
+        self.world, self.name, self.members, self.rank = comm.world, comm.name, comm.members, comm.rank
+        self.size, self.ranks, self.nodes, self.context = comm.size, comm.ranks, comm.nodes, comm.of_calls
+        self.operation, self.match_key, self.site, self.opened = operation, match_key, site, opened
+        # The tag of all its messages wraps around after 16,384 calls, when the messages of the call that had it before
+        # have long arrived.
+        self.tag = next(comm.numbers) & MAX_TAG
+
     def collective(
         self,
         operation: str,
@@ -220,17 +201,11 @@ class CollectiveCall(PointToPoint):
         messages travel with the tag of the whole call. Two ranks' messages keep their order, so parts of one call that
         follow one another cannot meet.
         """
-        return CollectiveCall(
-            self.world,
-            self.name,
-            [self.members[rank] for rank in ranks],
-            list(ranks).index(self.rank),
-            [self.ranks[rank] for rank in ranks],
-            self.context,
-            self.operation,
-            self.match_key,
-            self.tag,
-            self.site,
-            opened=self.opened,
-            calls_before=self.calls_before,
+        return self.part(
+            CollectiveCall,
+            members=[self.members[rank] for rank in ranks],
+            rank=list(ranks).index(self.rank),
+            size=len(ranks),
+            ranks=[self.ranks[rank] for rank in ranks],
+            nodes=None,
         )

@@ -22,9 +22,9 @@ from minidist.base.interrupts import EXIT_CODE, interrupted
 from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
 from minidist.base.trace import Trace
-from minidist.comm.call_site import lines_of
 from minidist.comm.launched import launched_size
-from minidist.comm.sim.world import SimWorld
+from minidist.comm.program_lines import lines_of
+from minidist.comm.sim.sim_world import SimWorld
 
 
 def launch(

@@ -2,7 +2,7 @@
 
 `PointToPoint` is what a communicator and one collective call on it have in common (both are in `communicator`), so an
 algorithm runs on either. It checks the arguments and hands the message to its `World`, of which there are two:
-`SimWorld` and `MPIWorld`.
+`Sim` and `MPIWorld`.
 
     comm.send(array, dest) ──▶ PointToPoint._post ──▶ World.post ──▶ Request
                                PointToPoint.wait  ──▶ World.wait
@@ -20,18 +20,18 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from minidist.base.errors import BufferReuseError, RankDeadError, UsageError, reason
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.layout import MASKED, is_masked, may_overlap
-from minidist.base.trace import MessageEvent, Trace
+from minidist.base.trace import Trace
 from minidist.base.watchers import watchers
-from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
-from minidist.comm.header import NO_CALLS
+
+Part = TypeVar("Part", bound="PointToPoint")
 
 ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
@@ -48,7 +48,8 @@ MAX_OWN_TAG = 255
 class Request:
     """A nonblocking send or receive; each world has a subclass with what it must remember until the wait.
 
-    kind: "send" or "receive". peer: a rank of `comm`; that of a wildcard receive is known after the wait.
+    kind: "send" or "receive". peer: a rank of `comm`; that of a wildcard receive is known after the wait. posted_at:
+    the line that posted it, None where the world can find it when it is asked for.
     """
 
     comm: "PointToPoint"
@@ -56,9 +57,13 @@ class Request:
     array: np.ndarray
     peer: int
     tag: int
-    site: CallSite
-    event: MessageEvent
+    posted_at: CallSite | None
     finished: bool = field(default=False, init=False)  # has it been waited for?
+
+    @property
+    def site(self) -> CallSite:
+        """The line that posted it."""
+        return self.posted_at or NOWHERE
 
     def wait(self) -> np.ndarray:
         """Block until the message is complete; return its array."""
@@ -106,27 +111,27 @@ class World(Protocol):
     """What a world offers to its communicators: messages, streams and a clock."""
 
     kind: str  # "simulated" | "mpi"
-    checks: bool  # compare headers and watch buffers in flight
-    unchecked: bool  # nothing is checked or recorded: `exchange` may shorten a sendrecv
+    checks: bool  # what both sides of a message say of it is compared
+    unchecked: bool  # nothing is checked or recorded, and no line of the program is looked for
+    finds_lines: bool  # the line of a rank that waits can be found when it is asked for
     folds: bool  # some ranks stand for others, so that a collective of theirs is one event (`collectives.one_event`)
-    kept_calls: int  # collective calls of a communicator that a rank remembers, for reports
     place: str  # where the program says that it is, for reports: "step 3 of 10; the last checkpoint is ..."
 
     @property
     def dead(self) -> dict[int, float]:
-        """World ranks that were killed, and when (SimWorld(on_failure="isolate") only)."""
+        """World ranks that were killed, and when."""
         ...
 
-    def register(self, comm: "PointToPoint", log: CallLog, origin: str, label: str) -> None:
-        """Note that a communicator was made on this rank; raise MismatchError when members make it unlike.
+    def register(self, comm: "PointToPoint", origin: str, label: str) -> None:
+        """Note that a communicator was made on this rank. origin, label: see `Comm`."""
 
-        log: where its collective calls are noted. origin, label: see `claims`.
-        """
+    def called(self, comm: "PointToPoint", call: "PointToPoint", array: np.ndarray | None) -> None:
+        """Note that this rank begins a collective call on `comm`, and what it passes to it."""
 
     def compare_calls(self, call: "PointToPoint", value: int) -> None:
         """Raise MismatchError when another rank has begun this collective call with another value, where that shows.
 
-        value: the root, or a checksum of what every rank must have alike when the call sends nothing.
+        value: the root, or a checksum of what every rank must have equal when the call sends nothing.
         """
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
@@ -134,7 +139,14 @@ class World(Protocol):
         ...
 
     def post(
-        self, comm: "PointToPoint", kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
+        self,
+        comm: "PointToPoint",
+        kind: str,
+        array: np.ndarray,
+        peer: int,
+        tag: int,
+        site: CallSite | None,
+        guarded: bool,
     ) -> Request:
         """Start a send or a receive; `guarded` when the user's program runs before the wait."""
         ...
@@ -143,7 +155,7 @@ class World(Protocol):
         """Return when the request is complete; the rank's other streams run meanwhile."""
 
     def exchange(
-        self, comm: "PointToPoint", outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int
+        self, comm: "PointToPoint", outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
     ) -> bool:
         """Do a whole sendrecv at once, in an unchecked world; False when it must be posted instead."""
         ...
@@ -185,45 +197,30 @@ class PointToPoint:
     """
 
     highest_tag = MAX_TAG  # that a message may name
+    calls_before = bytes(2)
 
-    def __init__(
-        self,
-        world: World,
-        name: str,
-        members: Sequence[int],
-        rank: int,
-        ranks: Sequence[int],
-        context: str,
-        operation: str = "message",
-        match_key: str = "message",
-        tag: int = 0,
-        site: CallSite | None = None,
-        nodes: list[list[int]] | None = None,
-        opened: CallSite | None = None,
-        calls_before: bytes = NO_CALLS,
-    ) -> None:
-        self.world, self.name, self.members, self.rank, self.ranks = world, name, members, rank, ranks
+    def __init__(self, world: World, name: str, members: Sequence[int], rank: int) -> None:
+        self.world, self.name, self.context, self.members, self.rank = world, name, name, members, rank
         self.size = len(members)
-        self.context, self.operation, self.match_key = context, operation, match_key
-        self.tag, self.site, self.nodes, self.opened = tag, site, nodes, opened
-        self.calls_before = calls_before
+        self.ranks: Sequence[int] = range(self.size)
+        self.operation = self.match_key = "message"
+        self.tag = 0
+        self.site: CallSite | None = None
+        self.opened: CallSite | None = None
+        self.nodes: list[list[int]] | None = None
+
+    def part(self, kind: "type[Part]", **changes: Any) -> "Part":
+        """Return this group as an object of class `kind`, with other values of some attributes; it sends nothing."""
+        other = object.__new__(kind)
+        other.__dict__.update(self.__dict__, **changes)
+        return other
 
     def matching(self, operation: str, equal: str) -> "PointToPoint":
         """Return this group for messages of `operation`, of which both sides must pass `equal` alike; it sends nothing.
 
         Every rank that sends or receives such a message must call it.
         """
-        return PointToPoint(
-            self.world,
-            self.name,
-            self.members,
-            self.rank,
-            self.ranks,
-            self.context,
-            operation,
-            f"{operation} {equal}",
-            nodes=self.nodes,
-        )
+        return self.part(PointToPoint, operation=operation, match_key=f"{operation} {equal}")
 
     # messages ---------------------------------------------------------------------------------------------------------
 
@@ -254,36 +251,33 @@ class PointToPoint:
 
     def send(self, array: np.ndarray, dest: int, tag: int | None = None) -> None:
         """Send; block until the buffer may be used again: at once, or when the receiver arrives. Rely on neither."""
-        self.wait(self._post("send", array, dest, tag, False))
+        self.world.wait(self._post("send", array, dest, tag, False))
 
     def recv(self, array: np.ndarray, source: int, tag: int | None = None) -> int:
         """Receive into `array`; return the source's rank (of interest with ANY)."""
         request = self._post("receive", array, source, tag, False)
-        self.wait(request)
+        self.world.wait(request)
         return request.peer
 
     def sendrecv(
         self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
     ) -> None:
         """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
-        # The short way, where nothing is checked or recorded: one call of MPI's own.
-        if (
-            self.world.unchecked
-            and (tag is None or self.highest_tag == MAX_TAG)
-            and self.world.exchange(self, outgoing, dest, incoming, source, self.tag if tag is None else tag)
-        ):
+        # The short way, where nothing is checked or recorded: one call of MPI's.
+        world = self.world
+        if world.unchecked and world.exchange(self, outgoing, dest, incoming, source, tag):
             return
-        if self.world.checks and may_overlap(outgoing, incoming):
+        if world.checks and may_overlap(outgoing, incoming):
             raise BufferReuseError(
                 f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
-                f" {self.site or call_site(sys._getframe(1))}; give each message a buffer of its own"
+                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a buffer of its own"
             )
 
         # The receive first: when the partner's message comes, its buffer is known.
         receive = self._post("receive", incoming, source, tag, False)
         send = self._post("send", outgoing, dest, tag, False)
-        self.wait(receive)
-        self.wait(send)
+        world.wait(receive)
+        world.wait(send)
 
     def send_object(self, value: Any, dest: int, tag: int | None = None) -> None:
         """Send any picklable object: two messages, its length (8 B) and its bytes."""
@@ -308,47 +302,64 @@ class PointToPoint:
         return pickle.loads(data.tobytes())
 
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, guarded: bool) -> Request:
-        # Name the line and the tag; a collective call has both already.
-        site = self.site or call_site(sys._getframe(2), self.opened)
+        # The message's line: a collective call has it already, and that of a rank that waits can be found later.
+        world, site = self.world, self.site
+        if site is None and (guarded or not world.finds_lines):
+            site = call_site(sys._getframe(2), self.opened)
         if tag is None:
             tag = self.tag
-        else:
-            if tag.__class__ is not int:
-                tag = self._whole("tag", tag, site)
-            if not 0 <= tag <= self.highest_tag:
-                inside = "" if self.highest_tag == MAX_TAG else " inside a collective call"
-                raise UsageError(f"rank {self.rank}: tag {tag} is outside 0..{self.highest_tag}{inside}, at {site}")
-            if self.highest_tag != MAX_TAG:
-                tag = self.tag + OWN_TAG * tag
+        elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
+            tag = self._tag_of(tag)
 
         # Refuse what no world could send, where the caller can see it.
-        if peer.__class__ is not int:
-            peer = self._whole("rank", peer, site)
-        if not 0 <= peer < self.size and not (peer == ANY and kind == "receive"):
-            raise UsageError(
-                f"rank {self.rank}: {kind} names rank {peer}, but {self.name} has ranks 0..{self.size - 1}, at {site}"
-            )
-        flags = getattr(array, "flags", None)
-        if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
-            raise UsageError(f"rank {self.rank}: {kind} of {_why_not(array)}, at {site}")
-        if array.__class__ is not np.ndarray and is_masked(array):
-            raise UsageError(f"rank {self.rank}: {kind} of {MASKED}, at {site}")
-        if array.dtype.hasobject:
-            raise UsageError(
-                f"rank {self.rank}: {kind} of an array of Python objects, which are addresses in this process; "
-                f"convert it to numbers, or use send_object, at {site}"
-            )
-        return self.world.post(self, kind, array, peer, tag, site, guarded)
+        if type(peer) is not int:
+            peer = self._whole("rank", peer)
+        if not 0 <= peer < self.size and (peer != ANY or kind == "send"):
+            raise self._refusal(f"{kind} names rank {peer}, but {self.name} has ranks 0..{self.size - 1}")
+        if type(array) is not np.ndarray:
+            self._check_array(kind, array)
+        else:
+            flags = array.flags
+            if not flags.c_contiguous or array.dtype.hasobject or not (flags.writeable or kind == "send"):
+                self._check_array(kind, array)
+        return world.post(self, kind, array, peer, tag, site, guarded)
 
-    def _whole(self, what: str, value: Any, site: CallSite) -> int:
+    def _tag_of(self, tag: Any) -> int:
+        """Return the tag of a message that names one; inside a collective call it lies above the call's number."""
+        own = self._whole("tag", tag)
+        inside = self.highest_tag != MAX_TAG
+        if not 0 <= own <= self.highest_tag:
+            where = " inside a collective call" if inside else ""
+            raise self._refusal(f"tag {own} is outside 0..{self.highest_tag}{where}")
+        return self.tag + OWN_TAG * own if inside else own
+
+    def _check_array(self, kind: str, array: Any) -> None:
+        """Raise UsageError for what is not an array of numbers, contiguous and, of a receive, writeable."""
+        flags = getattr(array, "flags", None)  # one on a GPU has no `writeable`
+        if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
+            raise self._refusal(f"{kind} of {_why_not(array)}")
+        if is_masked(array):
+            raise self._refusal(f"{kind} of {MASKED}")
+        if array.dtype.hasobject:
+            raise self._refusal(
+                f"{kind} of an array of Python objects, which are addresses in this process; convert it to numbers, or"
+                " use send_object"
+            )
+
+    def _whole(self, what: str, value: Any) -> int:
         """Return a rank or a tag as an int of Python's; one of NumPy's would go into traces and reports."""
         try:
-            return operator.index(value)
+            number: int = operator.index(value)
+            return number
         except TypeError:
-            raise UsageError(
-                f"rank {self.rank}: the {what} of a message is {str(value)[:80]!r}, a {type(value).__name__},"
-                f" at {site}; pass an integer"
+            raise self._refusal(
+                f"the {what} of a message is {str(value)[:80]!r}, a {type(value).__name__}", "; pass an integer"
             ) from None
+
+    def _refusal(self, what: str, remedy: str = "") -> UsageError:
+        """Return the error for a message that no world could send, with the line of the program."""
+        site = self.site or call_site(sys._getframe(1), self.opened)
+        return UsageError(f"rank {self.rank}: {what}, at {site}{remedy}")
 
     def collective(
         self,

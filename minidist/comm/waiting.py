@@ -76,11 +76,3 @@ def find_cycle(waiting: list[Waiting]) -> list[int]:
                 path.append(rank)
                 todo.append(iter(nexts.get(rank, ())))
     return []
-
-
-def to_itself(rank: int) -> str:
-    """Return what to do about a blocking send of a rank to itself; whether MPI buffers it depends on its size."""
-    return (
-        f"rank {rank} sends to itself, and posts no receive before that send is done (an MPI library may buffer the"
-        " message, and then it passes): use isend, or sendrecv"
-    )

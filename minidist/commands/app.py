@@ -269,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Notes were attached where the error passed, by parts that know more than the part that raised it.
         if "--traceback" in sys.argv:  # of a script that `run` runs
             os.environ["MINIDIST_TRACEBACK"] = "1"
-        from minidist.comm.call_site import lines_of
+        from minidist.comm.program_lines import lines_of
 
         stop("minidist: " + "\n".join(lines_of(error)), error.exit_code)
     except Exception as error:

@@ -25,6 +25,7 @@ from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
 from minidist.planning.zero_stages import model_states, whole_number
+from minidist.techniques import installed
 
 MAX_MICROBATCHES = 4  # of a step, that all run
 
@@ -129,8 +130,8 @@ def _with_further(two: Counter[str], three: Counter[str], further: int) -> Count
 
 def trial(config: TrainConfig, steps: int) -> TrainConfig:
     """Return the job with so few steps: its learning rate is constant, and nothing is saved."""
-    fields = ("warmup", "warmup_curve", "warmup_start", "decay", "decay_steps", "final_lr")
-    constant = {name: TrainConfig.model_fields[name].default for name in fields}
+    scheduled = (kind.Settings.model_fields.items() for kind in installed() if kind.for_all_steps)
+    constant = {name: field.default for fields in scheduled for name, field in fields}
     unsaved = {"save": None, "every": None, "keep": None, "resume": False, "from_step": None, "overwrite": False}
     return config.model_copy(update={"steps": steps, **unsaved, **constant})
 

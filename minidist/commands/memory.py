@@ -145,6 +145,8 @@ def _of_model(
 
     model = job.model
     stages: dict[str, Any] = {"model": name, "parameters": model.parameters, "seq": job.length}
+    if model.projection_alone:
+        stages["parameters_of_automodel"] = model.parameters - model.projection_alone
     block = block_forms(job, layout.micro_batch)
     stages |= {} if block is None else {"activations_of_a_block": block}
     ranks = layout_stages(job, layout, accounting)

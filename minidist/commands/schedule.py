@@ -21,7 +21,7 @@ from minidist.commands.flags import above_zero, command_line, one_of
 from minidist.commands.output import Json, say
 
 if TYPE_CHECKING:
-    from minidist.pipeline.schedules import Plan
+    from minidist.pipeline.plan import Plan
 
 
 def schedule(

@@ -31,55 +31,36 @@ from typing import TYPE_CHECKING
 from minidist.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.autograd import Parameter, cross_entropy, mse_loss
-    from minidist.nn.batch_norm import BatchNorm
-    from minidist.nn.cnn import CNN
-    from minidist.nn.containers import ModuleDict, ModuleList
-    from minidist.nn.convolution import Conv2d
-    from minidist.nn.dropout import AttentionDropout, Dropout
-    from minidist.nn.embedding import Embedding
-    from minidist.nn.experts import MixtureOfExperts
-    from minidist.nn.flat import FlatParameters
-    from minidist.nn.gpt import GPT, Block, GPTConfig
-    from minidist.nn.language_model import LanguageModel, TiedHead
-    from minidist.nn.linear import Conv1D, Linear
-    from minidist.nn.llama import Llama, LlamaBlock, LlamaConfig, SwiGLUExperts
-    from minidist.nn.mlp import MLP
-    from minidist.nn.module import HookHandle, Identity, Module, Sequential
-    from minidist.nn.norm import LayerNorm, RMSNorm
-
-__all__ = [
-    "CNN",
-    "GPT",
-    "MLP",
-    "AttentionDropout",
-    "BatchNorm",
-    "Block",
-    "Conv1D",
-    "Conv2d",
-    "Dropout",
-    "Embedding",
-    "FlatParameters",
-    "GPTConfig",
-    "HookHandle",
-    "Identity",
-    "LanguageModel",
-    "LayerNorm",
-    "Linear",
-    "Llama",
-    "LlamaBlock",
-    "LlamaConfig",
-    "MixtureOfExperts",
-    "SwiGLUExperts",
-    "Module",
-    "ModuleDict",
-    "ModuleList",
-    "Parameter",
-    "RMSNorm",
-    "Sequential",
-    "TiedHead",
-    "cross_entropy",
-    "mse_loss",
-]
+    from minidist.autograd import Parameter as Parameter
+    from minidist.autograd import cross_entropy as cross_entropy
+    from minidist.autograd import mse_loss as mse_loss
+    from minidist.nn.batch_norm import BatchNorm as BatchNorm
+    from minidist.nn.cnn import CNN as CNN
+    from minidist.nn.containers import ModuleDict as ModuleDict
+    from minidist.nn.containers import ModuleList as ModuleList
+    from minidist.nn.convolution import Conv2d as Conv2d
+    from minidist.nn.dropout import AttentionDropout as AttentionDropout
+    from minidist.nn.dropout import Dropout as Dropout
+    from minidist.nn.embedding import Embedding as Embedding
+    from minidist.nn.experts import MixtureOfExperts as MixtureOfExperts
+    from minidist.nn.flat import FlatParameters as FlatParameters
+    from minidist.nn.gpt import GPT as GPT
+    from minidist.nn.gpt import Block as Block
+    from minidist.nn.gpt import GPTConfig as GPTConfig
+    from minidist.nn.language_model import LanguageModel as LanguageModel
+    from minidist.nn.language_model import TiedHead as TiedHead
+    from minidist.nn.linear import Conv1D as Conv1D
+    from minidist.nn.linear import Linear as Linear
+    from minidist.nn.llama import Llama as Llama
+    from minidist.nn.llama import LlamaBlock as LlamaBlock
+    from minidist.nn.llama import LlamaConfig as LlamaConfig
+    from minidist.nn.llama import SwiGLUExperts as SwiGLUExperts
+    from minidist.nn.mlp import MLP as MLP
+    from minidist.nn.module import HookHandle as HookHandle
+    from minidist.nn.module import Identity as Identity
+    from minidist.nn.module import Module as Module
+    from minidist.nn.module import Sequential as Sequential
+    from minidist.nn.norm import LayerNorm as LayerNorm
+    from minidist.nn.norm import RMSNorm as RMSNorm
 
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -15,8 +15,7 @@ from typing import Any
 
 from minidist.autograd import AutogradError, DtypeError, Parameter, ShapeError
 from minidist.base import arrays as xp
-from minidist.base.memory import track
-from minidist.base.watchers import watchers
+from minidist.base.watchers import track, watchers
 
 
 class FlatParameters:

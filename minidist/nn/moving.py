@@ -17,7 +17,7 @@ from typing import Any
 from minidist.autograd import AutogradError, Parameter
 from minidist.base import arrays as xp
 from minidist.base.device import device_of, moved
-from minidist.base.memory import track
+from minidist.base.watchers import track
 
 
 def move(module: Any, device: "str | xp.Device | None") -> None:

@@ -25,7 +25,7 @@ from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.optim.exact_sums import LIMBS, square_sum, value_of
 from minidist.optim.optimizer import Group, Optimizer, State
-from minidist.optim.slices import is_shard
+from minidist.optim.slices import FlatSlice
 
 Sums = dict[str, np.ndarray]  # layer -> (2, LIMBS): of its weights and of its update
 
@@ -94,3 +94,13 @@ class LayerwiseOptimizer(Optimizer):
             sums[1] += square_sum(self.measured(data, grad, state, work, decay, count))
 
         return measure
+
+
+def is_shard(piece: Any) -> bool:
+    """Return whether other ranks hold the rest of a slice's parameter: over a data axis, or by its layout."""
+    if not isinstance(piece, FlatSlice):
+        layout = getattr(piece, "layout", None)
+        return layout is not None and bool(layout.axes)
+    comm, flat = getattr(piece.source, "comm", None), getattr(piece.source, "flat", piece.source)
+    layouts = [getattr(p, "layout", None) for p in getattr(flat, "parameters", ()) if p.name == piece.name]
+    return (comm is not None and comm.size > 1) or any(layout is not None and layout.axes for layout in layouts)

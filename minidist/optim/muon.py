@@ -29,8 +29,9 @@ from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.limits import check_flag, check_number
 from minidist.optim.adam import AdamW
+from minidist.optim.layerwise import is_shard
 from minidist.optim.optimizer import Group, State
-from minidist.optim.slices import FlatSlice, is_shard
+from minidist.optim.slices import FlatSlice
 
 Shape = tuple[int, ...]
 Updates = dict[str, xp.Array]  # parameter -> 1-D, the elements that a rank holds

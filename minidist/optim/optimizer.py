@@ -13,7 +13,7 @@ Proved by: tests/optim/test_optimizers.py
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -21,9 +21,10 @@ from zlib import crc32
 
 from minidist.base import arrays as xp
 from minidist.base.arrays import downcast, is_half, upcast
-from minidist.base.errors import UsageError, nearest, quoted
-from minidist.base.limits import check_number, check_whole
-from minidist.base.memory import track
+from minidist.base.errors import UsageError, quoted
+from minidist.base.hooks import elsewhere
+from minidist.base.limits import check_number
+from minidist.base.watchers import track
 from minidist.optim.slices import FlatSlice, as_slices, have_gradient, source_of
 
 BLOCK = 65536  # elements
@@ -195,8 +196,9 @@ class Optimizer:
     def step(self) -> None:
         """Update every parameter that has a gradient, then call `updated()` of their owners."""
         # Gradients that are not those of all ranks are refused before anything changes.
+        checks = elsewhere.optimizer_checks()
         for run in self._runs:
-            self._check_reduced(run)
+            checks.check_reduced(run)
 
         runs, sources = self._with_gradient()
         self.step_count += bool(sources)
@@ -245,17 +247,11 @@ class Optimizer:
         lr_scale: multiplies the learning rate that `function` gets.
         """
         data, grad = run.slice.data, run.slice.grad
-        self._check(run, data, grad)
+        elsewhere.optimizer_checks().check_run(run, data, grad, self.state_names(data.dtype, run.pieces[0][0]))
 
         # Settings and arrays of the whole run.
         data, grad = data.reshape(-1), grad.reshape(-1)
         state = self._make_state(run, data) if run.state is None else run.state
-        missing = next((key for key in self.state_names(data.dtype, run.pieces[0][0]) if key not in state), None)
-        if missing is not None:
-            raise UsageError(
-                f"{run.pieces[0][0]!r} has no state {missing!r}, which this step needs; settings that need more"
-                " state, such as momentum, are set before the first step"
-            )
         work = self._workspace(data)
         lr = float(self.lr * self.lr_factor * run.group.lr_scale * lr_scale)  # a NumPy scalar would promote
         decay, half = self._decay_of(run), is_half(data.dtype)
@@ -285,33 +281,6 @@ class Optimizer:
         checksum, count = crc32(repr((values, groups)).encode()), self.step_count
         lr = self.lr * self.lr_factor
         return f"{count} update{'s' * (count != 1)} with lr {lr:.6g}, checksum of the settings {checksum:08x}"
-
-    def _check_reduced(self, run: _Run) -> None:
-        """Raise UsageError when a slice's gradients are this rank's alone, or live in a shard that it does not know."""
-        source = getattr(run.slice, "source", run.slice)
-        unit = getattr(source, "flat", source)
-        if getattr(unit, "unsynchronized", False):
-            raise UsageError(
-                f"the gradient of {run.pieces[0][0]!r} has parts that no other rank has seen, of backward passes under"
-                " no_sync; run the forward of a step's last micro-batch outside no_sync, so that its backward sums all"
-            )
-        shard = getattr(unit, "shard", None)
-        if shard is not None and shard is not source:
-            raise UsageError(
-                f"{run.pieces[0][0]!r} was sharded after this optimizer was made, so the optimizer would never see its"
-                " gradient; shard first, then make the optimizer of sharded_parameters(model) (ZeRO 1 and 2: use"
-                " ZeroOptimizer alone)"
-            )
-
-    def _check(self, run: _Run, data: xp.Array, grad: xp.Array) -> None:
-        size = run.pieces[-1][2]
-        # Half-precision parameters may have gradients that were reduced in float32.
-        same_kind = data.dtype == grad.dtype or (is_half(data.dtype) and grad.dtype == xp.float32)
-        if data.size != size or data.shape != grad.shape or not same_kind or not data.flags.c_contiguous:
-            raise UsageError(
-                f"{run.pieces[0][0]!r}: data {data.shape} {data.dtype} and gradient {grad.shape} {grad.dtype}; the "
-                f"optimizer needs {size} contiguous elements of one dtype in both"
-            )
 
     def state_names(self, dtype: Any, name: str) -> list[str]:
         """Return the names of the state arrays of parameter `name` of `dtype`; half precision has the master, too."""
@@ -368,50 +337,10 @@ class Optimizer:
         Without "counts" all parameters have had all steps. Raises UsageError for a state that is missing, unknown, or
         of another shape or dtype, with its parameter's name.
         """
-        count = check_whole("step", saved["step"])
-        counts = {name: check_whole(f"counts[{name!r}]", n) for name, n in saved.get("counts", {}).items()}
-        # A state of an unknown parameter is a mistake of the caller; silence would lose it.
-        states = saved["state"]
-        names = [name for run in self._runs for name, _, _ in run.pieces]
-        for name in (*states, *counts):
-            if name not in names:
-                raise UsageError(f"optimizer state of {name!r}: no such parameter here{nearest(name, names)}")
+        elsewhere.load_optimizer(self, saved)
 
-        self._runs = [
-            part for run in self._runs for part in run.cut([counts.get(name, count) for name, _, _ in run.pieces])
-        ]
-        for run in self._runs:
-            have = [name in states for name, _, _ in run.pieces]
-            run.state, first = None, run.pieces[0][0]
-            run.count = counts.get(first, count)
-            if not any(have):
-                # No step has made a state yet, unless this optimizer has none.
-                run.count *= not self.state_names(run.slice.data.dtype, first)
-                continue
-
-            # A run has one state for all its parameters, so all of them must have had a step, or none.
-            own = self._make_state(run, run.slice.data)
-            for name, start, stop in run.pieces:
-                if name not in states:
-                    present = run.pieces[have.index(True)][0]
-                    raise UsageError(f"optimizer state of {name!r} is missing; that of {present!r} is there")
-                self._fill(name, {key: array[start:stop] for key, array in own.items()}, states[name])
-        self.step_count = count
-
-    def _fill(self, name: str, places: Mapping[str, xp.Array], state: Mapping[str, xp.Array]) -> None:
-        """Copy the saved state of a parameter into its places; UsageError where a value would be converted."""
-        if set(state) != set(places):
-            raise UsageError(
-                f"optimizer state of {name!r} has {sorted(state)}; {type(self).__name__} needs {sorted(places)}"
-            )
-        for key, place in places.items():
-            value = state[key]
-            if value.shape != place.shape or value.dtype != place.dtype:
-                raise UsageError(
-                    f"optimizer state {key!r} of {name!r} is {value.shape} {value.dtype}; "
-                    f"this optimizer needs {place.shape} {place.dtype}"
-                )
-            xp.store(place, value)
+    def refresh(self) -> None:
+        """Note that the parameters were changed elsewhere; for an optimizer that steps copies of them."""
 
 
 class OptimizerWrapper:

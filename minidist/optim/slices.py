@@ -119,13 +119,3 @@ def gradients(parameters: Any) -> Iterator[xp.Array]:
         grad = holder.grad
         if grad is not None:
             yield grad.reshape(-1)
-
-
-def is_shard(piece: Any) -> bool:
-    """Return whether other ranks hold the rest of a slice's parameter: over a data axis, or by its layout."""
-    if not isinstance(piece, FlatSlice):
-        layout = getattr(piece, "layout", None)
-        return layout is not None and bool(layout.axes)
-    comm, flat = getattr(piece.source, "comm", None), getattr(piece.source, "flat", piece.source)
-    layouts = [getattr(p, "layout", None) for p in getattr(flat, "parameters", ()) if p.name == piece.name]
-    return (comm is not None and comm.size > 1) or any(layout is not None and layout.axes for layout in layouts)

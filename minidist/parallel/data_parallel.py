@@ -16,24 +16,20 @@ A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the b
 Proved by: tests/parallel/test_data_parallel.py
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from minidist.autograd import Parameter, backward_hooks
-from minidist.base import arrays as xp
-from minidist.base.errors import MismatchError, UsageError, quoted
-from minidist.base.fingerprint import fingerprint
+from minidist.base.errors import UsageError, quoted
 from minidist.base.trace import purpose
 from minidist.collectives import broadcast
 from minidist.comm import Comm, Work, check_communicator
 from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
-from minidist.parallel.axes_check import check_axes
 from minidist.parallel.gradients import BUCKET_MEGABYTES, Bucket, GradientReducer
-
-DIGEST_BYTES = 16  # of the fingerprints of the model's names and shapes and of the settings, which all ranks compare
+from minidist.parallel.guard import new_guard
 
 
 class DistributedDataParallel(Module):
@@ -79,17 +75,16 @@ class DistributedDataParallel(Module):
 
         # Equal replicas: the same model on every rank, with rank 0's values.
         self.flat = FlatParameters(parameters) if flat is None else flat
-        check_axes("DistributedDataParallel", module, self.flat.parameters, comm)
         settings = {
             "reduction": reduction,
             "bucket_cap_mb": bucket_cap_mb,
             "algorithm": algorithm,
             "find_unused_parameters": find_unused_parameters,
         }
-        check_same_model(self.flat, comm, "DistributedDataParallel", settings)
+        guard = new_guard("avg" if reduction == "mean" else "sum", comm)
+        guard.wraps("DistributedDataParallel", module, self.flat, settings, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
-        self.flat.load_checks.append(partial(check_same_values, self.flat, comm))
 
         # Equal gradients: from here on, plain `loss.backward()` sums them over the ranks.
         self.reducer = GradientReducer(
@@ -99,6 +94,7 @@ class DistributedDataParallel(Module):
             algorithm=algorithm,
             bucket_cap_mb=bucket_cap_mb,
             unused="zeros" if find_unused_parameters else "error",
+            guard=guard,
         )
         self.reducer.observe()
         self.reducer.belongs_to(module, ignored_params)
@@ -145,64 +141,9 @@ def not_copied(what: str, comm: Comm) -> UsageError:
     )
 
 
-def startup_bytes(units: Sequence[int], itemsize: int, ranks: int) -> int:
-    """Return the bytes that all `ranks` together send at construction, for units of these numbers of elements."""
-    return (ranks - 1) * sum(elements * itemsize + DIGEST_BYTES for elements in units)
-
-
 def ddp_volume(gradient: int, ranks: int) -> dict[str, int]:
     """Return the elements that all `ranks` together send per reduction of a gradient of `elements` elements.
 
     Every rank sends 2 (n-1)/n of it: a reduce-scatter and an all-gather make an all-reduce.
     """
     return {"gradient_reduce": 2 * (ranks - 1) * gradient}
-
-
-def check_same_model(flat: FlatParameters, comm: Comm, wrapper: str, settings: Mapping[str, Any]) -> None:
-    """Compare digests of names and shapes (8 B) and of settings (8 B) with rank 0's, where messages depend on them.
-
-    wrapper: whose `settings` they are, by name. Raises MismatchError on a rank where one of the two differs.
-    """
-    # A broadcast of 16 bytes instead of all names: the ranks would hang, or add unrelated gradients, if their models
-    # or settings differed.
-    text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])
-    said = ", ".join(f"{name}={_in_words(value)}" for name, value in settings.items())
-    half = DIGEST_BYTES // 2
-    mine = xp.concatenate([fingerprint(text, half), fingerprint(f"{wrapper} {said}", half)])
-    with purpose("startup"):
-        theirs: Any = broadcast(comm, mine.copy())
-
-    # The model first: of another one the settings say nothing.
-    if not xp.array_equal(mine[:half], theirs[:half]):
-        raise MismatchError(
-            f"rank {comm.rank}: its model differs from rank 0's in a parameter's name, shape, dtype or requires_grad; "
-            f"here it has {len(flat)} parameters and {flat.numel} elements; build the same model on every rank"
-        )
-    if not xp.array_equal(mine, theirs):
-        raise MismatchError(
-            f"rank {comm.rank}: its {wrapper} has other settings than rank 0's; here they are {said}; pass the same"
-            " settings on every rank, or the ranks would send other messages or compute other numbers"
-        )
-
-
-def _in_words(value: Any) -> str:
-    """Return a setting as text that is equal where the values are: 25 and 25.0 are."""
-    return f"{value:.12g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-
-
-def check_same_values(flat: FlatParameters, comm: Comm) -> None:
-    """Compare a digest of the values (16 B) with rank 0's after a `load_state_dict`, which every rank must make.
-
-    Raises MismatchError on a rank where it differs. Of ranks that loaded nothing the next collective meets this one,
-    which is called load_state_dict.
-    """
-    if comm.size == 1:
-        return
-    mine = fingerprint(flat.data.tobytes(), DIGEST_BYTES)
-    with purpose("startup"):
-        theirs: Any = broadcast(comm.collective("load_state_dict"), mine.copy())
-    if not xp.array_equal(mine, theirs):
-        raise MismatchError(
-            f"rank {comm.rank}: load_state_dict gave its replica other values than rank 0's, and they would train"
-            " apart; load the same state on every rank, or load it before wrapping the model"
-        )

@@ -12,37 +12,56 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import Any, Self
-from zlib import crc32
-
-import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.arrays import is_half
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_whole
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters
 from minidist.optim import (
     NORM_BLOCK,
     FlatSlice,
-    Optimizer,
     block_square_sums,
     check_max_norm,
     clip_by_norm_,
     flat_slices,
     norm_from_blocks,
 )
-from minidist.parallel.host_pool import HostPool
 
 
 def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int) -> FlatParameters:
     """Return flat parameters with the padding that `comm.size` shards at multiples of `alignment` elements need."""
     check_whole("alignment", alignment, 1)
     return FlatParameters(parameters, pad_to=comm.size * alignment)
+
+
+class Placement:
+    """Where shards live: here in the memory in which the whole is. `host_pool.CPUOffloadPolicy` has another one."""
+
+    apart = False  # must a sum of gradients move before it can be added to the shard's?
+
+    def keep(self, values: xp.Array) -> xp.Array:
+        """Return a copy of a shard's values, where it lives."""
+        return track(xp.array(values), "parameter")
+
+    def memory(self) -> AbstractContextManager[None]:
+        """Return the context in which arrays that live with the shard are allocated."""
+        return nullcontext()
+
+    def gather(self, comm: Comm, mine: xp.Array, out: xp.Array, equal: str) -> Any:
+        """Start to gather the values `mine` of all ranks into `out`; return what waits for it."""
+        return all_gather(comm, mine, out=out, async_op=True, equal=equal)
+
+    def store(self, piece: xp.Array, out: xp.Array | None) -> Any:
+        """Start to move a sum of gradients to where the shard lives (into `out`); return what waits for it."""
+        raise NotImplementedError
+
+
+DEVICE = Placement()
 
 
 class Shard:
@@ -61,7 +80,7 @@ class Shard:
         self.flat, self.alignment = flat, alignment
         self._place(comm)
         self.own: xp.Array | None = None  # the values, when they are not a view of the whole
-        self.pool: HostPool | None = None  # the host memory in which values and gradient live, if any
+        self.placement = DEVICE  # where values and gradient live
         self._grad: xp.Array | None = None
         self.filled = False  # does _grad hold sums of this step?
         self.used: set[Parameter] | None = None  # whose gradient some rank has computed; None: all
@@ -77,15 +96,9 @@ class Shard:
         other._place(comm)
         return other
 
-    def detach(self, pool: HostPool | None = None) -> None:
-        """Keep the values in a separate array (in `pool`, if given), so that the whole can be released."""
-        mine = self.flat.data[self.start : self.stop]
-        self.pool = pool
-        self.own = track(xp.array(mine), "parameter") if pool is None else pool.copy(mine, "parameter")
-
-    def on_host(self) -> AbstractContextManager[None]:
-        """Return the context in which arrays that live with the shard are allocated."""
-        return nullcontext() if self.pool is None else self.pool.on_host()
+    def detach(self, placement: Placement = DEVICE) -> None:
+        """Keep the values in a separate array, so that the whole can be released."""
+        self.placement, self.own = placement, placement.keep(self.flat.data[self.start : self.stop])
 
     @property
     def dtype(self) -> Any:
@@ -125,11 +138,6 @@ class Shard:
         """An optimizer's step changed the values."""
         self.flat.updated(by)
 
-    def checksum(self) -> str:
-        """Return a checksum of a sample of the values in words, for ranks with copies of the shard to compare."""
-        sample = self.data[:: max(1, self.size // xp.SAMPLED)] if type(self.data) is np.ndarray else np.zeros(0)
-        return f"checksum of the weights {crc32(sample.tobytes()):08x}"
-
     def place(self, piece: slice) -> slice:
         """Return where elements `piece` of the unit lie in this shard; the slice may be empty."""
         # Both ends are clamped to [self.start, self.stop], then counted from the shard's start.
@@ -144,7 +152,7 @@ class Shard:
     def grad_buffer(self) -> xp.Array:
         """Return the array of the shard's gradient; at first it holds zeros."""
         if self._grad is None:
-            with self.on_host():
+            with self.placement.memory():
                 self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
         return self._grad
 
@@ -225,44 +233,3 @@ def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer
     check_max_norm(max_norm)
     sums = shard_square_sums(comm, shards, equal=f"max_norm {float(max_norm):g}")
     return clip_by_norm_(list(shards), norm_from_blocks(sums), max_norm, optimizer)
-
-
-def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, dict[str, xp.Array]]:
-    """Return {"gradients": {name: array}, "weights": ..., "optimizer": {name.key: 1-D array}}, whole, on every rank.
-
-    For comparisons, not for training: it gathers every unit several times (purpose `metrics`).
-    """
-    result: dict[str, dict[str, xp.Array]] = {"gradients": {}, "weights": {}, "optimizer": {}}
-    with purpose("metrics"):
-        for shard in shards:
-            # Weights, gradients and each kind of optimizer state of the unit, as one flat array each ...
-            flat = shard.flat
-            weights = all_gather(shard.comm, shard.data)
-            gradients = all_gather(
-                shard.comm, shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
-            )
-            names = {p.name: optimizer.state_names(shard.dtype, p.name) for p in flat.parameters if p.requires_grad}
-            states = {}
-            for key in dict.fromkeys(key for own in names.values() for key in own) if optimizer.step_count else ():
-                states[key] = all_gather(shard.comm, _flat_state(shard, optimizer, key))
-
-            # ... and then cut into parameters.
-            for parameter, name in zip(flat.parameters, flat.names, strict=True):
-                place = flat.slice_of(parameter)
-                result["weights"][name] = weights[place].reshape(parameter.shape)
-                if parameter.requires_grad:
-                    result["gradients"][name] = gradients[place].reshape(parameter.shape)
-                    for key in names[name] if states else ():
-                        result["optimizer"][f"{name}.{key}"] = states[key][place]
-    return result
-
-
-def _flat_state(shard: Shard, optimizer: Optimizer, key: str) -> xp.Array:
-    """Return one kind of optimizer state of the shard as one array; elements that have none are zero."""
-    state, dtype = optimizer.state, shard.dtype
-    # State is float32 also where values are in half precision.
-    whole = xp.zeros(shard.size, xp.float32 if is_half(dtype) else dtype)
-    for piece in shard.slices():
-        if key in state.get(piece.name, {}):
-            whole[piece.start : piece.stop] = state[piece.name][key]
-    return whole

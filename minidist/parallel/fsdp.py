@@ -15,8 +15,7 @@ Sources: Rajbhandari et al., ZeRO, SC 2020, section 5.3; Zhao et al., PyTorch FS
 Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_fully_shard_against_torch.py
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterator
 
 from minidist.autograd import Parameter
 from minidist.base.errors import UsageError, quoted
@@ -24,16 +23,21 @@ from minidist.base.limits import check_number, check_whole
 from minidist.comm import Comm, Mesh, check_communicator
 from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, FlatSlice
-from minidist.parallel.axes_check import check_axes
-from minidist.parallel.flat_shards import Shard, sharded_flat
-from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup, stream_of_gathers
+from minidist.parallel.flat_shards import DEVICE, Placement, Shard, sharded_flat
+from minidist.parallel.fsdp_param_group import (
+    FSDPCommContext,
+    FSDPParamGroup,
+    Precision,
+    Reduce,
+    Reshard,
+    stream_of_gathers,
+)
 from minidist.parallel.fsdp_state import FSDPState, param_groups_of, states_of
-from minidist.parallel.host_pool import CPUOffloadPolicy, HostPool
-from minidist.parallel.mixed_precision import MixedPrecisionPolicy
+from minidist.parallel.guard import new_guard
 
 OPERATIONS = {"mean": "avg", "sum": "sum"}  # of a reduction
-# Parameters, and the communicators of their shards, of their replicas and of their gathers.
-Part = tuple[list[Parameter], Comm, Comm | None, Comm]
+Axes = tuple[Comm, Comm | None]  # over which a unit is sharded, and over which its shards are equal copies
+Part = tuple[list[Parameter], bool, Comm, Comm | None]  # parameters, whether they stay whole, and their axes
 
 
 def fully_shard(
@@ -43,8 +47,8 @@ def fully_shard(
     reshard_after_forward: bool | int = True,
     prefetch: int = 1,
     persistence_threshold: int = 0,
-    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008  it cannot change
-    offload_policy: CPUOffloadPolicy | None = None,
+    mp_policy: Precision = Precision(),  # noqa: B008  it cannot change
+    offload_policy: Placement | None = None,
     reduction: str = "mean",
     algorithm: str = "ring",
     alignment: int = NORM_BLOCK,
@@ -70,8 +74,7 @@ def fully_shard(
     persistence_threshold: parameters of fewer elements stay whole and are gathered once after each step.
     mp_policy: in which dtypes the unit is gathered, computes and is reduced, see `MixedPrecisionPolicy`; a nested
     module's own policy takes precedence.
-    offload_policy: shards of parameters and gradients, and so the optimizer, live in host memory: a shard moves to the
-    device before its unit is gathered, its reduced gradient moves back, and both are hidden as the gather is.
+    offload_policy: where shards of parameters and gradients, and so the optimizer, live: see `CPUOffloadPolicy`.
     reduction, algorithm, alignment: as for `ZeroOptimizer`; all units of a model have one reduction.
     find_unused_parameters: parameters without a gradient take part as zeros instead of raising, also all of a unit that
     no rank has used. A parameter that no rank has used is not stepped. Every rank must run the same units.
@@ -92,140 +95,55 @@ def fully_shard(
         raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once a module")
 
     ignored = set(ignored_params).union(*(state.ignored for state in states_of(module)))
-    _check_unowned(module, reduction, ignored)
 
-    # Who communicates: the ranks that share the shards, those with equal copies, and the stream of the gathers.
+    # Who communicates: the ranks that share the shards, and those with equal copies.
     comm, replicas = _axes(mesh)
-    _check_ranks(module, comm, replicas)
-    context = FSDPCommContext(comm)
-
-    # What no module inside has taken yet makes one group, experts another, and small parameters of both more of them.
-    left = [parameter for parameter in module.parameters() if parameter.flat is None and parameter not in ignored]
-    parts = _parts(module, left, comm, replicas, expert_mesh)
+    guard = new_guard(OPERATIONS[reduction], *filter(None, (comm, replicas)))
+    guard.shards(module, ignored)
+    context = FSDPCommContext(guard)
     settings = {
         "reshard_after_forward": reshard_after_forward,
         "prefetch": prefetch,
-        **mp_policy.in_words(),
+        "mp_policy": mp_policy,
         "reduction": reduction,
         "algorithm": algorithm,
         "alignment": alignment,
         "find_unused_parameters": find_unused_parameters,
     }
-    pool = None if offload_policy is None else offload_policy.pool
-    made = [_param_groups(part, persistence_threshold, settings, mp_policy, pool, context.number) for part in parts]
-    groups = [group for of_part in made for group in of_part]
+
+    # What no module inside has taken yet makes one group, experts another, and small parameters of both more of them.
+    left = [parameter for parameter in module.parameters() if parameter.flat is None and parameter not in ignored]
+    groups = []
+    for parameters, persistent, over, copies in _parts(left, persistence_threshold, (comm, replicas), expert_mesh):
+        shard, ranks = Shard(sharded_flat(parameters, over, alignment), over, alignment), filter(None, (over, copies))
+        guard.wraps("fully_shard", module if over is comm else None, shard.flat, settings, *ranks)
+        group = FSDPParamGroup(
+            shard,
+            context,
+            stream_of_gathers(over),
+            Reduce(OPERATIONS[reduction], algorithm, copies, find_unused_parameters),
+            _reshard(over, reshard_after_forward, persistent),
+            mp_policy,
+            offload_policy or DEVICE,
+        )
+        groups.append(group)
 
     # Its hooks attach it to the module.
     FSDPState(module, comm, groups, context, prefetch, mp_policy, replicas, ignored)
     return module
 
 
-def _parts(
-    module: Module, left: list[Parameter], comm: Comm, replicas: Comm | None, expert_mesh: Mesh | Comm | None
-) -> list[Part]:
-    """Return the parameters that have the same replicas: experts have fewer of them than the others."""
+def _parts(left: list[Parameter], threshold: int, axes: Axes, expert_mesh: Mesh | Comm | None) -> Iterator[Part]:
+    """Yield the parameters that make one group each: experts have fewer replicas, small ones stay whole."""
     experts = set() if expert_mesh is None else {p for p in left if p.layout is not None and "ep" in p.layout.axes}
-    others = [p for p in left if p not in experts]
-    check_axes("fully_shard", module, others, comm, replicas)
-    parts = [(others, comm, replicas, stream_of_gathers(comm))]
+    of_axes = [(axes, [p for p in left if p not in experts])]
     if experts and expert_mesh is not None:
-        over, copies = _axes(expert_mesh)
-        check_axes("fully_shard", None, experts, over, copies)
-        parts.append(([p for p in left if p in experts], over, copies, stream_of_gathers(over)))
-    return parts
-
-
-def _param_groups(
-    part: Part,
-    threshold: int,
-    settings: Mapping[str, Any],
-    policy: MixedPrecisionPolicy,
-    pool: HostPool | None,
-    number: int,
-) -> list[FSDPParamGroup]:
-    """Return a group of a part's parameters, and one of those of fewer than `threshold` elements, which stay whole."""
-    parameters, comm, replicas, gathers = part
-    reshard, alignment, groups = settings["reshard_after_forward"], settings["alignment"], []
-    for persistent in (False, True):
-        chosen = [parameter for parameter in parameters if (parameter.size < threshold) is persistent]
-        if chosen:
-            group = FSDPParamGroup(
-                Shard(sharded_flat(chosen, comm, alignment), comm, alignment),
-                policy,
-                gathers=gathers,
-                number=number,
-                replicas=replicas,
-                subgroup=None if persistent else _subgroup(comm, reshard),
-                keep=reshard is False,
-                persistent=persistent,
-                op=OPERATIONS[settings["reduction"]],
-                algorithm=settings["algorithm"],
-                pool=pool,
-                find_unused=settings["find_unused_parameters"],
-                settings=settings,
-            )
-            groups.append(group)
-    return groups
-
-
-def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter]) -> None:
-    """Raise UsageError when a part of `module` would not be reduced as the rest is."""
-    # Flat parameters that are not a unit belong to another strategy or to an optimizer: they would never be reduced.
-    parameters = {name: parameter for name, parameter in module.named_parameters() if parameter not in ignored}
-    for name, parameter in parameters.items():
-        flat = parameter.flat
-        if flat is not None and (flat.shard is None or flat.shard.own is None):
-            raise UsageError(
-                f"parameter {name!r} belongs to a FlatParameters or another wrapper already, so its gradient would stay"
-                " that of this rank's rows; call fully_shard first, and make the optimizer afterwards:"
-                " AdamW(sharded_parameters(model))"
-            )
-
-    if states_of(module):
-        _check_reductions(module, reduction)
-        return
-    if not parameters:
-        raise UsageError(
-            f"{type(module).__name__} has no parameters{' but ignored ones' if ignored else ''}; set its layers as"
-            " attributes (also in lists or dicts), or leave fully_shard out"
-        )
-    if all(p.flat is not None for p in parameters.values()):
-        raise UsageError(
-            f"every parameter of {module.name or type(module).__name__!r} belongs to a module that is sharded already;"
-            " shard inner modules first, and the model last"
-        )
-
-
-def _check_reductions(module: Module, reduction: str) -> None:
-    """Raise UsageError unless the gradients of all units are means, or all are sums: the loss has one divisor."""
-    for group in param_groups_of(module):
-        if group.op != OPERATIONS[reduction]:
-            raise UsageError(
-                f"reduction={quoted(reduction)} here and {'mean' if group.op == 'avg' else 'sum'!r} for the unit of"
-                f" {group.flat.names[0]!r} inside; pass the same reduction= to every fully_shard of a model"
-            )
-
-
-def _check_ranks(module: Module, comm: Comm, replicas: Comm | None) -> None:
-    """Raise UsageError when a module inside is sharded over other ranks: one stream gathers the units of a model."""
-    mine = _ranks(comm, replicas)
-    for state in states_of(module):
-        theirs = _ranks(state.comm, state.replicas)
-        if mine != theirs:
-            outer, inner = (m.name or type(m).__name__ for m in (module, state.module))
-            raise UsageError(
-                f"rank {comm.members[comm.rank]}: fully_shard of {outer!r} over {_in_words(mine)}, and of {inner!r}"
-                f" inside it over {_in_words(theirs)}; pass the same mesh= to every fully_shard of a model"
-            )
-
-
-def _ranks(*comms: Comm | None) -> list[list[int]]:
-    """Return the ranks over which a unit is sharded, then, if there are any, those with equal copies of this shard."""
-    return [list(comm.members) for comm in comms if comm is not None]
-
-
-def _in_words(ranks: list[list[int]]) -> str:
-    return " with equal copies on ".join(f"ranks {quoted(members)}" for members in ranks)
+        of_axes.append((_axes(expert_mesh), [p for p in left if p in experts]))
+    for (comm, replicas), parameters in of_axes:
+        for persistent in (False, True):
+            chosen = [parameter for parameter in parameters if (parameter.size < threshold) is persistent]
+            if chosen:
+                yield chosen, persistent, comm, replicas
 
 
 def fsdp_gather_volume(parameters: int, ranks: int, copies: int = 1) -> int:
@@ -257,7 +175,7 @@ def fsdp_volume(
     return {"gradient_reduce": reduced, "parameter_gather": gather + again + (gather if replayed else 0)}
 
 
-def _axes(mesh: Mesh | Comm) -> tuple[Comm, Comm | None]:
+def _axes(mesh: Mesh | Comm) -> Axes:
     """Return the communicators over which to shard, and over which shards are equal copies."""
     if not isinstance(mesh, Mesh):
         check_communicator(mesh, "fully_shard")
@@ -269,10 +187,10 @@ def _axes(mesh: Mesh | Comm) -> tuple[Comm, Comm | None]:
     raise UsageError(f"fully_shard takes a mesh of 1 axis, or of 2 (replicate, shard), not of {len(mesh.axis_names)}")
 
 
-def _subgroup(comm: Comm, reshard: bool | int) -> Comm | None:
-    """Return the neighbours among which a unit stays split between forward and backward, when `reshard` is a number."""
-    if isinstance(reshard, bool):
-        return None
+def _reshard(comm: Comm, reshard: bool | int, persistent: bool) -> Reshard:
+    """Return what stays of a unit: all, nothing, or, where `reshard` is a number, a part of that many neighbours."""
+    if isinstance(reshard, bool) or persistent:
+        return Reshard(keep=reshard is False, persistent=persistent)
     check_whole("reshard_after_forward", reshard)
     if not 1 < reshard < comm.size or comm.size % reshard:
         raise UsageError(
@@ -282,7 +200,7 @@ def _subgroup(comm: Comm, reshard: bool | int) -> Comm | None:
 
     # With 8 shards and reshard 4: {0, 1, 2, 3} and {4, 5, 6, 7}.
     first = comm.rank // reshard * reshard
-    return comm.group(range(first, first + reshard), f"reshard{first}")
+    return Reshard(subgroup=comm.group(range(first, first + reshard), f"reshard{first}"))
 
 
 def shards_of(module: Module) -> list[Shard]:

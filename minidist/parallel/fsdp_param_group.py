@@ -4,14 +4,13 @@
     start_reduce ─▶ finish_reduce                                        in backward: the summed gradient, by shards
 
 `fsdp_state.FSDPState` decides when each of these happens. Every step has a start and a finish so that messages travel
-while something computes. With a `CPUOffloadPolicy`, shards live in host memory: they move to the device before a
-gather, and the reduced gradient moves back after a reduction.
+while something computes. Four policies say how: `Reduce`, `Reshard`, `Precision`, and the `Placement` of the shards.
 
 Source: Zhao et al., PyTorch FSDP, VLDB 2023; the names are those of PyTorch's FSDP2.
 Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_mixed_precision_policy.py
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -21,37 +20,28 @@ from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.arrays import downcast
 from minidist.base.errors import UsageError
-from minidist.base.layout import cut
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from minidist.comm import Comm, Work
-from minidist.comm.header import OVER
-from minidist.parallel.data_parallel import check_same_model
-from minidist.parallel.flat_shards import Shard
-from minidist.parallel.gradients import UnusedParameterError, next_model, used_anywhere
-from minidist.parallel.host_pool import HostPool, Transfer
-from minidist.parallel.mixed_precision import MixedPrecisionPolicy
+from minidist.parallel.flat_shards import Placement, Shard
+from minidist.parallel.gradients import UnusedParameterError, used_anywhere
+from minidist.parallel.guard import Guard
 
-_gathers: "WeakKeyDictionary[Comm, Comm]" = WeakKeyDictionary()  # communicator -> see `FSDPCommContext`
+_gathers: "WeakKeyDictionary[Comm, Comm]" = WeakKeyDictionary()  # communicator -> see `stream_of_gathers`
 
 
 class FSDPCommContext:
     """The communication in flight that the parameter groups of one model share.
 
-    gathers: a stream for all-gathers, so that they do not queue behind reductions; all models that are sharded over the
-    same ranks have one, so that ranks that run two models in different orders meet, and are told. number: of the
-    `fully_shard` among those on one communicator. mode: whether the model trains, see `mode_of`. means: of the loss
-    that is differentiated, such as "22 rows". At most one reduction, and at most one transfer of a reduced gradient to
-    the host, is in flight: more would hold more memory.
+    guard: of one `fully_shard`. At most one reduction, and at most one reduced gradient on its way to where its shard
+    lives, is in flight: more would hold more memory.
     """
 
-    def __init__(self, comm: Comm) -> None:
-        self.gathers = stream_of_gathers(comm)
-        self.number = next_model(comm)
-        self.mode = self.means = ""
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
         self.reducing: FSDPParamGroup | None = None
-        self.offloading: tuple[FSDPParamGroup, Transfer] | None = None
+        self.storing: tuple[FSDPParamGroup, Any] | None = None
 
     def discard(self) -> None:
         """Let what is in flight arrive, and forget it: the pass that it belongs to was ended by an error."""
@@ -60,9 +50,9 @@ class FSDPCommContext:
             self.reducing.reduction.wait()
             self.reducing.reduction = None
             self.reducing = None
-        if self.offloading is not None:
-            self.offloading[1].wait()
-            self.offloading = None
+        if self.storing is not None:
+            self.storing[1].wait()
+            self.storing = None
 
     def finish_reduction(self) -> None:
         """Wait for the reduction in flight, if there is one."""
@@ -70,51 +60,109 @@ class FSDPCommContext:
             group, self.reducing = self.reducing, None
             group.finish_reduce(self)
 
-    def finish_offload(self) -> None:
-        """Wait for the reduced gradient on its way to the host, and add it to those of earlier micro-batches."""
-        if self.offloading is not None:
-            (group, transfer), self.offloading = self.offloading, None
+    def finish_storing(self) -> None:
+        """Wait for the reduced gradient on its way to its shard, and add it to those of earlier micro-batches."""
+        if self.storing is not None:
+            (group, transfer), self.storing = self.storing, None
             group.add_reduced(transfer.wait())
+
+    def finish(self) -> None:
+        """Wait for all that is in flight."""
+        self.finish_reduction()
+        self.finish_storing()
 
 
 def stream_of_gathers(comm: Comm) -> Comm:
-    """Return the stream of all-gathers over `comm`: see `FSDPCommContext`."""
+    """Return the stream of all-gathers over `comm`, so that they do not queue behind reductions.
+
+    All models that are sharded over the same ranks have one, so that ranks that run two models in different orders
+    meet, and are told.
+    """
     if comm not in _gathers:
         _gathers[comm] = comm.dup()
     return _gathers[comm]
 
 
+# --- policies ---
+
+
+@dataclass
+class Reduce:
+    """How the gradient of a unit becomes a sum: a reduce-scatter, and with replicas an all-reduce of the shard.
+
+    op: "avg" or "sum". replicas: the ranks that hold equal copies of the shard (hybrid sharding); they have seen other
+    rows. find_unused: missing gradients are zeros.
+    """
+
+    op: str
+    algorithm: str = "ring"
+    replicas: Comm | None = None
+    find_unused: bool = False
+
+    def start(self, shard: Shard, whole: xp.Array, out: xp.Array, equal: str) -> Work:
+        """Start to sum each rank's part of `whole` there, in `out`."""
+        counts = [shard.size] * shard.comm.size
+        work: Work = reduce_scatter(
+            shard.comm, whole, self.op, counts=counts, algorithm=self.algorithm, out=out, async_op=True, equal=equal
+        )
+        return work
+
+    def finish(self, piece: xp.Array, equal: str) -> xp.Array:
+        """Return the shard's gradient, from what a reduction has brought."""
+        if self.replicas is not None:
+            with purpose("gradient_reduce"):
+                all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm, equal=equal)
+        return piece
+
+
+@dataclass(frozen=True)
+class Reshard:
+    """What is left of a whole unit after its forward: nothing, unless one of these says otherwise.
+
+    keep: all, until backward. subgroup: a part, from which these neighbours gather it for backward. persistent: all,
+    always; it is gathered anew only after an update.
+    """
+
+    keep: bool = False
+    subgroup: Comm | None = None
+    persistent: bool = False
+
+
+class Precision:
+    """The dtypes of a unit: those of its parameters. `MixedPrecisionPolicy` has others."""
+
+    param_dtype: Any = None  # in which the unit is gathered and computes
+    reduce_dtype: Any = None  # in which its gradient is reduced
+
+    def inputs(self, values: Any) -> Any:
+        """Return the arguments of the module as it computes with them."""
+        return values
+
+    def outputs(self, values: Any) -> Any:
+        """Return the results of the module as its caller gets them."""
+        return values
+
+
 class FSDPParamGroup:
     """Parameters in one flat array that are gathered and released together, and reduced as one message.
 
-    shard: this rank's part. gathers: the stream of its all-gathers. number: that of the context, by which models are
-    told apart. replicas: the ranks that hold equal copies of the shard (hybrid sharding). subgroup: the neighbours
-    among which the group stays split between forward and backward. keep: it stays whole from forward to backward.
-    persistent: it stays whole always, and is gathered anew only after an update. op, algorithm: of the reduction. pool:
-    the host memory in which the shard lives, if any. find_unused: missing gradients are zeros. settings: of
-    `fully_shard`, by name, which every rank must have alike.
+    shard: this rank's part. made: the context of the `fully_shard` that makes it. gathers: the stream of its gathers.
+    reduce, reshard, precision,
+    placement: how it is summed, what of it stays whole, in which dtypes, and where the shard lives.
     """
 
     def __init__(
         self,
         shard: Shard,
-        policy: MixedPrecisionPolicy,
-        *,
+        made: FSDPCommContext,
         gathers: Comm,
-        number: int,
-        replicas: Comm | None,
-        subgroup: Comm | None,
-        keep: bool,
-        persistent: bool,
-        op: str,
-        algorithm: str,
-        settings: Mapping[str, Any],
-        pool: HostPool | None = None,
-        find_unused: bool = False,
+        reduce: Reduce,
+        reshard: Reshard,
+        precision: Precision,
+        placement: Placement,
     ) -> None:
-        self.shard, self.flat, self.gathers, self.number = shard, shard.flat, gathers, number
-        self.replicas, self.subgroup, self.keep, self.persistent = replicas, subgroup, keep, persistent
-        self.op, self.algorithm, self.pool, self.find_unused = op, algorithm, pool, find_unused
+        self.shard, self.flat, self.made, self.gathers = shard, shard.flat, made, gathers
+        self.reduce, self.reshard, self.placement = reduce, reshard, placement
 
         # A frozen parameter that is unfrozen later would have no optimizer on any rank: its hook raises.
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
@@ -130,25 +178,22 @@ class FSDPParamGroup:
         self.version = -1  # of the values that were gathered last
         self.differentiating = False  # backward has reached the module's output and not yet its input
         self.reduced = False  # in this backward pass
-        self.kept: xp.Array | None = None  # a bit for each element of the group, of a sparse model: is it reduced?
-        self.own: xp.Array | None = None  # of the reduction in flight, which elements of the shard it brings
         self.brought: set[Parameter] = set()  # whose gradients this rank has brought in this backward pass
         self.computed: set[Parameter] = set()  # whose weight gradients a backward pass deferred, and are there now
 
         # Rank 0's values count: along the replicas first, so that rank 0 of each shard group has them.
-        check_same_model(self.flat, shard.comm, "fully_shard", settings)
         with purpose("startup"):
-            if replicas is not None:
-                broadcast(replicas, self.flat.data)
+            if reduce.replicas is not None:
+                broadcast(reduce.replicas, self.flat.data)
             broadcast(shard.comm, self.flat.data)
 
         # From here on the shard has an array of its own, and the whole exists only while it is gathered.
         self.device = xp.empty(0, self.flat.dtype, self.flat.data)  # an array that says where whole groups are made
-        shard.detach(pool)
+        shard.detach(placement)
         self.flat.release()
-        if policy.param_dtype is not None:
-            self.flat.set_dtype(policy.param_dtype)
-        self.reduce_dtype = self.flat.dtype if policy.reduce_dtype is None else xp.dtype(policy.reduce_dtype)
+        if precision.param_dtype is not None:
+            self.flat.set_dtype(precision.param_dtype)
+        self.reduce_dtype = self.flat.dtype if precision.reduce_dtype is None else xp.dtype(precision.reduce_dtype)
 
     # --- gathering ---
 
@@ -164,35 +209,19 @@ class FSDPParamGroup:
         self.arriving = track(xp.empty(self.flat.padded_numel, self.flat.dtype, self.device), "unsharded")
         with purpose("parameter_gather"):
             # Kept in parts since forward: gather among the neighbours only, from parts of the size 1/g.
-            if self.subgroup is not None and self.part is not None:
-                self.gather = all_gather(
-                    self.subgroup, self._cast(self.part), out=self.arriving, async_op=True, equal=self._equal(context)
-                )
+            equal = context.guard.of_unit(self.flat, self.made.guard)
+            if self.reshard.subgroup is not None and self.part is not None:
+                part = self._cast(self.part)
+                self.gather = all_gather(self.reshard.subgroup, part, out=self.arriving, async_op=True, equal=equal)
                 return
 
             # The cast comes before the values cross any link: half precision halves the bytes there, too.
-            with self.shard.on_host():
+            with self.placement.memory():
                 mine = self._cast(self.shard.data)
-            # A shard in host memory is fetched first; the gather waits for it in its own stream, not the caller.
-            if self.pool is None:
-                equal = self._equal(context)
-                self.gather = all_gather(self.gathers, mine, out=self.arriving, async_op=True, equal=equal)
-            else:
-                fetch = self.pool.start_fetch(mine, "communication", like=self.device)
-                self.gather = self._gather_after(fetch, context)
-
-    def _equal(self, context: FSDPCommContext) -> str:
-        """What every rank must have alike when the group is gathered or reduced: compared with each message."""
-        of = f"{self.flat.names[0]} of fully_shard {self.number}"
-        return f"{of} after {self.flat.updates}{context.mode}{context.means and OVER + context.means}"
+            self.gather = self.placement.gather(self.gathers, mine, self.arriving, equal)
 
     def _cast(self, values: xp.Array) -> xp.Array:
         return track(downcast(values, self.flat.dtype), "communication")
-
-    def _gather_after(self, fetch: Transfer, context: FSDPCommContext) -> Work:
-        """Return a gather that begins in its stream when the shard has come from the host, and frees the copy."""
-        call, out = self.gathers.collective("all_gather", self._equal(context)), self.arriving
-        return call.run_async(lambda: all_gather(call, fetch.take(), out=out))
 
     def finish_gather(self) -> None:
         """Wait for the gather in flight and make the parameters views of what came."""
@@ -208,18 +237,19 @@ class FSDPParamGroup:
 
     def release(self) -> None:
         """Drop the whole array, unless the group is persistent."""
-        if not self.persistent and not self.flat.released:
+        if not self.reshard.persistent and not self.flat.released:
             self.flat.release()
 
     # --- where the module is ---
 
     def after_forward(self, recording: bool) -> None:
         """Release the group, or keep of it what `reshard_after_forward` says."""
-        if recording and self.keep:
+        if recording and self.reshard.keep:
             return
         # This rank's 1/g of the whole; what the neighbours keep makes it whole again for backward.
-        if recording and self.subgroup is not None:
-            size, rank = self.flat.padded_numel // self.subgroup.size, self.subgroup.rank
+        subgroup = self.reshard.subgroup
+        if recording and subgroup is not None:
+            size, rank = self.flat.padded_numel // subgroup.size, subgroup.rank
             self.part = track(xp.array(self.flat.data[rank * size : (rank + 1) * size]), "unsharded")
         self.release()
 
@@ -266,7 +296,7 @@ class FSDPParamGroup:
 
     def _fill(self, missing: list[Parameter]) -> None:
         """Let parameters without a gradient take part as zeros, or refuse them."""
-        if missing and not self.find_unused:
+        if missing and not self.reduce.find_unused:
             self._refuse_unused(missing[0])
         for parameter in missing:
             parameter.zero_fill()
@@ -294,13 +324,6 @@ class FSDPParamGroup:
 
     # --- reducing ---
 
-    def keep_only(self, mine: xp.Array) -> None:
-        """Reduce only some elements from now on; the others' gradients become zero. mine: which of the shard (bool).
-
-        Every rank needs the bits of all shards, to leave out what their owners do: an all-gather of 1/8 B per element.
-        """
-        self.kept = track(all_gather(self.shard.comm, xp.packbits(mine)), "optimizer")
-
     def start_reduce(self, context: FSDPCommContext) -> None:
         """Start the reduce-scatter of the gradient and drop the whole one, after the reduction before it has ended."""
         # At most one reduction is in flight, so whole gradients of at most one group are in memory besides this one's.
@@ -308,31 +331,15 @@ class FSDPParamGroup:
         shard = self.shard
 
         # Straight into the shard's gradient, unless something is there already, or it has another dtype or memory.
-        if shard.filled or self.pool is not None or self.reduce_dtype != shard.dtype:
+        if shard.filled or self.placement.apart or self.reduce_dtype != shard.dtype:
             out = track(xp.empty(shard.size, self.reduce_dtype, self.device), "communication")
         else:
             out = shard.grad_buffer()
 
         # (padded elements,) -> (padded elements / ranks,): each rank receives the sum of its shard.
         whole = track(downcast(self.flat.grad, self.reduce_dtype), "communication")
-        counts, self.own = [shard.size] * shard.comm.size, None
-        if self.kept is not None:
-            kept = track(xp.unpackbits(self.kept).view(bool), "workspace")
-            parts = cut(kept, counts)
-            self.own, counts = parts[shard.comm.rank], [int(part.sum()) for part in parts]
-            whole = track(whole[kept], "communication")
-            out = track(xp.empty(counts[shard.comm.rank], self.reduce_dtype, self.device), "communication")
         with purpose("gradient_reduce"):
-            self.reduction = reduce_scatter(
-                shard.comm,
-                whole,
-                self.op,
-                counts=counts,
-                algorithm=self.algorithm,
-                out=out,
-                async_op=True,
-                equal=self._equal(context),
-            )
+            self.reduction = self.reduce.start(shard, whole, out, context.guard.of_unit(self.flat, self.made.guard))
         self.flat.release_grad()
         context.reducing, self.reduced = self, True
 
@@ -341,33 +348,22 @@ class FSDPParamGroup:
         assert self.reduction is not None
         piece = self.reduction.wait()
         self.reduction = None
-        if self.find_unused:
+        if self.reduce.find_unused:
             used = self.brought
-            for comm in filter(None, (self.shard.comm, self.replicas)):
+            for comm in filter(None, (self.shard.comm, self.reduce.replicas)):
                 used = used_anywhere(comm, self.trainable, used)
             self.shard.note_used(used)
+        piece = self.reduce.finish(piece, context.guard.of_copies(self.shard, self.made.guard))
 
-        # Hybrid sharding: the other shard groups have seen other rows, so their sums are added to this one's.
-        if self.replicas is not None:
-            with purpose("gradient_reduce"):
-                equal = f"{self._equal(context)}, {self.shard.checksum()}"
-                all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm, equal=equal)
-
-        # What was left out was not sent.
-        if self.own is not None:
-            sums, piece = piece, track(xp.zeros(self.shard.size, piece.dtype, piece), "communication")
-            piece[self.own] = sums
-
-        # Shards in device memory: done. Otherwise the sum leaves for the host, in a stream of its own, after the one
-        # before.
-        if self.pool is None:
+        # A shard that lives elsewhere: the sum leaves for there, in a stream of its own, after the one before.
+        if not self.placement.apart:
             self.add_reduced(piece)
             return
 
-        # The first sum since zero_grad may go straight into the shard's gradient on the host.
-        context.finish_offload()
+        # The first sum since zero_grad may go straight into the shard's gradient.
+        context.finish_storing()
         target = None if self.shard.filled or piece.dtype != self.shard.dtype else self.shard.grad_buffer()
-        context.offloading = self, self.pool.start_store(piece, "gradient", target)
+        context.storing = self, self.placement.store(piece, target)
 
     def add_reduced(self, piece: xp.Array) -> None:
         """Add a reduced gradient to the shard's, in its dtype; the first one may lie there already."""

@@ -22,10 +22,7 @@ from minidist.autograd import BackwardObserver, BackwardPass, Parameter, backwar
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.nn.module import Module
-from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup
-from minidist.parallel.gradients import mean_of_one_rank, mode_of, refuse_unreduced
-from minidist.parallel.mixed_precision import MixedPrecisionPolicy, cast_floats
-from minidist.parallel.running_statistics import RunningStatistics
+from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup, Precision
 
 # A state is kept alive by the hooks of its module; this only finds it.
 _states: "weakref.WeakKeyDictionary[Module, weakref.ref[FSDPState]]" = weakref.WeakKeyDictionary()
@@ -51,23 +48,20 @@ class FSDPState(BackwardObserver):
         groups: Sequence[FSDPParamGroup],
         context: FSDPCommContext,
         prefetch: int,
-        policy: MixedPrecisionPolicy,
+        precision: Precision,
         replicas: Comm | None = None,
         ignored: Collection[Parameter] = (),
     ) -> None:
         self.module, self.comm, self.groups, self.context = module, comm, groups, context
-        self.prefetch, self.policy, self.replicas = prefetch, policy, replicas
+        self.prefetch, self.precision, self.replicas = prefetch, precision, replicas
         self.forward_order: list[FSDPState] = []  # as forwards began in the last pass, and how they ended: reversed,
         self.ended_order: list[FSDPState] = []  # the order in which backward will reach them
         self.began: list[FSDPState] = []  # the same of the pass that is running
         self.ended: list[FSDPState] = []
         self.in_backward = False
         self.running: BackwardPass | None = None  # the last pass
-        self.members: set[Parameter] = set(module.parameters())  # those added later would never be reduced
         self.ignored = set(ignored)  # the user takes care of these
-        self.known = self.members | self.ignored  # those that are taken care of
-        self.statistics = RunningStatistics(module, comm, replicas)
-        self.ranks = comm.size * (1 if replicas is None else replicas.size)  # that see other rows
+        context.guard.covers(module, (*module.parameters(), *self.ignored))
 
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
         self.root = self
@@ -100,7 +94,7 @@ class FSDPState(BackwardObserver):
 
         # A rank in training and one in evaluation compute other things, with messages that look the same.
         if self is root and not root.in_backward:
-            root.context.mode = mode_of(module)
+            root.context.guard.forward_begins(module)
 
         # The order of forwards predicts the next pass. A forward that backward replays (recomputation) does not count.
         if not root.in_backward:
@@ -114,8 +108,7 @@ class FSDPState(BackwardObserver):
             self._prefetch(root.forward_order)
 
         # The inputs are marked after their cast: [4] comes as soon as the module's own gradients are computed.
-        if self.policy.cast_forward_inputs:
-            args, kwargs = cast_floats(args, self.policy.param_dtype), cast_floats(kwargs, self.policy.param_dtype)
+        args, kwargs = self.precision.inputs(args), self.precision.inputs(kwargs)
         if is_grad_enabled():
             args = backward_hooks(args, self._post_backward, f"input of {module.name or 'model'}")
         return args, kwargs
@@ -123,7 +116,7 @@ class FSDPState(BackwardObserver):
     def _post_forward(self, module: Module, args: tuple[Any, ...], output: Any) -> Any:
         """[2] Mark the outputs for backward and release this module."""
         root, recording = self.root, is_grad_enabled()
-        output = cast_floats(output, self.policy.output_dtype)
+        output = self.precision.outputs(output)
         self._advance_clock()
         if recording:
             output = backward_hooks(output, self._pre_backward, f"output of {module.name or 'model'}")
@@ -143,7 +136,7 @@ class FSDPState(BackwardObserver):
         """[3] Backward has reached the module's output: its parameters are needed, and soon those of the one before."""
         root = self.root
         if not root.in_backward:
-            root.check(running)
+            root.context.guard.backward_begins(running)
         root.in_backward, root.running = True, running
         self._advance_clock()
 
@@ -158,21 +151,13 @@ class FSDPState(BackwardObserver):
 
     def _forget_pass(self) -> None:
         """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
-        self.in_backward, self.running, self.context.means = False, None, ""
+        self.in_backward, self.running = False, None
+        self.context.guard.forget()
         self.context.discard()
         for group in param_groups_of(self.module):
             group.differentiating = False
             group.flat.release_grad()
             group.end_pass()
-
-    def check(self, running: BackwardPass) -> None:
-        """Refuse a pass whose gradients no reduction would make right."""
-        ops = {group.op for group in param_groups_of(self.module)} if self.ranks > 1 else set()
-        if "sum" in ops and running.is_mean:
-            raise mean_of_one_rank(self.comm, self.ranks)
-        self.context.means = running.means if "avg" in ops else ""
-        if not running.sites.keys() <= self.known:
-            refuse_unreduced(self.module, running.sites, self.members, self.known, self.comm, self.ranks)
 
     def _post_backward(self, running: BackwardPass) -> None:
         """[4] Backward has reached the module's input: everything inside it is done."""
@@ -190,8 +175,7 @@ class FSDPState(BackwardObserver):
         self._advance_clock()
         for group in param_groups_of(self.module):
             group.weights_done(self.context)
-        self.context.finish_reduction()
-        self.context.finish_offload()
+        self.context.finish()
 
     def node_done(self) -> None:
         """Let gathers and reductions travel while backward goes on."""
@@ -207,14 +191,12 @@ class FSDPState(BackwardObserver):
         for group in groups if not deferred else ():
             group.reduce_unused(self.context)
 
-        # The sums that are still in flight: the reduction of the last group, and its way to the host.
-        self.context.finish_reduction()
-        self.context.finish_offload()
-        self.in_backward, self.running, self.context.means = False, None, ""
+        # The sums that are still in flight: the reduction of the last group, and its way to its shard.
+        self.context.finish()
+        self.in_backward, self.running = False, None
         for group in groups:
             group.end_pass()
-        if self.statistics.layers:
-            self.statistics.combine()
+        self.context.guard.backward_ended()
 
     # --- steps of the above ---
 

@@ -20,24 +20,20 @@ Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.p
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
-from weakref import WeakKeyDictionary
-from zlib import crc32
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
 from minidist.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
-from minidist.base.arrays import Array, sample_step
+from minidist.base.arrays import Array
 from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.base.limits import check_number
 from minidist.base.trace import purpose
 from minidist.collectives import ALGORITHMS, all_reduce
 from minidist.comm import Comm, Work
-from minidist.comm.header import OVER
 from minidist.nn.flat import FlatParameters
-from minidist.nn.module import Module
-from minidist.parallel.running_statistics import RunningStatistics
+from minidist.parallel.guard import Guard, new_guard
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
 
@@ -46,22 +42,38 @@ class UnusedParameterError(MinidistError):
     """A parameter got no gradient in a step in which the reducer waits for it."""
 
 
+class Reduction(Protocol):
+    """A reduction that is under way: a `Work`, or one that something follows."""
+
+    def wait(self) -> Any:
+        """Wait for it; return its result."""
+
+
+@dataclass(frozen=True)
+class Then:
+    """A reduction, and the function of its result that whoever waits for it gets."""
+
+    work: Reduction
+    function: Callable[[Any], Any]
+
+    def wait(self) -> Any:
+        """Wait for the reduction; return function(its result)."""
+        return self.function(self.work.wait())
+
+
 @dataclass(frozen=True)
 class Bucket:
     """A stretch of the flat gradient that is reduced as one message. Bucket 0 lies at the end and is ready first.
 
-    model: see `next_model`. samples: of each parameter the places of about 60 values, spread over rows and columns.
-    reducer: that makes it, and knows whether the model trains.
+    array: the gradients, where the flat gradient does not exist.
     """
 
     index: int
     slice: slice
     parameters: tuple[Parameter, ...]
     flat: FlatParameters
-    model: int = 1
-    samples: tuple[Any, ...] = ()  # slices
-    reducer: "GradientReducer | None" = None
-    array: Array | None = field(default=None, compare=False)  # the gradients, where the flat gradient does not exist
+    guard: Guard = field(compare=False)
+    array: Array | None = field(default=None, compare=False)
 
     @property
     def buffer(self) -> Array:
@@ -75,26 +87,11 @@ class Bucket:
 
     @property
     def equal(self) -> str:
-        """What the replicas must have alike when they reduce it, for `equal=` of a collective: it costs no message.
-
-        Which model it is, what its optimizer's last step says of itself, whether it trains, over how many rows losses
-        that are averaged are means, and a checksum of a sample of the weights (a microsecond per parameter; all values
-        would be read once more). A stashed version has none, as replicas may be at other micro-batches, and arrays on a
-        device have none, because the copy would wait for them.
-        """
-        flat = self.flat
-        reducer = self.reducer
-        text = f"model {self.model} after {flat.updates}"
-        text += f"{reducer.mode}{reducer.means and OVER + reducer.means}" if reducer else ""
-        if flat.version_is_given or type(flat.data) is not np.ndarray:
-            return text
-        data, checksum = flat.data, 0
-        for sample in self.samples:
-            checksum = crc32(data[sample].tobytes(), checksum)
-        return f"{text}, checksum of the weights {checksum:08x}"
+        """What every rank must have equal when it reduces the bucket, for `equal=` of a collective: see `Guard`."""
+        return self.guard.of_bucket(self)
 
 
-def make_buckets(flat: FlatParameters, cap_bytes: float, model: int = 1) -> list[Bucket]:
+def make_buckets(flat: FlatParameters, cap_bytes: float, guard: Guard | None = None) -> list[Bucket]:
     """Cut the trainable parameters, from the end, into buckets of at most `cap_bytes` (a larger parameter is alone)."""
     groups: list[list[Parameter]] = []
     filled, previous = 0, -1
@@ -111,31 +108,11 @@ def make_buckets(flat: FlatParameters, cap_bytes: float, model: int = 1) -> list
         filled, previous = filled + nbytes, index
 
     # Within a group the parameters run backward, so the last one has the slice's start and the first one its stop.
-    buckets = []
+    buckets, guard = [], guard or Guard("sum")
     for i, group in enumerate(groups):
-        places = [flat.slice_of(parameter) for parameter in group]
-        samples = [slice(at.start, at.stop, sample_step(p.shape)) for p, at in zip(group, places, strict=True)]
-        whole = slice(places[-1].start, places[0].stop)
-        buckets.append(Bucket(i, whole, tuple(group), flat, model, tuple(samples)))
+        whole = slice(flat.slice_of(group[-1]).start, flat.slice_of(group[0]).stop)
+        buckets.append(Bucket(i, whole, tuple(group), flat, guard))
     return buckets
-
-
-_models: "WeakKeyDictionary[Comm, int]" = WeakKeyDictionary()  # communicator -> see `next_model`
-
-
-def next_model(comm: Comm) -> int:
-    """Return the number of the model that is wrapped now, among those on one communicator: 1, 2, ...
-
-    Every rank wraps its models in one order, so equal numbers mean the same model, with no message sent.
-    """
-    number = _models[comm] = _models.get(comm, 0) + 1
-    return number
-
-
-def mode_of(module: Any | None) -> str:
-    """Return "", or in words how many modules are in evaluation, not in training: what every rank must have alike."""
-    modes = [part.training for part in module.modules()] if isinstance(module, Module) else []
-    return "" if all(modes) else f", {modes.count(False)} of {len(modes)} modules in evaluation"
 
 
 class GradientReducer(BackwardObserver):
@@ -161,6 +138,7 @@ class GradientReducer(BackwardObserver):
         algorithm: str = "ring",
         bucket_cap_mb: float = BUCKET_MEGABYTES,
         unused: str = "error",
+        guard: Guard | None = None,
     ) -> None:
         if unused not in ("error", "zeros", "fill"):
             raise UsageError(f"unused={quoted(unused)}; it must be 'error', 'zeros' or 'fill'")
@@ -171,30 +149,21 @@ class GradientReducer(BackwardObserver):
         self.flat, self.comm, self.op, self.algorithm, self.unused = flat, comm, op, algorithm, unused
 
         # The plan of the messages, which is the same on every rank.
-        self.number = next_model(comm)
-        self.mode = ""  # of the module, see `mode_of`
-        self.means = ""  # what the losses since the last reduction are means over, such as "22 rows"
-        buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.number)
-        self.buckets = [replace(bucket, reducer=self) for bucket in buckets]
+        self.guard = guard or new_guard(op, comm)
+        self.buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.guard)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self._communicate: Callable[[Bucket], Work] = self._all_reduce
+        self._communicate: Callable[[Bucket], Reduction] = self._all_reduce
 
         # The progress of the running pass.
         self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
-        self.works: list[Work] = []  # of the buckets launched so far
+        self.works: list[Reduction | None] = []  # of the buckets launched so far
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
         self.manually = False  # does the caller call `ready` and `finish`?
         self._graph_synchronizes: bool | None = None  # the running pass's own; goes before that
         self._taking_part = False  # did a parameter get ready in the running pass?
         self._in_pass = False  # False again at the pass's end; not when an error ended it
 
-        # What is checked and done around a pass for the module that the parameters belong to; see `belongs_to`.
-        self.module: Any = None
-        self.members: set[Parameter] = set()
-        self.known: set[Parameter] = set()
-        self.at_end: Callable[[], None] | None = None
-
-    def replace_communication(self, start: Callable[[Bucket], Work]) -> Callable[[Bucket], Work]:
+    def replace_communication(self, start: Callable[[Bucket], Reduction]) -> Callable[[Bucket], Reduction]:
         """Let `start(bucket)` start the reduction of each bucket from now on; return what did so before."""
         before, self._communicate = self._communicate, start
         return before
@@ -208,16 +177,8 @@ class GradientReducer(BackwardObserver):
             parameter.observers.append(self)
 
     def belongs_to(self, module: Any | None, ignored: Collection[Parameter] = ()) -> None:
-        """Refuse passes through parameters that no rank would reduce: added to `module` later, or wrapped by nothing.
-
-        ignored: parameters whose gradients the user sums, or wants to keep as they are. With a module, `at_end` is
-        called at the end of each pass that reduces: running statistics of batch normalisation are summed.
-        """
-        self.module, self.known = module, {*self.flat.parameters, *ignored}
-        if module is not None:
-            self.members = set(module.parameters())
-            statistics = RunningStatistics(module, self.comm)
-            self.at_end = statistics.combine if statistics.layers else None
+        """Tell the guard which module the parameters belong to, and whose gradients the user sums (`ignored`)."""
+        self.guard.covers(module, (*self.flat.parameters, *ignored))
 
     def synchronize_manually(self) -> None:
         """Leave it to the caller to call `ready` and `finish`, after any number of backward passes."""
@@ -238,24 +199,12 @@ class GradientReducer(BackwardObserver):
             self._reset()
         self._graph_synchronizes, self._taking_part, self._in_pass = None, False, True
         running = current_pass()
-        if running is None or self.manually:
-            return
-
-        # What no message would make right: a loss of these rows alone, and parameters that the buckets do not know.
-        if self.op == "sum" and self.comm.size > 1 and running.is_mean:
-            raise mean_of_one_rank(self.comm, self.comm.size)
-        if self.op == "avg" and self.comm.size > 1:
-            before = self.means if self.flat.unsynchronized else ""
-            self.means = before + (" + " if before and running.means else "") + running.means
-        if self.known and not running.sites.keys() <= self.known:
-            refuse_unreduced(self.module, running.sites, self.members, self.known, self.comm, self.comm.size)
+        if running is not None and not self.manually:
+            self.guard.backward_begins(running, again=self.flat.unsynchronized)
 
     def note_mode(self, module: Any | None = None) -> None:
-        """Note whether the module trains, which all ranks must have alike when they reduce its gradients.
-
-        module: where it is not the one of `belongs_to`: a pipeline's stage.
-        """
-        self.mode = mode_of(self.module if module is None else module)
+        """Tell the guard that a forward pass begins, of a pipeline's stage where a module is given."""
+        self.guard.forward_begins(module)
 
     def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
         """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
@@ -338,8 +287,8 @@ class GradientReducer(BackwardObserver):
             self.works, self._taking_part = [], False
             for bucket in self.buckets:
                 self.missing[bucket.index].update(bucket.parameters)
-        if self.at_end is not None and not self.manually:  # who calls `finish` combines the statistics, too
-            self.at_end()
+        if not self.manually:  # who calls `finish` does the rest, too
+            self.guard.backward_ended()
 
     def _used(self) -> set[Parameter]:
         """Return the parameters of which this rank brings a gradient, of this pass or of those under `no_sync`."""
@@ -358,14 +307,14 @@ class GradientReducer(BackwardObserver):
     def _reset(self) -> None:
         """Let the buckets that a pass had launched when an error ended it arrive, and forget them."""
         works, self.works = self.works, []
-        for work in works:
+        for work in filter(None, works):
             work.wait()
         for bucket in self.buckets:
             self.missing[bucket.index].update(bucket.parameters)
 
     def wait(self) -> None:
         """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""
-        for work in self.works:
+        for work in filter(None, self.works):
             work.wait()
         # The next pass adds to a local gradient of its own, so that a sum over ranks is not summed over ranks again.
         for parameter in self.bucket_of:
@@ -373,9 +322,8 @@ class GradientReducer(BackwardObserver):
 
     def _all_reduce(self, bucket: Bucket) -> Work:
         """Start the all-reduce of a bucket in the communicator's stream."""
-        work: Work = all_reduce(
-            self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=bucket.equal
-        )
+        equal = self.guard.of_bucket(bucket)
+        work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=equal)
         return work
 
 
@@ -385,54 +333,3 @@ def used_anywhere(comm: Comm, parameters: Sequence[Parameter], used: Collection[
     with purpose("gradient_reduce"):
         all_reduce(comm, bits, "max")
     return {parameter for parameter, bit in zip(parameters, bits, strict=True) if bit}
-
-
-# --- refusals that all strategies share ---
-
-
-def mean_of_one_rank(comm: Comm, ranks: int) -> UsageError:
-    """Return the error of a loss that is a mean over this rank's rows where the losses of all ranks are added."""
-    return UsageError(
-        f"rank {comm.rank}: reduction='sum' adds the losses of {ranks} ranks, and this loss is the mean over this"
-        f" rank's rows alone, so the gradient would be {ranks} times too large; give the loss"
-        " divisor=(the rows or tokens of all ranks), or use reduction='mean'"
-    )
-
-
-def refuse_unreduced(
-    module: Any | None,
-    reached: Iterable[Parameter],
-    members: set[Parameter],
-    known: set[Parameter],
-    comm: Comm,
-    ranks: int,
-) -> None:
-    """Raise UsageError when the gradient of a parameter that a pass `reached` would stay that of one rank's rows.
-
-    members: the parameters of `module`, if there is one, when it was wrapped. known: those that are taken care of; what
-    is found to be so is added. ranks: how many see other rows. It sends nothing: every rank runs the same graph and
-    raises alike.
-    """
-    # What came into the module later has no bucket and no shard on any rank.
-    names = {} if module is None else {p: name for name, p in module.named_parameters()}
-    reached = [parameter for parameter in reached if parameter not in known]
-    for parameter in reached:
-        if parameter in names and parameter not in members:
-            raise UsageError(
-                f"rank {comm.rank}: parameter {names[parameter]!r} was added to the model after it was wrapped, so its"
-                " gradient would stay that of this rank's rows; build the whole model before you wrap or shard it"
-            )
-
-    # The loss may depend on more than this module: on what another wrapper observes, or another sharded module has.
-    unreduced = [p for p in reached if not p.observers and (p.flat is None or p.flat.shard is None)]
-    if unreduced and ranks > 1:
-        listed = ", ".join(repr(names.get(p) or p.name or f"of shape {p.shape}") for p in unreduced[:3])
-        more = f" and {len(unreduced) - 3} more" if len(unreduced) > 3 else ""
-        one = len(unreduced) == 1
-        raise UsageError(
-            f"rank {comm.rank}: no wrapper sums the gradient{'' if one else 's'} of parameter{'' if one else 's'}"
-            f" {listed}{more} over the {ranks} ranks, so the weights would drift apart; call fully_shard on the whole"
-            " model last, wrap the rest with DistributedDataParallel too, or pass ignored_params= when you sum them"
-            " yourself"
-        )
-    known.update(reached)

@@ -12,17 +12,19 @@ Proved by: tests/techniques/test_offload.py, tests/parallel/test_fully_shard.py
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from minidist.autograd import is_in_backward
 from minidist.base import arrays as xp
 from minidist.base.limits import check_number, check_whole
-from minidist.base.memory import MemoryAccount, track
-from minidist.base.watchers import watching
+from minidist.base.memory import MemoryAccount
+from minidist.base.watchers import track, watching
+from minidist.collectives import all_gather
 from minidist.comm import Comm, Work
 from minidist.comm.mpi.staging import is_device_array, pinned_like
+from minidist.parallel.flat_shards import Placement
 
 STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice
 
@@ -174,7 +176,7 @@ def _copy(source: Any, target: Any, kept: dict[str, Any] | None) -> Any:
 
 
 @dataclass(frozen=True)
-class CPUOffloadPolicy:
+class CPUOffloadPolicy(Placement):
     """For `fully_shard(offload_policy=)`: shards of parameters and gradients live in `pool`.
 
     A shard moves to the device before its unit is gathered, the reduced gradient moves back after its reduction. The
@@ -182,3 +184,20 @@ class CPUOffloadPolicy:
     """
 
     pool: HostPool
+
+    apart = True
+
+    def keep(self, values: xp.Array) -> xp.Array:
+        return self.pool.copy(values, "parameter")
+
+    def memory(self) -> AbstractContextManager[None]:
+        return self.pool.on_host()
+
+    def gather(self, comm: Comm, mine: xp.Array, out: xp.Array, equal: str) -> Work:
+        # The gather waits for the values in its own stream, not the caller; then their copy is freed.
+        fetch = self.pool.start_fetch(mine, "communication", like=out)
+        call = comm.collective("all_gather", equal)
+        return call.run_async(lambda: all_gather(call, fetch.take(), out=out))
+
+    def store(self, piece: xp.Array, out: xp.Array | None) -> Transfer:
+        return self.pool.start_store(piece, "gradient", out)

@@ -19,10 +19,11 @@ from typing import Any
 from minidist.autograd import map_tensors
 from minidist.base import arrays as xp
 from minidist.base.half import is_floating
+from minidist.parallel.fsdp_param_group import Precision
 
 
 @dataclass(frozen=True)
-class MixedPrecisionPolicy:
+class MixedPrecisionPolicy(Precision):
     """The dtypes of a unit. None means: no cast of parameters or output; for `reduce_dtype`, the same as `param_dtype`.
 
     cast_forward_inputs: floating-point tensors among the module's arguments are cast to `param_dtype`.
@@ -32,6 +33,14 @@ class MixedPrecisionPolicy:
     reduce_dtype: Any = None
     output_dtype: Any = None
     cast_forward_inputs: bool = True
+
+    def inputs(self, values: Any) -> Any:
+        """Return the arguments of the module as it computes with them."""
+        return cast_floats(values, self.param_dtype) if self.cast_forward_inputs else values
+
+    def outputs(self, values: Any) -> Any:
+        """Return the results of the module as its caller gets them."""
+        return cast_floats(values, self.output_dtype)
 
     def in_words(self) -> dict[str, str]:
         """Return the settings by name, in words that are equal where the dtypes are: for ranks to compare."""

@@ -7,8 +7,7 @@
 Call them in this order, before parameters become flat arrays. Every rank builds the whole model from the same seed, so
 none of them sends anything; a rank with other weights is refused, at once or with the next message of a collective.
 
-A module with the plan of another model, or with another attention, adds them to `PLANS` and `ATTENTIONS` when it is
-imported.
+Plans of other models, and other kinds of attention, are added in `hooks.plan_sources` and `hooks.attentions`.
 
 Proved by: tests/train/test_axes.py, tests/parallel/test_split_examples.py
 """
@@ -16,18 +15,18 @@ Proved by: tests/train/test_axes.py, tests/parallel/test_split_examples.py
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.hooks import attentions, model_checks
 from minidist.comm import Comm, check_communicator
 from minidist.nn import GPT, MixtureOfExperts, Module
 from minidist.parallel.context.positions import part_order, sequence_positions
 from minidist.parallel.context.ring_attention import RingAttention
-from minidist.parallel.context.split_attention import ATTENTIONS
 from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.expert.dispatch import ExpertParallel
-from minidist.parallel.tensor.parallelize import parallelize_module, tensor_parallel_plan, weights_checksum
+from minidist.parallel.tensor.parallelize import parallelize_module, tensor_parallel_plan
 
-ATTENTIONS.add("ring", lambda comm, length, inner, neighbours: RingAttention(comm, length))
-ATTENTIONS.add("ulysses", lambda comm, length, inner, neighbours: UlyssesAttention(comm, length, inner))
+attentions.setdefault("ring", lambda comm, length, inner, neighbours: RingAttention(comm, length))
+attentions.setdefault("ulysses", lambda comm, length, inner, neighbours: UlyssesAttention(comm, length, inner))
 
 
 def apply_expert_parallel(model: Module, comm: Comm, style: ExpertParallel | None = None) -> Module:
@@ -51,16 +50,19 @@ def apply_context_parallel(
 ) -> xp.Array:
     """Split sequences of `length` tokens over `comm`; returns the positions (T_local,) of this rank's tokens.
 
-    attention: a name of `ATTENTIONS`: "ring", "ulysses", or one that another module has added. ulysses: how many
-    neighbours exchange heads in an attention that has rings, too. Every attention module gets the attention as its
-    `attention_fn`.
+    attention: "ring", "ulysses", or another name of `hooks.attentions`. ulysses: how many neighbours exchange heads in
+    an attention that has rings, too. Every attention module gets the attention as its `attention_fn`.
     """
     check_communicator(comm, "apply_context_parallel")
-    comm.check_alike("apply_context_parallel", "weights", weights_checksum(model, comm))
+    for check in model_checks:
+        check("apply_context_parallel", model, comm)
 
     # One object for all layers: it holds no state of a layer, and its messages are matched in the order of calls.
+    if attention not in attentions:
+        known = ", ".join(sorted(attentions))
+        raise UsageError(f"unknown attention {quoted(attention)}{nearest(attention, attentions)}; there are {known}")
     owners = [module for module in model.modules() if hasattr(module, "attention_fn")]
-    crossing = ATTENTIONS[attention](comm, length, owners[0].attention_fn, ulysses)
+    crossing = attentions[attention](comm, length, owners[0].attention_fn, ulysses)
     for module in owners:
         module.attention_fn = crossing
 

@@ -25,8 +25,9 @@ def of_unit(unit: FSDPParamGroup) -> int:
     """Return the elements for the gradient of a unit of ZeRO 3."""
     shard, itemsize, copies = unit.shard, np.dtype(unit.reduce_dtype).itemsize, 1
     sent = 0
-    if unit.replicas is not None:
-        copies = unit.replicas.size
-        sent = shard.comm.size * elements_sent(unit.replicas, "all_reduce", unit.algorithm, shard.size, itemsize)
+    replicas, algorithm = unit.reduce.replicas, unit.reduce.algorithm
+    if replicas is not None:
+        copies = replicas.size
+        sent = shard.comm.size * elements_sent(replicas, "all_reduce", algorithm, shard.size, itemsize)
     counts = [shard.size] * shard.comm.size
-    return sent + copies * elements_sent(shard.comm, "reduce_scatter", unit.algorithm, counts, itemsize)
+    return sent + copies * elements_sent(shard.comm, "reduce_scatter", algorithm, counts, itemsize)

@@ -26,8 +26,8 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.nn.module import Module
+from minidist.parallel.tensor.full_state import MeshLike
 from minidist.parallel.tensor.grad_norm import sharded_over
-from minidist.parallel.tensor.sharding import MeshLike
 
 
 def check_module_replicas(module: Module, comm: Comm, axis: str | None = None) -> None:

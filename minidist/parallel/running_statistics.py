@@ -87,6 +87,22 @@ class RunningStatistics:
         return merged
 
 
+def exchange_among(comm: Comm, ranks: Sequence[int]) -> Exchange | None:
+    """Return how some ranks of a communicator gather their words: each sends its own to all others. None: one rank."""
+    if len(ranks) == 1:
+        return None
+
+    def exchange(words: np.ndarray) -> np.ndarray:
+        table = xp.stack([words] * len(ranks))
+        others = [(at, rank) for at, rank in enumerate(ranks) if rank != comm.rank]
+        requests = [comm.irecv(table[at], rank) for at, rank in others]
+        requests += [comm.isend(words, rank) for _, rank in others]
+        comm.waitall(requests)
+        return table
+
+    return exchange
+
+
 def batch_norms(module: Any) -> "list[BatchNorm]":
     """Return the batch norms inside `module`."""
     return [layer for layer in module.modules() if hasattr(layer, "mini_batch")] if hasattr(module, "modules") else []

@@ -29,7 +29,7 @@ from minidist.collectives import all_gather, all_to_all
 from minidist.comm import Comm
 from minidist.optim.muon import Shape, Updates, newton_schulz
 from minidist.parallel.parameter_server.server_shards import assign_keys
-from minidist.parallel.tensor.sharding import full_tensor, local_tensor
+from minidist.parallel.tensor.full_state import full_tensor, local_tensor
 
 FORMS = ("owner", "everywhere")
 Shapes = Mapping[str, Shape]  # of whole matrices, by name

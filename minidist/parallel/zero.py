@@ -25,22 +25,20 @@ from typing import Any
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
+from minidist.base import hooks
 from minidist.base.arrays import is_half
 from minidist.base.errors import UsageError, quoted
-from minidist.base.layout import cut
 from minidist.base.limits import check_number
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.collectives import all_gather, broadcast, reduce_scatter
 from minidist.comm import Comm, Work, check_communicator
 from minidist.nn.module import Module
-from minidist.optim import NORM_BLOCK, LayerwiseOptimizer, Muon, OptimizerWrapper, check_optimizer_class
-from minidist.parallel.axes_check import check_axes
-from minidist.parallel.data_parallel import check_same_model, check_same_values, not_copied
-from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors, sharded_flat
-from minidist.parallel.gradients import Bucket, GradientReducer
-from minidist.parallel.layer_sums import LayerSums
-from minidist.parallel.whole_matrices import WholeMatrices
+from minidist.optim import NORM_BLOCK, OptimizerWrapper, check_optimizer_class
+from minidist.parallel.data_parallel import not_copied
+from minidist.parallel.flat_shards import Shard, clip_shards_, sharded_flat
+from minidist.parallel.gradients import Bucket, GradientReducer, Reduction, Then
+from minidist.parallel.guard import Guard, new_guard
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 
@@ -95,7 +93,6 @@ class ZeroOptimizer(OptimizerWrapper):
         parameters = module.parameters() if isinstance(module, Module) else module
         ignored_params = set(ignored_params)
         self.flat = sharded_flat((p for p in parameters if p not in ignored_params), comm, alignment)
-        check_axes("ZeroOptimizer", module, self.flat.parameters, comm)
         settings = {
             "stage": stage,
             "reduction": reduction,
@@ -104,27 +101,26 @@ class ZeroOptimizer(OptimizerWrapper):
             "alignment": alignment,
             "find_unused_parameters": find_unused_parameters,
         }
-        check_same_model(self.flat, comm, "ZeroOptimizer", settings)
+        guard = new_guard("avg" if reduction == "mean" else "sum", comm)
+        guard.wraps("ZeroOptimizer", module, self.flat, settings, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
-        self.flat.load_checks.append(partial(check_same_values, self.flat, comm))
 
         # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
         self.shard = Shard(self.flat, comm, alignment)
-        if isinstance(optimizer_class, type) and issubclass(optimizer_class, LayerwiseOptimizer):
-            defaults = {"layer_sums": LayerSums(self.flat.parameters, shards=comm), **defaults}
-        elif isinstance(optimizer_class, type) and issubclass(optimizer_class, Muon):
-            defaults = {"whole_matrices": WholeMatrices(self.flat.parameters), **defaults}
+        for more in hooks.shard_arguments:
+            defaults = {**more(optimizer_class, self.flat.parameters, comm), **defaults}
         self.optimizer = optimizer_class(self.shard.slices(), **defaults)
 
         # Gradients are reduced to the owners of the shards during every backward pass.
         self.reducer = ShardReducer(
             self.shard,
-            op="avg" if reduction == "mean" else "sum",
+            op=guard.op,
             algorithm=algorithm,
             bucket_size=reduce_bucket_size,
             keep_whole=stage == 1,
             unused="zeros" if find_unused_parameters else "error",
+            guard=guard,
         )
         self.reducer.observe()
         self.reducer.belongs_to(module if isinstance(module, Module) else None, ignored_params)
@@ -173,12 +169,8 @@ class ZeroOptimizer(OptimizerWrapper):
     def gather(self) -> None:
         """Gather every shard on every rank, in place."""
         with purpose("parameter_gather"):
-            equal = f"model {self.reducer.number} after {self.flat.updates}"
+            equal = self.reducer.guard.of_weights(self.flat)
             all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)
-
-    def tensors(self) -> dict[str, dict[str, xp.Array]]:
-        """Return whole gradients, weights and optimizer state by name, on every rank; see `gather_tensors`."""
-        return gather_tensors([self.shard], self.optimizer)
 
 
 def zero_volume(gradient: int, parameters: int, ranks: int) -> dict[str, int]:
@@ -200,7 +192,15 @@ class ShardReducer(GradientReducer):
     operation = "reduce_scatter"
 
     def __init__(
-        self, shard: Shard, *, op: str, algorithm: str, bucket_size: int, keep_whole: bool, unused: str = "error"
+        self,
+        shard: Shard,
+        *,
+        op: str,
+        algorithm: str,
+        bucket_size: int,
+        keep_whole: bool,
+        unused: str = "error",
+        guard: Guard | None = None,
     ) -> None:
         check_number("reduce_bucket_size", bucket_size, least=1)  # DeepSpeed's files write 5e8
         flat = shard.flat
@@ -211,6 +211,7 @@ class ShardReducer(GradientReducer):
             algorithm=algorithm,
             bucket_cap_mb=bucket_size * flat.dtype.itemsize / 1e6,
             unused=unused,
+            guard=guard,
         )
 
         # The padding travels with the last parameters, so that every element of every shard is reduced.
@@ -222,12 +223,11 @@ class ShardReducer(GradientReducer):
             self.bucket_of.update(dict.fromkeys(last.parameters, self.buckets[0]))
         self.shard, self.keep_whole = shard, keep_whole
         self.arrays: dict[int, xp.Array] = {}
-        self._kept: Callable[[Bucket], xp.Array] | None = None
         self.replace_communication(self._reduce_scatter)
         if not keep_whole:
             flat.make_buffers_with(self._make_bucket)
 
-    def use_hook(self, start: Callable[[Bucket], Work]) -> None:
+    def use_hook(self, start: Callable[[Bucket], Reduction]) -> None:
         """Let `start(bucket)` sum each bucket on every rank; this rank then takes the part of its shard.
 
         Padding is not a part of any gradient, so that a hook sees what it would see without shards.
@@ -239,19 +239,26 @@ class ShardReducer(GradientReducer):
             self.bucket_of.update(dict.fromkeys(bucket.parameters, self.buckets[i]))
         self.replace_communication(lambda bucket: self._sum_whole(bucket, start))
 
-    def keep_only(self, kept: Callable[[Bucket], xp.Array]) -> None:
-        """Reduce only elements of a bucket for which kept(bucket), equal on all ranks, is true; others become zero."""
-        self._kept = kept
-
-    def _sum_whole(self, bucket: Bucket, start: Callable[[Bucket], Work]) -> Work:
+    def _sum_whole(self, bucket: Bucket, start: Callable[[Bucket], Reduction]) -> Reduction:
         """Start the sum of a bucket on every rank, and forget the bucket's own gradients."""
         # Stage 2: wait for the bucket before, and hand the hook the array of this one, which no other bucket shares.
         if not self.keep_whole:
             self._collect(len(self.works))
             bucket = replace(bucket, array=self.arrays.pop(bucket.index))
-        work = _PartOfShard(self.shard, bucket, start(bucket))
+        work = Then(start(bucket), lambda _: self._part_of(bucket))
         self._forget(bucket)
-        return work  # type: ignore[return-value]
+        return work
+
+    def _part_of(self, bucket: Bucket) -> xp.Array:
+        """Return what belongs to this rank's shard of a bucket whose sum is there."""
+        shard, piece = self.shard, bucket.slice
+        mine = shard.grad_buffer()[shard.place(piece)]
+        first = max(shard.start - piece.start, 0)
+        part = bucket.buffer[first : first + mine.size]
+        # The first reduction since zero_grad fills the shard; a later one is added by `_collect`.
+        if not shard.filled:
+            mine[...] = part
+        return part
 
     def _forget(self, bucket: Bucket) -> None:
         """Mark the bucket's local gradients as empty (stage 1), or drop the parameters' views of it (stage 2)."""
@@ -284,24 +291,23 @@ class ShardReducer(GradientReducer):
 
     def _reduce_scatter(self, bucket: Bucket) -> Work:
         """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""
-        if not self.keep_whole:
-            # Stage 2: wait for the bucket before, so that one travels while one fills, and no more.
-            self._collect(len(self.works))
+        # The first reduction since zero_grad writes straight into the shard. A later one goes through a separate
+        # array, which `_collect` adds to what is there.
+        array, mine, counts = self.take(bucket)
+        out = track(xp.empty_like(mine), "communication") if self.shard.filled else mine
+        return self.scatter(bucket, array, counts, out)
 
-        # The first reduction since zero_grad writes straight into the shard. A later one goes through an array of its
-        # own, which `_collect` adds to what is there. A bucket that crosses a boundary has several owners: `counts`.
-        shard = self.shard
+    def take(self, bucket: Bucket) -> tuple[xp.Array, xp.Array, list[int]]:
+        """Return a bucket's gradients, the part of this rank's shard in it, and how many elements each rank owns."""
+        # Stage 2: wait for the bucket before, so that one travels while one fills, and no more.
+        if not self.keep_whole:
+            self._collect(len(self.works))
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
-        mine, counts = shard.grad_buffer()[shard.place(bucket.slice)], shard.counts(bucket.slice)
-        own: xp.Array | None = None
-        if self._kept is None:
-            out = track(xp.empty_like(mine), "communication") if shard.filled else mine
-        # Of what is left out nothing is sent: each owner's part shrinks to what is kept of it.
-        else:
-            parts = cut(kept := self._kept(bucket), counts)
-            own, counts = parts[self.comm.rank], [int(part.sum()) for part in parts]
-            array = track(array[kept], "communication")
-            out = track(xp.empty(counts[self.comm.rank], array.dtype, array), "communication")
+        # A bucket that crosses a boundary has several owners: `counts`.
+        return array, self.shard.grad_buffer()[self.shard.place(bucket.slice)], self.shard.counts(bucket.slice)
+
+    def scatter(self, bucket: Bucket, array: xp.Array, counts: list[int], out: xp.Array) -> Work:
+        """Start the reduce-scatter of a bucket's gradients, and forget them here."""
         work: Work = reduce_scatter(
             self.comm,
             array,
@@ -312,17 +318,14 @@ class ShardReducer(GradientReducer):
             equal=bucket.equal,
             out=out,
         )
-        if own is not None:
-            work = _Spread(work, own, None if shard.filled else mine)  # type: ignore[assignment]
-
         self._forget(bucket)
         return work
 
     def _collect(self, until: int) -> None:
         """Wait for the buckets before number `until`, and add their sums to those of earlier micro-batches."""
         for i in range(until):
-            work, self.works[i] = self.works[i], _DONE  # so that its arrays are freed
-            if work is not _DONE:
+            work, self.works[i] = self.works[i], None  # so that its arrays are freed
+            if work is not None:
                 piece = work.wait()
                 if self.shard.filled:
                     self.shard.grad_buffer()[self.shard.place(self.buckets[i].slice)] += piece
@@ -335,45 +338,3 @@ class ShardReducer(GradientReducer):
     def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:
         """Let the shard know which parameters have a gradient on no rank."""
         self.shard.note_used(used)
-
-
-class _PartOfShard:
-    """A sum of a whole bucket; waiting for it returns what belongs to this rank's shard."""
-
-    def __init__(self, shard: Shard, bucket: Bucket, work: Work) -> None:
-        self.shard, self.bucket, self.work = shard, bucket, work
-
-    def wait(self) -> xp.Array:
-        self.work.wait()
-        shard, piece = self.shard, self.bucket.slice
-        mine = shard.grad_buffer()[shard.place(piece)]
-        first = max(shard.start - piece.start, 0)
-        part = self.bucket.buffer[first : first + mine.size]
-        # The first reduction since zero_grad fills the shard; a later one is added by who waits.
-        if not shard.filled:
-            mine[...] = part
-        return part
-
-
-class _Spread:
-    """A reduction of what is kept of a part; waiting for it returns the whole part, in `out` if it is given."""
-
-    def __init__(self, work: Work, kept: xp.Array, out: xp.Array | None) -> None:
-        self.work, self.kept, self.out = work, kept, out
-
-    def wait(self) -> xp.Array:
-        values = self.work.wait()
-        out = track(xp.empty(self.kept.size, values.dtype, values), "communication") if self.out is None else self.out
-        out[...] = 0
-        out[self.kept] = values
-        return out
-
-
-class _Done:
-    """Takes the place of a Work that has been waited for, so that its arrays are freed."""
-
-    def wait(self) -> None:
-        return None
-
-
-_DONE: Any = _Done()

@@ -1,7 +1,5 @@
 """Plans made from plans: recomputation, evaluation, and what other runtimes do with their receives.
 
-    merge            0I2 0W2 → 0B2                       neighbours of one micro-batch become one action
-    split            0B2 → 0I2 0W2
     recompute        0B2 → 0RECOMPUTE2 0B2               GPipe's: keep the stage's input, run its forward again
     forwards         0F0 0B0 0F1 0B1 → 0F0 0F1           evaluation
     computations     0F0 0SEND_F0 0B0 → 0F0 0B0          without transfers
@@ -15,7 +13,7 @@ from dataclasses import replace
 
 from minidist.base.errors import UsageError
 from minidist.pipeline.lowering import Orders, check_not_lowered, send_of, standstill
-from minidist.pipeline.plan.action import COMPUTE, Action, Item, actions_of, show
+from minidist.pipeline.plan.action import COMPUTE, Action, actions_of, show
 from minidist.pipeline.plan.plan import Plan
 from minidist.pipeline.simulate import Dependencies, Simulation, partner
 
@@ -47,33 +45,6 @@ def lower_blocking(plan: Plan) -> Plan:
         if not moved:
             raise standstill(plan)
     return plan.with_orders(orders)
-
-
-def merge(plan: Plan) -> Plan:
-    """Make adjacent I and W of one micro-batch one B."""
-    orders: Orders = []
-    for order in plan.orders:
-        merged: list[Item] = []
-        for item in order:
-            action = actions_of(item)[0]
-            if action.kind == "W" and merged and merged[-1] == Action.of("I", action.stage, action.microbatch):
-                merged[-1] = Action.of("B", action.stage, action.microbatch)
-            else:
-                merged.append(item)
-        orders.append(merged)
-    return plan.with_orders(orders)
-
-
-def split(plan: Plan) -> Plan:
-    """Make every B that is not in an overlapped pair an I and a W."""
-
-    def halves(item: Item) -> Iterable[Item]:
-        first, *rest = actions_of(item)
-        if rest or first.kind != "B":
-            return (item,)
-        return (Action.of(kind, first.stage, first.microbatch) for kind in "IW")
-
-    return plan.with_orders([[half for item in order for half in halves(item)] for order in plan.orders])
 
 
 def recompute(plan: Plan, stages: Iterable[int] | None = None) -> Plan:

@@ -4,7 +4,7 @@
     I, B(s,i)     wait for F(s,i) and I or B(s+1,i)      lowered: for the SEND_B of stage s+1 instead
     W(s,i)        waits for I(s,i)
     SEND          waits for its action and for the RECV that it meets: no order that passes needs buffered sends
-    RECV          posts a receive and waits for nothing; with blocking=True it waits for its data where it stands
+    RECV          posts a receive and waits for nothing
 
 Each rank is a list and a position. A rank advances while the actions that its next item needs have ended; otherwise it
 is put aside and woken by the action that it waits for:
@@ -21,53 +21,46 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from minidist.pipeline.plan.action import COMPUTE, Action, Item, actions_of
-from minidist.pipeline.plan.plan import UPDATE_RULES, Plan
+from minidist.pipeline.plan.plan import Plan
+from minidist.pipeline.plan.registry import update_rule
 
 Span = tuple[Item, float, float]  # item, start, end
 
 
 class Dependencies:
-    """What each action of a plan waits for: the only place that knows how the actions of a pipeline depend on another.
+    """What each action of a plan waits for: the only place that knows how actions depend on another."""
 
-    blocking: a RECV waits for its data where it stands in the order, as in some runtimes, and a SEND waits for nothing.
-    """
-
-    def __init__(self, plan: Plan, blocking: bool = False) -> None:
-        self.stages, self.blocking = plan.stages, blocking
+    def __init__(self, plan: Plan) -> None:
+        self.stages = plan.stages
         self.actions = {action for rank in range(plan.ranks) for action in plan.actions(rank)}
         # Where weights change on the way, what the update before an action waits for.
-        rule = UPDATE_RULES.get(plan.updates)
+        rule = update_rule(plan)
         self.updates: dict[Action, list[Action]] = rule.waits(plan) if rule else {}
 
     def needs(self, action: Action) -> list[Action]:
         """Return the actions that must have ended before `action` starts."""
         kind, stage, i = action.kind, action.stage, action.microbatch
         if kind == "F":
-            found = [] if stage == 0 else [self._data("SEND_F", stage - 1, i)]
+            found = [] if stage == 0 else [self.data("SEND_F", stage - 1, i)]
         elif kind in ("I", "B"):
             own = Action.of("F", stage, i)
-            found = [own] if stage + 1 == self.stages else [own, self._data("SEND_B", stage + 1, i)]
+            found = [own] if stage + 1 == self.stages else [own, self.data("SEND_B", stage + 1, i)]
         elif kind == "W":
             return [Action.of("I", stage, i)]
         elif kind == "RECOMPUTE":
             return [Action.of("F", stage, i)]
-        elif kind.startswith("RECV"):
-            if not self.blocking:
-                return []
-            sender = partner(action)
-            return [self._data(sender.kind, sender.stage, i)]
         elif kind.startswith("SEND"):
-            return [] if self.blocking else [self._produced(kind, stage, i), partner(action)]
+            return [self.produced(kind, stage, i), partner(action)]
         else:
-            return []  # REDUCE_GRAD: its place in the order is all
+            return []  # RECV; and REDUCE_GRAD, whose place in the order is all
         return found + self.updates.get(action, [])
 
-    def _data(self, send: str, stage: int, i: int) -> Action:
+    def data(self, send: str, stage: int, i: int) -> Action:
         """Return what makes the data of `stage` available: its SEND where there is one, else the computation."""
         sent = Action.of(send, stage, i)
-        return sent if sent in self.actions and not self.blocking else self._produced(send, stage, i)
+        return sent if sent in self.actions else self.produced(send, stage, i)
 
-    def _produced(self, send: str, stage: int, i: int) -> Action:
+    def produced(self, send: str, stage: int, i: int) -> Action:
         """Return the computation whose result a SEND sends; a backward is B, or I where the weights wait."""
         if send == "SEND_F":
             return Action.of("F", stage, i)

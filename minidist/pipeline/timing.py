@@ -30,7 +30,7 @@ from minidist.pipeline.plan.action import (
     show,
 )
 from minidist.pipeline.plan.plan import Plan
-from minidist.pipeline.simulate import Dependencies, Simulation, Span, simulate
+from minidist.pipeline.simulate import Dependencies, Simulation, Span, partner, simulate
 from minidist.pipeline.times import Times, uniform
 from minidist.pipeline.timing_vectorized import Flat, flatten, seconds_by_kind, split, sweep
 
@@ -152,6 +152,23 @@ def _windows(recorded: list[list[Span]]) -> tuple[list[float], list[float], list
     return first, last, [sum(end - start for _, start, end in row) for row in recorded]
 
 
+class BlockingReceives(Dependencies):
+    """What actions wait for where a RECV waits for its data where it stands, as in some runtimes."""
+
+    def needs(self, action: Action) -> list[Action]:
+        """Return the actions that must have ended before `action` starts."""
+        if action.kind.startswith("SEND"):
+            return []
+        if not action.kind.startswith("RECV"):
+            return super().needs(action)
+        sender = partner(action)
+        return [self.produced(sender.kind, sender.stage, action.microbatch)]
+
+    def data(self, send: str, stage: int, i: int) -> Action:
+        """Return the computation that makes the data of `stage`: the RECV has waited for it."""
+        return self.produced(send, stage, i)
+
+
 def _simulate(plan: Plan, times: Times, blocking: bool) -> Simulation:
     """Run the plan with `times`; a rank that waits for ever is a UsageError."""
     table, rank_of = seconds_by_kind(times).tolist(), plan.rank_of_stage()
@@ -169,7 +186,7 @@ def _simulate(plan: Plan, times: Times, blocking: bool) -> Simulation:
             return 0.0
         return times.comm[min(source, stage)]
 
-    run = simulate(plan.orders, Dependencies(plan, blocking).needs, seconds, latency)
+    run = simulate(plan.orders, (BlockingReceives(plan) if blocking else Dependencies(plan)).needs, seconds, latency)
     if run.blocked:
         rank = run.blocked[0]
         raise UsageError(

@@ -2,7 +2,7 @@
 
     1 each action once, in range, a micro-batch's actions of a stage on one rank
     2 F before I before W on a rank, and nothing after REDUCE_GRAD
-    3 sends and receives match
+    3 sends and receives match, where a plan has them already (transfers.py)
     4 all ranks reach the end of their orders: no deadlock, even with synchronous sends (simulate.py)
     5 F and B of a micro-batch see the same weights: nothing to check, unless they change on the way (`UpdateRule`)
 
@@ -14,9 +14,11 @@ Proved by: tests/pipeline/test_plans.py
 from collections import Counter
 from dataclasses import dataclass
 
+from minidist.base.hooks import elsewhere
 from minidist.pipeline.plan import Action, Plan, actions_of
-from minidist.pipeline.plan.plan import UPDATE_RULES, PlanError
-from minidist.pipeline.simulate import Dependencies, partner, simulate
+from minidist.pipeline.plan.plan import PlanError
+from minidist.pipeline.plan.registry import update_rule
+from minidist.pipeline.simulate import Dependencies, simulate
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,10 @@ def validate(plan: Plan, allow_wrong_gradients: bool = False) -> PlanFacts:
     items = [[actions_of(item) for item in order] for order in plan.orders]
     _check_range(plan, items)
     _check_local_order(items)
-    _check_transfers_alone(plan, items)
-    rank_of = _check_complete(plan, items)
-    is_lowered = _check_transfers_match(plan, items, rank_of)
-    _check_no_deadlock(plan, rank_of, is_lowered)
-    if (rule := UPDATE_RULES.get(plan.updates)) is not None:
+    has_transfers = plan.is_lowered and elsewhere.check_transfers(plan, items)
+    _check_no_deadlock(plan, check_complete(plan, items), has_transfers)
+    if (rule := update_rule(plan)) is not None:
         return PlanFacts(_peaks(items), rule.versions(plan, allow_wrong_gradients))
-    if plan.updates not in ("flush", "none"):
-        raise PlanError(
-            f"plan {plan.name!r} has updates={plan.updates!r}, and there are flush, none,"
-            f" {', '.join(UPDATE_RULES) or 'and those that minidist.pipeline.schedules adds'}"
-        )
     peak = [min(1, len(order)) for order in items] if plan.updates == "none" else _peaks(items)
     return PlanFacts(peak, [1] * plan.ranks)
 
@@ -92,21 +87,7 @@ def _check_local_order(items: Items) -> None:
             seen.update(item)
 
 
-def _check_transfers_alone(plan: Plan, items: Items) -> None:
-    """4, a necessary part, which also fragments of plans pass: sends and receives without what is computed between."""
-    queues = [[a for item in order for a in item if a.kind.startswith(("SEND", "RECV"))] for order in items]
-    transfers = {action for queue in queues for action in queue}
-    needs = Dependencies(plan).needs
-    run = simulate(queues, lambda action: [needed for needed in needs(action) if needed in transfers])
-    if run.blocked:
-        missing = [(rank, *run.missing(rank)) for rank in run.blocked]
-        reasons = "; ".join(
-            f"rank {rank} at {action} waits for {needed} to be posted" for rank, action, needed in missing
-        )
-        raise PlanError(f"deadlock with synchronous sends: {reasons}; post a receive earlier")
-
-
-def _check_complete(plan: Plan, items: Items) -> RankOf:
+def check_complete(plan: Plan, items: Items) -> RankOf:
     """1: every stage runs every micro-batch on one rank. Returns (stage, micro-batch) -> rank."""
     rank_of: RankOf = {}
     count: Counter[Action] = Counter()
@@ -140,58 +121,7 @@ def _check_passes(plan: Plan, stage: int, i: int, count: Counter[Action]) -> Non
         raise PlanError(f"{stage}{missing}{i} is missing; its gradient would never be computed")
 
 
-def _check_transfers_match(plan: Plan, items: Items, rank_of: RankOf) -> bool:
-    """3: if there are any transfers, they are those between stages on different ranks, each on its side of the data."""
-    place = {action: (rank, at) for rank, order in enumerate(items) for at, item in enumerate(order) for action in item}
-    transfers = {a for a in place if a.kind.startswith(("SEND", "RECV"))}
-    if not transfers:
-        return False
-
-    # Exactly those between neighbouring stages on different ranks.
-    needed = _needed_transfers(plan, rank_of)
-    for action in sorted(needed - transfers):
-        other = partner(action)
-        rest = f", but its partner {other} is there" if other in transfers else ""
-        raise PlanError(
-            f"rank {rank_of[action.stage, action.microbatch]}: {action} is missing{rest}; the stages are on different"
-            " ranks"
-        )
-    for action in sorted(transfers - needed):
-        raise PlanError(
-            f"rank {place[action][0]}: {action} has no partner; its neighbour is on the same rank or does not exist"
-        )
-
-    _check_sides(place, sorted(transfers), rank_of)
-    return True
-
-
-def _needed_transfers(plan: Plan, rank_of: RankOf) -> set[Action]:
-    """Return the sends and receives of a plan whose neighbouring stages are on these ranks."""
-    needed: set[Action] = set()
-    for (stage, i), rank in rank_of.items():
-        if stage + 1 < plan.stages and rank_of[stage + 1, i] != rank:
-            needed |= {Action.of("SEND_F", stage, i), Action.of("RECV_F", stage + 1, i)}
-            if plan.updates != "none":
-                needed |= {Action.of("SEND_B", stage + 1, i), Action.of("RECV_B", stage, i)}
-    return needed
-
-
-def _check_sides(place: dict[Action, tuple[int, int]], transfers: list[Action], rank_of: RankOf) -> None:
-    """3: each is on the rank of its stage, a SEND behind what it sends and a RECV before what needs it."""
-    for action in transfers:
-        kind, stage, i = action.kind, action.stage, action.microbatch
-        rank, at = place[action]
-        if rank != rank_of[stage, i]:
-            raise PlanError(f"rank {rank}: {action} belongs to rank {rank_of[stage, i]}, which holds stage {stage}")
-        around = [Action.of(k, stage, i) for k in (("F",) if kind.endswith("_F") else ("I", "B"))]
-        computed = next(place[a][1] for a in around if a in place)
-        if kind.startswith("SEND") and at < computed:
-            raise PlanError(f"rank {rank}: {action} comes before the action that makes what it sends; put it behind")
-        if kind.startswith("RECV") and at > computed:
-            raise PlanError(f"rank {rank}: {action} comes after the action that needs it; put it before")
-
-
-def _check_no_deadlock(plan: Plan, rank_of: RankOf, is_lowered: bool) -> None:
+def _check_no_deadlock(plan: Plan, rank_of: RankOf, has_transfers: bool) -> None:
     """4: every rank reaches the end of its order."""
     run = simulate(plan.orders, Dependencies(plan).needs)
     if run.blocked:
@@ -202,7 +132,7 @@ def _check_no_deadlock(plan: Plan, rank_of: RankOf, is_lowered: bool) -> None:
                 f"rank {rank} at {action} waits for {needed} on rank {rank_of[needed.stage, needed.microbatch]}"
             )
         raise PlanError(
-            f"deadlock{' with synchronous sends' if is_lowered else ''}: {'; '.join(reasons)}; reorder one of them"
+            f"deadlock{' with synchronous sends' if has_transfers else ''}: {'; '.join(reasons)}; reorder one of them"
         )
 
 

@@ -75,7 +75,8 @@ class Architecture:
     A model from a file also has its kinds of layers, `blocks`, and the kind of each layer, `pattern`; without them the
     fields above say what a layer is. first: what the first stage has beside the embeddings of tokens and positions;
     last: what the last stage has beside the output projection (default: a norm). approximations: sentences that say
-    what times and activations leave out.
+    what times and activations leave out. projection_alone: the parameters of an output projection that transformers'
+    AutoModel does not build.
     """
 
     layers: int
@@ -100,6 +101,7 @@ class Architecture:
     first: Part = NOTHING
     last: Part | None = None
     approximations: tuple[str, ...] = ()
+    projection_alone: int = 0
 
     @property
     def query_size(self) -> int:
@@ -325,8 +327,6 @@ def from_sizes(sizes: Mapping[str, Any], where: str = "") -> Architecture:
     check_count(experts, "--experts" + where, 0, MAX_EXPERTS)
     if top_k is not None and not experts:
         raise UsageError(f"--top-k {top_k} needs a model with experts{where}; add --experts, or leave --top-k out")
-    for name in ("layers", "hidden", "heads"):
-        check_count(sizes[name], FLAGS["width" if name == "hidden" else name] + where, 1, MAX_SIZE)
     return checked(
         Architecture(
             sizes["layers"],

@@ -4,6 +4,7 @@ Proved by: tests/planning/test_families.py, tests/planning/test_architecture.py
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from minidist.planning.architecture import Architecture, Block
@@ -44,10 +45,15 @@ def architecture_of(keys: Keys) -> Architecture:
         notes.append(TEXT_ONLY)
     tied = (keys if "tower" in row else text).flag("tie_word_embeddings")
     tied |= row.get("tied") == "either" and text.flag("tie_word_embeddings")
-    if "tower" in row and not tied:
-        projection = text.size("vocab_size") * text.size("hidden_size")
-        notes.append(f"{projection:,} parameters are the output projection, which transformers' AutoModel leaves out")
-    return _language_model(text, families()[kind], tied, vector(tower), notes)
+    model = _language_model(text, families()[kind], tied, vector(tower), notes)
+    if "tower" not in row or tied:
+        return model
+    projection = model.vocabulary * model.width
+    note = (
+        f"{projection:,} parameters are the output projection, without which transformers' AutoModel builds"
+        f" {model.parameters - projection:,}"
+    )
+    return replace(model, projection_alone=projection, approximations=(*model.approximations, note))
 
 
 def _language_model(
@@ -134,10 +140,11 @@ def _opt(family: Family) -> tuple[Part, Part]:
     """Return what OPT has: an embedding of another width than the layers, and a last norm that some have not."""
     keys, h = family.keys, family.width
     low, words = keys.size("word_embed_proj_dim", h), keys.size("vocab_size")
-    # The embedding is counted with the width of the layers, so what it has less is subtracted.
-    first = Part(split=words * (low - h), replicated=2 * h + 2 * low * h * (low != h))
+    # The embedding is counted with the width of the layers, so what it has less is subtracted; so is the projection's.
+    less = Part(split=words * (low - h))
+    first = together(less, Part(replicated=2 * h + 2 * low * h * (low != h)))
     norm = keys.flag("do_layer_norm_before") and not keys.flag("_remove_final_layer_norm")
-    return first, family.norm() if norm else NOTHING
+    return first, together(family.norm() if norm else NOTHING, NOTHING if keys.flag("tie_word_embeddings") else less)
 
 
 def _deepseek_v4(family: Family) -> tuple[Part, Part]:

@@ -26,9 +26,9 @@ BATCH = ("global_batch", "accumulation", "microbatches", "precision", "optimizer
 
 # These change neither the bytes of a rank nor the time of a step by more than the planner's error.
 WITHOUT_EFFECT = (
-    "aux_loss_weight", "betas", "bucket_cap_mb", "clip", "data", "decay", "decay_steps", "eps",
-    "evaluate_every", "every", "final_lr", "keep", "lr", "overwrite", "reduction", "save",
-    "seed", "steps", "warmup", "warmup_curve", "warmup_start", "weight_decay",
+    "aux_loss_weight", "betas", "bucket_cap_mb", "clip", "data", "eps",
+    "evaluate_every", "every", "keep", "lr", "overwrite", "reduction", "save",
+    "seed", "steps", "weight_decay",
     *(name for kind in installed() if kind.observes or kind.unplanned for name in kind.Settings.model_fields),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ With A = b T w, the activation of a micro-batch of b sequences, all t tensor-par
     head         -                                     1 all-reduce                     sequence parallel: (t-1) A
     loss         all-reduces of 3 b T                  -                                -
 
-Each line is a `..._volume` function in the technique's own module; a technique with another loss has a closed form of
+Each line is a `..._volume` function of `parallel/volume.py`; a technique with another loss has a closed form of
 its own (`Extension.loss_volume`). Sequence parallelism gathers and reduce-scatters instead, the same bytes, and sums
 the gradients of norms, of biases behind the sum and of the position table.
 
@@ -27,18 +27,24 @@ from minidist.job.config.pipeline_plan import blocks_of_stages, make_plan
 from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
 from minidist.nn.experts import expert_capacity
 from minidist.parallel.context import part_order, sequence_positions
-from minidist.parallel.context.all_gather_attention import all_gather_attention_volume
-from minidist.parallel.context.ring_attention import ring_attention_volume
-from minidist.parallel.context.ulysses import ulysses_volume
-from minidist.parallel.context.ulysses_ring import ulysses_ring_volume
-from minidist.parallel.expert.dispatch import dispatch_volume
-from minidist.parallel.expert.ragged import capacities_volume
-from minidist.parallel.expert.tensor_parallel import expert_tensor_volume
-from minidist.parallel.tensor.layers import column_parallel_volume, column_row_volume, row_parallel_volume
-from minidist.parallel.tensor.llama import kv_replicas_volume
-from minidist.parallel.tensor.sequence_parallel import sequence_parallel_volume
-from minidist.parallel.tensor.vocabulary import cross_entropy_volume, embedding_volume, head_volume
-from minidist.parallel.volume import Volume
+from minidist.parallel.volume import (
+    Volume,
+    all_gather_attention_volume,
+    capacities_volume,
+    column_parallel_volume,
+    column_row_volume,
+    cross_entropy_volume,
+    dispatch_volume,
+    embedding_volume,
+    expert_tensor_volume,
+    head_volume,
+    kv_replicas_volume,
+    ring_attention_volume,
+    row_parallel_volume,
+    sequence_parallel_volume,
+    ulysses_ring_volume,
+    ulysses_volume,
+)
 from minidist.planning.pipeline_volumes import input_shapes
 from minidist.techniques import of_job, packs_inputs
 

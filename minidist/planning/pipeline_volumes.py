@@ -21,10 +21,10 @@ from minidist.job.config.pipeline_plan import blocks_of_stages, make_plan, perio
 from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.optim import NORM_BLOCK
-from minidist.parallel.data_parallel import DIGEST_BYTES
+from minidist.parallel.replica_guard import DIGEST_BYTES
+from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
-from minidist.pipeline.schedules import Plan
 
 Sizes = Sequence[Sequence[AxisSizes]]  # of each rank, the sizes of its stages
 NUMBER = 8  # bytes of a loss, or of the sum of a block's squares: one float64

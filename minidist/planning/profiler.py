@@ -21,10 +21,12 @@ from minidist.base.random import batch_coordinates
 from minidist.job.config.pipeline_plan import count_blocks
 from minidist.job.config.rules import MODEL_AND_DATA, check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
-from minidist.job.train.job import Job, as_input, build
+from minidist.job.train.job import Job, build
+from minidist.job.train.task import as_input
 from minidist.pipeline.partition import Layer
 from minidist.pipeline.runtime import PipelineStage, cut_model
-from minidist.pipeline.runtime.stages import backward_from, has_gradient
+from minidist.pipeline.runtime.pipeline import backward_from
+from minidist.pipeline.runtime.shapes import FLOATS
 
 
 def profile_layers(
@@ -86,7 +88,7 @@ def _one_round(
     x, alive, row, sizes = [inputs], [], [], []
     with batch_coordinates(0, 0, job.config.seed):
         for number, stage in enumerate(stages):
-            leaves = x if number == 0 else [Tensor(array, requires_grad=has_gradient(array.dtype)) for array in x]
+            leaves = x if number == 0 else [Tensor(array, requires_grad=array.dtype.kind in FLOATS) for array in x]
             begin = time.perf_counter()
             result = stage.module(*leaves)
             if number + 1 == len(stages):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError
 from minidist.base.trace import SpanEvent, Trace
-from minidist.pipeline.schedules import Item, actions_of, show
+from minidist.pipeline.plan import Item, actions_of, show
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import Style, finish, new_figure, patch, tidy
 from minidist.report.palette import NAMES, PALETTE, ink, shade

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from minidist.base.errors import UsageError, quoted
 from minidist.pipeline.passes import lower_blocking
-from minidist.pipeline.schedules import Plan, show
+from minidist.pipeline.plan import Plan, show
 from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
 from minidist.pipeline.validate import validate

@@ -80,6 +80,8 @@ class KeepingMatching(Matching):
         super()._deliver(send, receive)
         number = len(self.steps)
         source, target = self._places[send.order], self._places[receive.order]
+        assert send.event is not None
+        assert receive.event is not None
         self.steps.append(Step(send.event, receive.event, source, target))
         if source is not None:
             self._sent[send.stream.rank].append((number, source))
@@ -125,7 +127,7 @@ class StepWorld(SimWorld):
     matching: KeepingMatching
 
     def _new_matching(self) -> Matching:
-        return KeepingMatching(self.state, self.failures, self._block)
+        return KeepingMatching(self.state, self._block, self._guards())
 
     def _finish(self) -> None:
         for rank in range(self.size):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import minidist.parallel.expert.tensor_parallel  # noqa: F401 (the plans of a Llama, and of models with experts)
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.layout import Layout
 from minidist.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks

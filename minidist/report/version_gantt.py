@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError, quoted
-from minidist.pipeline.schedules import Action, Plan
+from minidist.pipeline.plan import Action, Plan
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import finish, line, new_figure, patch, tidy
 from minidist.report.palette import MEMORY, PALETTE

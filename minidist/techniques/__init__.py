@@ -5,8 +5,10 @@ batches_ahead    --prefetch-batches, --loader-workers: a thread or processes mak
 compression      --compression: gradients are sent with fewer bytes; what is left is added to the next ones
 data_ledger      --check-data: every sample is read once per epoch
 distillation     --distill-from: a student learns from labels and from a trained model, its teacher
+documents        --document-separator: attention stays inside documents
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
+lr_schedule      --warmup, --decay: the learning rate follows the number of the step
 loss_scaling     --precision fp16, --loss-scale: gradients are scaled, and steps that overflow are left out
 offload          --offload: optimizer state, activations or parameters are kept in host memory
 pruning          --sparsity, --sparsity-pattern: weights become zero, and their gradients are not sent

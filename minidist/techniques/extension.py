@@ -24,8 +24,11 @@ the job at the same places. In the order of a job:
     for each step
         before_step(samples)     all ranks together will read `samples` samples
         read(numbers, sides)     this rank has read the samples with these numbers
+        read_inputs(number, inputs)    a micro-batch was read
+        micro_batch(number)      a context in which a micro-batch runs
         targets(...)             what the loss of a micro-batch compares the model's outputs with
         scaled(loss)             the loss from which backward starts
+        lr_factor(step)          by what the learning rate is multiplied
         after_forward_backward(strategy, step)    this rank has made its micro-batches
         after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
         updates(strategy, comm)  whether the update is made, or left out on all ranks
@@ -139,9 +142,11 @@ class Extension:
     both stages with a tied weight then have a bucket for it. own_state: of each kind of state that `of_rank` returns,
     what a checkpoint holds with it, and what to resume with, in words, where a job has no place for it. trainers: what
     traces and reports call the ranks of the layout, where other ranks are `beside` it; one technique of a job may have
-    such ranks. unplanned: whether a plan (`minidist plan`) leaves the flags out, because they change neither memory nor
-    time by more than the planner's error. deepspeed: what is made of keys of a DeepSpeed file. scale: by what `scaled`
-    has multiplied the loss of the current step, and so its gradients.
+    such ranks. in_evaluations: whether evaluations have the technique, too, with `read_inputs` and
+    `micro_batch`. for_all_steps: whether the settings are meant for the whole length of a job, so that a trial of a few
+    steps leaves them out. unplanned: whether a plan (`minidist plan`) leaves the flags out, because they change neither
+    memory nor time by more than the planner's error. deepspeed: what is made of keys of a DeepSpeed file. scale: by
+    what `scaled` has multiplied the loss of the current step, and so its gradients.
     """
 
     Settings: ClassVar[type[BaseModel]] = Settings
@@ -161,6 +166,8 @@ class Extension:
     sums_buckets: ClassVar[bool] = False
     own_state: ClassVar[Mapping[str, tuple[str, str]]] = {}
     trainers: ClassVar[str] = "layout"
+    for_all_steps: ClassVar[bool] = False
+    in_evaluations: ClassVar[bool] = False
     unplanned: ClassVar[bool] = False
     deepspeed: ClassVar[DeepSpeedKeys] = DeepSpeedKeys()
     scale: float = 1.0
@@ -294,6 +301,10 @@ class Extension:
         """Return the `offload_policy` of `parallel.fully_shard`; None: shards of parameters are on the device."""
         return None
 
+    def lr_factor(self, step: int) -> float:
+        """Return by what the learning rate of a step is multiplied: a function of its number alone."""
+        return 1.0
+
     def optimizer(self, kind: Callable[..., Any]) -> Callable[..., Any]:
         """Return what makes the job's optimizer. kind: what makes it without the technique."""
         return kind
@@ -315,6 +326,13 @@ class Extension:
 
     def read(self, numbers: np.ndarray[Any, Any], sides: Iterable[str]) -> None:
         """Note that this rank has read the samples with these numbers. sides: their inputs, their targets, or both."""
+
+    def read_inputs(self, number: int, inputs: Any) -> None:
+        """Note that micro-batch `number` was read, with these inputs of whole samples."""
+
+    def micro_batch(self, number: int) -> AbstractContextManager[Any]:
+        """Return a context in which micro-batch `number` runs; every action of a pipeline has one."""
+        return nullcontext()
 
     def targets(self, step: int, inputs: Any, targets: Any, positions: Any) -> Any:
         """Return what the loss of a micro-batch gets in place of its targets; not called for held-out data.

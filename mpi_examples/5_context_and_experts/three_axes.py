@@ -5,7 +5,7 @@
 
 The order matters: first the tiles (a plan speaks of the whole model's names), then the stages, then the flat arrays
 whose gradients are summed over the replicas. `minidist train --tp 2 --pp 2 --dp 2` does the same with every axis there
-is, see minidist/job/train/recipe.py. With 4 ranks there is one replica.
+is, see minidist/job/train/parallelize.py. With 4 ranks there is one replica.
 """
 
 import numpy as np

@@ -1,20 +1,33 @@
 """The core runs with empty hooks, and refuses what they would add."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from minidist.autograd import Tensor, cross_entropy
 from minidist.base import hooks
 from minidist.base.errors import UsageError
 from minidist.collectives import ALGORITHMS, all_reduce
 from minidist.comm import SimWorld
+from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
+from minidist.optim import SGD
+from minidist.parallel import DistributedDataParallel, ZeroOptimizer, fully_shard, sharded_parameters
+from minidist.parallel.model_parallel import apply_context_parallel
+from minidist.parallel.tensor import parallelize
+from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.validate import validate
 
 
-def test_a_collective_runs_without_what_is_added_to_the_core(monkeypatch):
-    for name in ("choosers", "one_event"):
-        monkeypatch.setattr(hooks, name, {})
-    for name in ("more_algorithms", "algorithm_sources"):
+@pytest.fixture
+def core_alone(monkeypatch):
+    monkeypatch.setattr(hooks, "choosers", {})
+    for name in ("call_checks", "more_algorithms", "algorithm_sources", "guards", "shard_arguments", "one_event"):
         monkeypatch.setattr(hooks, name, [])
 
+
+@pytest.mark.usefixtures("core_alone")
+def test_a_collective_runs_without_what_is_added_to_the_core():
     assert SimWorld(3).run(lambda comm: all_reduce(comm, np.full(2, comm.rank)).tolist()) == [[3, 3]] * 3
     for name in ("auto", "nowhere.py:f"):
         with pytest.raises(UsageError, match=f"unknown all_reduce algorithm '{name}'"):
@@ -29,3 +42,80 @@ def test_more_algorithms_are_registered_when_a_name_is_not_there(monkeypatch):
     assert "none" not in ALGORITHMS["all_reduce"]
     assert "none" not in ALGORITHMS["all_reduce"]
     assert found == ["more"]
+
+
+def test_the_core_has_the_plans_of_a_gpt_and_an_mlp_and_refuses_what_is_not_added(monkeypatch):
+    llama = Llama(LlamaConfig(7, 8, 8, 1, 2, max_position_embeddings=4))
+    assert "model.layers.*.mlp.up_proj" in parallelize.tensor_parallel_plan(llama)
+    monkeypatch.setattr(parallelize, "plan_sources", [])
+    assert set(parallelize.tensor_parallel_plan(MLP([4, 4, 2]))) == {"layers.0", "layers.1"}
+    assert "lm_head" in parallelize.tensor_parallel_plan(GPT(GPTConfig(7, 4, 8, 1, 2)))
+    with pytest.raises(UsageError, match="no tensor-parallel plan for a Llama; pass one"):
+        parallelize.tensor_parallel_plan(llama)
+    with pytest.raises(UsageError, match=r"unknown attention 'rign'.*'ring'"):
+        SimWorld(2).run(lambda comm: apply_context_parallel(GPT(GPTConfig(7, 4, 8, 1, 2)), comm, 4, "rign"))
+
+
+def test_more_schedules_and_update_rules_are_loaded_when_a_name_is_not_there(monkeypatch):
+    found = []
+
+    def empty():
+        monkeypatch.setattr(hooks, "more_schedules", [lambda: found.append("more")])
+
+    empty()
+    plan = get_schedule("1F1B").plan(2, 2)
+    validate(plan)
+    assert found == []
+    with pytest.raises(UsageError, match="unknown schedule 'none'"):
+        get_schedule("none")
+    assert found == ["more"]
+    empty()
+    with pytest.raises(UsageError, match="plan '1f1b' has updates='later'; it must be one of flush, none"):
+        validate(replace(plan, updates="later"))
+    assert found == ["more", "more"]
+
+
+def replicas(model, comm):
+    wrapped = DistributedDataParallel(model, comm, algorithm="ordered")
+    return wrapped, SGD(wrapped.flat, lr=0.1)
+
+
+def zero(model, comm, stage):
+    return model, ZeroOptimizer(model, SGD, comm=comm, stage=stage, algorithm="ordered", lr=0.1)
+
+
+def sharded(model, comm):
+    fully_shard(model, mesh=comm, algorithm="ordered")
+    return model, SGD(sharded_parameters(model), lr=0.1)
+
+
+WRAPPERS = {
+    "data parallelism": replicas,
+    "ZeRO 1": lambda model, comm: zero(model, comm, 1),
+    "ZeRO 2": lambda model, comm: zero(model, comm, 2),
+    "ZeRO 3": sharded,
+}
+
+
+def trained(comm, wrap):
+    """The losses of three steps, and the messages that the rank has sent but those of the guard, which compare."""
+    model, optimizer = wrap(MLP([4, 6, 3]), comm)
+    rng, losses = np.random.default_rng(comm.rank), []
+    for _ in range(3):
+        loss = cross_entropy(model(Tensor(rng.standard_normal((5, 4)).astype(np.float32))), np.arange(5) % 3)
+        model.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    sent = [(m.purpose, m.nbytes) for m in comm.trace.messages if m.purpose != "startup"]
+    return losses, sent
+
+
+def test_a_wrapper_trains_and_sends_the_same_with_no_guard(request):
+    """A guard adds a text to each message, and 16 bytes at the start."""
+    guarded = {name: SimWorld(2).run(trained, wrap) for name, wrap in WRAPPERS.items()}
+    request.getfixturevalue("core_alone")
+    for name, wrap in WRAPPERS.items():
+        assert SimWorld(2).run(trained, wrap) == guarded[name], name
+        assert guarded[name][0][1], name
+        assert guarded[name][0][0] == guarded["ZeRO 1"][0][0], name

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from minidist.base.interrupts import interruptible, interruption
-from minidist.base.memory import MemoryAccount, account_memory, track
+from minidist.base.memory import MemoryAccount, account_memory
+from minidist.base.watchers import track
 from minidist.comm import SimWorld
 from minidist.commands import app
 

@@ -24,8 +24,7 @@ def test_every_name_of_a_package_is_there_and_is_no_module():
         for name, (module, original) in places.items():
             assert getattr(package, name) is getattr(importlib.import_module(module), original), (path, name)
             assert name in dir(package)
-        if hasattr(package, "__all__"):
-            assert set(places) <= set(package.__all__), path
+        assert set(places) <= set(package.__all__), path
 
 
 def test_another_name_is_an_attribute_error_as_of_any_module():

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.base.memory import MemoryAccount, account_memory, thinned, track
-from minidist.base.watchers import Watcher, current, set_watcher, watchers, watching
+from minidist.base.memory import MemoryAccount, account_memory, thinned
+from minidist.base.watchers import Watcher, current, set_watcher, track, watchers, watching
 
 
 def test_counts_a_buffer_once_and_until_its_last_view_dies():

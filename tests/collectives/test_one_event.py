@@ -12,6 +12,7 @@ from minidist import collectives
 from minidist.base.layout import chunk_sizes
 from minidist.base.memory import account_memory
 from minidist.collectives import one_event
+from minidist.collectives.call import Call
 from minidist.collectives.registry import ALGORITHMS
 from minidist.collectives.ring_event import FIRST_CHUNKS
 from minidist.comm import SimWorld
@@ -93,12 +94,9 @@ def test_a_ring_for_all_ranks_at_once_equals_its_messages(operation, data, begin
     sizes = data.draw(st.lists(st.integers(0, 5), min_size=n, max_size=n))
     model = replace(LINKS[links], overhead=data.draw(st.sampled_from([0.0, 2.0**-21])))
     entry = ALGORITHMS[operation]["ring"]
-    lists, rest = {
-        "all_reduce": ((None,), ("sum",)),
-        "all_gather": ((tuple(sizes), None), ()),
-        "reduce_scatter": ((tuple(sizes), None, None), ("sum",)),
-    }[operation]
-    described = (operation, "ring", entry.run, np.dtype(np.float64), sum(sizes), lists, rest)
+    if operation == "all_reduce":
+        sizes = chunk_sizes(sum(sizes), n)
+    described = one_event.Described(Call(operation, tuple(sizes)), "ring", entry.run, np.dtype(np.float64))
     arguments = described, "tensor_forward", model, tuple(range(n)), None, tuple(begins)
 
     at_once = one_event._trial.__wrapped__(*arguments)

@@ -1,6 +1,7 @@
 """The log of a rank's collective calls: what its messages say of them, and the sentence of two that differ."""
 
 from minidist.comm import SimWorld
+from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import CallSite
 from minidist.comm.unlike_calls import unlike_calls
 from tests.cases import each
@@ -16,10 +17,8 @@ def log_of(*keys, site=HERE, kept=8):
 def said_by(*keys):
     """What the messages of a rank's calls say of the calls before each of them."""
 
-    def main(comm):
-        return [comm.collective(key).calls_before for key in keys]
-
-    return SimWorld(1).run(main)[0]
+    log = CallLog(8)
+    return [log.continue_with(key) for key in keys]
 
 
 def test_what_a_message_says_depends_on_every_call_before_it_and_on_no_other():
@@ -37,7 +36,7 @@ def test_the_last_calls_are_kept_with_their_numbers():
     world = SimWorld(1)
     kept = world.kept_calls
     world.run(lambda comm: [comm.collective(str(number)) for number in range(kept + 2)])
-    assert [call[:2] for call in world.state.calls("world")[0]] == [(n, str(n)) for n in range(2, kept + 2)]
+    assert [call[:2] for call in world.calls.calls("world")[0]] == [(n, str(n)) for n in range(2, kept + 2)]
 
 
 UNLIKE = {

@@ -185,6 +185,7 @@ NEEDED = {
     "explain": ["ds.json", *MODEL],
     "memory": ["--model", "gpt2"],
     "check-collective": ["none.py:f"],
+    "check-plan": ["none.json"],
     "order": ["ring"],
     "hang": ["none"],
     "torch": ["none.py"],

@@ -234,7 +234,7 @@ def test_options_times_recomputation_blocking_and_limit(call, tmp_path):
 
 BAD = """
 import sys, itertools
-from minidist.pipeline.schedules import Plan
+from minidist.pipeline.plan import Plan
 def leaves(p, m): sys.exit(7)
 def late(p, m):
     yield ["0F0", "0B0"]

@@ -13,7 +13,8 @@ from minidist.collectives import all_gather, all_reduce, all_to_all, broadcast, 
 from minidist.comm import ANY
 from minidist.course.lesson import solution
 from minidist.pipeline.partition import by_slowest
-from minidist.pipeline.schedules import Action, get_schedule
+from minidist.pipeline.plan import Action
+from minidist.pipeline.schedules import get_schedule
 
 _with_gaps = inspect.getmodule(solution("38.building_block"))._with_gaps
 our_add_backward = solution("01.add_backward")

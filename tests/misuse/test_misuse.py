@@ -7,7 +7,7 @@ import pytest
 
 from minidist.base.errors import MinidistError
 from minidist.comm import SimWorld
-from minidist.comm.call_site import line_of_error
+from minidist.comm.program_lines import line_of_error
 from tests.misuse import rows as module
 from tests.misuse.rows import TABLE
 

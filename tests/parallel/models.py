@@ -3,9 +3,8 @@
 import numpy as np
 
 from minidist.autograd import contribution_recorder
-from minidist.base.layout import GradientOrder
 from minidist.base.random import batch_coordinates
-from minidist.job.equality.gradient_order import add_in_order
+from minidist.job.equality.gradient_order import GradientOrder, add_in_order
 from minidist.nn import GPT, GPTConfig
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums, clip_coefficient, norm_from_blocks, scale_gradients_

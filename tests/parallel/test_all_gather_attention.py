@@ -11,7 +11,7 @@ from minidist.comm import SimWorld
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
 from minidist.parallel.context import AllGatherAttention, UlyssesAttention, document_ids, documents, sequence_positions
-from minidist.parallel.context.all_gather_attention import all_gather_attention_volume
+from minidist.parallel.volume import all_gather_attention_volume
 from minidist.planning.volumes import closed_form_bytes
 from tests.cases import each
 from tests.equality.test_equality import verdict

@@ -14,8 +14,8 @@ from minidist.job.train.trainer import train
 from minidist.optim import LAMB
 from minidist.optim.exact_sums import LIMBS
 from minidist.parallel import LayerSums, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
-from minidist.parallel.flat_shards import gather_tensors
 from minidist.parallel.layer_sums import layer_sums_volume
+from minidist.parallel.whole_tensors import gather_tensors
 from minidist.planning.volumes import closed_form_bytes
 from tests.cases import each
 from tests.equality.test_equality import verdict

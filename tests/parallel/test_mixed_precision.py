@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from minidist.autograd import contribution_recorder
 from minidist.base.arrays import quiet_overflow
 from minidist.base.half import all_finite, named_dtype
-from minidist.base.layout import GradientOrder
 from minidist.base.memory import account_memory
 from minidist.collectives import volume
 from minidist.comm import SimWorld
-from minidist.job.equality.gradient_order import add_in_order
+from minidist.job.equality.gradient_order import GradientOrder, add_in_order
 from minidist.nn.flat import FlatParameters
 from minidist.optim import AdamW, DynamicLossScaler, block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import (

@@ -12,8 +12,8 @@ from minidist.job.equality.served import compare_served, serve_and_keep
 from minidist.job.train.trainer import train
 from minidist.optim import Muon
 from minidist.parallel import WholeMatrices, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
-from minidist.parallel.flat_shards import gather_tensors
 from minidist.parallel.whole_matrices import muon_volume
+from minidist.parallel.whole_tensors import gather_tensors
 from minidist.planning.volumes import closed_form_bytes
 from tests.cases import each
 from tests.equality.test_equality import verdict

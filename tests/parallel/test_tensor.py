@@ -55,8 +55,9 @@ from minidist.parallel.tensor import (
     vocab_parallel_cross_entropy,
     vocab_range,
 )
+from minidist.parallel.tensor.full_state import join_shards, local_shape
 from minidist.parallel.tensor.shard_context import ShardContext
-from minidist.parallel.tensor.sharding import join_shards, local_shape, take_shard
+from minidist.parallel.tensor.sharding import take_shard
 from tests.cases import each
 from tests.parallel.split_models import assert_equal, replicated, text, train
 

@@ -20,7 +20,7 @@ from minidist.parallel import (
     shards_of,
 )
 from minidist.parallel.tensor import ColwiseParallel, parallelize_module
-from minidist.parallel.tensor.sharding import local_tensor
+from minidist.parallel.tensor.full_state import local_tensor
 from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction
 from minidist.pipeline.schedules import load_plan
 from minidist.techniques.offload.optimizer import OffloadedOptimizer

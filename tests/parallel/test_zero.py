@@ -17,6 +17,7 @@ from minidist.optim import SGD, AdamW, clip_grad_norm_
 from minidist.parallel import DistributedDataParallel, ZeroOptimizer
 from minidist.parallel.flat_shards import Shard, sharded_flat
 from minidist.parallel.gradients import UnusedParameterError
+from minidist.parallel.whole_tensors import gather_tensors
 from minidist.planning import block_bytes
 from tests.cases import each
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
@@ -59,7 +60,7 @@ def zero(
         if clip is not None:
             sharded.clip_grad_norm_(clip)
         sharded.step()
-    return sharded.tensors()
+    return gather_tensors([sharded.shard], sharded.optimizer)
 
 
 def data_parallel(comm, stage, optimizer="adam", local=2, steps=2, clip=None, frozen=()):
@@ -220,7 +221,7 @@ def test_the_mean_is_the_sum_over_ranks(stage):
         model = small_gpt()
         sharded = ZeroOptimizer(model, SGD, comm=comm, stage=stage, reduction=reduction, algorithm="ordered", lr=0.1)
         loss_of(model, 0, comm.rank, 1).backward()
-        return sharded.tensors()["gradients"]
+        return gather_tensors([sharded.shard], sharded.optimizer)["gradients"]
 
     total, mean = SimWorld(4).run(gradients, "sum")[0], SimWorld(4).run(gradients, "mean")[0]
     for name, array in total.items():

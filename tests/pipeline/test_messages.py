@@ -11,8 +11,8 @@ from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.nn import MLP, Linear
 from minidist.pipeline.passes import recompute
+from minidist.pipeline.plan import Action, actions_of
 from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction, SkipConnection, split_model
-from minidist.pipeline.schedules import Action, actions_of
 from tests.cases import each
 from tests.pipeline.cases import fold, gpt, gpt_batches, gpt_loss, mlp_loss, plan_of
 

@@ -20,9 +20,10 @@ from minidist.nn import MLP, Linear
 from minidist.optim import clip_grad_norm_
 from minidist.pipeline.lowering import lower
 from minidist.pipeline.passes import recompute
+from minidist.pipeline.plan import Plan, actions_of
 from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
 from minidist.pipeline.runtime.clip import clip_grad_norm_ as clip_pipeline_
-from minidist.pipeline.schedules import Plan, actions_of, from_csv, load_plan
+from minidist.pipeline.schedules import from_csv, load_plan
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError

@@ -5,7 +5,8 @@ from operator import le
 
 import pytest
 
-from minidist.pipeline.schedules import F, get_schedule
+from minidist.pipeline.plan import F
+from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.schedules.v_shape import _take
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan

@@ -122,14 +122,14 @@ def test_a_layer_with_experts_moves_the_copies_of_its_tokens():
 
 def test_the_slowest_rank_may_be_in_the_middle_of_the_pipeline():
     # The first rank's two layers have no experts; the last rank has one layer, and its projection is small.
-    layout = ClusterLayout(pp=4, microbatches=8)
+    layout = ClusterLayout(pp=4, microbatches=800)
     wide = replace(EXPERTS, layers=7, vocabulary=8, width=4096, heads=32, inner=4096, expert_inner=8192)
     step = StepModel(layout, job(layout, wide), A100)
     stages = stage_layers(layout, wide.layers)
     seconds = [step.stage_pass(rank, layers).seconds for rank, layers in enumerate(stages)]
     assert seconds[1] > max(seconds[0], seconds[3])
     middle = step.stage_pass(1, stages[1])
-    assert step.step().compute >= 8 * (middle.forward + middle.backward)
+    assert step.step().compute >= 800 * (middle.forward + middle.backward)
 
 
 def test_the_step_of_a_model_with_experts_has_a_wider_range():
@@ -537,14 +537,24 @@ def test_zero_2_reduces_the_gradients_of_every_micro_batch(zero, passes):
 
 @pytest.mark.parametrize("vp", [1, 2, 4])
 def test_each_chunk_sends_an_activation_and_gets_a_gradient(vp):
-    """Four stages with one tensor-parallel rank each lie in one node, and with eight ranks each on four nodes."""
+    """Four stages with one tensor-parallel rank each lie in one node, and those of four or eight ranks on several ones,
+    where some stages send over the network, for which all others wait.
+    """
     c = CALIBRATION
-    for tp, bandwidth in ((1, c.link_efficiency * A100.link), (8, c.network_efficiency * A100.network)):
+    network = c.network_efficiency * A100.network
+    for tp, bandwidth in ((1, c.link_efficiency * A100.link), (4, network), (8, network)):
         layout = ClusterLayout(pp=4, tp=tp, vp=vp, micro_batch=3, microbatches=4)
         model = replace(GPT, layers=16)
         messages = StepModel(layout, job(layout, model), A100).stage_pass(1, stage_layers(layout, 16)[1]).messages
         nbytes = 2 * 3 * 256 * GPT.width / tp
         assert messages["pp"] == pytest.approx(2 * vp * (nbytes / bandwidth + c.handoff_seconds))
+
+
+def test_every_machine_is_planned_in_every_precision_that_it_has():
+    for machine in MACHINES.values():
+        for precision in ("bf16", "fp8") if machine.fp8 else ("bf16",):
+            of = replace(job(ClusterLayout()), precision=precision)
+            assert plan_layout(ClusterLayout(), of, machine).time.seconds > 0, (machine.name, precision)
 
 
 def test_fp8_has_a_peak_of_its_own():

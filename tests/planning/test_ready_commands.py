@@ -14,7 +14,7 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.planning.architecture import Architecture
 from minidist.planning.cluster.gpus import MACHINES
 from minidist.planning.cluster.layout import ClusterLayout, Job
-from minidist.planning.cluster.memory import memory_by_rank
+from minidist.planning.cluster.memory import block_activations, memory_by_rank
 from minidist.planning.cluster.ready_commands import compare_command, differences, dry_run_command, no_command
 from minidist.planning.cluster.search import search
 
@@ -140,6 +140,43 @@ def test_a_dry_run_holds_what_the_plan_counts_but_for_the_stated_differences(gat
         assert counted == pytest.approx(planned, rel=0.08), layout
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_block_of_the_dry_run_keeps_what_the_plan_counts_and_the_stated_differences(gated, capsys):
+    """Four layers more hold, to the byte, four blocks more: those of the plan, and what `differences` says of them."""
+    heads, size, length = 4, 48, 128
+    inner = 352 if gated else 4 * heads * size
+    for layout, kv_heads in (
+        (ClusterLayout(recompute="selective"), 4),
+        (ClusterLayout(), 2),
+        (ClusterLayout(2, zero=3, micro_batch=2, recompute="selective"), 4),
+        (ClusterLayout(2, zero=1, recompute="full"), 2),
+        (ClusterLayout(tp=2), 4),
+        (ClusterLayout(tp=2, sequence_parallel=True, micro_batch=2, recompute="selective"), 2),
+        (ClusterLayout(cp=2), 4),
+        (ClusterLayout(pp=2, microbatches=4), 2),
+    ):
+        fused, held = layout.recompute != "selective", []
+        for layers in (4, 8):
+            model = Architecture(
+                layers, heads * size, heads, 64, length, inner, gated=gated, kv_heads=kv_heads if gated else None
+            )
+            job = Job(model, length, layout.dp * layout.micro_batch * layout.microbatches, "bf16", layout.ranks, fused)
+            job = replace(job, dropout=False, gradient_bytes=2)
+            peak = run(dry_run_command(layout, job, "h100"), capsys)["step_peak_by_purpose"][0]
+            held.append(peak["activation"] + peak.get("activation_gradient", 0))
+
+        # With two pipeline ranks the first one has half of the layers, of two micro-batches.
+        positions = length // layout.cp
+        tokens = layout.micro_batch * positions
+        block = block_activations(layout, job, 0)
+        if layout.recompute != "full":
+            block += 2 * 4 * tokens // (layout.tp if layout.sequence_parallel else 1)
+            block += gated * (2 * tokens * inner // layout.tp + 2 * 2 * 4 * positions * size // 2)
+            # Fused kernels keep a sum for each query and head, as ring attention does; attention that is repeated not.
+            block -= 4 * tokens * heads // layout.tp if fused and layout.cp == 1 else 0
+        assert held[1] - held[0] == 4 * block, (layout, kv_heads)
+
+
 def test_the_plan_of_a_job_file_prints_commands_that_run(tmp_path, capsys):
     path = tmp_path / "job.toml"
     path.write_text("layers = 4\nwidth = 32\nheads = 4\ncontext = 16\ntp = 2\npp = 2\nzero = 1\nglobal-batch = 8\n")
@@ -170,7 +207,9 @@ def test_what_minidist_cannot_run_is_said():
         "bf16 instead of fp8",
         "the scores of one layer at a time (1.6e-05 GB), which fused kernels do not store",
         "attention recomputed, because without --recompute it stores the scores",
+        "4 bytes kept per token and norm",
         "four values of the MLP's inner size kept instead of three",
+        "cosines and sines of the positions kept by each block",
         "gradients of 2 bytes instead of 4",
         CLOCK,
     ]

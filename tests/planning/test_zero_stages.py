@@ -178,7 +178,10 @@ def test_square_root_segments_keep_their_inputs_and_one_segment():
         parts = totals(of, layout)["stage0"]
         # The last rank is the fullest; it also keeps the inputs of the last norm and of the projection.
         assert parts["activations"] == segments * 2 * s * h + 4 * s * h
-        assert parts["workspace"] == segments * block_activations(layout, of, 0, "none")
+        # The segment exists whole, with the gradient of its MLP's inner values, when the logits are gone.
+        whole = segments * block_activations(layout, of, 0, "none") + 2 * s * 4 * h
+        assert parts["workspace"] == max(0, whole - parts["logits"])
+        assert (parts["workspace"] > 0) == (pp == 1)
 
 
 def test_both_forms_of_a_block_are_printed(capsys):
@@ -242,7 +245,10 @@ def test_without_a_file_the_picture_goes_to_standard_output(capsys):
         (["--model", "gpt2-xxl"], "--model 'gpt2-xxl' is unknown"),
         (["--model", "gpt2", "--seq", "2000"], "the model has learned positions for 1024 tokens"),
         (["--model", "gpt2", "--recompute", "some"], "none, selective, full or sqrt"),
-        (["--model", "gpt2", "--attention", "flash"], "--attention 'flash'; it must be fused or unfused"),
+        (
+            ["--model", "gpt2", "--attention", "flash"],
+            "--attention 'flash'; it must be fused, unfused, flash-1 or flash-2",
+        ),
         (["--params", "1e9", "--format", "gif"], "text or svg"),
         (["--params", "1e9", "--seq", "128"], "--seq 128 is about a model's activations"),
         (["--params", "1e9", "--recompute", "full"], "give --model NAME"),

@@ -16,6 +16,7 @@ from minidist.comm import SimWorld
 from minidist.nn.flat import FlatParameters
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.gradients import make_buckets
+from minidist.parallel.guard import new_guard
 from minidist.techniques.compression import (
     NAMES,
     QSGD,
@@ -42,7 +43,7 @@ def hooked(comm, make, gradients, shapes):
     first = gradients(comm.rank)[0]
     parameters = [Parameter(np.zeros(shape, first.dtype), name=f"p{i}") for i, shape in enumerate(shapes)]
     flat = FlatParameters(parameters)
-    (bucket,) = make_buckets(flat, 1e9)
+    (bucket,) = make_buckets(flat, 1e9, new_guard("avg", comm))
     state, results = make(comm), []
     for gradient in gradients(comm.rank):
         bucket.buffer[...] = gradient

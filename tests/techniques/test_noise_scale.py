@@ -73,7 +73,7 @@ def test_it_is_what_one_device_computes(ranks, layout):
         flat.zero_grad()
         for number in (2 * rank, 2 * rank + 1):
             with batch_coordinates(0, 2 * number, made.seed):
-                job.loss(0, number).backward()
+                job.loss(*job.micro_batch(0, number)).backward()
         shares.append(ranks * flat.grad)  # the mean gradient of the rank's 4 samples
     whole = np.mean(shares, axis=0)
     expected = estimate(4, np.mean([share @ share for share in shares]), 4 * ranks, whole @ whole)

@@ -68,6 +68,21 @@ def test_evaluating_changes_nothing_of_the_training():
     assert often[0].held_out[6] != often[0].losses[-1]
 
 
+def test_attention_stays_inside_documents_in_evaluations_too():
+    # The weights hardly move, so the losses differ by the masks alone; token 2 occurs in the held-out text.
+    job = {**JOB, "dropout": 0.0, "steps": 1, "lr": 1e-9, "evaluate_every": 1, "precision": "fp64"}
+    whole, documents, stages = (
+        SimWorld(ranks).run(train, TrainConfig.make(**job, **values))[0].held_out[1]
+        for ranks, values in (
+            (1, {}),
+            (1, {"document_separator": 2}),
+            (2, {"document_separator": 2, "pp": 2, "microbatches": 2}),
+        )
+    )
+    assert abs(documents - whole) > 1e-6
+    assert stages == pytest.approx(documents, rel=1e-12)
+
+
 @each(
     ("ranks", "values"),
     [

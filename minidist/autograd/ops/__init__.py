@@ -5,8 +5,10 @@ matrix.py          matrix products
 linear.py          product, bias and activation in one node
 reductions.py      sums, means, maxima and softmaxes
 shaping.py         reshape, transpose, join, cut, index
+comparisons.py     operations that choose between two elements
+dry_attention.py   what attention keeps in a dry run
 attention.py       causal self-attention
-composite_attention.py   causal self-attention, one node per elementary operation
+composite.py       the fused operations from elementary ones
 rotary.py          rotary position embedding
 gelu.py            GELU
 swiglu.py          the gate of a SwiGLU layer

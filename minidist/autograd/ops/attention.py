@@ -14,16 +14,15 @@ Proved by: tests/autograd/test_fused.py
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from operator import itemgetter
 from typing import Protocol
 
 from minidist.autograd.errors import ShapeError
-from minidist.autograd.modes import saved_tensors
 from minidist.autograd.operands import mismatch, operand
 from minidist.autograd.ops import shaping
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.hooks import elsewhere
 
 _BLOCK = 64  # queries at once
 _GPU_BLOCK = 256  # on a GPU, which needs more work per kernel
@@ -169,7 +168,7 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor,
     scale = size**-0.5 if size else 1.0
     step, queries = _at_once(q)
     if not xp.has_values(q):
-        return _saved_shapes(q, step, queries, source)
+        return elsewhere.saved_shapes(q, step, queries, source)
     exponentials = _exponentials(q, min(queries, length))
     saved = []
     for n in range(0, batch, step):
@@ -250,32 +249,6 @@ def _exponentials(q: xp.Array, queries: int) -> Callable[[xp.Array], xp.Array]:
         return xp.reciprocal(ones[:keys] @ e)[..., None]
 
     return exponentials
-
-
-def _saved_shapes(q: xp.Array, step: int, queries: int, source: Tensor) -> Saved:
-    """What `_forward` saves in a dry run: arrays of as many bytes, those of all blocks but the last two as one.
-
-    Backward reads the last two blocks first, and that is where its peak is.
-    """
-    sizes = _sizes(q.shape[:3], step, queries)
-    saved: Saved = []
-    # What a `saved_tensors_hook` keeps elsewhere moves block by block.
-    if len(sizes) > 2 and saved_tensors.get() is None:
-        scores, rows = (sum(column) for column in zip(*sizes[:-2], strict=True))
-        saved.append((Tensor(xp.empty(scores, source.dtype, q)), xp.empty(rows, q.dtype, q)))
-        sizes = sizes[-2:]
-    for scores, rows in sizes:
-        saved.append((source.save(xp.empty(scores, q.dtype, q)), xp.empty(rows, q.dtype, q)))
-    return saved
-
-
-@lru_cache
-def _sizes(shape: tuple[int, int, int], step: int, queries: int) -> list[tuple[int, int]]:
-    """Return of each block the numbers of exponentials and of rows, a row for each head and query."""
-    batch, heads, length = shape
-    blocks = [(n, start) for n in range(0, batch, step) for start in range(0, length, queries)]
-    rows = [min(step, batch - n) * heads * min(queries, length - start) for n, start in blocks]
-    return [(n * min(start + queries, length), n) for n, (_, start) in zip(rows, blocks, strict=True)]
 
 
 def _score_gradients(ds: xp.Array, delta: xp.Array, e: xp.Array) -> None:

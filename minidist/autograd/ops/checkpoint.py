@@ -84,10 +84,16 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     arrived: dict[int, xp.Array] = {}  # gradients of a tuple's tensors, by their place
     several = isinstance(result, tuple)
     data = xp.zeros((), outputs[0].dtype, outputs[0].data) if several else result.data
-    tensor = record(
-        "checkpoint", data, [(s, itemgetter(i)) for i, s in enumerate(sources)], hook=replay, cost=0, replays=used
-    )
+    tensor = record("checkpoint", data, [(s, itemgetter(i)) for i, s in enumerate(sources)], hook=replay, cost=0)
+    _set_replays(tensor, used, replay)
     return tuple(_output(tensor, i, output.data, arrived) for i, output in enumerate(outputs)) if several else tensor
+
+
+def _set_replays(tensor: Tensor, used: tuple[Parameter, ...], replay: Callable[..., Any]) -> None:
+    """Note on the node which parameters the replay reads; they need it also where no argument needs a gradient."""
+    if used:
+        tensor.node = tensor.node or Node("checkpoint", hook=replay)
+        tensor.node.replays = used
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:

@@ -6,8 +6,9 @@ micro-batches is the loss of the whole batch, also when shards or masks are unev
 Proved by: tests/autograd/test_fused.py
 """
 
+from collections.abc import Callable
 from functools import partial
-from math import inf
+from math import inf, prod
 from operator import imul
 from typing import Any
 
@@ -17,6 +18,8 @@ from minidist.autograd.tensor import Tensor, named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_number
+
+Reduce = Callable[[xp.Array, str], Any]  # (array, "max" or "sum"): combine the array's numbers over the ranks, in place
 
 
 def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ignore_index: int = -100) -> Tensor:
@@ -33,40 +36,56 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
             " pass the Tensor that the model computes (Tensor(logits) where no gradient is wanted)"
         )
     flat, counted = checked_targets("cross_entropy", logits, targets, ignore_index)
-    shape = logits.shape
-    classes = shape[-1]
-    if logits.dtype.itemsize == 2:
-        logits = operand(logits)  # half precision computes in float32
-    scores = logits.data.reshape(flat.size, classes)
-
     mean_over = ""
     if divisor.__class__ is not float or not 0 < divisor < inf:
         divisor, mean_over = divisor_and_rows("cross_entropy", divisor, flat, counted)
-    part = 1 / divisor if divisor == divisor else 0.0  # the mean over no rows is nan, and its gradient is zero
+    result = softmax_loss("cross_entropy", logits, (xp.arange(flat.size), flat), counted, divisor)
+    return named_mean(result, mean_over) if mean_over else result
 
-    # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
-    rows = xp.arange(flat.size)
-    largest = scores.max(axis=-1, keepdims=True)
-    exponentials = scores - largest
-    picked = exponentials[rows, flat]
-    xp.exp(exponentials, out=exponentials)
-    totals = exponentials @ xp.ones(classes, scores.dtype, scores)
+
+def softmax_loss(
+    name: str,
+    logits: Tensor,
+    own: tuple[xp.Array, xp.Array],
+    counted: xp.Array | None,
+    divisor: float,
+    words: int | None = None,
+    reduce: Reduce | None = None,
+) -> Tensor:
+    """The sum over rows of log(sum of exp(logits)) - the target's logit, divided by `divisor`; a tensor of shape ().
+
+    logits (..., classes), of all classes or of a rank's part of them. own: the rows whose target is in that part, and
+    its column there. counted: which rows count, None for all. Of a part: words, how many of its columns are classes,
+    the others being padding; reduce, which combines the numbers of each row over the ranks that have the other parts.
+    """
+    shape, classes = logits.shape, logits.shape[-1]
+    if logits.data.itemsize == 2:
+        logits = operand(logits)  # half precision computes in float32
+    scores = logits.data.reshape(prod(shape[:-1]), classes)
+
+    # The largest logit of a row is taken from all others, so that nothing overflows.
+    if reduce is None:
+        largest = scores.max(axis=-1, keepdims=True)
+        exponentials = scores - largest
+        picked = exponentials[own]
+        xp.exp(exponentials, out=exponentials)
+        totals = exponentials @ xp.ones(classes, scores.dtype, scores)
+    else:
+        largest, exponentials, picked, totals = _over_ranks(scores, own, words, reduce)
     losses = xp.log(totals) - picked
     if counted is not None:
         losses *= counted
     loss = losses.sum() / divisor
+    part = 1 / divisor if divisor == divisor else 0.0  # the mean over no rows is nan, and its gradient is zero
 
     def gradient_from(exponentials: xp.Array) -> xp.Array:
         """softmax / divisor, less 1 / divisor at the target; in place."""
-        factor = xp.reciprocal(totals)
-        factor *= part
-        exponentials *= factor[:, None]
-        exponentials[rows, flat] -= part
+        exponentials *= (xp.reciprocal(totals) * part)[:, None]
+        exponentials[own] -= part
         if counted is not None:
             exponentials *= counted[:, None]
         return exponentials.reshape(shape)
 
-    saved: tuple[xp.Array, ...]
     if logits.half:
         # 1 / divisor, not yet multiplied by the loss scale, is below what half precision holds: keep the logits, and
         # compute the softmax once more.
@@ -75,17 +94,39 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         def grad_again(g: xp.Array) -> xp.Array:
             again = kept.data.reshape(-1, classes)
             again -= largest
+            if words is not None:
+                again[:, words:] = -inf
             result = gradient_from(xp.exp(again, out=again))
             result *= g
             return result
 
-        edge, saved = (logits, grad_again), (largest, totals)
-    else:
-        # The exponentials are not needed any more: they become the gradient now, and backward only scales it, in place.
-        gradient = gradient_from(exponentials)
-        edge, saved = (logits, partial(imul, gradient)), (gradient,)
-    result = record("cross_entropy", loss, (edge,), cost=5 * scores.size, saved=saved)
-    return named_mean(result, mean_over) if mean_over else result
+        return record(name, loss, ((logits, grad_again),), cost=5 * scores.size, saved=(largest, totals))
+
+    # The exponentials are not needed any more: they become the gradient now, and backward only scales it, in place.
+    gradient = gradient_from(exponentials)
+    return record(name, loss, ((logits, partial(imul, gradient)),), cost=5 * scores.size, saved=(gradient,))
+
+
+def _over_ranks(
+    scores: xp.Array, own: tuple[xp.Array, xp.Array], words: int | None, reduce: Reduce
+) -> tuple[xp.Array, xp.Array, xp.Array, xp.Array]:
+    """Return the numbers of `softmax_loss` where each rank has a part of the classes; of exponentials its own part."""
+    # [1] The largest logit; a rank that has only padding contributes minus infinity.
+    largest = xp.largest(scores[:, :words])
+    reduce(largest, "max")
+    exponentials = scores - largest
+    exponentials[:, words:] = -inf  # the padding
+
+    # [2] The target's logit, less the largest. A rank without the target adds zero.
+    picked = xp.zeros(len(scores), scores.dtype, scores)
+    picked[own[0]] = exponentials[own]
+    reduce(picked, "sum")
+
+    # [3] The sum of the exponentials; each rank adds those of its classes.
+    xp.exp(exponentials, out=exponentials)
+    totals = exponentials @ xp.ones(scores.shape[1], scores.dtype, scores)
+    reduce(totals, "sum")
+    return largest, exponentials, picked, totals
 
 
 def divisor_and_rows(name: str, divisor: float | None, flat: xp.Array, counted: xp.Array | None) -> tuple[float, str]:

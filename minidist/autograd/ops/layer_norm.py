@@ -75,10 +75,3 @@ def _average(x: xp.Array) -> xp.Array:
     """A vector whose product with a row of x is the row's mean."""
     n = x.shape[-1]
     return xp.full(n, 1 / n if n else 0, x.dtype, x)
-
-
-def layer_norm_composite(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """Layer normalisation from elementary operations: for lessons, and the oracle of `layer_norm`."""
-    centred = x - x.mean(-1, keepdims=True)
-    variance = (centred * centred).mean(-1, keepdims=True)
-    return centred / (variance + eps).sqrt() * weight + bias

@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 from minidist.base.errors import BufferReuseError, MinidistError, MismatchError, UsageError, reason
 from minidist.base.interrupts import EXIT_CODE, interruption
 from minidist.base.trace import Trace
-from minidist.comm.call_site import lines_of
 from minidist.comm.mpi.start import give_up
 from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.world import MPIWorld
+from minidist.comm.program_lines import lines_of
 
 
 def execute_mpi(

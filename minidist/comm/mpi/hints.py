@@ -14,7 +14,6 @@ from minidist.comm.call_log import Call
 from minidist.comm.claims import Claim, unlike_claims
 from minidist.comm.point_to_point import tag_text
 from minidist.comm.unlike_calls import ranks_text, unlike_calls
-from minidist.comm.waiting import to_itself
 
 Message = Mapping[str, Any]  # a line of a trace file
 Queue = tuple[str, bool, int]  # communicator, of a collective?, tag
@@ -114,3 +113,11 @@ def sent_to(rank: int, theirs: Sequence[Message], ours: Sequence[Message]) -> di
             else:
                 result.setdefault(queue, message)
     return result
+
+
+def to_itself(rank: int) -> str:
+    """Return what to do about a blocking send of a rank to itself; whether MPI buffers it depends on its size."""
+    return (
+        f"rank {rank} sends to itself, and posts no receive before that send is done (an MPI library may buffer the"
+        " message, and then it passes): use isend, or sendrecv"
+    )

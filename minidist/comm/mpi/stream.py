@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.fibers import Fiber
+from minidist.base.trace import MessageEvent
 from minidist.comm.point_to_point import Request, Work
 
 
@@ -17,6 +18,7 @@ from minidist.comm.point_to_point import Request, Work
 class MPIRequest(Request):
     """A request and what the MPI world must remember, and keep alive, until it has been waited for."""
 
+    event: MessageEvent
     buffer: np.ndarray  # the array, or its copy on the host
     checksum: int | None = field(default=None, init=False)  # of what is sent
     header: bytes | bytearray | None = field(default=None, init=False)

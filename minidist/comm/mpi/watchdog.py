@@ -22,12 +22,14 @@ from operator import attrgetter
 from typing import Any
 
 from minidist.base.trace import MessageEvent
-from minidist.comm.call_site import CallSite, call_site_of_thread
+from minidist.comm.call_site import CallSite
 from minidist.comm.claims import Claim
 from minidist.comm.mpi.hints import History, hints
 from minidist.comm.mpi.job_folder import JobFolder
+from minidist.comm.mpi.stream import MPIRequest
 from minidist.comm.mpi.waits import Entering, Exchanging, Watched
 from minidist.comm.point_to_point import ANY, Request, Work
+from minidist.comm.program_lines import call_site_of_thread
 from minidist.comm.waiting import Waiting, circle_text, error_line, find_cycle
 
 INTERVAL = 1.0  # seconds between two looks
@@ -136,7 +138,7 @@ class Watchdog:
         assert isinstance(waiting, Request | Work | Entering | Exchanging)
         what = waiting.describe()
         state: dict[str, object] = {}
-        if isinstance(waiting, Request):
+        if isinstance(waiting, MPIRequest):
             members = waiting.comm.members
             others = [member for member in members if member != world.rank]
             state["peers"] = others if waiting.peer == ANY else [members[waiting.peer]]

@@ -90,6 +90,7 @@ class MPIWorld:
 
     kind = "mpi"
     folds = False
+    finds_lines = False  # another thread reports, and cannot look at the program at every moment
     kept_calls = 256  # a rank whose sends are buffered may be far ahead
 
     def __init__(
@@ -256,11 +257,11 @@ class MPIWorld:
 
     # messages ---------------------------------------------------------------------------------------------------------
 
-    def register(self, comm: PointToPoint, log: CallLog, origin: str, label: str) -> None:
+    def register(self, comm: PointToPoint, origin: str, label: str) -> None:
         """Make one MPI communicator for messages and one for collectives. Blocks until all members are here."""
         if comm.name in self.handles:
             return
-        self.logs[comm.name] = log
+        self.logs[comm.name] = CallLog(self.kept_calls)
         if self.state == "returned":
             raise self._cannot_be_used(comm, call_site(sys._getframe(1)))
         while self.active and self.running is None:  # another member may need our streams before it comes here
@@ -283,8 +284,22 @@ class MPIWorld:
         finally:
             self.waiting = before
 
+    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
+        """Note a call that begins; its messages say which calls this rank has made before."""
+        if not self.unchecked:
+            log = self.logs[call.name]
+            call.calls_before = log.continue_with(call.match_key)
+            log.note(comm, call, array)
+
     def post(
-        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
+        self,
+        comm: PointToPoint,
+        kind: str,
+        array: np.ndarray,
+        peer: int,
+        tag: int,
+        site: CallSite | None,
+        guarded: bool,
     ) -> MPIRequest:
         # Record it: a trace has an event for each side of a message.
         world_peer = comm.members[peer] if peer != ANY else ANY
@@ -322,15 +337,15 @@ class MPIWorld:
 
         if tag > self.highest_tag:
             raise UsageError(
-                f"rank {self.rank}: own tag {tag // OWN_TAG} inside a collective call, at {site}; this MPI library has "
-                f"tags up to {self.highest_tag + HEADER_TAG}: use smaller ones"
+                f"rank {self.rank}: own tag {tag // OWN_TAG} inside a collective call, at {request.site}; this MPI"
+                f" library has tags up to {self.highest_tag + HEADER_TAG}: use smaller ones"
             )
 
         # `place` is the rank in MPI's communicator, which a part of a collective call numbers otherwise.
         place = comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
         handle = self.handles.get(comm.context)
         if handle is None or threading.get_ident() != self.thread:
-            raise self._cannot_be_used(comm, site)
+            raise self._cannot_be_used(comm, request.site)
         if kind == "send":
             # Watch the buffer when the user's program runs before the wait: beside a stream it always does.
             if self.check_buffers and (guarded or self.running is not None) and request.buffer is array:
@@ -397,6 +412,10 @@ class MPIWorld:
         # From the rank whose header came: a wildcard receives both from the same sender.
         handle = self.handles[request.comm.context]
         request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, request.tag)
+        # MPI may write into the arrays of a stream that waits for it, at any moment from now on.
+        stream = self.streams.get(request.comm.name)
+        if stream is not None and stream.waiting is request:
+            stream.resumed += 1
 
     def _refuse(self, request: MPIRequest, expected: bytes) -> NoReturn:
         """Raise MismatchError for a message whose header is not the one that its receiver expects."""
@@ -441,12 +460,15 @@ class MPIWorld:
     # waiting ----------------------------------------------------------------------------------------------------------
 
     def exchange(
-        self, comm: PointToPoint, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int
+        self, comm: PointToPoint, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
     ) -> bool:
         """Do a whole sendrecv in MPI, when there is nothing to check, to record or to do beside it; else return False.
 
         A message costs a microsecond in MPI and four in what is kept about it, which on short ones is all there is.
         """
+        if tag is not None and comm.highest_tag != MAX_TAG:
+            return False
+        tag = comm.tag if tag is None else tag
         if self.active or self.running is not None or outgoing.__class__ is not np.ndarray:
             return False
         handle, BYTE, ranks = self.handles.get(comm.context), self.MPI.BYTE, comm.ranks
@@ -600,8 +622,10 @@ class MPIWorld:
             # The main program lets all streams run until the work is done.
             if self.running is None:
                 self._resume(stream)  # its first sends leave now
-        # As long as the stream does not run again, its arrays are as they are now.
-        if self.check_buffers and self.running is None and not work.finished:
+        # As long as the stream does not run again, its arrays are as they are now, unless MPI writes into them.
+        on = stream.waiting
+        writes = on is not None and on.kind == "receive" and on.payload is not None
+        if self.check_buffers and self.running is None and not work.finished and not writes:
             kept = [(array, checksum(array)) for array in work.arrays if isinstance(array, np.ndarray) and array.nbytes]
             work.guards = [stream.resumed, kept]
         return work

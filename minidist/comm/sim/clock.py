@@ -19,7 +19,7 @@ LogP: Towards a realistic model of parallel computation, PPoPP 1993, for the ove
 Proved by: tests/comm/sim/test_clock.py, tests/comm/sim/test_world.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -66,31 +66,6 @@ class LinkModel:
     def cost(self, source: int, destination: int) -> tuple[float, float]:
         """Return (alpha, beta) of the link between two world ranks."""
         return (self.alpha, self.beta) if self.link is None else self.link(source, destination)
-
-    def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Return the places in `members` (world ranks) node by node.
-
-        Ranks joined by the cheapest links form a node; with uniform links all ranks are one node.
-        """
-        # (alpha, beta) of each pair of places; with uniform links the table is empty, and all ranks end in one node.
-        n = len(members)
-        costs = (
-            {(i, j): self.cost(members[i], members[j]) for i in range(n) for j in range(n) if i != j}
-            if self.link
-            else {}
-        )
-        fastest = min(costs.values(), key=lambda cost: cost[::-1], default=None)
-
-        # Beta counts first, then alpha. A rank joins the first node whose first rank is joined to it by the fastest
-        # link.
-        nodes: list[list[int]] = []
-        for i in range(n):
-            near = next((node for node in nodes if costs.get((node[0], i)) == fastest), None)
-            if near is None:
-                nodes.append([i])
-            else:
-                near.append(i)
-        return nodes
 
     def seconds(self, operations: list[tuple[float, float]]) -> float:
         """Return the time of a list of operations, each (FLOPs, bytes moved): the roofline, summed."""

@@ -25,29 +25,30 @@ from contextlib import suppress
 
 from minidist.base.errors import RankDeadError
 from minidist.base.fibers import FiberExit, throw
-from minidist.comm.buffers import WorkArrays
-from minidist.comm.point_to_point import ANY
-from minidist.comm.sim.state import SimRequest, SimState, remove
+from minidist.comm.point_to_point import ANY, PointToPoint
+from minidist.comm.sim.state import SimRequest, SimState, Stream, remove
 
 
 class Failures:
     """The killed ranks of a run.
 
-    pending: ranks that are going to die, and how many messages each posts before. active: whether a rank may be dead.
+    isolate: a killed rank does not end the run. pending: ranks that are going to die, and how many messages each posts
+    before. forget: called with a rank that has been killed.
     """
 
-    def __init__(self, state: SimState, pending: dict[int, int]) -> None:
-        self.state, self.pending = state, dict(pending)
-        self.active = state.isolate or bool(pending)
+    def __init__(self, state: SimState, isolate: bool, pending: dict[int, int], forget: Callable[[int], None]) -> None:
+        self.state, self.isolate, self.pending, self.forget = state, isolate, dict(pending), forget
         self.notified: set[tuple[int, int]] = set()  # (which rank, of whose death)
 
-    def kill_after(self, rank: int, messages: int) -> None:
-        """Let a rank die when it is about to post one message more than `messages` from here on."""
-        self.pending[rank] = messages
-        self.active = True
+    def queued(self, request: SimRequest) -> None:
+        """Fail a message whose other side is dead, and has left none."""
+        if request.other in self.state.dead:
+            request.eager = False
+            self.fail(request, request.other)
 
-    def before_post(self, rank: int) -> None:
+    def posting(self, stream: Stream, comm: PointToPoint) -> None:
         """Stop a rank that is dead, or that dies now, before it posts a message."""
+        rank = stream.rank
         # A dead rank's `finally` blocks may still try to send: that ends them.
         if rank in self.state.dead:
             raise FiberExit
@@ -66,7 +67,7 @@ class Failures:
             return
         # The time of the death: no earlier than what the rank has done, or than the event that killed it.
         state.dead[rank] = max(state.mains[rank].time, caller.time)
-        if not state.isolate:
+        if not self.isolate:
             raise RankDeadError(
                 f"rank {rank} was killed at virtual time {state.dead[rank]:.6g} s and the run ends, as a job under MPI "
                 'would; SimWorld(on_failure="isolate") lets the others go on',
@@ -93,7 +94,7 @@ class Failures:
                 event.start = max(event.start, event.posted)
                 event.end = max(event.start, state.dead[rank])
         state.unwaited[rank].clear()
-        state.works[rank] = WorkArrays(rank)
+        self.forget(rank)
 
         # Its own messages, but for those on the wire.
         for key in [key for key in state.sends if key[1] == rank]:
@@ -115,8 +116,10 @@ class Failures:
 
     def fail(self, request: SimRequest, dead: int) -> None:
         """Let the request's wait raise: it cannot complete any more."""
-        # The error says which request, and why; its wait raises it, which may be much later.
+        # The error says which request, and why; its wait raises it, which may be much later. The news of a death takes
+        # one latency.
         rank = request.stream.rank
+        request.arrival = self.state.dead[dead] + self.state.links.cost(dead, rank)[0]
         self.notified.add((rank, dead))
         others = "; no other rank sends to it" if request.peer == ANY else ""
         request.error = RankDeadError(

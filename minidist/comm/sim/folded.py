@@ -21,20 +21,22 @@ run.
 Proved by: tests/comm/sim/test_folded.py, tests/train/test_folded_dry_run.py
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.trace import current_purpose
-from minidist.comm.call_site import CallSite
+from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.communicator import Comm
 from minidist.comm.point_to_point import ANY, PointToPoint, Work
 from minidist.comm.sim.matching import Matching
-from minidist.comm.sim.state import SimRequest, Stream
-from minidist.comm.sim.world import SimWorld
+from minidist.comm.sim.sim_world import SimWorld
+from minidist.comm.sim.state import Key, SimRequest, Stream
 
 
 class Ports(NamedTuple):
@@ -45,13 +47,31 @@ class Ports(NamedTuple):
     in_free: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outcome:
     """What a collective call does on each rank of its group, by place: its end, and the messages and bytes sent."""
 
     ends: Sequence[Ports]
     messages: Sequence[int]
     nbytes: Sequence[int]
+
+
+class _Share(NamedTuple):
+    """What a class's ranks have of an outcome together; end: the latest times, is_even: whether they are equal."""
+
+    end: Ports
+    is_even: bool
+    messages: int
+    nbytes: int
+
+
+@lru_cache(4096)
+def _share(outcome: Outcome, places: tuple[int, ...]) -> _Share:
+    """Return what the ranks at these places do together. Equal calls have one outcome, so it is added up once."""
+    ends = {outcome.ends[place] for place in places}
+    end = Ports(*(max(times) for times in zip(*ends, strict=True)))
+    messages, nbytes = (sum(column[place] for place in places) for column in (outcome.messages, outcome.nbytes))
+    return _Share(end, len(ends) == 1, messages, nbytes)
 
 
 @dataclass
@@ -84,7 +104,7 @@ class FoldedWorld(SimWorld):
             for rank in members:
                 self.representative[rank] = first
         self.uneven = self._uneven = set[str]()  # calls that do not end at the same time on all ranks of a class
-        self._places: dict[str, dict[int, list[int]]] = {}
+        self._places: dict[str, dict[int, tuple[int, ...]]] = {}
         self._meetings: dict[tuple[str, int], _Meeting] = {}
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
@@ -106,13 +126,13 @@ class FoldedWorld(SimWorld):
         """Return whether ranks of the group stand for others of it."""
         return len(self.places_of(group)) < group.size
 
-    def places_of(self, group: PointToPoint) -> dict[int, list[int]]:
+    def places_of(self, group: PointToPoint) -> dict[int, tuple[int, ...]]:
         """Return the places in the group of each class's ranks, by representative."""
         if group.name not in self._places:
             places: dict[int, list[int]] = {}
             for place, rank in enumerate(group.members):
                 places.setdefault(self.representative[rank], []).append(place)
-            self._places[group.name] = places
+            self._places[group.name] = {first: tuple(found) for first, found in places.items()}
         return self._places[group.name]
 
     # a collective call ------------------------------------------------------------------------------------------------
@@ -159,17 +179,17 @@ class FoldedWorld(SimWorld):
     def _end(self, stream: Stream, group: PointToPoint, outcome: Outcome, base: float) -> None:
         """Advance a stream to the end of a call on its class's ranks, and count what they have sent."""
         places = self.places_of(group)[stream.rank]
-        ends = {outcome.ends[place] for place in places}
-        if len(ends) > 1:
+        share = _share(outcome, places)
+        if not share.is_even:
             self._uneven.add(group.operation)
-        stream.time, stream.out_free, stream.in_free = (base + max(times) for times in zip(*ends, strict=True))
+        time, out_free, in_free = share.end
+        stream.time, stream.out_free, stream.in_free = base + time, base + out_free, base + in_free
 
         # The class has as many such groups as its ranks fill.
         trace = self.state.traces[stream.rank]
         groups = trace.ranks // len(places)
-        messages, nbytes = (sum(column[place] for place in places) for column in (outcome.messages, outcome.nbytes))
-        if messages:
-            trace.add_to_totals(current_purpose(), groups * messages, groups * nbytes)
+        if share.messages:
+            trace.add_to_totals(current_purpose(), groups * share.messages, groups * share.nbytes)
 
 
 def others_of(comm: Comm) -> Sequence[int]:
@@ -190,8 +210,6 @@ def seen_from(comm: Comm, rank: int) -> Comm:
 class _NoMessages:
     """The world of a communicator that is seen from another rank."""
 
-    kept_calls = 0
-
     def register(self, *_: Any) -> None:
         """Note nothing: no member of the communicator uses it."""
 
@@ -206,14 +224,22 @@ class _FoldedMatching(Matching):
     """The messages of the ranks that run: to each other, or round a ring of a class."""
 
     def __init__(self, world: FoldedWorld) -> None:
-        super().__init__(world.state, world.failures, world._block)
+        super().__init__(world.state, world._block, world._guards())
         self.world = world
-        self.ends_of = self._ring_or_both
+        self.key_of = self._ring_or_both
 
     def post(
-        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
+        self,
+        comm: PointToPoint,
+        kind: str,
+        array: np.ndarray,
+        peer: int,
+        tag: int,
+        site: CallSite | None,
+        guarded: bool,
     ) -> SimRequest:
         world, other = self.world, comm.members[peer]
+        site = site or call_site(sys._getframe(1), comm.opened)
         if peer == ANY:
             raise UsageError(f"a receive from any rank cannot be folded, at {site}; run every rank")
         if world.representative[other] != other and len(world.places_of(comm)) > 1:
@@ -223,12 +249,13 @@ class _FoldedMatching(Matching):
             )
         return super().post(comm, kind, array, peer, tag, site, guarded)
 
-    def _ring_or_both(self, comm: PointToPoint, rank: int, peer: int) -> tuple[int, int]:
+    def _ring_or_both(self, send: SimRequest) -> Key:
+        comm, rank = send.comm, send.stream.rank
         if not self.world.is_folded(comm):
-            return rank, comm.members[peer]
+            return comm.context, rank, send.other, send.tag
         # Round a ring: as this rank sends `distance` places on, the one as many places back sends to it.
-        distance = peer - comm.rank
-        return comm.members[(comm.rank - distance) % comm.size], rank
+        distance = send.peer - comm.rank
+        return comm.context, comm.members[(comm.rank - distance) % comm.size], rank, send.tag
 
     def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
         if send.stream.rank == receive.stream.rank and send.array.shape != receive.array.shape:

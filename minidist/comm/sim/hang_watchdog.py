@@ -15,10 +15,10 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from typing import Any
 
 from minidist.base.errors import RankTimeoutError
-from minidist.comm.call_site import call_site_of_thread, imports_a_library, without_garbage_collection
-from minidist.comm.sim.state import SimState
+from minidist.comm.program_lines import call_site_of_thread, imports_a_library, without_garbage_collection
 
 IMPORT_S = 600.0  # that a rank may import libraries for
 MOMENT_S = 0.5  # in which an exception is raised in a rank that computes
@@ -35,8 +35,8 @@ class HangWatchdog:
     whether SIGINT has been sent, so that a KeyboardInterrupt is this watchdog's.
     """
 
-    def __init__(self, state: SimState, timeout: float) -> None:
-        self.state, self.timeout, self.thread_id = state, timeout, threading.get_ident()
+    def __init__(self, world: Any, timeout: float) -> None:
+        self.world, self.timeout, self.thread_id = world, timeout, threading.get_ident()
         # Only Python's own handler of SIGINT raises in the main thread; a program's may do anything.
         self.may_interrupt = (
             threading.current_thread() is threading.main_thread()
@@ -54,12 +54,12 @@ class HangWatchdog:
         seen, looks, said = -1, 0, False  # looks: how many have found the same number of switches
         importing = 0.0  # seconds that this rank has imported libraries, which do not count
         while not self.stopped.wait(self.timeout / 4):
-            if self.state.switches == seen and importing < IMPORT_S and imports_a_library(self._thread()):
+            if self.world.switches == seen and importing < IMPORT_S and imports_a_library(self._thread()):
                 importing += self.timeout / 4
                 continue
-            looks = looks + 1 if self.state.switches == seen else 0
+            looks = looks + 1 if self.world.switches == seen else 0
             importing = importing if looks else 0.0
-            seen = self.state.switches
+            seen = self.world.switches
             if looks < 4:
                 continue
             looks = 0
@@ -78,7 +78,13 @@ class HangWatchdog:
 
     def _thread(self) -> int:
         """Return the thread in which the program of the rank runs."""
-        return self.state.programs.get(self.state.running.rank, self.thread_id)
+        thread: int = self.world.programs.get(self._rank(), self.thread_id)
+        return thread
+
+    def _rank(self) -> int:
+        """Return the rank that runs."""
+        rank: int = self.world.state.running.rank
+        return rank
 
     def _raise_in_rank(self) -> tuple[int, int]:
         """Raise Stopped in the rank, as soon as it runs; return where it is now."""
@@ -86,7 +92,7 @@ class HangWatchdog:
         place = self._place()
         if self.error is None:
             self.error = RankTimeoutError(
-                f"rank {self.state.running.rank} computed for more than {self.timeout:g} s without communicating, at"
+                f"rank {self._rank()} computed for more than {self.timeout:g} s without communicating, at"
                 f" {call_site_of_thread(self._thread())}; it may compute without end: look at the last line of the"
                 " traceback, or raise --timeout"
             )
@@ -107,7 +113,7 @@ class HangWatchdog:
         """Return the sentence about a rank that blocks."""
         site = call_site_of_thread(self._thread())
         return (
-            f"rank {self.state.running.rank} has been blocked for more than {self.timeout:g} s at {site}, outside of"
+            f"rank {self._rank()} has been blocked for more than {self.timeout:g} s at {site}, outside of"
             " its communicator, and no other rank can run meanwhile: simulated ranks share one thread; let"
             " comm.compute(seconds=...) take the place of a sleep, and messages that of locks, or raise --timeout"
         )

@@ -28,7 +28,8 @@ from minidist.base.errors import MismatchError
 from minidist.base.fibers import FiberExit
 from minidist.comm.call_site import CallSite
 from minidist.comm.point_to_point import ANY, PointToPoint, Request
-from minidist.comm.sim.state import SimState, Stream, UnlikeCalls
+from minidist.comm.sim.checks.call_watch import UnlikeCalls
+from minidist.comm.sim.state import SimState, Stream
 from minidist.comm.unlike_calls import unlike_calls
 
 CALLS = 7  # one less than a world keeps for reports, so that the call that differs is still known
@@ -61,16 +62,16 @@ def look_ahead(world: Any, unlike: UnlikeCalls) -> MismatchError:
     with no_files() as safe, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         if safe:
             _run_on(world, state, unlike)
-    found = unlike_calls(name, state.calls(name), state.returned, number if sizes else None)
+    found = unlike_calls(name, world.calls.calls(name), state.returned, number if sizes else None)
     return MismatchError(found).with_traceback(error.__traceback__) if found else error
 
 
 def _run_on(world: Any, state: SimState, unlike: UnlikeCalls) -> None:
     """Let every rank go on: those that wait, and those that have not come so far."""
-    last, deadline, logs = unlike.number + CALLS, time.monotonic() + SECONDS, state.logs[unlike.name]
+    last, deadline, logs = unlike.number + CALLS, time.monotonic() + SECONDS, world.calls.logs[unlike.name]
 
     def post(
-        comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
+        comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite | None, guarded: bool
     ) -> Request:
         """Complete a message at once."""
         rank = state.running.rank
@@ -78,12 +79,12 @@ def _run_on(world: Any, state: SimState, unlike: UnlikeCalls) -> None:
             raise FiberExit
         if kind == "receive":
             array[...] = np.zeros((), array.dtype)
-        event: Any = None
-        request = Request(comm, kind, array, 0 if peer == ANY else peer, tag, site, event)
+        request = Request(comm, kind, array, 0 if peer == ANY else peer, tag, site)
         request.finished = True
         return request
 
     world.looking_ahead = True
+    world.buffers.watched.clear()
     world.post, world.wait = post, lambda request: None
     # Whoever waits for a message has it. The ranks of the unlike calls come first: they say most, if time is short.
     alive = [stream for stream in state.streams() if stream.rank not in state.dead]
@@ -91,7 +92,7 @@ def _run_on(world: Any, state: SimState, unlike: UnlikeCalls) -> None:
     waiting.sort(key=lambda stream: stream.rank != state.running.rank)
     for stream in waiting:
         request: Any = stream.waiting
-        request.matched, request.waiter, request.checksum = True, None, None
+        request.matched, request.waiter = True, None
     state.ready.extend([*waiting, *(stream for stream in unlike.ready if stream not in waiting)])
     while state.ready and time.monotonic() < deadline:
         _resume(world, state, state.ready.popleft())
@@ -101,7 +102,7 @@ def _resume(world: Any, state: SimState, stream: Stream) -> None:
     """Let a stream run until it waits for a work, or has ended in any way."""
     state.running, stream.waiting = stream, None
     world.process.give_to(stream.rank)
-    state.switches += 1
+    world.switches += 1
     try:
         assert stream.fiber is not None
         stream.fiber.switch()

@@ -2,216 +2,156 @@
 
 post     a send and a receive of one (context, source, destination, tag) meet in the order of their posts, at once
          when the other side is there already; a receive from any rank waits until no stream can run any more
-deliver  headers are compared, the array is copied once, and a stream that was blocked in a wait can run again
+deliver  the array is copied once, and a stream that was blocked in a wait can run again
 wait     blocks until the two have met, then advances the clock (the formulas are those of `clock`)
+
+Whoever checks, records or kills is a *guard*: an object with some of these methods, which are called here. What no
+guard has costs nothing.
+
+    posting(stream, comm)      before a message is posted         queued(request)   its other side is not there yet:
+    posted(request)            it has been posted                                   request.error keeps it out
+    meet(send, receive)        before the array is copied;        waiting(request)  its wait begins
+                               True: the guard has seen to that   ended(request)    its wait ends
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_choosers.py
 """
 
-from collections.abc import Callable
-from threading import get_ident
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import BufferReuseError, MismatchError, UsageError
-from minidist.base.fibers import current
-from minidist.base.trace import MessageEvent, current_purpose
-from minidist.comm.buffers import changed, checksum
+from minidist.base.trace import current_purpose
 from minidist.comm.call_site import CallSite
-from minidist.comm.header import compare, dtype_name, header_of, is_of_replicas
 from minidist.comm.point_to_point import ANY, PointToPoint, Request, Work
-from minidist.comm.sim.choosers import Candidate
-from minidist.comm.sim.failures import Failures
-from minidist.comm.sim.state import Key, SimRequest, SimState, take
+from minidist.comm.sim.state import Candidate, Key, SimRequest, SimState, Stream, take
 
 
-def second_thread(comm: PointToPoint, site: CallSite) -> UsageError:
-    """Return the error for a communicator that another thread than the ranks' uses."""
-    return UsageError(
-        f"rank {comm.members[comm.rank]}: {comm.name} is used in a second thread, at {site}; communicate only in the"
-        " thread that calls the rank's program, and use async_op=True to overlap"
-    )
+def hooks(guards: Sequence[Any], name: str) -> list[Callable[..., Any]]:
+    """Return the methods of this name of the guards that have one."""
+    return [getattr(guard, name) for guard in guards if hasattr(guard, name)]
 
 
 class Matching:
     """The messages of a run. block: let other streams run until the request can go on.
 
-    ends_of: (comm, rank, peer) -> the world ranks between which a message that `rank` sends to `peer` travels, where
-    those are not the two (`FoldedWorld`).
+    key_of: returns what a receive must share with a send, where that is not what the two say (`FoldedWorld`).
     """
 
-    ends_of: Callable[[PointToPoint, int, int], tuple[int, int]] | None = None
-
-    def __init__(self, state: SimState, failures: Failures, block: Callable[[Request | Work], None]) -> None:
-        self.state, self.failures, self.block = state, failures, block
+    def __init__(self, state: SimState, block: Callable[[Request | Work], None], guards: Sequence[Any] = ()) -> None:
+        self.state, self.block = state, block
+        links = state.links
+        self.link, self.alpha, self.beta, self.overhead = links.link, links.alpha, links.beta, links.overhead
+        self.free_startup = links.free_startup
         self.posts = 0
+        self.key_of: Callable[[SimRequest], Key] | None = None
+        self.on_posting, self.on_posted = hooks(guards, "posting"), hooks(guards, "posted")
+        self.on_queued, self.on_meet = hooks(guards, "queued"), hooks(guards, "meet")
+        self.on_waiting, self.on_ended = hooks(guards, "waiting"), hooks(guards, "ended")
 
     def post(
-        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
+        self,
+        comm: PointToPoint,
+        kind: str,
+        array: np.ndarray,
+        peer: int,
+        tag: int,
+        site: CallSite | None,
+        guarded: bool,
     ) -> SimRequest:
-        # A rank that is to die dies before it posts.
         state = self.state
         stream = state.running
-        rank, nbytes, watches = stream.rank, array.nbytes, state.watches
-        if get_ident() != state.thread:
-            raise second_thread(comm, site)
-        if comm.members[comm.rank] != rank:
-            raise UsageError(
-                f"rank {rank} uses the communicator of rank {comm.members[comm.rank]}, at {site}; each rank "
-                "communicates on the one that it is given"
-            )
-        if self.failures.active:
-            self.failures.before_post(rank)
-
-        # Record it.
-        world_peer = comm.members[peer] if peer != ANY else ANY
-        event = MessageEvent(
-            rank,
-            stream.name,
-            kind,
-            world_peer,
-            tag,
-            nbytes,
-            current_purpose(),
-            comm.operation,
-            comm.name,
-            stream.time,
-            -1.0,
-            -1.0,
-            0,
-            dtype_name(array.dtype),
-            peer == ANY,
-        )
-        if state.record:
-            state.traces[rank].messages.append(event)
-        elif state.totals and kind == "send":
-            trace = state.traces[rank]
-            trace.add_to_totals(event.purpose, trace.ranks, trace.ranks * nbytes)
-        self.posts += 1
-        request = SimRequest(comm, kind, array, peer, tag, site, event, stream, self.posts)
-
-        # Watch its buffer, when other code runs before the wait: always beside a stream, the rank's main program.
+        for posting in self.on_posting:
+            posting(stream, comm)
+        self.posts = order = self.posts + 1
+        other = comm.members[peer] if peer >= 0 else ANY
+        nbytes, now = array.nbytes, stream.time
+        request = SimRequest(comm, kind, array, peer, tag, site, stream, other, nbytes, order, now, guarded)
         if guarded:
-            state.unwaited[rank][id(request)] = request
-        request.watched = watched = watches and (guarded or not stream.is_main)
-        if watches and (guarded or state.open[rank].start_of):
-            # A buffered send has left its buffer at once, which may be freed before the wait.
-            state.open[rank].add(rank, request, guarded and not (kind == "send" and nbytes <= state.eager_limit))
-        if watches and kind == "receive" and stream.is_main and state.works[rank].guards:
-            state.works[rank].refuse(request)
-
+            state.unwaited[stream.rank][id(request)] = request
+        if self.free_startup:
+            request.is_free = current_purpose() == "startup"
+        for posted in self.on_posted:
+            posted(request)
         if kind == "send":
-            # The out-port sends one message after the other, and is busy with each for its overhead and its bytes.
-            links = state.links
-            alpha, beta = (links.alpha, links.beta) if links.link is None else links.link(rank, world_peer)
-            overhead = links.overhead
-            if links.free_startup and event.purpose == "startup":
-                alpha = beta = overhead = 0.0
-            request.depart = depart = max(stream.time, stream.out_free)
-            left = depart + beta * nbytes
-            request.sent = stream.out_free = left + overhead
-            request.arrival = left + alpha
-            request.eager = nbytes <= state.eager_limit
-            if watched:
-                request.checksum = checksum(array)
-
-            # It meets the oldest receive that names this rank, unless an older one from any rank comes first.
-            ends = (rank, world_peer) if self.ends_of is None else self.ends_of(comm, rank, peer)
-            key = (comm.context, *ends, tag)
-            receives = state.receives.get(key)
-            if receives and not (state.wildcards and self._behind_wildcard(receives[0], key)):
-                self._deliver(request, receives.popleft())
-                if not receives:
-                    del state.receives[key]
-                return request
-            if self.failures.active and world_peer in state.dead:
-                request.eager = False
-                self.failures.fail(request, world_peer)
-                return request
-            if request.eager:
-                request.array = array.copy()
-                request.checksum = None
-            state.sends[key].append(request)
-            return request
-
-        # A receive from any rank waits until no stream can run: until then more candidates may come.
-        if peer == ANY:
-            state.wildcards[comm.context, rank, tag].append(request)
+            self._send(request, stream)
         else:
-            # A receive by name meets the oldest send, unless an older wildcard may take that one.
-            key = (comm.context, world_peer, rank, tag)
-            sends = state.sends.get(key)
-            if sends and (comm.context, rank, tag) not in state.wildcards:
-                self._deliver(sends.popleft(), request)
-                if not sends:
-                    del state.sends[key]
-                return request
-            if self.failures.active and not sends and world_peer in state.dead:
-                self.failures.fail(request, world_peer)
-                return request
-            state.receives[key].append(request)
-        if watched:
-            request.checksum = checksum(array)
+            self._receive(request, stream)
         return request
 
-    def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
-        """Let a send and its receive meet: compare, copy once, wake the streams that wait."""
-        # Both sides must agree, and neither buffer may have changed since its post.
-        source, target = send.array, receive.array
-        if self.state.checks:
-            if (
-                send.comm.match_key != receive.comm.match_key
-                or source.dtype != target.dtype
-                or source.shape != target.shape
-            ):
-                self._refuse(send, receive)
-                return  # while the world looks ahead
-            if send.checksum is not None and checksum(source) != send.checksum:
-                raise self._changed(send)
+    def _send(self, request: SimRequest, stream: Stream) -> None:
+        # The out-port sends one message after the other, and is busy with each for its overhead and its bytes.
+        state, nbytes, alpha, beta, overhead = self.state, request.nbytes, self.alpha, self.beta, self.overhead
+        if self.link is not None:
+            alpha, beta = self.link(stream.rank, request.other)
+        if request.is_free:
+            alpha = beta = overhead = 0.0
+        request.depart = depart = stream.time if stream.time > stream.out_free else stream.out_free
+        left = depart + beta * nbytes
+        request.sent = stream.out_free = left + overhead
+        request.arrival = left + alpha
+        request.eager = nbytes <= state.eager_limit
 
+        # It meets the oldest receive that names this rank, unless an older one from any rank comes first.
+        key = (request.comm.context, stream.rank, request.other, request.tag)
+        if self.key_of is not None:
+            key = self.key_of(request)
+        receives = state.receives.get(key)
+        if receives and not (state.wildcards and self._behind_wildcard(receives[0], key)):
+            if len(receives) == 1:
+                del state.receives[key]
+            self._deliver(request, receives.pop(0))
+            return
+        for queued in self.on_queued:
+            queued(request)
+        if request.error is None:
+            if request.eager:
+                # It is complete before it is received, so its line is found now and its buffer may be written again.
+                request.array = request.array.copy()
+                request.posted_at = request.site
+            state.sends.setdefault(key, []).append(request)
+
+    def _receive(self, request: SimRequest, stream: Stream) -> None:
+        # A receive from any rank waits until no stream can run: until then more candidates may come.
+        state, rank, context, tag = self.state, stream.rank, request.comm.context, request.tag
+        if request.peer == ANY:
+            state.wildcards.setdefault((context, rank, tag), []).append(request)
+            return
+        # A receive by name meets the oldest send, unless an older wildcard may take that one.
+        key = (context, request.other, rank, tag)
+        queue = state.sends.get(key)
+        if queue and not (state.wildcards and (context, rank, tag) in state.wildcards):
+            if len(queue) == 1:
+                del state.sends[key]
+            self._deliver(queue.pop(0), request)
+            return
+        if not queue:
+            for queued in self.on_queued:
+                queued(request)
+        if request.error is None:
+            state.receives.setdefault(key, []).append(request)
+
+    def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
+        """Let a send and its receive meet: copy once, wake the streams that wait."""
         # The message itself: one copy, from the sender's array into the receiver's.
-        if not receive.watched:
-            target[...] = source
-        elif id(receive) in self.state.unwaited[receive.stream.rank]:
-            # Its program goes on: what it reads before the wait must not depend on the order of the ranks.
-            self.state.arrived[id(receive)] = source.copy()
-            if receive.checksum is None:
-                receive.checksum = checksum(target)
+        for meet in self.on_meet:
+            if meet(send, receive):
+                break
         else:
-            if receive.checksum is not None and checksum(target) != receive.checksum:
-                raise self._changed(receive)
-            target[...] = source
-            receive.checksum = checksum(target)
+            receive.array[...] = send.array
 
         # The times of the two are those of the picture in `clock`.
-        receive.arrival, receive.matched, send.matched = send.arrival, True, True
-        send.arrival = receive.event.posted  # a synchronous send ends no earlier than its receive is posted
+        receive.matched = send.matched = True
+        receive.arrival = send.arrival
+        send.arrival = receive.posted  # a synchronous send ends no earlier than its receive is posted
 
         # Whoever waits for one of the two can run again.
-        for request in (receive, send):
-            if request.waiter is not None:
-                self.state.ready.append(request.waiter)
-                request.waiter = None
-
-    def _changed(self, request: SimRequest) -> BufferReuseError:
-        """Return the error for a message whose buffer is not as it was, with the line that its rank has come to."""
-        rank = request.stream.rank
-        return changed(rank, request.describe(), self.state.line_of(rank))
-
-    def _refuse(self, send: SimRequest, receive: SimRequest) -> None:
-        """Raise MismatchError for two sides of a message that differ; those of two collective calls end the run."""
-        lines = f"{send.site}" if send.site == receive.site else f"{send.site} (sender) and {receive.site} (receiver)"
-        ours, theirs = header_of(receive.comm.match_key, receive.array), header_of(send.comm.match_key, send.array)
-        try:
-            compare(theirs, ours, send.stream.rank, receive.stream.rank, lines)
-        except MismatchError as error:
-            # A receive from any rank gets its message from the scheduler, which cannot pause as a rank can.
-            in_calls = None not in (send.comm.opened, receive.comm.opened) and current() is self.state.running.fiber
-            if not in_calls or is_of_replicas(ours.operation) or is_of_replicas(theirs.operation):
-                raise
-            self.state.refuse(error, receive.comm, ours.operation == theirs.operation)
-            self.block(send if send.stream is self.state.running else receive)
+        if receive.waiter is not None:
+            self.state.ready.append(receive.waiter)
+            receive.waiter = None
+        if send.waiter is not None:
+            self.state.ready.append(send.waiter)
+            send.waiter = None
 
     # receives from any rank -------------------------------------------------------------------------------------------
 
@@ -227,7 +167,9 @@ class Matching:
         context, source, destination, tag = key = found[chosen][1]
         receive = take(state.wildcards, (context, destination, tag))
         send = take(state.sends, key)
-        receive.peer, receive.event.peer = receive.comm.members.index(source), source
+        receive.peer, receive.other = receive.comm.members.index(source), source
+        if receive.event is not None:
+            receive.event.peer = source
         self._deliver(send, receive)
 
         # Receives by name, posted after it, had to let it choose first; they may go on now.
@@ -242,7 +184,7 @@ class Matching:
             context, source, destination, tag = key
             receives = self.state.wildcards.get((context, destination, tag))
             if receives is not None:
-                time = max(queue[0].arrival, receives[0].event.posted)
+                time = max(queue[0].arrival, receives[0].posted)
                 found.append((Candidate(time, destination, source, context, tag), key))
         return sorted(found)
 
@@ -263,49 +205,46 @@ class Matching:
 
     def wait(self, request: Any) -> None:
         """Return when the request is complete, and advance the stream's clock to that time."""
-        state = self.state
-        stream = state.running
-        receiving = request.kind == "receive"
-        if state.unwaited[stream.rank].pop(id(request), None) is not None:
-            state.open[stream.rank].close(request)
-
-        # A receive begins when it is waited for, a send when its bytes leave the port.
-        event = request.event
-        event.start = stream.time if receiving else request.depart
+        stream = self.state.running
+        if request.guarded:
+            self.state.unwaited[stream.rank].pop(id(request), None)
+        for waiting in self.on_waiting:
+            waiting(request)
 
         # Let the others run until it has met its other side.
-        links = state.links
         if not request.matched and not request.eager:
             if request.error is None:
                 request.waiter = stream
                 self.block(request)
-            if request.error is not None:  # the news of a death takes one latency
-                dead = request.error.rank
-                alpha, _ = links.cost(dead, stream.rank)
-                stream.time = event.end = max(stream.time, state.dead[dead] + alpha)
+            if request.error is not None:
+                stream.time = max(stream.time, request.arrival)
+                for ended in self.on_ended:
+                    ended(request)
                 raise request.error
-        if request.checksum is not None:
-            if checksum(request.array) != request.checksum:
-                raise self._changed(request)
-            arrived = state.arrived.pop(id(request), None)
-            if arrived is not None:
-                request.array[...] = arrived
 
-        # When is it complete?
-        if receiving:
-            # A receive: `landed` of the picture in `clock`. The in-port takes one message after the other.
-            source = request.comm.members[request.peer]
-            beta = links.beta if links.link is None else links.link(source, stream.rank)[1]
-            busy = links.overhead + beta * event.nbytes
-            if links.free_startup and event.purpose == "startup":
-                busy = 0.0
-            stream.in_free = end = max(request.arrival, stream.in_free + busy, event.posted)
-        elif request.eager:
-            end = request.sent
+        # When is it complete? A receive: `landed` of the picture in `clock`.
+        if request.kind == "receive":
+            end = self._landed(request, stream)
         else:
-            end = max(request.sent, request.arrival)
+            end = request.sent
+            if request.arrival > end and not request.eager:
+                end = request.arrival
 
         # What was complete before the wait began costs nothing.
         if end > stream.time:
             stream.time = end
-        event.end = stream.time
+        for ended in self.on_ended:
+            ended(request)
+
+    def _landed(self, request: SimRequest, stream: Stream) -> float:
+        """Return when a receive is complete. The in-port takes one message after the other."""
+        end = stream.in_free
+        if not request.is_free:
+            beta = self.beta if self.link is None else self.link(request.other, stream.rank)[1]
+            end += self.overhead + beta * request.nbytes
+        if request.arrival > end:
+            end = request.arrival
+        if request.posted > end:
+            end = request.posted
+        stream.in_free = end
+        return end

@@ -1,30 +1,22 @@
 """What the parts of the simulated world share: the streams, the messages in flight, and how the run is set up.
 
-`Matching` pairs sends with receives, `Failures` kills ranks, `HangWatchdog` and `deadlock_report` look on, and
-`SimWorld` schedules the streams. Each is given this one object, so that none needs to know another.
+`Matching` pairs sends with receives, `deadlock_report` looks on, and `Sim` schedules the streams. Each is given this
+one object, so that none needs to know another.
 
 Proved by: tests/comm/sim/test_world.py
 """
 
 import sys
-from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import get_ident
-from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from minidist.base.errors import MismatchError, RankDeadError
+from minidist.base.errors import RankDeadError
 from minidist.base.fibers import Fiber
-from minidist.base.trace import Trace
-from minidist.comm.buffers import OpenMessages, WorkArrays
-from minidist.comm.call_log import Call, CallLog
+from minidist.base.trace import MessageEvent, Trace
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
-from minidist.comm.claims import Claim
-from minidist.comm.point_to_point import MAX_TAG, OWN_TAG, PointToPoint, Request, Work
-from minidist.comm.sim.choosers import Chooser
+from minidist.comm.point_to_point import Request, Work
 from minidist.comm.sim.clock import LinkModel
 
 Key = tuple[str, int, int, int]  # context, source, destination (world ranks), tag: what a send and a receive must share
@@ -49,29 +41,58 @@ class Stream:
 
 @dataclass(slots=True, eq=False)
 class SimRequest(Request):
-    """A request and what the simulated world must remember of it until it has been waited for."""
+    """A request and what the simulated world must remember of it until it has been waited for.
+
+    other: the world rank of its peer, or ANY. order: among all posts of the run. posted: the time of its post. guarded:
+    the user's program runs before the wait. event: its record, where one is kept.
+    """
 
     stream: Stream
-    order: int  # of all posts of the run
+    other: int
+    nbytes: int
+    order: int
+    posted: float
+    guarded: bool
     eager: bool = field(default=False, init=False)  # a buffered send, which is complete at once
     matched: bool = field(default=False, init=False)
-    watched: bool = field(default=False, init=False)  # other code runs between the post and the wait
-    checksum: int | None = field(default=None, init=False)  # of the bytes that must be unchanged when the wait ends
+    is_free: bool = field(default=False, init=False)  # it takes no time: see `LinkModel.free_startup`
     waiter: Stream | None = field(default=None, init=False)
     error: RankDeadError | None = field(default=None, init=False)  # it cannot complete any more
     depart: float = field(default=0.0, init=False)
     sent: float = field(default=0.0, init=False)
     arrival: float = field(default=0.0, init=False)
+    event: MessageEvent | None = field(default=None, init=False)
+
+    @property
+    def site(self) -> CallSite:
+        """The line that posted it. A blocking call still is at its line while its request is open."""
+        if self.posted_at is not None:
+            return self.posted_at
+        fiber = self.stream.fiber
+        if fiber is None or fiber.dead:
+            return NOWHERE
+        return call_site(fiber.gr_frame or sys._getframe(1), self.comm.opened)
 
 
-class UnlikeCalls(NamedTuple):
-    """Two ranks have made unlike calls. sizes: the arrays have not fitted. ready: the streams that could go on."""
+class Candidate(NamedTuple):
+    """A possible match: `receiver` (world rank) would get the oldest message of `sender`, ready at virtual `time`.
 
-    error: MismatchError
-    name: str  # of the communicator
-    number: int  # of the call
-    sizes: bool
-    ready: list[Stream]
+    context, tag: of the receive; a rank may have several wildcard receives open.
+    """
+
+    time: float
+    receiver: int
+    sender: int
+    context: str = ""
+    tag: int = 0
+
+
+Chooser = Callable[[Sequence[Candidate]], int]  # which of the candidates a receive from any rank gets
+
+
+def earliest(candidates: Sequence[Candidate]) -> int:
+    """Choose the message that is there first; ties by receiver, then sender. The default."""
+    return min(range(len(candidates)), key=candidates.__getitem__)
 
 
 @dataclass(eq=False)
@@ -81,44 +102,21 @@ class SimState:
     size: int
     links: LinkModel
     chooser: Chooser
-    checks: bool
-    record: bool
     eager_limit: int  # sends of at most so many bytes are buffered; -1: none, not even an empty one
-    isolate: bool  # a killed rank does not end the run
-    watches: bool  # buffers in flight
+    traces: list[Trace]
     ready: deque[Stream]  # streams that can run
     mains: list[Stream]
     running: Stream  # whose turn it is
     side: dict[tuple[int, str], Stream] = field(default_factory=dict)  # by rank and communicator
-    sends: dict[Key, deque[SimRequest]] = field(default_factory=lambda: defaultdict(deque))
-    receives: dict[Key, deque[SimRequest]] = field(default_factory=lambda: defaultdict(deque))
-    wildcards: dict[AnyKey, deque[SimRequest]] = field(default_factory=lambda: defaultdict(deque))
+    sends: dict[Key, list[SimRequest]] = field(default_factory=dict)
+    receives: dict[Key, list[SimRequest]] = field(default_factory=dict)
+    wildcards: dict[AnyKey, list[SimRequest]] = field(default_factory=dict)
     returned: set[int] = field(default_factory=set)
     dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
-    call_values: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # see `SimWorld.compare_calls`
-    logs: dict[str, dict[int, CallLog]] = field(default_factory=lambda: defaultdict(dict))  # by communicator and rank
-    claims: dict[tuple[str, int], Claim] = field(default_factory=dict)  # by origin and world rank: see `register`
-    totals: bool = False  # keep the bytes by purpose, where no record is kept
-    weights: dict[int, int] = field(default_factory=dict)  # the ranks that each running one stands for (`FoldedWorld`)
-    thread: int = field(default_factory=get_ident)  # that runs the ranks
-    comms: list[PointToPoint] = field(default_factory=list)  # that this run has made
-    programs: dict[int, int] = field(default_factory=dict)  # ranks whose program runs in another thread: its identifier
-    switches: int = 0  # of streams; stands still while a rank computes
-    unlike: "UnlikeCalls | None" = None  # two ranks' calls differ, which ends the run
 
     def __post_init__(self) -> None:
-        ranks = range(self.size)
-        self.traces = [
-            Trace(rank, self.size, keeps_events=self.record, ranks=self.weights.get(rank, 1)) for rank in ranks
-        ]
-        self.open = [OpenMessages() for _ in ranks]
-        self.arrived: dict[int, np.ndarray] = {}  # by the id of a receive, what its wait is to write into its array
-        self.unwaited: list[dict[int, Request | Work]] = [{} for _ in ranks]
-        self.works = [WorkArrays(rank) for rank in ranks]
-
-    def calls(self, name: str) -> dict[int, Iterable[Call]]:
-        """Return the last collective calls on the communicator `name`, by world rank."""
-        return {rank: log.recent for rank, log in self.logs[name].items()}
+        # By rank and id: the requests and works that no wait has been called for.
+        self.unwaited: list[dict[int, Request | Work]] = [{} for _ in range(self.size)]
 
     def line_of(self, rank: int) -> CallSite:
         """Return the line at which the main program of a rank is; NOWHERE when it has ended or cannot be seen."""
@@ -126,34 +124,20 @@ class SimState:
         frame = sys._getframe(1) if main is self.running else getattr(main.fiber, "gr_frame", None)
         return call_site(frame, NOWHERE)
 
-    def refuse(self, error: MismatchError, call: PointToPoint, sizes: bool) -> None:
-        """End the run with an error about two ranks' calls, as soon as the stream that runs has paused."""
-        # The stack of the rank that has noticed it, as an exception raised there would have it.
-        frame: FrameType | None = sys._getframe(1)
-        steps: TracebackType | None = None
-        while frame is not None:
-            steps = TracebackType(steps, frame, frame.f_lasti, frame.f_lineno)
-            frame = frame.f_back
-        numbers = [number for number, *_ in self.logs[call.name][self.running.rank].recent]
-        number = next((number for number in reversed(numbers) if number % (MAX_TAG + 1) == call.tag % OWN_TAG), 0)
-        self.unlike = UnlikeCalls(error.with_traceback(steps), call.name, number, sizes, list(self.ready))
-        self.ready.clear()
-
     def streams(self) -> list[Stream]:
         """Return all streams: the ranks' main programs, then the others."""
         return [*self.mains, *self.side.values()]
 
 
-def take(queues: dict[Any, deque[SimRequest]], key: Any) -> SimRequest:
+def take(queues: dict[Any, list[SimRequest]], key: Any) -> SimRequest:
     """Remove and return the oldest request of a queue; an empty queue is deleted."""
     queue = queues[key]
-    request = queue.popleft()
-    if not queue:
+    if len(queue) == 1:
         del queues[key]
-    return request
+    return queue.pop(0)
 
 
-def remove(queues: dict[Any, deque[SimRequest]], key: Any, request: SimRequest) -> None:
+def remove(queues: dict[Any, list[SimRequest]], key: Any, request: SimRequest) -> None:
     """Remove a request from its queue; an empty queue is deleted."""
     queue = queues[key]
     queue.remove(request)

@@ -37,6 +37,7 @@ import numpy as np
 from minidist.base.errors import DeadlockError, MinidistError, reason, text_of
 from minidist.base.trace import Trace
 from minidist.comm import Comm, SimWorld, call_site
+from minidist.comm.program_lines import line_of_error
 from minidist.comm.sim.matching import Matching
 from minidist.comm.sim.state import SimRequest
 from minidist.course.lesson.library_calls import refuse_library_calls
@@ -215,7 +216,7 @@ def run(
         except BaseException as error:
             text = text_of(error)
             name = "" if isinstance(error, DeadlockError) else type(error).__name__
-            line = None if isinstance(error, MinidistError) else call_site.line_of_error(error)
+            line = None if isinstance(error, MinidistError) else line_of_error(error)
             where = f", at {line}" if line is not None else ""
             # A text of the answer's may be of a class of its own; "".join makes it one of Python's.
             outcome["message"] = "".join([": ".join(part for part in (name, text) if part), where])
@@ -327,7 +328,7 @@ class CountedWorld(SimWorld):
         self.shown = [Trace(rank, ranks) for rank in range(ranks)]
 
     def _new_matching(self) -> Matching:
-        return _CountedMatching(self.most, self.channel, self.state, self.failures, self._block)
+        return _CountedMatching(self.most, self.channel, self.state, self._block, self._guards())
 
     def trace_of(self, comm: Any) -> Trace:
         return self.shown[comm.members[comm.rank]]

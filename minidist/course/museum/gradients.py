@@ -35,9 +35,9 @@ def only_top_level(patch: Patch) -> None:
         if parameter.name.count(".") < 2:
             parameter_ready(self, parameter)
 
-    def make_shallow(flat: Any, cap: float, number: int) -> Any:
+    def make_shallow(flat: Any, cap: float, guard: Any) -> Any:
         shallow: Any = Shallow(flat)
-        return make_buckets(shallow, cap, number)
+        return make_buckets(shallow, cap, guard)
 
     patch.setattr(gradients, "make_buckets", make_shallow)
     patch.setattr(gradients.GradientReducer, "parameter_ready", ready)

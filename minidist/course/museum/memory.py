@@ -14,8 +14,7 @@ from minidist.collectives import all_gather
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.job.checkpoint import resume
-from minidist.job.train import run
-from minidist.job.train.strategies import sharded
+from minidist.job.train import data_axis, run
 from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import flat_shards, overflow, zero
 from minidist.parallel.fsdp_param_group import FSDPParamGroup
@@ -32,7 +31,7 @@ def norm_of_the_shard(patch: Patch) -> None:
             clip_by_norm_(part, norm_from_blocks(block_square_sums(part.grad)), limit)
 
     patch.setattr(zero, "clip_shards_", clip)
-    patch.setattr(sharded, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
+    patch.setattr(data_axis, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
 
 
 def norm_counted_once_per_rank(patch: Patch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from minidist.autograd import Tensor, operands
 from minidist.autograd.ops import elementwise
-from minidist.comm.sim.world import SimWorld
+from minidist.comm.sim.sim_world import SimWorld
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch
 from minidist.parallel import GradientReducer

@@ -214,7 +214,7 @@ def noise_by_rank(patch: Patch) -> None:
 
     def parallelize(made: Any, comm: Comm, *rest: Any) -> Any:
         strategy = recipe.parallelize(made, comm, *rest)
-        made.config = made.config.model_copy(update={"seed": comm.rank})
+        made.seed = comm.rank
         return strategy
 
     patch.setattr(run, "parallelize", parallelize)

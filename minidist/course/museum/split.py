@@ -15,10 +15,20 @@ from minidist.course.museum.exhibit import Catch, Exhibit, Patch
 from minidist.course.museum.jobs import train_job
 from minidist.nn import GPT, Llama, experts
 from minidist.optim.muon import newton_schulz
-from minidist.parallel import WholeMatrices, data_parallel
+from minidist.parallel import WholeMatrices, replica_guard
 from minidist.parallel.context import ring_attention
+from minidist.parallel.expert import data_parallel as expert_data_parallel
 from minidist.parallel.expert import dispatch
-from minidist.parallel.tensor import grad_norm, layers, llama, regions, sequence_parallel, sharding, vocabulary
+from minidist.parallel.tensor import (
+    full_state,
+    grad_norm,
+    layers,
+    llama,
+    regions,
+    sequence_parallel,
+    sharding,
+    vocabulary,
+)
 
 TENSOR, CONTEXT, EXPERT = (f"tests/parallel/test_{name}.py" for name in ("tensor", "context", "expert"))
 
@@ -35,13 +45,13 @@ def bias_on_every_rank(patch: Patch) -> None:
 
 def contiguous_qkv(patch: Patch) -> None:
     """the fused matrix of Q, K and V is cut into contiguous parts, and joined in the same way"""
-    take, join = sharding.take_shard, sharding.join_shards
+    take, join = sharding.take_shard, full_state.join_shards
 
     def plain(layout: Any) -> Any:
         return Layout(layout.global_shape, layout.axes, layout.dims, padding=layout.padding)
 
     patch.setattr(sharding, "take_shard", lambda array, layout, rank, ranks: take(array, plain(layout), rank, ranks))
-    patch.setattr(sharding, "join_shards", lambda shards, layout: join(shards, plain(layout)))
+    patch.setattr(full_state, "join_shards", lambda shards, layout: join(shards, plain(layout)))
 
 
 def short_vocabulary(patch: Patch) -> None:
@@ -94,7 +104,7 @@ def shared_heads_not_summed(patch: Patch) -> None:
 def data_axis_only(patch: Patch) -> None:
     """gradients are summed over the data axis; with one replica there is no other rank"""
     patch.setattr(jobs, "gradient_axes", lambda mesh: mesh["dp"])
-    patch.setattr(data_parallel, "check_axes", lambda *_: None)  # which refuses that
+    patch.setattr(replica_guard, "check_axes", lambda *_: None)  # which refuses that
 
 
 def positions_from_zero(patch: Patch) -> None:
@@ -131,7 +141,7 @@ def gradients_stay(patch: Patch) -> None:
 
 def experts_summed(patch: Patch) -> None:
     """the gradients of different experts are summed over the axis that distributes them"""
-    patch.setattr(dispatch, "bool", lambda value: False)
+    patch.setattr(expert_data_parallel, "bool", lambda value: False)
 
 
 def capacity_of_the_batch(patch: Patch) -> None:

@@ -57,7 +57,7 @@ def write_dumps(world: SimWorld, folder: str | Path, form: str = "pickle") -> li
 def groups_of(world: SimWorld) -> dict[str, dict[str, Any]]:
     """Return the process groups: communicator -> {"name": its number, "desc": a text, "members": its ranks}."""
     members: dict[str, set[int]] = {"world": set(range(world.size))}
-    for name, logs in world.state.logs.items():
+    for name, logs in world.calls.logs.items():
         members.setdefault(name, set()).update(logs)
     return {
         name: {"name": str(number), "desc": "default_pg" if name == "world" else name, "members": sorted(ranks)}
@@ -144,14 +144,14 @@ def frames_of(world: SimWorld, message: MessageEvent) -> list[dict[str, Any]]:
 
     It remembers the last collectives of each communicator, and the message that each stream waits for.
     """
-    sites = []
+    sites: list[Any] = []
     if message.operation == "message":
         waiting = [
             s.waiting for s in world.state.streams() if s.rank == message.rank and isinstance(s.waiting, Request)
         ]
         sites = [w.site for w in waiting if (w.kind, w.tag, w.comm.name) == message_key(message) and message.end < 0]
     else:
-        log = world.state.logs.get(message.communicator, {}).get(message.rank)
+        log = world.calls.logs.get(message.communicator, {}).get(message.rank)
         sites = [site for number, _, site, _ in log.recent if number == message.tag] if log is not None else []
     return [{"name": "main", "filename": site.filename, "line": site.line} for site in sites[:1]]
 

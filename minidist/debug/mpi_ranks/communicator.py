@@ -236,11 +236,11 @@ class Comm(Handle):
             return Pending(None, fields=NO_PROC)
 
         def finish() -> Any:
-            size = part.event.nbytes
+            size = part.nbytes
             if limit is not None and size > limit:
                 raise failed(
                     "ERR_TRUNCATE",
-                    f"rank {part.event.rank}: irecv without a buffer has room for {limit} B, and the object at"
+                    f"rank {part.stream.rank}: irecv without a buffer has room for {limit} B, and the object at"
                     f" {part.site} has {size} B; pass irecv(bytearray({size}), ...), or use recv",
                 )
             return pickle.loads(part.array[:size])
@@ -386,7 +386,7 @@ class Comm(Handle):
             stream = context.world.state.running
             stream.time = max(stream.time, send.arrival)
             if status is not None:
-                status.become((send.comm.rank, send.tag, 0, send.event.nbytes, 0))
+                status.become((send.comm.rank, send.tag, 0, send.nbytes, 0))
         return send is not None, send
 
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
@@ -529,7 +529,7 @@ def _into(buffer: Buffer, part: SimRequest) -> Callable[[], Any]:
     def finish() -> None:
         if not buffer.is_view:
             width = buffer.layout.element.itemsize
-            buffer.put(part.array[: part.event.nbytes // width])
+            buffer.put(part.array[: part.nbytes // width])
 
     return finish
 

@@ -16,6 +16,7 @@ Communication".
 Proved by: tests/mpi_ranks/test_messages.py
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from threading import get_ident
@@ -25,14 +26,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidist.base.errors import MismatchError, UsageError
-from minidist.base.trace import MessageEvent
-from minidist.comm.buffers import checksum
-from minidist.comm.call_site import CallSite
+from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.communicator import Comm
 from minidist.comm.header import dtype_name
 from minidist.comm.point_to_point import ANY, PointToPoint, Work
+from minidist.comm.sim.checks.buffer_watch import Watched
 from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.matching import Matching
+from minidist.comm.sim.sim_world import SimWorld
 from minidist.comm.sim.state import SimRequest, Stream, remove
 from minidist.debug.mpi_ranks.constants import ANY_TAG
 from minidist.debug.mpi_ranks.objects import OBJECT
@@ -73,8 +74,9 @@ def done(part: SimRequest | Work) -> bool:
 class MPIMatching(Matching):
     """The messages of a run. Those of collectives meet as always; those of programs by MPI's rules."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, world: SimWorld) -> None:
+        super().__init__(world.state, world._block, world._guards())
+        self.buffers, self.thread = world.buffers, world.thread
         self.posted: dict[tuple[str, int], list[SimRequest]] = defaultdict(list)  # receives
         self.any_size: set[SimRequest] = set()  # receives of objects, whose array is that of the message
         self.sleepers: list[Sleeper] = []
@@ -85,10 +87,18 @@ class MPIMatching(Matching):
         self.idle, self.idle_since, self.progress = 0, 0.0, (0, 0)
 
     def post(
-        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
+        self,
+        comm: PointToPoint,
+        kind: str,
+        array: np.ndarray,
+        peer: int,
+        tag: int,
+        site: CallSite | None,
+        guarded: bool,
     ) -> SimRequest:
         """Start a send or a receive, of a collective, too; threads that the program has started may not."""
-        if get_ident() != self.state.thread:
+        if get_ident() != self.thread:
+            site = site or call_site(sys._getframe(1), comm.opened)
             self.refused = UsageError(
                 f"rank {comm.members[comm.rank]}: MPI is called in a thread that the program has started, at {site};"
                 " call it in the main thread only, and use nonblocking operations (Isend, Irecv) to overlap"
@@ -108,8 +118,9 @@ class MPIMatching(Matching):
         if kind == "send":
             request.eager = mode == "buffered" or (request.eager and mode != "synchronous")
             if mode == "buffered":
-                request.array, request.checksum = request.array.copy(), None
-            self.state.sends[comm.context, request.stream.rank, comm.members[peer], EVERY_TAG].append(request)
+                request.array = request.array.copy()
+            key = comm.context, request.stream.rank, comm.members[peer], EVERY_TAG
+            self.state.sends.setdefault(key, []).append(request)
             self._meet_receive(request)
         else:
             if array is None:
@@ -121,7 +132,7 @@ class MPIMatching(Matching):
     def _queued(self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite) -> SimRequest:
         """Post a message, and take it out of the queue of its tag: here a queue holds the messages of every tag."""
         request = self.post(comm, kind, array, peer, tag, site, True)
-        rank, other = request.stream.rank, request.event.peer
+        rank, other = request.stream.rank, request.other
         queues: Any = self.state.receives
         key: Any = comm.context, other, rank, tag
         if kind == "send":
@@ -154,7 +165,7 @@ class MPIMatching(Matching):
         """Return the first receive of the list that a send fits; `last` stands behind those of the list."""
         source = send.stream.rank
         for receive in self.posted.get((send.comm.context, send.comm.members[send.peer]), ()):
-            if receive.tag in (ANY_TAG, send.tag) and receive.event.peer in (ANY, source):
+            if receive.tag in (ANY_TAG, send.tag) and receive.other in (ANY, source):
                 return receive
         return last
 
@@ -165,7 +176,7 @@ class MPIMatching(Matching):
 
     def _meet_send(self, receive: SimRequest) -> None:
         if receive.peer != ANY:
-            send = self.oldest_send(receive, receive.event.peer)
+            send = self.oldest_send(receive, receive.other)
             if send is not None:
                 self.join(send, receive)
 
@@ -202,23 +213,24 @@ class MPIMatching(Matching):
             raise _unlike(send, receive, wanted)
         if receive in self.any_size:
             self.any_size.remove(receive)
-            receive.array, receive.checksum = target, _ = np.empty_like(source), None
+            receive.array = target = np.empty_like(source)
         for request in (send, receive):
-            if request.checksum is not None and checksum(request.array) != request.checksum:
-                raise self._changed(request)
-            request.checksum = None
+            self.buffers.verify(request)
+        watched = [self.buffers.watched.pop(request, None) for request in (send, receive)][1]
 
         # As many bytes as both have. More than the receive has room for are an error of its wait.
         size = min(source.nbytes, target.nbytes)
         send.array, receive.array = source.view(np.uint8)[:size], target.view(np.uint8)[:size]
-        watched, receive.watched = receive.watched, False
         super()._deliver(send, receive)
-        send.array, receive.array, receive.watched = source, target, watched
-        receive.checksum = checksum(target) if watched else None
+        send.array, receive.array = source, target
+        if watched is not None:  # it must stay as it is now until the wait
+            self.buffers.watched[receive] = Watched(target, watched.open)
 
         # What the receive did not say is known now.
         receive.peer, receive.tag = send.comm.rank, send.tag
-        receive.event.peer, receive.event.tag, receive.event.nbytes = send.stream.rank, send.tag, source.nbytes
+        receive.other, receive.nbytes = send.stream.rank, source.nbytes
+        if receive.event is not None:
+            receive.event.peer, receive.event.tag, receive.event.nbytes = receive.other, send.tag, source.nbytes
 
     def cancel(self, request: SimRequest) -> bool:
         """Take back a message that has not met its other side; return whether that was possible."""
@@ -230,7 +242,8 @@ class MPIMatching(Matching):
             key = request.comm.context, request.stream.rank
             self.posted[key].remove(request)
             self._go_on(key)
-        request.matched, request.checksum = True, None
+        request.matched = True
+        self.buffers.watched.pop(request, None)
         return True
 
     # probes -----------------------------------------------------------------------------------------------------------
@@ -238,10 +251,8 @@ class MPIMatching(Matching):
     def probe(self, comm: Comm, source: int, tag: int, site: CallSite) -> SimRequest:
         """Return a receive that is not posted: it finds a message, and leaves it where it is."""
         stream = self.state.running
-        event = MessageEvent(
-            stream.rank, stream.name, "probe", source, tag, 0, "user", "message", comm.name, stream.time
-        )
-        return SimRequest(comm, "probe", _NOTHING, source, tag, site, event, stream, self.posts + 1)
+        order, now = self.posts + 1, stream.time
+        return SimRequest(comm, "probe", _NOTHING, source, tag, site, stream, source, 0, order, now, False)
 
     def found(self, probe: SimRequest) -> list[tuple[Candidate, SimRequest, SimRequest]]:
         """Return the messages that a probe, or a receive from any rank, may get now."""
@@ -249,7 +260,7 @@ class MPIMatching(Matching):
         for source in members if probe.peer == ANY else [members[probe.peer]]:
             send = self.oldest_send(probe, source)
             if send is not None:
-                time = max(send.arrival, probe.event.posted)
+                time = max(send.arrival, probe.posted)
                 found.append((Candidate(time, rank, source, probe.comm.context, probe.tag), send, probe))
         return found
 

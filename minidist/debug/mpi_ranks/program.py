@@ -13,7 +13,8 @@ from typing import Any
 from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.base.user_file import ProgramError
 from minidist.comm import Comm
-from minidist.comm.call_site import is_of_user, line_of_error
+from minidist.comm.call_site import is_of_user
+from minidist.comm.program_lines import line_of_error
 from minidist.comm.sim.choosers import Chooser, earliest, explore, seeded
 from minidist.debug.mpi_ranks.communicator import Aborted
 from minidist.debug.mpi_ranks.constants import Unsupported

@@ -134,12 +134,12 @@ class Pending:
             elif not self.cancelled:
                 part.wait()
                 if part.kind == "receive":
-                    fields = part.peer, part.tag, 0, part.event.nbytes, 0
-                    if part.event.nbytes > part.array.nbytes:
+                    fields = part.peer, part.tag, 0, part.nbytes, 0
+                    if part.nbytes > part.array.nbytes:
                         raise failed(
                             "ERR_TRUNCATE",
-                            f"rank {part.event.rank} receives at most {part.array.nbytes} B at {part.site}, but rank"
-                            f" {part.event.peer} sent {part.event.nbytes} B; pass a larger buffer",
+                            f"rank {part.stream.rank} receives at most {part.array.nbytes} B at {part.site}, but rank"
+                            f" {part.other} sent {part.nbytes} B; pass a larger buffer",
                         )
         if self.cancelled:
             return None, _CANCEL
@@ -205,7 +205,7 @@ class Request(Handle):
             status.become(_CANCEL)
         elif flag and status is not None:
             receives = [p for p in (self.held.parts if self.open and self.held else ()) if isinstance(p, SimRequest)]
-            found = [(p.peer, p.tag, 0, p.event.nbytes, 0) for p in receives if p.kind == "receive"]
+            found = [(p.peer, p.tag, 0, p.nbytes, 0) for p in receives if p.kind == "receive"]
             status.become(found[-1] if found else self.held.fields if self.held and self.open else EMPTY)
         return flag
 

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from minidist.comm.point_to_point import Request, Work
-from minidist.comm.sim.world import SimWorld
+from minidist.comm.sim.sim_world import SimWorld
 from minidist.debug.mpi_ranks.matching import MPIMatching
 from minidist.debug.rank_process import RankProcess
 
@@ -49,7 +49,7 @@ class MPIWorld(SimWorld):
         return self.state.running.time + self.computed[rank] + perf_counter() - self.entered[rank]
 
     def _new_matching(self) -> MPIMatching:
-        return MPIMatching(self.state, self.failures, self._block)
+        return MPIMatching(self)
 
     def _block(self, on: Request | Work) -> None:
         stream = self.state.running

@@ -180,7 +180,7 @@ class _Run:
         def enter() -> None:
             process.enter()
             state.enter()
-            self.worlds[0].state.switches += 1  # it is not this world that hangs
+            self.worlds[0].switches += 1  # it is not this world that hangs
 
         def leave() -> None:
             state.leave()

@@ -74,7 +74,7 @@ class RankThread:
         thread.start()
         threading.stack_size(size)
         world: Any = self.comm.world
-        world.state.programs[self.comm.rank] = thread.ident
+        world.programs[self.comm.rank] = thread.ident
 
         # The program runs until it wants to communicate; the rank does so, and may wait for other ranks meanwhile.
         while True:

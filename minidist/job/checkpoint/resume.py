@@ -47,7 +47,7 @@ from minidist.job.config.models import llama_inner
 from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel.dims import Axes
-from minidist.parallel.tensor.sharding import local_tensor
+from minidist.parallel.tensor.full_state import local_tensor
 from minidist.techniques import Extension, installed, of_job
 
 # The settings on which the bits of the next step depend; a resumed job must not differ in them.
@@ -62,7 +62,6 @@ FIXED = (
     "context",
     "dropout",
     "attention_dropout",
-    "document_separator",
     "experts",
     "top_k",
     "capacity_factor",
@@ -354,8 +353,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         counts = {name: saved.optimizer_counts[name] for name in state if name in saved.optimizer_counts}
         axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known, "counts": counts})
         axis.updated()
-        if hasattr(axis.optimizer, "refresh"):  # it steps copies of the weights, perhaps inside another optimizer
-            axis.optimizer.refresh()
+        axis.optimizer.refresh()
     load_axis_state(checkpoint, strategy)
     load_buffers(checkpoint, job.model)
     return checkpoint.step, saved.losses

@@ -113,7 +113,7 @@ class Translation:
             self.replaced[section] = values["type"]
         _ignore_all(section, values, self, why)
 
-    def in_place(self, job: TrainConfig) -> dict[str, str]:
+    def in_place(self, job: Any) -> dict[str, str]:
         """Return what trains in the place of the file's optimizer and schedule, where minidist has no such kind."""
         ours = {
             "optimizer": f"--optimizer {job.optimizer} with --lr {job.lr:g}",

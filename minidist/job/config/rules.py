@@ -18,7 +18,6 @@ from minidist.collectives import ALGORITHMS
 from minidist.job.config.pipeline_plan import check_stages
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
-from minidist.optim import WarmupCosine
 from minidist.optim.named import takes
 from minidist.techniques import installed, of_job, of_users
 from minidist.techniques.rule import Rule, Value, multiples, setting
@@ -493,34 +492,6 @@ CONTEXT_PARALLEL = (
         "use at most --cp {context}",
     ),
     Rule(
-        "documents-of-language-models",
-        lambda j: j.document_separator is not None and (not j.is_language_model or j.is_own_model),
-        "--document-separator {document_separator} masks attention, which minidist does in models of its own, not in"
-        " --model {model}",
-        "use --model gpt or llama, or leave it out",
-    ),
-    Rule(
-        "documents-of-the-data",
-        lambda j: j.document_separator is not None and j.document_separator >= j.dataset.vocab_size,
-        "--document-separator {document_separator} is out of range: the tokens of --data {data} are 0..{largest}",
-        "use one of them",
-        {"largest": lambda j: j.dataset.vocab_size - 1},
-    ),
-    Rule(
-        "documents-on-a-ring",
-        lambda j: j.document_separator is not None and j.cp > 1 and j.attention in ("ring", "ulysses-ring"),
-        "not built: --attention {attention} has no masks but the causal one, and --document-separator"
-        " {document_separator} needs one for each row",
-        "use --attention all-gather or ulysses",
-    ),
-    Rule(
-        "documents-in-an-asynchronous-pipeline",
-        lambda j: j.document_separator is not None and j.asynchronous,
-        "not built: --schedule {schedule} computes a stream of micro-batches without the masks of"
-        " --document-separator {document_separator}",
-        "use a synchronous one, such as 1f1b",
-    ),
-    Rule(
         "ulysses-heads",
         lambda j: j.cp > 1 and j.attention == "ulysses" and j.heads_of_rank % j.cp,
         "the {heads_of_rank} (key-value) heads of a rank cannot be divided among --cp {cp} for --attention ulysses",
@@ -776,10 +747,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("capacity_factor", lambda j: j.experts > 0, "--experts"),
     ("aux_loss_weight", lambda j: j.experts > 0, "--experts"),
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
-    ("warmup_start", lambda j: j.warmup_curve != "linear", "--warmup-curve deepspeed-linear or deepspeed-log"),
     ("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
-    ("decay_steps", lambda j: j.decay != "constant", "--decay cosine or linear"),
-    ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
 )
 
 
@@ -890,8 +858,6 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
 
     # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.
     job.dataset.samples(config.context)
-    if config.decay != "constant" and config.warmup_curve == "linear":
-        WarmupCosine(config.warmup, config.decay_steps or config.steps)
     if config.is_own_model:
         job.small_model()
     for extension in of_job(config):

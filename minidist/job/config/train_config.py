@@ -27,6 +27,7 @@ from minidist.base.user_file import is_user_function
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.named import OPTIMIZERS
 from minidist.parallel.dims import ParallelDims
+from minidist.parallel.fitting_dims import dims_of
 from minidist.pipeline.schedules import get_schedule, read_csv
 from minidist.techniques import installed, ranks_beside
 
@@ -105,18 +106,6 @@ class JobSettings(BaseModel):
         description="epsilon in the denominator (default: 1e-8, adagrad 1e-10, lamb 1e-6; sgd and lars have none)",
     )
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
-    warmup: int = Field(0, ge=0, le=MAX_COUNT, description="steps of warm-up")
-    warmup_curve: Literal["linear", "deepspeed-linear", "deepspeed-log"] = Field(
-        "linear", description="linear: 1/w, 2/w, ...; or DeepSpeed's WarmupLR, whose first two steps have rate 0"
-    )
-    warmup_start: float = Field(
-        0.0, ge=0, le=1, description="DeepSpeed's warm-ups: the first learning rate, as a share of --lr"
-    )
-    decay: Literal["constant", "cosine", "linear"] = Field("constant", description="learning rate after the warm-up")
-    decay_steps: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="cosine, linear: the step in which the decay ends (default: --steps)"
-    )
-    final_lr: float = Field(0.0, ge=0, le=1, description="cosine, linear: the last learning rate, as a share of --lr")
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 
@@ -167,9 +156,6 @@ class JobSettings(BaseModel):
     )
     ulysses: int = Field(
         2, ge=1, le=MAX_RANKS, description="ulysses-ring: neighbours that exchange heads; rings join their groups"
-    )
-    document_separator: int | None = Field(
-        None, ge=0, description="token that ends a document, inside which attention stays"
     )
     tp: int = Field(1, ge=1, le=MAX_RANKS, description="tensor-parallel ranks: each has a shard of each matrix")
     sequence_parallel: bool = Field(False, description="with --tp: norms and dropout on 1/tp of the sequence")
@@ -449,7 +435,7 @@ def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
     # Without a number of ranks, the degrees determine it; a --dp that is left open counts as 1.
     dp = config.dp if ranks is not None else config.dp or 1
     ranks = (dp or 1) * config.pp * config.cp * config.tp if ranks is None else ranks
-    return ParallelDims.of(ranks, pp=config.pp, dp=dp, cp=config.cp, tp=config.tp, ep=config.ep)
+    return dims_of(ranks, pp=config.pp, dp=dp, cp=config.cp, tp=config.tp, ep=config.ep)
 
 
 def resolve_batches(config: TrainConfig, ranks: int) -> Batches:

@@ -21,12 +21,13 @@ from minidist.base.arrays import Array
 from minidist.job.config.pipeline_plan import cut_stages, make_plan, replicas_of, stream_end
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
 from minidist.job.equality.one_device import evaluate_devices
-from minidist.job.train.job import Job, as_input, build
+from minidist.job.train.job import Job, build
 from minidist.job.train.loss import ordered_sum
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.strategies.asynchronous_pipeline import ScheduledOptimizer, add_record
 from minidist.job.train.strategies.data_axis import Tensors
-from minidist.job.train.strategies.strategy import Strategy
+from minidist.job.train.strategies.mesh import MeshStrategy
+from minidist.job.train.task import as_input
 from minidist.nn.flat import FlatParameters
 
 
@@ -87,11 +88,11 @@ class DelayedUnit:
         self.flat.zero_grad()
 
 
-class DelayedDevice(Strategy):
+class DelayedDevice(MeshStrategy):
     """One device that computes with old versions, and makes the updates itself; `tensors` shows the latest ones."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__(job, [])
+        super().__init__(job, None, [])
         config = job.config
         plan = make_plan(config, job.batches.accumulation)
         self.modules, tied = cut_stages(config, job.model, plan.stages)

@@ -1,7 +1,8 @@
 """The order in which a layout adds gradient contributions, for the reference.
 
-A contribution is the gradient of one use of a parameter in one micro-batch, computed whole. `base.layout.GradientOrder`
-is the declaration; here contributions that were caught on one device are added as it says. With 2 replicas of 2
+Floating-point addition is not associative, so "equal to one device, bit for bit" is a statement about an order. A
+contribution is the gradient of one use of a parameter in one micro-batch, computed whole. `GradientOrder` is the
+declaration; contributions that were caught on one device are added as it says. With 2 replicas of 2
 micro-batches each (replica 0 computes micro-batches 0 and 1):
 
     DDP, ZeRO 1          (c0 + c1) + (c2 + c3)        each replica adds its own, then the replicas are added
@@ -12,10 +13,10 @@ Proved by: tests/equality/test_equality.py, tests/train/test_pipelines.py
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
-from minidist.base.layout import GradientOrder
 from minidist.data import Shares
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
 from minidist.job.config.train_config import TrainConfig
@@ -24,6 +25,24 @@ from minidist.job.train.job import Job
 Sites = Sequence[list[Array]]  # [micro-batch number] -> the contributions to one parameter, in backward order
 Parts = list[list[Array | None]]  # [reduction of the step][replica] -> what the replica contributes
 Add = Callable[[str, Sites], Array | None]  # (parameter name, its contributions) -> their sum
+
+
+@dataclass(frozen=True)
+class GradientOrder:
+    """The declared order in which one parameter's gradient contributions are added.
+
+    A contribution is the gradient of one use site in one micro-batch, computed whole. A stage adds its contributions
+    one after the other: its micro-batches in the order `microbatches[stage]` (numbers local to the replica), and inside
+    a micro-batch its sites in backward order. The stages' sums are added in stage order, and the replicas' sums last,
+    in rank order. With `synchronize_each` the replicas are added after every micro-batch, and these sums are then added
+    up in micro-batch order (ZeRO-2 and -3, DDP without `no_sync`). groups: the replicas are added inside so many groups
+    of neighbours, and then the groups' sums (hybrid sharding).
+    """
+
+    replicas: int = 1
+    microbatches: tuple[tuple[int, ...], ...] = ((0,),)
+    synchronize_each: bool = False
+    groups: int = 1
 
 
 def declared_order(config: TrainConfig, shares: Shares) -> GradientOrder:

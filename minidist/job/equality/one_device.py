@@ -19,8 +19,8 @@ from minidist.job.train.evaluate import evaluations
 from minidist.job.train.job import Job, make_optimizer
 from minidist.job.train.loss import ordered_sum
 from minidist.job.train.strategies.data_axis import DataAxis, Tensors, gradient_of
+from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.sharded import unit_parameters
-from minidist.job.train.strategies.strategy import Strategy
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums
@@ -28,7 +28,7 @@ from minidist.optim import block_square_sums
 Contributions = dict[Parameter, list[Array]]
 
 
-class OneDevice(Strategy):
+class OneDevice(MeshStrategy):
     """The whole model; each step runs the micro-batches `numbers` (None: all of them) one after the other.
 
     add: sums a parameter's contributions. factor: what the sum is multiplied by. Where a technique sums the
@@ -37,7 +37,7 @@ class OneDevice(Strategy):
 
     def __init__(self, job: Job, add: Add, numbers: Iterable[int] | None = None, factor: float = 1) -> None:
         self.flat = FlatParameters(job.model.parameters())
-        super().__init__(job, [DataAxis([self.flat], make_optimizer(job, self.flat), model=job.model)])
+        super().__init__(job, None, [DataAxis([self.flat], make_optimizer(job, self.flat), model=job.model)])
         self.add, self.factor = add, factor
         self.some = None if numbers is None else list(numbers)
         # A pipeline without other replicas has no reduction that a technique could do.
@@ -66,7 +66,7 @@ class OneDevice(Strategy):
         return [loss for loss, _ in caught]
 
     def held_out_losses(self, job: Job) -> list[float]:
-        return [job.loss(0, number).item() for number in self._numbers(job)]
+        return [job.loss_at(0, number).item() for number in self._numbers(job)]
 
     def square_sums(self) -> Array:
         """Return the block sums in the order of the units that the layout shards (see optim/clip.py)."""
@@ -106,15 +106,16 @@ def one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributi
     # Backward gives each contribution to the recorder in place of adding it.
     token = contribution_recorder.set(lambda parameter, array: caught.setdefault(parameter, []).append(array))
     try:
+        batch = job.micro_batch(step, number)
         with job.coordinates(step, number):
-            loss = job.loss(step, number)
+            loss = job.loss(*batch)
             job.scaled(loss).backward()
     finally:
         contribution_recorder.reset(token)
     return loss.item(), caught
 
 
-def evaluate_devices(devices: Sequence[Strategy], done: int) -> dict[str, float]:
+def evaluate_devices(devices: Sequence[MeshStrategy], done: int) -> dict[str, float]:
     """Return the held-out losses after `done` steps by name, if there are any. Devices share the micro-batches."""
     every = devices[0].job.config.evaluate_every
     if not every or done % every:

@@ -40,7 +40,7 @@ from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.train.job import Job, build
 from minidist.job.train.loss import ordered_sum
 from minidist.job.train.state import Observer, StepState
-from minidist.job.train.trainer import finish_step
+from minidist.job.train.update import finish_step
 from minidist.nn import Module
 from minidist.nn.experts import MixtureOfExperts
 from minidist.parallel.context import part_order, sequence_positions

@@ -1,9 +1,17 @@
 """How does a training step run?
 
-trainer.py        the loop                     job.py          model, data and optimizer of a config
-run.py            a run on one rank: begin, evaluate, change the layout, save, result
-recipe.py         every kind of parallelism, applied to the model in order
-strategies/       who holds and who sends what; `strategy.py` is the interface
+loop.py           the loop                     parallelize.py  every kind of parallelism, applied to a model in order
+task.py           what is trained              layout.py       the degree of each axis, and how it works
+strategy.py       the phases of a step         data_axis.py    DDP, ZeRO and FSDP         pipeline.py    a pipeline
+
+A job is made of these:
+
+trainer.py        a job on a rank
+run.py            a run on one rank: what it adds to a step, evaluations, checkpoints, the result
+update.py         what stands before and after the update of a step
+job.py            model, data and optimizer of a config
+recipe.py         settings -> layout           layers.py       what a job does with layers that are split
+strategies/       what a job asks of a strategy and of its data axes; asynchronous pipelines, the parameter server
 state.py          what observers and callers get: StepState, TrainResult
 loss.py, evaluate.py, metrics.py, progress.py    one thing each that a step reports
 parameter_server_trainer.py    the loop of `--strategy ps`, which has no common step

@@ -8,17 +8,17 @@ Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
-from minidist.base.arrays import Array, creating
+from minidist.base.arrays import creating
 from minidist.base.half import DTYPES, named_dtype
-from minidist.base.random import batch_coordinates
-from minidist.comm import Comm
+from minidist.comm import Comm, init_device_mesh
+from minidist.comm.mesh import Mesh
 from minidist.data import Dataset, GlobalBatchSampler, data_digest, hold_out, load_dataset
 from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.data.sampler import SIDES
@@ -26,30 +26,28 @@ from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
-from minidist.optim import LayerwiseOptimizer, Optimizer, WarmupCosine
+from minidist.job.train.data_axis import Group
+from minidist.job.train.layers import change_layers
+from minidist.job.train.task import Task
+from minidist.optim import LayerwiseOptimizer, Muon, Optimizer
 from minidist.optim.named import optimizer_named, takes
-from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import LayerSums, WholeMatrices
-from minidist.parallel.context import document_ids, documents
+from minidist.parallel.dims import Axes
 from minidist.parallel.expert import ExpertParallel
 from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.techniques import Extension, of_job
 
 
-@dataclass
-class Job:
+@dataclass(kw_only=True)
+class Job(Task):
     """The model and data of one rank, or of the reference. A strategy adds flat parameters and the optimizer."""
 
     config: TrainConfig
     batches: Batches
-    model: Any
-    dtype: Any
-    schedule: Callable[[int], float]  # step -> factor of the learning rate
     sampler: Any  # makes micro-batches: a `GlobalBatchSampler`, or what a technique has in its place
     plan: BatchPlan  # makes the batches of later steps
     batch: StepBatch  # the batch of the current step
     held_out: GlobalBatchSampler | None = None  # samples that are never trained on, with --evaluate-every
-    positions: Array | None = None  # the positions of this rank's tokens, when sequences are split
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
     extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
     profile: LayerProfile | None = None  # what measures the layers of a pipeline that drains
@@ -61,69 +59,78 @@ class Job:
         for extension in self.extensions:
             extension.before_step(self.batch.shares.samples)
 
+    def schedule(self, step: int) -> float:
+        """Return the factor of the learning rate of a step, as the techniques change it."""
+        return math.prod((extension.lr_factor(step) for extension in self.extensions), start=1.0)
+
     def lr_factor(self, step: int) -> float:
         """Return the factor of the learning rate of a step: the schedule's factor times that of the batch size."""
         return self.schedule(step) * self.batch.lr_scale
 
-    def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
-        """Return a context manager that sets the coordinates of a micro-batch's samples, for dropout."""
-        # `first` is the number of the first sample in the global batch: dropout depends on samples, not on ranks.
-        first, _ = self.batch.shares.place(number)
-        return batch_coordinates(step, first, self.config.seed, self.positions, self.config.context)
+    # --- what a task has ----------------------------------------------------------------------------------------------
 
-    def micro_batch(self, step: int, number: int, sides: Iterable[str] = SIDES) -> tuple[Any, Any]:
-        """Return inputs and targets of micro-batch `number` of a step; if sequences are split, this rank's tokens.
+    @property
+    def microbatches(self) -> int:
+        return self.batch.shares.accumulation
 
-        sides: which of the two this rank uses.
-        """
+    @property
+    def divisor(self) -> float:
+        return float(self.batch.shares.samples * self.targets_per_sample)
+
+    @property
+    def is_language_model(self) -> bool:
+        # A model of the user's returns logits, whatever its class.
+        return self.config.is_language_model
+
+    @property
+    def criterion(self) -> Callable[..., Tensor]:
+        return self.loss_function(cross_entropy)
+
+    def first_row(self, number: int) -> int:
+        return self.batch.shares.place(number)[0]
+
+    def whole_batch(self, step: int, number: int, sides: Iterable[str] = SIDES) -> tuple[Any, Any]:
         first, rows = self.batch.shares.place(number)
         start = self.batch.start
         batch = self.sampler.batch(step, first, rows) if start is None else self.sampler.at(start + first, rows)
         for extension in self.extensions:
             extension.read(batch.indices, sides)
         inputs, targets = batch if creating.get() is None else map(xp.to_device, batch)
+        return inputs, targets
 
-        # With context parallelism each rank has all rows, and the columns of its part of the sequence.
-        whole = inputs
-        if self.positions is not None:
-            inputs, targets = inputs[:, self.positions], targets[:, self.positions]
+    def micro_batch(self, step: int, number: int, sides: Iterable[str] = SIDES) -> tuple[Any, Any]:
+        """Return inputs and targets of micro-batch `number` of a step; if sequences are split, this rank's tokens.
+
+        sides: which of the two this rank uses.
+        """
+        whole, targets = self.whole_batch(step, number, sides)
+        inputs, targets = self.local(whole, targets)
         for extension in self.extensions:
+            extension.read_inputs(number, whole)
             targets = extension.targets(step, whole, targets, self.positions)
         return inputs, targets
 
-    def loss(self, step: int, number: int, model: Any = None) -> Tensor:
-        """Return the loss of micro-batch `number` of a step, scaled to its share of the global mean."""
-        inputs, targets = self.micro_batch(step, number)
-        model = model or self.model
-        if not self.config.is_language_model:
-            return self.loss_of(model(as_input(inputs, self.dtype)), targets)
-        # A language model computes its loss itself: tensor parallelism replaces its `loss_fn`.
-        with documents(self.document_ids(step, number)):
-            loss: Tensor = model(inputs, targets, self.divisor)
-        return loss
+    @contextmanager
+    def coordinates(self, step: int, number: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(super().coordinates(step, number))
+            for extension in self.extensions:
+                stack.enter_context(extension.micro_batch(number))
+            yield
 
-    def document_ids(self, step: int, number: int) -> Array | None:
-        """Return the number of the document of each token of a micro-batch, or None without --document-separator.
+    def layers_split(self, axes: Axes) -> None:
+        change_layers(self, axes)
 
-        The result has the shape of the whole sequences, (rows, context), also when sequences are split.
-        """
-        if self.config.document_separator is None:
-            return None
-        tokens, _ = self.sampler.batch(step, *self.batch.shares.place(number))
-        return document_ids(tokens, self.config.document_separator)
+    def optimizer(self, group: Group) -> tuple[Any, dict[str, Any]]:
+        return optimizer_class(self, exchange_of(self, group))
 
-    def loss_of(self, outputs: Any, targets: Any) -> Tensor:
-        """Return a micro-batch's share of the mean loss from the model's outputs, with the experts' auxiliary loss."""
-        if not self.config.is_language_model:
-            criterion = self.loss_function(cross_entropy)
-            return criterion(outputs, targets, self.divisor)  # type: ignore[no-any-return]
+    # --- what a job adds ----------------------------------------------------------------------------------------------
 
-        # A model with experts returns their auxiliary loss beside the logits.
-        logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
-        loss: Tensor = self.model.loss_fn(logits, targets, self.divisor)
-        if auxiliary:
-            loss = self.model.with_auxiliary(loss, auxiliary[0], targets.size / self.divisor)
-        return loss
+    def loss_at(self, step: int, number: int) -> Tensor:
+        """Return the loss of micro-batch `number` of a step, which is read, and runs."""
+        batch = self.micro_batch(step, number)
+        with self.coordinates(step, number):
+            return self.loss(*batch)
 
     def loss_function(self, loss: Callable[..., Any], comm: Comm | None = None) -> Callable[..., Any]:
         """Return a loss function of the model as the techniques change it. comm: see `Extension.loss`."""
@@ -137,7 +144,7 @@ class Job:
 
     @contextmanager
     def evaluating(self) -> Iterator["Job"]:
-        """Yield the job on held-out data, without extensions.
+        """Yield the job on held-out data, with the extensions that evaluations have, too.
 
         In the block dropout is off, and operations are not recorded for backward.
         """
@@ -147,7 +154,8 @@ class Job:
             # The model and the positions are the same; the batch has the size of the job's first one.
             with no_grad():
                 batch = StepBatch(self.batches.shares)
-                yield replace(self, sampler=self.held_out, batch=batch, extensions=())
+                kept = [extension for extension in self.extensions if extension.in_evaluations]
+                yield replace(self, sampler=self.held_out, batch=batch, extensions=kept)
         finally:
             self.model.train()
 
@@ -176,16 +184,6 @@ class Job:
         """The fingerprint of all data of the job, including the held-out part. The data are read at the first use."""
         return data_digest(load_dataset(self.config.data))
 
-    @property
-    def divisor(self) -> float:
-        """The number of rows or tokens of the whole step, by which the loss is divided."""
-        return float(self.batch.shares.samples * self.targets_per_sample)
-
-
-def as_input(inputs: Any, dtype: Any) -> Any:
-    """Return tokens unchanged, and features as a tensor of the model's dtype."""
-    return inputs if inputs.dtype.kind in "iu" else Tensor(xp.as_array(inputs, dtype))
-
 
 def training_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
     """Return the data that a job trains on, and the data that it is evaluated on, or None.
@@ -206,20 +204,17 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
     load_initial_weights(config, model)
-    add_to_the_core(config)
-    if config.document_separator is not None:
-        from minidist.parallel.context.all_gather_attention import mask_documents
-
-        mask_documents(model, config.context)
     job = Job(
-        config,
-        batches,
-        model,
-        dtype,
-        _schedule(config),
-        sampler,
-        plan or BatchPlan(config, batches),
-        StepBatch(batches.shares),
+        config=config,
+        batches=batches,
+        model=model,
+        dtype=dtype,
+        seed=config.seed,
+        context=config.context,
+        clip=config.clip,
+        sampler=sampler,
+        plan=plan or BatchPlan(config, batches),
+        batch=StepBatch(batches.shares),
         held_out=held_out,
         targets_per_sample=config.context if dataset.is_tokens else 1,
         # The reference on one device leaves out what does not change its numbers.
@@ -233,19 +228,28 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     return job
 
 
-def add_to_the_core(config: TrainConfig) -> None:
-    """Import the plans and kinds of attention that this config needs and the core lacks; each adds itself by name."""
-    if config.model == "llama":
-        import minidist.parallel.tensor.llama
-    if config.experts:
-        import minidist.parallel.expert.tensor_parallel
-    if config.attention == "all-gather":
-        import minidist.parallel.context.all_gather_attention
-    if config.attention == "ulysses-ring":
-        import minidist.parallel.context.ulysses_ring  # noqa: F401
-
-
 Exchange = LayerSums | WholeMatrices
+
+
+def mesh_of(comm: Comm, copies: int) -> Comm | Mesh:
+    """Return over what to shard: with several copies, over neighbours (hybrid)."""
+    return comm if copies == 1 else init_device_mesh(comm, (copies, comm.size // copies), ("replicate", "shard"))
+
+
+def shard_comm(mesh: Comm | Mesh) -> Comm:
+    """Return the ranks whose shards together are one copy."""
+    return mesh["shard"] if isinstance(mesh, Mesh) else mesh
+
+
+def exchange_of(job: Job, group: Group) -> Exchange:
+    """Return what joins layers over all ranks that hold parts of them, for the optimizers that need that."""
+    cut_by = {"tp": group.axes.tp, "ep": group.axes.ep} if group.experts else {"tp": group.axes.tp}
+    if issubclass(optimizer_named(job.config.optimizer), Muon):
+        # Replicas of whole matrices share the work.
+        alone = any(extension.trains_alone for extension in job.extensions)
+        replicas = None if group.zero or alone else group.comm
+        return WholeMatrices(group.parameters, job.config.orthogonalize, replicas, **cut_by)
+    return LayerSums(group.parameters, shard_comm(group.mesh) if group.zero else None, **cut_by)
 
 
 def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, dict[str, Any]]:
@@ -285,21 +289,3 @@ def make_optimizer(job: Job, parameters: Any, exchange: Exchange | None = None) 
     """Return the job's optimizer for a FlatParameters or for slices. exchange: see `optimizer_class`."""
     kind, settings = optimizer_class(job, exchange)
     return kind(parameters, **settings)  # type: ignore[no-any-return]
-
-
-def _schedule(config: TrainConfig) -> Callable[[int], float]:
-    decays, length = config.decay != "constant", config.decay_steps or config.steps
-    if config.warmup_curve != "linear":
-        curve = config.warmup_curve.removeprefix("deepspeed-")
-        return DeepSpeedWarmup(
-            config.warmup,
-            curve,
-            length if decays else None,
-            config.final_lr,
-            linear=config.decay == "linear",
-            start=config.warmup_start,
-        )
-    if decays:
-        kind = WarmupLinear if config.decay == "linear" else WarmupCosine
-        return kind(config.warmup, length, config.final_lr)
-    return Warmup(config.warmup)

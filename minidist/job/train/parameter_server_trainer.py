@@ -26,9 +26,9 @@ from minidist.job.checkpoint.resume import job_state, keep_last, load_extensions
 from minidist.job.checkpoint.storage import Storage
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import Job, build
+from minidist.job.train.layers import apply_activation_checkpointing
 from minidist.job.train.loss import ordered_sum
 from minidist.job.train.progress import Progress
-from minidist.job.train.recipe import apply_activation_checkpointing
 from minidist.job.train.state import Observer, StepEnd, StepState, TrainResult
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
 from minidist.job.train.strategies.parameter_server import Worker, checkpoint_shards, server_config, server_tensors

@@ -1,17 +1,21 @@
-"""A run of a job on one rank: how it begins, what belongs to it between two steps, and what it returns.
+"""A run of a job on one rank: the loop of `loop.py`, with what a job adds to it.
 
-    begin           the model, the layout, and where the job is resumed, its state
-    evaluate        every so many steps: the loss on held-out data
-    change_layout   techniques may give the next steps another layout
-    save            every so many steps, and at the end: a checkpoint
-    result          what `train` returns
+    begin                   the model, the layout, and where the job is resumed, its state
+    before_step             the batch of the step
+    after_forward_backward  techniques
+    is_updated              techniques; a loss that is not finite ends the job
+    after_step              the clock and the trace; the observers
+        evaluate                every so many steps: the loss on held-out data
+        change_layout           techniques may give the next steps another layout
+        save                    every so many steps, and at the end: a checkpoint
+    result                  what `train` returns
 
 Proved by: tests/train/test_account.py, tests/checkpoint/test_resume.py, tests/techniques/test_repartition.py
 """
 
 import gc
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,28 +25,36 @@ from typing import Any
 from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
 from minidist.base.exponents import count_exponents
-from minidist.base.memory import MemoryAccount, account_memory
+from minidist.base.memory import MemoryAccount, account_memory, thinned
+from minidist.base.trace import SpanEvent
 from minidist.comm import Comm
 from minidist.job.checkpoint.resume import resume_job, resumed_config, save_job, saved_bytes, saving_alone
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.train.evaluate import evaluate, evaluations
 from minidist.job.train.job import Job, build
+from minidist.job.train.loop import Loop
 from minidist.job.train.recipe import parallelize, rebuild
-from minidist.job.train.state import Phase, TrainResult
+from minidist.job.train.state import Observer, Phase, StepState, TrainResult
 from minidist.job.train.strategies.mesh import MeshStrategy
-from minidist.job.train.strategies.strategy import Strategy
+from minidist.job.train.update import after_update, before_update
 from minidist.techniques import Extension
 
 Peak = tuple[int, Mapping[str, int]]  # the most bytes alive at once, and how many of them were of each purpose
 
 
+TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace has samples; later steps are like the second
+MAX_SAMPLES = 3_000  # of a rank; a picture of one step draws 500 of them
+
+
 @dataclass
-class Run:
+class Run(Loop):
     """What a rank has of a job.
 
     job, strategy: of the layout in use. done: steps of earlier runs; saved: those of the last checkpoint, 0 without
-    one. skipped: steps of this run whose update was left out. phases: the layouts that have ended.
+    one. skipped: steps of this run whose update was left out. phases: the layouts that have ended. observers: are
+    called after every step. flops: counts the operations of evaluations and updates for the virtual clock. account:
+    whose samples become the memory in the trace; None keeps none. began: the step, on the clock. made: its update.
     """
 
     comm: Comm
@@ -57,6 +69,49 @@ class Run:
     skipped: int = 0
     held_out: dict[int, float] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
+    observers: Sequence[Observer] = ()
+    flops: FlopCounter = field(default_factory=FlopCounter)
+    account: MemoryAccount | None = None
+    began: float = 0.0
+    made: bool = True
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def before_step(self, step: int) -> None:
+        self.began = self.comm.time()
+        self.comm.world.place = self.place(step)
+        self.job.next_batch()
+
+    def after_forward_backward(self, step: int) -> None:
+        for extension in self.job.extensions:
+            extension.after_forward_backward(self.strategy, step)
+
+    def is_updated(self, step: int) -> bool:
+        self.made = before_update(self.job, self.strategy, step, self.losses[-1], self.comm)
+        self.skipped += not self.made
+        return self.made
+
+    def after_step(self, step: int) -> None:
+        comm, done = self.comm, step + 1
+        after_update(self.job, self.strategy, step, self.made, comm)
+
+        # The virtual clock advances by the operations of the update, and the step becomes a span of the trace.
+        comm.compute(self.flops.take(), name="optimizer")
+        comm.trace.add_span(SpanEvent(comm.rank, "main", f"step {step}", self.began, comm.time(), "step"))
+        if self.account is not None and done - self.done == min(TIMELINE_STEPS, self.config.steps - self.done):
+            self.account.stop()
+            comm.trace.memory.extend(thinned(self.account.samples(), MAX_SAMPLES))
+
+        # The held-out loss, the observers, the layout of the next step, a checkpoint.
+        held_out = self.evaluate(done)
+        if held_out:
+            comm.compute(self.flops.take(), name="evaluation")
+        for observer in self.observers:
+            observer(StepState(comm.rank, step, self.losses[-1], self.job, self.strategy, held_out, comm))
+        self.change_layout(done)
+        self.save(done)
+
+    # --- between two steps --------------------------------------------------------------------------------------------
 
     def attach(self) -> None:
         """Attach the extensions of the job to its layout, in place of an earlier layout."""
@@ -178,7 +233,7 @@ def serve(extension: Extension, comm: Comm, config: TrainConfig, batches: Batche
     return TrainResult(comm.rank, [], account.peak, peak, [], "", done, measured=measured)
 
 
-def digest(strategy: Strategy) -> str:
+def digest(strategy: MeshStrategy) -> str:
     """Return a fingerprint of the weights and the optimizer state that this rank holds: equal digests, equal bits."""
     result = hashlib.sha256()
     for array in strategy.local_arrays():

@@ -14,7 +14,7 @@ from minidist.comm import Comm
 from minidist.data import Shares
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes
-from minidist.job.train.strategies.strategy import Strategy
+from minidist.job.train.strategies.mesh import MeshStrategy
 
 
 class StepEnd(NamedTuple):
@@ -42,7 +42,7 @@ class StepState:
     step: int
     loss: float
     job: Job
-    strategy: Strategy | None
+    strategy: MeshStrategy | None
     held_out_losses: Mapping[str, float] = field(default_factory=dict)  # in the steps in which they were computed
     comm: Comm | None = None
     end: StepEnd | None = None

@@ -28,9 +28,8 @@ from minidist.comm import Comm
 from minidist.nn.module import Module
 from minidist.parallel.context.document_mask import current_documents
 from minidist.parallel.context.positions import chunks_of, sequence_positions
-from minidist.parallel.context.split_attention import ATTENTIONS, SplitAttention
+from minidist.parallel.context.split_attention import SplitAttention
 from minidist.parallel.tensor.regions import contiguous
-from minidist.parallel.volume import Volume
 
 
 class AllGatherAttention(SplitAttention):
@@ -147,11 +146,3 @@ def mask_documents(model: Module, length: int) -> None:
     for module in model.modules():
         if hasattr(module, "attention_fn"):
             module.attention_fn = whole
-
-
-ATTENTIONS.add("all-gather", lambda comm, length, inner, _: AllGatherAttention(comm, length))
-
-
-def all_gather_attention_volume(keys: int, ranks: int) -> Volume:
-    """Return the elements that a layer's all-gather attention sends; keys: elements of K (as many as of V)."""
-    return Volume(forward=2 * keys * (ranks - 1), backward=2 * keys * (ranks - 1))

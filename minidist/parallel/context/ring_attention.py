@@ -36,13 +36,12 @@ from minidist.autograd.ops.attention import Drop, WeightDropout
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
 from minidist.base.arrays import downcast, upcast
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.comm import Comm
 from minidist.parallel.context.positions import chunks_of, sequence_positions
 from minidist.parallel.context.split_attention import SplitAttention
 from minidist.parallel.tensor.regions import contiguous
-from minidist.parallel.volume import Volume
 
 Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are
 
@@ -264,12 +263,3 @@ def _ungrouped(x: xp.Array) -> xp.Array:
     """Do the inverse of `_grouped`."""
     batch, kv_heads, shared, rows, size = x.shape
     return contiguous(x.transpose(0, 3, 1, 2, 4).reshape(batch, rows, kv_heads * shared, size))
-
-
-def ring_attention_volume(keys: int, ranks: int) -> Volume:
-    """Return the elements that a layer's ring attention sends.
-
-    keys: elements of K (as many as of V) of the whole sequence. Forward: K and V make P-1 hops. Backward: K and V make
-    P-1 hops again, and their gradients P, the last one to the owner.
-    """
-    return Volume(forward=2 * keys * (ranks - 1), backward=2 * keys * (2 * ranks - 1) if ranks > 1 else 0)

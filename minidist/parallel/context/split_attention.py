@@ -5,17 +5,11 @@ Ring attention and all-gather attention compute with (q, k, v). Their `forward`,
 Proved by: tests/parallel/test_context.py, tests/parallel/test_all_gather_attention.py
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from minidist.autograd import Tensor, reshape
 from minidist.autograd.ops.attention import WeightDropout
-from minidist.base.registry import Registry
-from minidist.comm import Comm
 from minidist.nn.module import Module
-
-# Name -> attention of (communicator, tokens of a sequence, the model's attention so far, neighbours that swap heads).
-ATTENTIONS: Registry[Callable[[Comm, int, Callable[..., Tensor], int], Module]] = Registry("attention of sequences")
 
 
 class SplitAttention(Module):

@@ -29,7 +29,6 @@ from minidist.collectives import all_to_all
 from minidist.comm import Comm
 from minidist.nn.module import Module
 from minidist.parallel.tensor.regions import contiguous
-from minidist.parallel.volume import Volume
 
 
 class UlyssesAttention(Module):
@@ -139,13 +138,3 @@ def _swap(x: xp.Array, comm: Comm, length: int, to_heads: bool, why: str) -> xp.
     ends = offsets(counts)
     slabs = [received[ends[j] : ends[j + 1]].reshape(shapes[j]) for j in range(comm.size)]
     return xp.concatenate(slabs, axis=1 if to_heads else 2)
-
-
-def ulysses_volume(queries: int, keys: int, ranks: int) -> Volume:
-    """Return the elements that a layer's four all-to-alls send per pass: q, k, v in and the output out.
-
-    queries, keys: elements of Q and of K of the whole sequence; (P-1)/P of each is for another rank.
-    """
-    # Q and the output have `queries` elements, K and V `keys`.
-    sent = (2 * queries + 2 * keys) // ranks * (ranks - 1)
-    return Volume(forward=sent, backward=sent)

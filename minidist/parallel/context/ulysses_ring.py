@@ -20,10 +20,8 @@ from minidist.autograd import Tensor
 from minidist.base.errors import UsageError, quoted
 from minidist.comm import Comm, init_device_mesh
 from minidist.nn.module import Module
-from minidist.parallel.context.ring_attention import RingAttention, ring_attention_volume
-from minidist.parallel.context.split_attention import ATTENTIONS
-from minidist.parallel.context.ulysses import UlyssesAttention, ulysses_volume
-from minidist.parallel.volume import Volume
+from minidist.parallel.context.ring_attention import RingAttention
+from minidist.parallel.context.ulysses import UlyssesAttention
 
 
 class UlyssesRingAttention(Module):
@@ -49,11 +47,3 @@ class UlyssesRingAttention(Module):
         """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""
         mixed: Tensor = self.exchange(x, *rest)
         return mixed
-
-
-ATTENTIONS.add("ulysses-ring", lambda comm, length, inner, ulysses: UlyssesRingAttention(comm, length, ulysses))
-
-
-def ulysses_ring_volume(queries: int, keys: int, ranks: int, ulysses: int) -> Volume:
-    """Return the elements that a layer sends; queries, keys: elements of Q and of K of the whole sequence."""
-    return ulysses_volume(queries, keys, ulysses) + ring_attention_volume(keys, ranks // ulysses)

@@ -83,8 +83,3 @@ def exchange_ragged(capacities: list[int], comm: Comm, slots: xp.Array, to_exper
         flat = all_to_all(comm, xp.concatenate(pieces), send_counts=others, receive_counts=own)
     back: xp.Array = flat.reshape(comm.size * local, mine, width)
     return back
-
-
-def capacities_volume(ranks: int) -> int:
-    """Return the bytes that a rank sends for the capacities of a layer's forward pass, where they differ."""
-    return 8 * (ranks - 1)

@@ -7,8 +7,6 @@ The ranks of tp see the same tokens, so all route them equally, and the router i
 on each. With the sequence split a group of tokens is still what the tp ranks hold together: it is gathered before the
 router, and each rank keeps its own rows of the result.
 
-Importing this module adds the plans of models with experts to `PLANS`.
-
 Sources: Rajbhandari et al., "DeepSpeed-MoE", 2022 (expert slicing); Megatron-LM's mixture of experts.
 
 Proved by: tests/parallel/test_expert.py, tests/train/test_axes.py
@@ -26,7 +24,7 @@ from minidist.nn.gpt import GPT
 from minidist.nn.llama import Llama
 from minidist.nn.module import Module
 from minidist.parallel.tensor.llama import llama_plan
-from minidist.parallel.tensor.parallelize import PLANS, Plan, gpt_plan
+from minidist.parallel.tensor.parallelize import Plan, gpt_plan
 from minidist.parallel.tensor.regions import (
     Region,
     copy_to_tensor_parallel_region,
@@ -36,7 +34,6 @@ from minidist.parallel.tensor.regions import (
 )
 from minidist.parallel.tensor.shard_context import ShardContext
 from minidist.parallel.tensor.styles import ParallelStyle
-from minidist.parallel.volume import Volume
 
 
 @dataclass
@@ -102,22 +99,11 @@ def _with_mixtures(plan: Plan, place: str, sequence_parallel: bool) -> Plan:
     return {**kept, place: ExpertTensorParallel(sequence_parallel)}
 
 
-PLANS += [
-    (
-        lambda model: isinstance(model, GPT) and model.config.n_experts > 0,
-        lambda model, split: expert_gpt_plan(model.config.vocab_size, split),
-    ),
-    (
-        lambda model: isinstance(model, Llama) and model.config.num_local_experts > 0,
-        lambda model, split: expert_llama_plan(model.config.vocab_size, split),
-    ),
-]
-
-
-def expert_tensor_volume(slots: int, activation: int, ranks: int, sequence_parallel: bool) -> Volume:
-    """Return the elements that `ExpertTensorParallel` sends: an all-reduce of the slots, and a gather of split tokens.
-
-    slots: elements in the slots of the experts of one tensor-parallel group; activation: elements of the tokens.
-    """
-    sent = (ranks - 1) * (2 * slots + (activation if sequence_parallel else 0))
-    return Volume(forward=sent, backward=sent)
+def plan_of(model: Any, sequence_parallel: bool) -> Plan | None:
+    """Return the plan of a GPT with experts, or of a Llama with or without them; None for another model."""
+    if isinstance(model, GPT) and model.config.n_experts:
+        return expert_gpt_plan(model.config.vocab_size, sequence_parallel)
+    if isinstance(model, Llama):
+        plan = expert_llama_plan if model.config.num_local_experts else llama_plan
+        return plan(model.config.vocab_size, sequence_parallel)
+    return None

@@ -18,8 +18,8 @@ from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.errors import RankDeadError
 from minidist.base.layout import offsets
-from minidist.base.memory import track
 from minidist.base.trace import SpanEvent, purpose
+from minidist.base.watchers import track
 from minidist.comm import ANY, Comm
 from minidist.optim import ParameterSlice, block_square_sums, clip_coefficient, norm_from_blocks
 from minidist.parallel.parameter_server.server_config import ServerConfig, parse_consistency

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.layout import offsets
-from minidist.base.memory import track
+from minidist.base.watchers import track
 
 Weights = dict[str, Array]
 

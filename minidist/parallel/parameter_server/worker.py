@@ -13,8 +13,8 @@ from typing import Any
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.comm import Comm
 from minidist.parallel.parameter_server.server_shards import Rows, ServerShard, Weights
 

@@ -21,7 +21,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.nn.module import Module
 from minidist.optim.clip import clip_coefficient, scale_gradients_
-from minidist.parallel.tensor.sharding import MeshLike
+from minidist.parallel.tensor.full_state import MeshLike
 
 
 def clip_grad_norm_(module: Module, max_norm: float, mesh: Comm | MeshLike) -> float:

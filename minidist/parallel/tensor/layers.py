@@ -32,7 +32,6 @@ from minidist.parallel.tensor.regions import (
     scatter_to_tensor_parallel_region,
 )
 from minidist.parallel.tensor.shard_context import ShardContext
-from minidist.parallel.volume import Volume
 
 
 class ColumnParallelLinear(Module):
@@ -152,29 +151,3 @@ class HeadParallelDropout(AttentionDropout):
         # Masks are drawn by the global number of a head, so this rank's are those of one device.
         super().__init__(whole.p, whole.heads, first=comm.rank * (whole.heads // comm.size))
         self.name, self.training = whole.name, whole.training
-
-
-def column_parallel_volume(inputs: int, outputs: int, ranks: int, gather_output: bool = False) -> Volume:
-    """Return the elements sent by a `ColumnParallelLinear`: an all-reduce in backward, perhaps a gather.
-
-    Backward all-reduces the gradient of the input; with gather_output forward gathers the output.
-    inputs, outputs: elements of x and of y, all ranks' columns together. A layer whose input needs no gradient sends
-    nothing in backward: pass inputs=0.
-    """
-    return Volume(forward=(ranks - 1) * outputs if gather_output else 0, backward=2 * (ranks - 1) * inputs)
-
-
-def row_parallel_volume(outputs: int, ranks: int) -> Volume:
-    """Return the elements sent by a `RowParallelLinear`: its output, of `outputs` elements, is all-reduced."""
-    return Volume(forward=2 * (ranks - 1) * outputs)
-
-
-def column_row_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:
-    """Return the elements sent by a column-parallel layer and the row-parallel one after it.
-
-    activation: elements of x, and of y. Megatron's f and g send 2 (t-1) x activation each. With sequence_parallel they
-    are a gather and a reduce-scatter in both passes, the same number, and the column-parallel layer gathers its input
-    once more in backward.
-    """
-    both = column_parallel_volume(activation, activation, ranks) + row_parallel_volume(activation, ranks)
-    return both + Volume(regather=(ranks - 1) * activation if sequence_parallel else 0)

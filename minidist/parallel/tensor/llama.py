@@ -8,8 +8,6 @@ One f (or one gather of the sequence) stands before all projections of an attent
 With fewer key-value heads than ranks, neighbours hold the same head. Each has a part of its gradient, so backward sums
 the gradient over those ranks: an all-reduce of the shard's size.
 
-Importing this module adds the plan of a Llama to `PLANS`.
-
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Ainslie et al., "GQA", 2023.
 
 Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_torch.py
@@ -22,10 +20,9 @@ from minidist.autograd import Parameter, Tensor, linear
 from minidist.base.errors import check_divisible
 from minidist.comm import Comm
 from minidist.nn.linear import Conv1D, Linear
-from minidist.nn.llama import Llama
 from minidist.nn.module import Module
 from minidist.parallel.tensor.layers import ColumnParallelLinear
-from minidist.parallel.tensor.parallelize import PLANS, Styles
+from minidist.parallel.tensor.parallelize import Styles
 from minidist.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_sequence_parallel_region
 from minidist.parallel.tensor.shard_context import ShardContext
 from minidist.parallel.tensor.styles import (
@@ -36,7 +33,6 @@ from minidist.parallel.tensor.styles import (
     SequenceParallel,
     VocabParallel,
 )
-from minidist.parallel.volume import Volume
 
 
 class SharedInputColumnParallelLinear(ColumnParallelLinear):
@@ -138,11 +134,3 @@ def llama_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
         for name in ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"):
             plan[f"model.{name}"] = SequenceParallel()
     return plan
-
-
-PLANS.append((lambda model: isinstance(model, Llama), lambda model, split: llama_plan(model.config.vocab_size, split)))
-
-
-def kv_replicas_volume(parameters: int, replicas: int) -> Volume:
-    """Return the elements sent to sum the gradient of `parameters` elements over groups of `replicas` ranks."""
-    return Volume(backward=2 * (replicas - 1) * parameters)

@@ -14,14 +14,11 @@ Proved by: tests/parallel/test_tensor.py, tests/parallel/test_split_examples.py
 """
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-from zlib import crc32
 
-import numpy as np
-
-from minidist.base.arrays import sample_step
 from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.hooks import model_checks, plan_sources
 from minidist.comm import Comm, check_communicator
 from minidist.nn import GPT, MLP
 from minidist.nn.module import Module
@@ -49,7 +46,8 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     other weights, at once or with the next message.
     """
     check_communicator(comm, "parallelize_module")
-    comm.check_alike("parallelize_module", "weights", weights_checksum(module, comm))
+    for check in model_checks:
+        check("parallelize_module", module, comm)
     context = ShardContext(comm, axis)
     for pattern, styles in plan.items():
         # Names are looked up again for each pattern, because a style before may have replaced modules.
@@ -74,21 +72,6 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
         if parameter.layout is None:
             context.replica_of(parameter)
     return module
-
-
-def weights_checksum(module: Module, comm: Comm) -> int:
-    """Return a checksum of a sample of the weights that every rank must have: of all but those split over it already.
-
-    0 where the values are not in this process's memory.
-    """
-    checksum, ranks = 0, set(comm.members)
-    for name, parameter in module.named_parameters():
-        split = parameter.layout is not None and any(len(ranks.intersection(r)) > 1 for r in parameter.layout.ranks)
-        values = parameter.data
-        if not split and type(values) is np.ndarray:
-            sample = values.reshape(-1)[:: sample_step(values.shape)] if values.ndim else values
-            checksum = crc32(sample.tobytes(), crc32(f"{name} {values.shape} {values.dtype}".encode(), checksum))
-    return checksum
 
 
 def get_module(module: Module, name: str) -> Any:
@@ -144,23 +127,17 @@ def mlp_plan(layers: int) -> Styles:
     return {**plan, f"layers.{layers}": RowwiseParallel()}
 
 
-# Pairs (is a model of this kind, the plan of (model, sequence_parallel)). The last pair that fits a model is used.
-PLANS: list[tuple[Callable[[Any], bool], Callable[[Any, bool], Plan]]] = [
-    (lambda model: isinstance(model, MLP), lambda model, split: mlp_plan(len(model.layers) - 1)),
-    (lambda model: isinstance(model, GPT), lambda model, split: gpt_plan(model.config.vocab_size, split)),
-]
-
-
 def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
-    """Return Megatron's plan for a language model; for an MLP columns, and rows in the last layer.
+    """Return Megatron's plan for a GPT; for an MLP columns, and rows in the last layer.
 
-    Raises UsageError for a model of another kind: see `PLANS`.
+    Raises UsageError for a model of another kind for which no function of `hooks.plan_sources` has a plan.
     """
-    for fits, make in reversed(PLANS):
-        if fits(model):
-            plan: Plan = make(model, sequence_parallel)
+    for plan_of in plan_sources:
+        plan: Plan | None = plan_of(model, sequence_parallel)
+        if plan is not None:
             return plan
-    raise UsageError(
-        f"there is no tensor-parallel plan for a {type(model).__name__}; pass a plan to parallelize_module, or import"
-        " the module that adds one to PLANS (for a Llama minidist.parallel.tensor.llama)"
-    )
+    if isinstance(model, MLP):
+        return mlp_plan(len(model.layers) - 1)
+    if isinstance(model, GPT):
+        return gpt_plan(model.config.vocab_size, sequence_parallel)
+    raise UsageError(f"there is no tensor-parallel plan for a {type(model).__name__}; pass one to parallelize_module")

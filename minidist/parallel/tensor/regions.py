@@ -29,8 +29,8 @@ from typing import Any
 from minidist.autograd import Function, Tensor
 from minidist.base import arrays as xp
 from minidist.base.errors import check_divisible
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.collectives import all_gather, all_reduce, reduce_scatter
 from minidist.comm import Comm
 from minidist.nn.module import Module

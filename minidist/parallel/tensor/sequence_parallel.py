@@ -24,7 +24,6 @@ from minidist.nn.module import Module
 from minidist.nn.norm import LayerNorm, RMSNorm
 from minidist.parallel.tensor.regions import copy_to_tensor_parallel_region, own_part
 from minidist.parallel.tensor.shard_context import ShardContext
-from minidist.parallel.volume import Volume
 
 
 class SequenceParallelLayerNorm(Module):
@@ -90,8 +89,3 @@ SEQUENCE_PARALLEL: dict[type[Module], Callable[[Any, ShardContext], Module]] = {
     Dropout: SequenceParallelDropout,
     Embedding: SequenceParallelEmbedding,
 }
-
-
-def sequence_parallel_volume(parameters: int, ranks: int) -> Volume:
-    """Return the elements sent to sum the gradients of `parameters` elements, each used on 1/t of the sequence."""
-    return Volume(backward=2 * (ranks - 1) * parameters)

@@ -12,13 +12,11 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3 (embedding, cross-entropy
 Proved by: tests/parallel/test_tensor.py
 """
 
-from functools import partial
-from operator import imul
 from typing import Any
 
 from minidist.autograd import Parameter, ShapeError, Tensor, linear
 from minidist.autograd.operands import operand
-from minidist.autograd.ops.cross_entropy import divisor_and_rows
+from minidist.autograd.ops.cross_entropy import divisor_and_rows, softmax_loss
 from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
@@ -37,7 +35,6 @@ from minidist.parallel.tensor.regions import (
     reduce_scatter_to_sequence_parallel_region,
 )
 from minidist.parallel.tensor.shard_context import ShardContext
-from minidist.parallel.volume import Volume
 
 
 def padded_vocab_size(vocab_size: int, ranks: int, make_vocab_size_divisible_by: int = 1) -> int:
@@ -160,62 +157,21 @@ def vocab_parallel_cross_entropy(
     targets (...), words in [0, vocab_size) or ignore_index. Sends three all-reduces of one number per row in forward
     (largest logit, target's logit, sum of exponentials), purpose `tensor_forward`, and nothing in backward.
     """
+    name = "vocab_parallel_cross_entropy"
     flat, counted = _checked_words(xp.as_array(targets), logits, ignore_index, comm.rank, vocab_size)
-    divisor, mean_over = divisor_and_rows("vocab_parallel_cross_entropy", divisor, flat, counted)
+    divisor, mean_over = divisor_and_rows(name, divisor, flat, counted)
+
+    # Each target's word is on one rank.
     first, last = vocab_range(vocab_size, comm.rank, comm.size)
+    own = xp.as_array((flat >= first) & (flat < last)).nonzero()[0]
 
-    # The three numbers of each token that need all words; `exponentials` holds scores, then their exponentials.
-    x = operand(logits)
-    scores = x.data.reshape(flat.size, logits.shape[-1])
+    def reduce(array: xp.Array, op: str) -> None:
+        with purpose("tensor_forward"):
+            all_reduce(comm, array, op)
+
     comm.advance_clock("tensor_forward")
-    with purpose("tensor_forward"):
-        # [1] The largest logit; a rank that has only padding contributes minus infinity.
-        largest = xp.largest(scores[:, : last - first], keepdims=False)
-        all_reduce(comm, largest, "max")
-        exponentials = scores - largest[:, None]
-        exponentials[:, last - first :] = -xp.inf  # the padding
-
-        # [2] The target's logit, less the largest: each target's word is on one rank, the others add zero.
-        own = xp.as_array((flat >= first) & (flat < last)).nonzero()[0]
-        column = flat[own] - first
-        picked = xp.zeros(flat.size, scores.dtype, scores)
-        picked[own] = exponentials[own, column]
-        all_reduce(comm, picked)
-
-        # [3] The sum of the exponentials, (batch x T,); each rank adds those of its own words.
-        xp.exp(exponentials, out=exponentials)
-        totals = exponentials @ xp.ones(exponentials.shape[1], exponentials.dtype, exponentials)
-        all_reduce(comm, totals)
-
-    # -log softmax at the target is log(sum) - (target's logit - largest). All ranks compute the same loss.
-    loss = ((xp.log(totals) - picked) * counted).sum() / divisor
-    shape, part = logits.shape, 1 / divisor if divisor == divisor else 0.0
-
-    def gradient_from(exponentials: xp.Array) -> xp.Array:
-        """softmax / divisor, less 1 / divisor at the target; in place."""
-        exponentials *= (xp.reciprocal(totals) * part)[:, None]
-        exponentials[own, column] -= part
-        exponentials *= counted[:, None]
-        return exponentials.reshape(shape)
-
-    # As `cross_entropy`: 16 bits hold the logits, not their gradient before the loss scale, so it is computed in
-    # backward. In float32 the exponentials become the gradient in place, and backward only scales it.
-    saved: tuple[xp.Array, ...]
-    if x.half:
-        kept, scores_shape = x.saved(), scores.shape
-
-        def grad_again(g: xp.Array) -> xp.Array:
-            again = kept.data.reshape(scores_shape)
-            again -= largest[:, None]
-            again[:, last - first :] = -xp.inf
-            return gradient_from(xp.exp(again, out=again)) * g
-
-        edge, saved = (x, grad_again), (largest, totals)
-    else:
-        gradient = gradient_from(exponentials)
-        edge, saved = (x, partial(imul, gradient)), (gradient,)
-    recorded = record("vocab_parallel_cross_entropy", loss, (edge,), cost=5 * scores.size, saved=saved)
-    return named_mean(recorded, mean_over) if mean_over else recorded
+    loss = softmax_loss(name, logits, (own, flat[own] - first), counted, divisor, last - first, reduce)
+    return named_mean(loss, mean_over) if mean_over else loss
 
 
 def _checked_words(
@@ -234,23 +190,3 @@ def _checked_words(
             f"rank {rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{vocab_size - 1}"
         )
     return flat, counted
-
-
-def embedding_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:
-    """Return the elements sent by a `VocabParallelEmbedding` whose result has `activation` elements."""
-    if sequence_parallel:  # a reduce-scatter, and backward gathers
-        return Volume(forward=(ranks - 1) * activation, backward=(ranks - 1) * activation)
-    return Volume(forward=2 * (ranks - 1) * activation)
-
-
-def head_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:
-    """Return the elements sent by a `VocabParallelHead` whose input has `activation` elements."""
-    if sequence_parallel:
-        gathered = (ranks - 1) * activation
-        return Volume(forward=gathered, backward=gathered, regather=gathered)
-    return Volume(backward=2 * (ranks - 1) * activation)
-
-
-def cross_entropy_volume(tokens: int, ranks: int) -> Volume:
-    """Return the elements sent by `vocab_parallel_cross_entropy`: three all-reduces of one number per token."""
-    return Volume(forward=3 * 2 * (ranks - 1) * tokens)

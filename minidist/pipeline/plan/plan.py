@@ -9,9 +9,8 @@ is replicated, several ranks compute one stage, each for different micro-batches
 Proved by: tests/pipeline/test_plans.py
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from minidist.base.errors import UsageError
 from minidist.pipeline.plan.action import COMPUTE, RECOMPUTE, STEP, Action, Item, actions_of, show
@@ -26,7 +25,7 @@ class Plan:
     """The orders of all ranks for one step (or, with asynchronous updates, for a whole stream of micro-batches).
 
     updates: when weights change: "flush" (one update after the last backward), "none" (evaluation), or on the way, by
-    one of UPDATE_RULES. batch: the micro-batches of an update.
+    an `UpdateRule`. batch: the micro-batches of an update.
     """
 
     name: str
@@ -95,18 +94,3 @@ class Plan:
     def to_csv(self) -> str:
         """Return one line per rank, with a comma between items."""
         return "".join(",".join(map(show, order)) + "\n" for order in self.orders)
-
-
-class UpdateRule(NamedTuple):
-    """What follows from updates on the way. Schedules that have such updates add their rule to UPDATE_RULES.
-
-    versions(plan, allow_wrong_gradients): of each rank, the most versions of a stage's weights that are needed at once;
-    PlanError where a backward would see other weights than its forward. waits(plan): action -> what it waits for in
-    addition, because the update before it does.
-    """
-
-    versions: Callable[[Plan, bool], list[int]]
-    waits: Callable[[Plan], dict[Action, list[Action]]]
-
-
-UPDATE_RULES: dict[str, UpdateRule] = {}  # by Plan.updates

@@ -12,15 +12,15 @@ Proved by: tests/pipeline/test_plans.py
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base import hooks
+from minidist.base.hooks import elsewhere
 from minidist.base.registry import Registry
-from minidist.pipeline.plan.action import Item
-from minidist.pipeline.plan.plan import Plan
+from minidist.pipeline.plan.action import Action, Item
+from minidist.pipeline.plan.plan import Plan, PlanError
 
 Orders = Sequence[Sequence[Item]]
-MAX_FORWARDS = 1_000_000  # of a plan; a second or two on one core for each hundred thousand
 
 
 @dataclass(frozen=True)
@@ -51,56 +51,13 @@ class Schedule:
 
         Raises UsageError when the schedule cannot be made.
         """
-        v = self._chunks_per_rank(stages, microbatches, chunks)
-        known = inspect.signature(self.function).parameters
-        self._check_options(known, options)
-
-        judged = inspect.signature(self.takes).parameters if self.takes else {}
-        given = {option: value for option, value in options.items() if option in judged}
-        problem = self.takes(stages, microbatches, v, **given) if self.takes else None
-        if problem:
-            raise UsageError(
-                f"schedule {quoted(self.name)} on {stages} stages cannot take {microbatches} micro-batches: {problem}"
-            )
-        arguments: dict[str, Any] = {"p": stages, "m": microbatches, **({"v": v} if "v" in known else {})}
-        orders = self.function(**arguments, **options)
-
-        plan = Plan(self.name, orders, stages * v, microbatches, self.updates)
-        return plan if self.complete is None else self.complete(plan, options)
-
-    def _chunks_per_rank(self, stages: int, microbatches: int, chunks: int | None) -> int:
-        """Return how many stages each rank has; UsageError for sizes that the schedule cannot have."""
-        for name, value in (("--stages", stages), ("--microbatches", microbatches), ("--chunks", chunks)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}; it must be at least 1")
-        if self.chunks is not None and chunks not in (None, self.chunks):
-            raise UsageError(
-                f"schedule {quoted(self.name)} has {self.chunks} chunk{'s' if self.chunks > 1 else ''} per rank, not"
-                f" {chunks}; leave --chunks out, or take interleaved or looped-bfs"
-            )
+        elsewhere.check_schedule(self, stages, microbatches, chunks, options)
         v = self.chunks or chunks or 2
-        if stages * v * microbatches > MAX_FORWARDS:
-            raise UsageError(
-                f"{quoted(stages)} ranks x {quoted(v)} chunks x {quoted(microbatches)} micro-batches do not fit in"
-                f" memory; a plan has at most {MAX_FORWARDS:,} forwards"
-            )
-        return v
-
-    def _check_options(self, known: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:
-        """Raise UsageError unless options are the function's further arguments, of the types of their defaults."""
-        for option, value in options.items():
-            if option in ("p", "m", "v") or option not in known:
-                allowed = [name for name in known if name not in ("p", "m", "v")]
-                raise UsageError(
-                    f"schedule {quoted(self.name)} has no option {quoted(option)}{nearest(option, allowed)}; it has"
-                    f" {', '.join(allowed) or 'none'}"
-                )
-            kind = type(known[option].default)
-            if kind in (bool, int) and not isinstance(value, int):
-                raise UsageError(
-                    f"{option}={quoted(value)} of schedule {quoted(self.name)}; it must be"
-                    f" {'true or false' if kind is bool else 'a whole number'}"
-                )
+        arguments: dict[str, Any] = {"p": stages, "m": microbatches}
+        if "v" in inspect.signature(self.function).parameters:
+            arguments["v"] = v
+        plan = Plan(self.name, self.function(**arguments, **options), stages * v, microbatches, self.updates)
+        return plan if self.complete is None else self.complete(plan, options)
 
 
 SCHEDULES: Registry[Schedule] = Registry("schedule")
@@ -118,11 +75,49 @@ def schedule(
     return register
 
 
+class UpdateRule(NamedTuple):
+    """What follows from updates on the way, which a schedule's file adds to UPDATE_RULES.
+
+    versions(plan, allow_wrong_gradients): of each rank, the most versions of a stage's weights that are needed at once;
+    PlanError where a backward would see other weights than its forward. waits(plan): action -> what it waits for in
+    addition, because the update before it does.
+    """
+
+    versions: Callable[[Plan, bool], list[int]]
+    waits: Callable[[Plan], dict[Action, list[Action]]]
+
+
+UPDATE_RULES: dict[str, UpdateRule] = {}  # by Plan.updates
+
+
+def update_rule(plan: Plan) -> UpdateRule | None:
+    """Return the rule of a plan whose weights change on the way, None for others; PlanError where there is none."""
+    if plan.updates in ("flush", "none"):
+        return None
+    if plan.updates not in UPDATE_RULES:
+        _load_more()
+    if plan.updates not in UPDATE_RULES:
+        known = ", ".join(("flush", "none", *UPDATE_RULES))
+        raise PlanError(f"plan {plan.name!r} has updates={plan.updates!r}; it must be one of {known}")
+    return UPDATE_RULES[plan.updates]
+
+
+def _load_more() -> None:
+    """Load the schedules that are registered when they are asked for."""
+    later = list(hooks.more_schedules)
+    hooks.more_schedules.clear()
+    for load in later:
+        load()
+
+
 def schedules() -> dict[str, Schedule]:
-    """Return the schedules of all files that were imported by name, sorted."""
+    """Return all schedules by name, sorted."""
+    _load_more()
     return dict(sorted(SCHEDULES.items()))
 
 
 def get_schedule(name: str) -> Schedule:
     """Return the schedule of that name or alias (in any case); UsageError with the nearest name."""
+    if name.lower() not in SCHEDULES.aliases:
+        _load_more()
     return SCHEDULES[name]

@@ -7,6 +7,7 @@ shapes.py            shapes and dtypes of what crosses the boundaries
 reduction.py         who sums the gradients of a rank's stages
 shared.py            parameters that live on several stages
 shared_shards.py     the same, where gradients are sharded
+refusals.py          what a pipeline refuses
 norm.py              the gradient norm over all stages
 clip.py              clipping by it
 evaluation.py        the forward passes alone
@@ -18,8 +19,9 @@ versions.py          the versions of weights that are still needed
 stream.py            an asynchronous pipeline step by step, beyond the end of its plan
 """
 
-from minidist.pipeline.runtime.pipeline import Pipeline
-from minidist.pipeline.runtime.reduction import Reduction
-from minidist.pipeline.runtime.stages import PipelineStage, SkipConnection, cut_model, split_model
-
-__all__ = ["Pipeline", "PipelineStage", "Reduction", "SkipConnection", "cut_model", "split_model"]
+from minidist.pipeline.runtime.pipeline import Pipeline as Pipeline
+from minidist.pipeline.runtime.reduction import Reduction as Reduction
+from minidist.pipeline.runtime.stages import PipelineStage as PipelineStage
+from minidist.pipeline.runtime.stages import SkipConnection as SkipConnection
+from minidist.pipeline.runtime.stages import cut_model as cut_model
+from minidist.pipeline.runtime.stages import split_model as split_model

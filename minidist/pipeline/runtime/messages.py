@@ -26,8 +26,7 @@ from minidist.base.watchers import watchers
 from minidist.comm import Comm
 from minidist.comm.point_to_point import Request
 from minidist.pipeline.plan import Action, Plan
-from minidist.pipeline.runtime.shapes import TENSORS, Key, StageMetadata
-from minidist.pipeline.runtime.stages import has_gradient
+from minidist.pipeline.runtime.shapes import FLOATS, TENSORS, Key, StageMetadata
 
 MAX_TAG = 2**14
 PURPOSES = {"F": "pipeline_activation", "B": "pipeline_gradient"}
@@ -54,7 +53,11 @@ class Messages:
         # With several stages on a rank the receiver may be busy with another one for long: no wait before the end then.
         self.evaluates = plan.updates == "none" and plan.stages == plan.ranks
         self.set_shapes(StageMetadata())
-        self.begin()
+        # What is on its way in a step; nothing is at its end.
+        self.ready: dict[Message, list[Any]] = {}
+        self.posted: dict[Message, list[Request]] = {}
+        self.sends: dict[Message, list[Request]] = {}
+        self.last_two: list[Message] = []
 
     def set_shapes(self, metadata: StageMetadata) -> None:
         """Set what will cross this rank's stage boundaries: the buffers, ranks and tags of all messages of a step."""
@@ -77,7 +80,7 @@ class Messages:
             sends = self.rank_of[source, i] == self.comm.rank
             other = self.rank_of[target if sends else source, i]
             shapes = [(shape, named_dtype(dtype)) for shape, dtype in tensors]
-            floats = [(shape, dtype) for shape, dtype in shapes if has_gradient(dtype)]
+            floats = [(shape, dtype) for shape, dtype in shapes if dtype.kind in FLOATS]
             for message, crossing in ((("F", source, target, i), shapes), (("B", target, source, i), floats)):
                 if target == source + 1:
                     yield message, Route(self.comm, other, self.tags[message[0], message[2], i], crossing)
@@ -94,13 +97,6 @@ class Messages:
                 f"with connections that skip some of {self.plan.stages} stages at most {MAX_TAG // (pairs * TENSORS)}"
                 f" micro-batches fit, not {self.plan.microbatches}; take fewer"
             )
-
-    def begin(self) -> None:
-        """Begin a step: nothing is on its way."""
-        self.ready: dict[Message, list[Any]] = {}
-        self.posted: dict[Message, list[Request]] = {}
-        self.sends: dict[Message, list[Request]] = {}
-        self.last_two: list[Message] = []
 
     # --- receiving ---
 
@@ -168,6 +164,7 @@ class Messages:
         """Wait for the sends that are left."""
         while self.sends:
             self.comm.waitall(self.sends.pop(next(iter(self.sends))))
+        self.last_two.clear()
 
     # --- before it starts ---
 

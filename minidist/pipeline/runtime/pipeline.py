@@ -13,7 +13,7 @@ validated before anything runs, so a wrong one raises an error and does not hang
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
 from operator import attrgetter
@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.autograd import MeanOfRows, Tensor, current_flop_counter, no_grad
+from minidist.autograd import Function, MeanOfRows, Tensor, current_flop_counter, no_grad
 from minidist.base import arrays as xp
-from minidist.base.errors import MismatchError, UsageError
 from minidist.base.fingerprint import fingerprint
+from minidist.base.hooks import elsewhere
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
@@ -34,9 +34,9 @@ from minidist.pipeline.lowering import lower
 from minidist.pipeline.plan import Plan, actions_of
 from minidist.pipeline.runtime.messages import Message, Messages, Orders
 from minidist.pipeline.runtime.reduction import Reduction
-from minidist.pipeline.runtime.shapes import Key, StageMetadata, exchange_shapes
+from minidist.pipeline.runtime.shapes import FLOATS, Key, StageMetadata, exchange_shapes
 from minidist.pipeline.runtime.shared import SharedGradients
-from minidist.pipeline.runtime.stages import PipelineStage, backward_from, has_gradient, outputs_by_target
+from minidist.pipeline.runtime.stages import PipelineStage, SkipConnection
 from minidist.pipeline.validate import validate
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
@@ -68,19 +68,6 @@ def prepared(plan: Plan, allow_wrong_gradients: bool) -> tuple[Plan, Orders, Map
     lowered = plan if plan.is_lowered else lower(plan)
     orders = [[actions_of(item) for item in order] for order in lowered.orders]
     return lowered, orders, MappingProxyType(lowered.rank_of_stage())
-
-
-def _check_fits(plan: Plan, comm: Comm, stages: Collection[int]) -> None:
-    """Raise UsageError unless the plan is for these ranks, and for the stages of this one."""
-    if plan.ranks != comm.size:
-        raise UsageError(
-            f"plan {plan.name!r} is for {plan.ranks} ranks and there are {comm.size}; start {plan.ranks} ranks"
-        )
-    if sorted(stages) != plan.stages_of(comm.rank):
-        raise UsageError(
-            f"rank {comm.rank}: plan {plan.name!r} gives it stages {plan.stages_of(comm.rank)} and it was built"
-            f" with {sorted(stages)}; build the stages of Plan.stages_of(rank)"
-        )
 
 
 class Pipeline:
@@ -117,7 +104,8 @@ class Pipeline:
         # [1] The plan: valid, for these ranks and for these stages.
         lowered, orders, rank_of = self.prepared(plan.with_orders(tuple(tuple(order) for order in plan.orders)))
         self.stages = {stage.number: stage for stage in stages}
-        _check_fits(plan, comm, self.stages)
+        self.refusals = elsewhere.pipeline_refusals()
+        self.refusals.check_fits(plan, comm, self.stages)
         self.comm, self.loss, self.coordinates, self.observers = comm, loss, coordinates, observers
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
         self.added = plan.microbatches  # how many losses are added
@@ -136,11 +124,7 @@ class Pipeline:
 
     def prepared(self, plan: Plan) -> tuple[Plan, Orders, Mapping[Key, int]]:
         """Return what `prepared` does; UsageError for a plan whose weights change on the way."""
-        if plan.updates not in ("flush", "none"):
-            raise UsageError(
-                f"plan {plan.name!r} updates its weights on the way; run it with VersionedPipeline(...,"
-                " versions=WeightVersions(...)), or take a schedule that flushes, such as 1f1b"
-            )
+        elsewhere.pipeline_refusals().check_flushes(plan)
         return prepared(plan, False)
 
     def agree(self, reduce: Reduction, tied: Sequence[str]) -> None:
@@ -148,10 +132,7 @@ class Pipeline:
         mine = fingerprint(self.plan.to_csv())
         with purpose("startup"):
             first: Any = broadcast(self.comm, mine.copy())
-        if not xp.array_equal(mine, first):
-            raise MismatchError(
-                f"rank {self.comm.rank}: its plan differs from rank 0's; build the same plan on every rank"
-            )
+        self.refusals.check_same_plan(self.comm.rank, mine, first)
         reduce.bind(self.comm, self.plan, self.stages, tied)
 
     @property
@@ -180,23 +161,17 @@ class Pipeline:
 
     def begin(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
         """Begin a step on these micro-batches: nothing is alive, nothing on its way."""
-        m, rank = self.plan.microbatches, self.comm.rank
-        if len(inputs) != m:
-            raise UsageError(
-                f"rank {rank}: plan {self.plan.name!r} is for {m} micro-batches and got {len(inputs)}; give {m}"
-            )
-        if self.loss is None and self.plan.updates != "none":
-            raise UsageError(f"plan {self.plan.name!r} runs backward and needs a loss; pass loss=")
-        if self.loss is not None and (targets is None or len(targets) != m):
-            got = 0 if targets is None else len(targets)
-            raise UsageError(f"rank {rank}: {m} micro-batches need {m} targets, got {got}")
+        # An evaluation may have no loss; targets are for the loss.
+        m = self.plan.microbatches
+        has_loss = self.plan.updates == "none" if self.loss is None else targets is not None and len(targets) == m
+        if len(inputs) != m or not has_loss:
+            self.refusals.refuse_batches(self, inputs, targets)
         # Shapes of what will arrive, in the first step and whenever those of the inputs change.
         if self.metadata.inputs != list(map(attrgetter("shape", "dtype"), inputs)):
             rank_of = self.messages.rank_of
             self.know(exchange_shapes(self.comm, rank_of, self.plan.stages, inputs, self._dry_run))
         # Losses are zeros where the last stage of the micro-batch is elsewhere.
         self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)
-        self.messages.begin()
         # Stages may differ (one of them may be frozen), the replicas of a stage may not.
         for n, reducers in self.reduce.reducers.items():
             for reducer in reducers:
@@ -284,7 +259,7 @@ class Pipeline:
         keeps, recomputes = self.plan.updates != "none", (stage, i) in self.recomputed
         leaves: list[Any] = []
         for array in arrays:
-            floats = has_gradient(array.dtype)
+            floats = array.dtype.kind in FLOATS
             leaves.append(Tensor(array, requires_grad=floats and stage > 0) if floats or stage > 0 else array)
         with nullcontext() if keeps and not recomputes else no_grad():
             outputs = self._compute(stage, i, leaves)
@@ -315,11 +290,7 @@ class Pipeline:
             result = self.loss(result, self.targets[i])
             # The sum over micro-batches is the loss of the batch, so a mean over this one's rows is too large.
             if self.added > 1 and isinstance(getattr(getattr(result, "node", None), "name", ""), MeanOfRows):
-                raise UsageError(
-                    f"the loss of micro-batch {i} is the mean over its own rows, and a pipeline adds the losses of"
-                    f" {self.added} micro-batches; divide by the rows (tokens) of the whole batch:"
-                    " lambda output, target: cross_entropy(output, target, divisor)"
-                )
+                self.refusals.refuse_mean(i, self.added)
         return outputs_by_target(result, stage)
 
     def backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:
@@ -332,7 +303,7 @@ class Pipeline:
             roots, gradients = [], arrays
             for target in self.messages.targets[stage, i]:
                 for output in outputs[target]:
-                    if has_gradient(output.dtype):
+                    if output.dtype.kind in FLOATS:
                         roots.append(output)
         work = backward_from(roots, gradients, weights)
         if weights == "deferred":
@@ -343,7 +314,7 @@ class Pipeline:
         for source in self.messages.sources[stage, i] if stage else []:
             count, arrays = self.messages.counts[source, stage, i], []
             for leaf in leaves[at : at + count]:
-                if has_gradient(leaf.dtype):
+                if leaf.dtype.kind in FLOATS:
                     arrays.append(xp.zeros(leaf.shape, leaf.dtype, leaf.data) if leaf.grad is None else leaf.grad)
             self.messages.enqueue("B", stage, source, i, arrays)
             at += count
@@ -352,7 +323,7 @@ class Pipeline:
 
     def _dry_run(self, stage: int, arrays: list[Any]) -> list[tuple[int, Any]]:
         """Return each output of a stage, with the stage that it goes to, from a forward that keeps nothing."""
-        leaves = arrays if stage == 0 and not has_gradient(arrays[0].dtype) else [Tensor(array) for array in arrays]
+        leaves = arrays if stage == 0 and arrays[0].dtype.kind not in FLOATS else [Tensor(array) for array in arrays]
         module = self.stages[stage].module
         # Layers that exchange statistics send nothing here: other replicas may have other shapes, and so other passes.
         layers = module.modules() if hasattr(module, "modules") else ()
@@ -366,3 +337,51 @@ class Pipeline:
         if counted is not None:
             counted.take()
         return [(target, tensor.data) for target, tensors in outputs.items() for tensor in tensors]
+
+
+# --- a stage's forward and backward, as autograd sees them ---
+
+
+def outputs_by_target(result: Any, stage: int) -> dict[int, list[Tensor]]:
+    """Return a module's outputs by the stage that they go to: the next one, where they are not skip connections."""
+    outputs: dict[int, list[Tensor]] = {stage + 1: []}
+    for value in result if isinstance(result, (tuple, list)) else [result]:
+        if isinstance(value, SkipConnection):
+            outputs.setdefault(value.stage, []).append(value.tensor)
+            value = value.tensor
+        else:
+            outputs[stage + 1].append(value)
+        # What a neighbour receives has a shape and a dtype: names, None and plain numbers have none.
+        if not isinstance(value, Tensor):
+            elsewhere.pipeline_refusals().refuse_output(value, stage)
+    return outputs
+
+
+def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: str) -> Any:
+    """Run backward from several outputs in one pass, which visits what they share once.
+
+    weights: "now" or "deferred"; deferred weight gradients are returned.
+    """
+    roots, seeds = list[Tensor](), []
+    for output, gradient in zip(outputs, gradients, strict=True):
+        if output.node is not None:
+            roots.append(output)
+            seeds.append(gradient)
+    if not roots:
+        return None  # nothing in the stage is trained and nothing before it either
+    if len(roots) == 1:
+        return roots[0].backward(seeds[0], weight_gradients=weights)
+    return _Together.apply(seeds, *roots).backward(weight_gradients=weights)
+
+
+class _Together(Function):
+    """Several outputs of one stage as one root."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Any], *outputs: Any) -> Any:
+        ctx.gradients = gradients
+        return np.zeros((), outputs[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return tuple(ctx.gradients)

@@ -24,8 +24,8 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.comm.point_to_point import Request
 from minidist.nn.flat import FlatParameters
 from minidist.optim import add_blocks, check_max_norm, clip_coefficient

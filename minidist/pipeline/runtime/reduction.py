@@ -10,14 +10,11 @@ A stage without shared parameters needs no [1]: its sum over the replicas starts
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py, tests/train/test_pipelines.py
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
-from minidist.base import arrays as xp
+from minidist.base.hooks import elsewhere
 from minidist.comm import Comm
 from minidist.parallel import GradientReducer, Shard
-from minidist.parallel.running_statistics import Exchange, RunningStatistics
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shared import SharedGradients
 from minidist.pipeline.runtime.shared_shards import SharedShards
@@ -54,10 +51,13 @@ class Reduction:
         self.reducers = self._replica_reducers(stages) if self.given is None else self.given
         # Shared parameters are summed over their places first, at the end of the step.
         self.early = set() if self.each else {n for n in self.reducers if n not in self.shared.stages}
-        # Running statistics of batch norms are those of the ranks of a stage (two in DualPipe), then of its replicas.
-        ranks = plan.holders()
-        found = [RunningStatistics(stages[n].module, self._exchange(ranks[n]), self.data) for n in sorted(stages)]
-        self.statistics = [statistics for statistics in found if statistics.layers]
+        # Statistics of a rank's rows become those of all ranks of its stage (two in DualPipe), then of its replicas.
+        self.at_end: list[Callable[[], None]] = []
+        ranks_of = plan.holders()
+        for n, stage in sorted(stages.items()):
+            if len(ranks_of[n]) > 1 or self.data is not None:
+                combine = elsewhere.combine_statistics(stage.module, self.shared.comm, ranks_of[n], self.data)
+                self.at_end += [] if combine is None else [combine]
 
     def _replica_reducers(self, stages: Mapping[int, PipelineStage]) -> Mapping[int, Sequence[GradientReducer]]:
         """Return what sums the gradients of each stage over the data axis."""
@@ -85,8 +85,8 @@ class Reduction:
                     reducer.finish()
         if self.shared.groups:
             self.shared.mark_added()
-        for statistics in self.statistics:
-            statistics.combine()
+        for combine in self.at_end:
+            combine()
 
     def start(self, stage: int) -> None:
         """Start the sum over the data axis of a complete stage: all buckets, in order."""
@@ -95,18 +95,3 @@ class Reduction:
                 if parameter.requires_grad and (parameter.grad is not None or reducer.unused == "error"):
                     parameter.zero_fill()  # when nothing was added to it
                     reducer.ready(parameter)
-
-    def _exchange(self, ranks: Sequence[int]) -> Exchange | None:
-        """Return how the ranks that compute one stage gather their words: each sends its own to all others."""
-        if len(ranks) == 1:
-            return None
-
-        def exchange(words: np.ndarray) -> np.ndarray:
-            comm, table = self.shared.comm, xp.stack([words] * len(ranks))
-            others = [(at, rank) for at, rank in enumerate(ranks) if rank != comm.rank]
-            requests = [comm.irecv(table[at], rank) for at, rank in others]
-            requests += [comm.isend(words, rank) for _, rank in others]
-            comm.waitall(requests)
-            return table
-
-        return exchange

@@ -25,6 +25,8 @@ Tensors = list[tuple[tuple[int, ...], str]]  # shape and dtype of each tensor
 Key = tuple[int, int]  # stage, micro-batch
 Way = tuple[int, int]  # from stage, to stage; the inputs come from stage -1
 
+FLOATS = "fV"  # kinds of dtypes whose tensors have gradients (bfloat16's is "V"); numbers of tokens have none
+
 TENSORS, DIMS = 8, 6  # at most, that can cross one boundary
 ROW = 4 + DIMS  # numbers that describe a tensor: dtype, from stage, to stage, number of dims, dims
 WORDS = TENSORS * ROW  # of a boundary's message, 640 B

@@ -20,13 +20,14 @@ import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.errors import MismatchError, UsageError, nearest
 from minidist.base.fingerprint import fingerprint, fingerprint_number
+from minidist.base.hooks import elsewhere
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm, PointToPoint
 
 Place = tuple[int, int]  # stage, rank
+Row = list[int]  # rank, stage, name, two numbers of its values
 ROW = 4  # numbers that a rank tells of a parameter: stage, name, two of its values
 
 
@@ -49,14 +50,12 @@ class SharedGradients:
     def __init__(self, comm: Comm, parameters: Mapping[int, Sequence[Parameter]], tied: Sequence[str]) -> None:
         # Every rank tells every other which parameters it has, by a digest of name and values.
         self.comm = comm
-        _check_names(parameters)
         self.mine = {(stage, p.name): p for stage, ps in parameters.items() for p in ps if p.requires_grad}
-        names = {_word(name): name for _, name in self.mine}
-        rows = [[stage, _word(name), *_digest(parameter)] for (stage, name), parameter in self.mine.items()]
+        names = {word_of(name): name for _, name in self.mine}
+        rows = [[stage, word_of(name), *digest_of(parameter)] for (stage, name), parameter in self.mine.items()]
         table = _gather_rows(comm, np.array(rows, np.int64).reshape(-1, ROW))
-        _check_tied(table, tied, names)
-        _check_untied(table, set(tied), self.mine)
-        where = _places(table, {_word(name) for name in tied}, names, comm.rank)
+        elsewhere.pipeline_refusals().check_shared(comm.rank, parameters, table, tied)
+        where = _places(table, {word_of(name) for name in tied})
 
         self.groups = _groups(where, names)
         self.stages = {stage for group in self.groups for stage, _ in group.places}
@@ -126,44 +125,14 @@ def sum_over_places(comm: PointToPoint, group: Group, sums: Mapping[Place, Any])
     return total
 
 
-def _check_names(parameters: Mapping[int, Sequence[Parameter]]) -> None:
-    """Raise UsageError when two trained parameters of one stage have one name, by which they are told apart."""
-    for stage, members in parameters.items():
-        names = [parameter.name for parameter in members if parameter.requires_grad]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise UsageError(
-                f"two parameters of stage {stage} are called {twice!r}; call module.initialize(seed, prefix=...), which"
-                " names every parameter by its path and draws its values"
-            )
-
-
-def _check_tied(table: Sequence[list[int]], tied: Sequence[str], names: Mapping[int, str]) -> None:
-    """Raise UsageError for a tied parameter that no rank has. names: this rank's parameters, by word."""
-    on_any_rank = {row[2] for row in table}
-    for name in tied:
-        if _word(name) not in on_any_rank:
-            hint = nearest(name, names.values())
-            raise UsageError(f"tied parameter {name!r} is on no stage{hint}; name one of the stages' parameters")
-
-
-def _places(
-    table: Sequence[list[int]], tied: Collection[int], names: Mapping[int, str], rank: int
-) -> dict[tuple[int | None, int], list[Place]]:
-    """Return the places of each parameter, by stage (None: of a tied one) and word; MismatchError for unequal copies.
+def _places(table: Sequence[Row], tied: Collection[int]) -> dict[tuple[int | None, int], list[Place]]:
+    """Return the places of each parameter, by stage (None: of a tied one) and word.
 
     A parameter is the same one where its name is tied, or where its stage is computed by several ranks.
     """
     where: dict[tuple[int | None, int], list[Place]] = {}
-    values: dict[tuple[int | None, int], Any] = {}
-    for holder, stage, word, *digest in table:
-        key = (None if word in tied else stage, word)
-        where.setdefault(key, []).append((stage, holder))
-        if values.setdefault(key, digest) != digest:
-            raise MismatchError(
-                f"rank {rank}: the copies of {_called(names.get(word))} differ between {_between(where[key])};"
-                " build every copy from the same seed"
-            )
+    for holder, stage, word, *_ in table:
+        where.setdefault((None if word in tied else stage, word), []).append((stage, holder))
     return where
 
 
@@ -176,49 +145,21 @@ def _groups(where: Mapping[tuple[int | None, int], list[Place]], names: Mapping[
     return [Group(list(places), found, is_tied) for (is_tied, places), found in groups.items()]
 
 
-def _check_untied(table: Sequence[list[int]], tied: set[str], mine: Mapping[tuple[int, str], Parameter]) -> None:
-    """Raise UsageError, on the ranks that have it, for one parameter on two stages that is not declared as tied.
-
-    Copies of one parameter begin with equal values. Constants (of norms, of biases) are equal in any two layers, so
-    they say nothing.
-    """
-    for (stage, name), parameter in mine.items():
-        if name in tied or (parameter.init is not None and parameter.init[0] == "constant"):
-            continue
-        own = [stage, _word(name), *_digest(parameter)]
-        for _, *other in table:
-            if other[0] != stage and other[1:] == own[1:]:
-                first, last = sorted((stage, other[0]))
-                raise UsageError(
-                    f"parameter {name!r} is on stage {first} and, with the same values, on stage {last}, and the two"
-                    f" would be trained apart; pass tied=[{name!r}] to the Pipeline, or give each stage's parameters"
-                    " names of their own with module.initialize(seed, prefix=...)"
-                )
-
-
 def _local(parameter: Parameter) -> Any:
     assert parameter.gradient.local is not None
     return parameter.gradient.local
 
 
-def _word(name: str) -> int:
+def word_of(name: str) -> int:
     """Return a name as a number that can be sent."""
     return fingerprint_number(name, np.int64)
 
 
-def _digest(parameter: Parameter) -> list[int]:
+def digest_of(parameter: Parameter) -> list[int]:
     """Return two numbers of shape and values."""
     here = parameter.flat is None or not parameter.flat.released  # ZeRO 3 has shards, which are not compared
     values = parameter.data.tobytes() if here else b""
     return fingerprint(repr(parameter.shape).encode() + values).view(np.int64).tolist()  # type: ignore[no-any-return]
-
-
-def _called(name: str | None) -> str:
-    return "a parameter of other ranks" if name is None else f"parameter {name!r}"
-
-
-def _between(places: Sequence[Place]) -> str:
-    return " and ".join(f"stage {stage} on rank {rank}" for stage, rank in (places[0], places[-1]))
 
 
 def _gather_rows(comm: Comm, rows: Any) -> list[list[int]]:

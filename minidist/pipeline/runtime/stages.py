@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
-from minidist.autograd import Function, Parameter, Tensor
+from minidist.autograd import Parameter, Tensor
 from minidist.base.errors import UsageError
+from minidist.base.hooks import elsewhere
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.limits import check_whole
 from minidist.nn import Module
@@ -59,66 +58,6 @@ class PipelineStage:
     def parameters(self) -> list[Parameter]:
         """The parameters of all its units."""
         return [parameter for flat in self.flats for parameter in flat.parameters]
-
-
-# --- a stage's forward and backward, as autograd sees them ---
-
-
-def has_gradient(dtype: np.dtype[Any]) -> bool:
-    """Whether tensors of this dtype have gradients: floats do (bfloat16's kind is "V"), numbers of tokens do not."""
-    return dtype.kind in "fV"
-
-
-def outputs_by_target(result: Any, stage: int) -> dict[int, list[Tensor]]:
-    """Return a module's outputs by the stage that they go to: the next one, where they are not skip connections."""
-    outputs: dict[int, list[Tensor]] = {stage + 1: []}
-    for value in result if isinstance(result, (tuple, list)) else [result]:
-        if isinstance(value, SkipConnection):
-            outputs.setdefault(value.stage, []).append(value.tensor)
-            value = value.tensor
-        else:
-            outputs[stage + 1].append(value)
-        # What a neighbour receives has a shape and a dtype: names, None and plain numbers have none.
-        if not isinstance(value, Tensor):
-            raise UsageError(
-                f"stage {stage} (or the loss after it) returned {_kind(value)} where a Tensor is needed; return a"
-                " Tensor, or a tuple of Tensors and SkipConnection(stage, tensor)"
-            )
-    return outputs
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a value of type {type(value).__name__}"
-
-
-def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: str) -> Any:
-    """Run backward from several outputs in one pass, which visits what they share once.
-
-    weights: "now" or "deferred"; deferred weight gradients are returned.
-    """
-    roots, seeds = list[Tensor](), []
-    for output, gradient in zip(outputs, gradients, strict=True):
-        if output.node is not None:
-            roots.append(output)
-            seeds.append(gradient)
-    if not roots:
-        return None  # nothing in the stage is trained and nothing before it either
-    if len(roots) == 1:
-        return roots[0].backward(seeds[0], weight_gradients=weights)
-    return _Together.apply(seeds, *roots).backward(weight_gradients=weights)
-
-
-class _Together(Function):
-    """Several outputs of one stage as one root."""
-
-    @staticmethod
-    def forward(ctx: Any, gradients: list[Any], *outputs: Any) -> Any:
-        ctx.gradients = gradients
-        return np.zeros((), outputs[0].dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return tuple(ctx.gradients)
 
 
 # --- a whole model, cut into stages ---
@@ -168,25 +107,7 @@ def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tup
     check_whole("stages", stages, 1)
     bounds = pairwise(offsets(blocks_per_stage(len(blocks), stages, cuts)))
     made: list[Module] = [model.stage(a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
-    return made, _shared_names(model, made)
-
-
-def _shared_names(model: Any, made: Sequence[Module]) -> list[str]:
-    """Return the parameters that several stages have; UsageError for one that is in no stage, or whose name is not."""
-    # What no stage has would not be computed; what several have is tied. Both go by the names.
-    names = Counter(parameter.name for parameter in model.parameters())
-    for name, count in names.items():
-        if count > 1:
-            raise UsageError(
-                f"{count} parameters of {type(model).__name__} are called {name!r}, and stages find what they share by"
-                " name; call initialize(seed) at the end of the model's __init__, which names them by their paths"
-            )
+    elsewhere.pipeline_refusals().check_stages(model, made)
+    # What several stages have is tied; it goes by the name.
     counts = Counter(name for stage in made for name in {parameter.name for parameter in stage.parameters()})
-    for name, parameter in model.named_parameters():
-        if parameter.name not in counts:
-            raise UsageError(
-                f"parameter {name!r} of {type(model).__name__} is in none of the {len(made)} stages; let its method"
-                " stage put what comes in front of the blocks into the first one (is_first), and what follows into the"
-                " last"
-            )
-    return [name for name, count in counts.items() if count > 1]
+    return made, [name for name, count in counts.items() if count > 1]

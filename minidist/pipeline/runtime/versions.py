@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.comm import Comm
 from minidist.comm.point_to_point import Request
 from minidist.nn.flat import FlatParameters

@@ -3,8 +3,9 @@
 The values are fitted, by least squares of logarithms, to published step times and peaks: Megatron-LM on A100
 (Narayanan et al., SC 2021, tables 1 and 2; Korthikanti et al., 2022, table 5), vTrain's measurements on A100 (Bang et
 al., MICRO 2024, MIT license), MPT on A100 and H100 (llm-foundry, Apache-2.0), torchtitan's tables on H100, MLPerf
-Training 4.1, Llama 3 (arXiv:2407.21783, table 4), Megatron-Bridge on H100, B200 and GB200 (Apache-2.0), and the peaks
-of Megatron-LM's functional tests (Apache-2.0). docs/planner.md shows what they predict for the tables of papers.
+Training 4.1, Llama 3 (arXiv:2407.21783, table 4), Megatron-Bridge on H100, B200 and GB200 (Apache-2.0), fms-fsdp
+(Apache-2.0), and the peaks of Megatron-LM's functional tests (Apache-2.0). Of each source's step times one half, chosen
+by a hash of model and layout, was used; docs/planner.md has the errors of the other half.
 
 Proved by: tests/planning/test_published.py
 """
@@ -17,9 +18,10 @@ from dataclasses import dataclass, field
 class Calibration:
     """Constants of time (seconds, shares of a peak) and of memory (bytes, factors)."""
 
-    # The share of a GPU family's peak that matrix products reach, and attention's core.
+    # The share of a GPU family's peak that matrix products reach, with 2-byte values and with 8-bit ones, and
+    # attention's core. No card of the first family was measured with 8-bit values.
     product_efficiency: Mapping[str, float] = field(default_factory=lambda: {"a100": 0.795, "h100": 0.65, "b200": 0.74})
-    fp8_efficiency: Mapping[str, float] = field(default_factory=lambda: {"h100": 0.745, "b200": 0.85})
+    fp8_efficiency: Mapping[str, float] = field(default_factory=lambda: {"a100": 0.745, "h100": 0.745, "b200": 0.85})
     expert_efficiency: float = 0.66  # of the products of experts, as a multiple
     attention_efficiency: Mapping[str, float] = field(
         default_factory=lambda: {"a100": 0.317, "h100": 0.18, "b200": 0.285}
@@ -31,7 +33,7 @@ class Calibration:
 
     # The host launches the kernels of a block's forward pass in this time; a step has a constant part.
     launch_seconds: float = 1.04e-3
-    # A block with experts has a router, permutations and exchanges (fitted to the runs of Qwen3 alone).
+    # A block with experts has a router, permutations and exchanges.
     sparse_launch_seconds: float = 2.35e-3
 
     # Four permutations of the copies of tokens that experts get, each of which reads and writes: counted, not fitted.
@@ -54,7 +56,7 @@ class Calibration:
     # The optimizer reads and writes its states so often.
     update_passes: float = 1.2
 
-    # Bytes that are allocated beside what is counted; bytes per logit (2-byte values, float32 copy or gradient).
+    # Bytes in addition to what is counted; bytes per logit (2-byte values, a float32 copy or its gradient).
     constant_bytes: float = 1.0e8
     logit_bytes: float = 6.0
 

@@ -34,7 +34,7 @@ from minidist.planning.huggingface_config import read_model
 
 MEASURED = ("step_seconds", "tokens_per_second", "peak_bytes", "fits")
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated", "tied", "experts", "top_k")
-COUNTS = ("ranks", "seq", "global_batch", "dp", "tp", "pp", "cp", "ep", "vp", "micro_batch")
+COUNTS = ("ranks", "seq", "global_batch", "dp", "tp", "pp", "cp", "ep", "etp", "vp", "micro_batch")
 CHOICES: dict[str, Sequence[str]] = {
     "precision": PRECISIONS,
     "attention": ATTENTION,
@@ -42,7 +42,7 @@ CHOICES: dict[str, Sequence[str]] = {
     "framework": tuple(FRAMEWORKS),
     "recompute": RECOMPUTE,
 }
-KEYS = ("source", "model", "gpu", *COUNTS, "etp", "zero", "sequence_parallel", "dropout", *CHOICES, *MEASURED)
+KEYS = ("source", "model", "gpu", *COUNTS, "zero", "sequence_parallel", "dropout", *CHOICES, *MEASURED)
 # What a row may leave out, with the answers: the first one is the prediction, all of them are the range.
 UNKNOWN = {"recompute": ("none", "full"), "attention": ("fused", "unfused"), "kernels": ("any", "fused", "eager")}
 REMEDY = "give a JSON list of objects with the names of minidist plan's flags, and what was measured"
@@ -100,30 +100,31 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 def _check_row(row: Mapping[str, Any], where: str) -> None:
     """Raise UsageError for a key that is unknown or missing, or a value that it cannot have."""
-    for key in row:
+    for key, value in row.items():
         if key not in KEYS:
             raise UsageError(f"key {quoted(key)}{where} is unknown{nearest(key, KEYS)}; leave it out")
+        _check_value(key, value, where)
     for key in ("model", "gpu", "global_batch"):
         if key not in row:
             raise UsageError(f"{key} is missing{where}; add it")
     if not any(key in row for key in MEASURED):
         raise UsageError(f"nothing is measured{where}; add one of {', '.join(MEASURED)}")
-    for key in (*COUNTS, "etp"):
-        if key in row:
-            check_count(_whole(row[key], key, where), key + where, 1, 10**9)
-    for key, choices in CHOICES.items():
-        if key in row and row[key] not in list(choices):
-            raise UsageError(f"{key} {quoted(row[key])}{where}; it must be one of {', '.join(choices)}")
-    check_count(_whole(row.get("zero", 0), "zero", where), "zero" + where, 0, 3)
-    for key in ("sequence_parallel", "dropout", "fits"):
-        if not isinstance(row.get(key, False), bool):
-            raise UsageError(f"{key} {quoted(row[key])}{where}; it must be true or false")
-    for key in MEASURED[:3]:
-        value = row.get(key, 1)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise UsageError(f"{key} {quoted(value)}{where}; it must be a number above 0")
-    if not isinstance(row["gpu"], str):
-        raise UsageError(f"gpu {quoted(row['gpu'])}{where}; it must be a name such as h100, or a file")
+
+
+def _check_value(key: str, value: Any, where: str) -> None:
+    """Raise UsageError for a value that a key of a row cannot have; the model is checked where it is read."""
+    if key in COUNTS:
+        check_count(_whole(value, key, where), key + where, 1, 10**9)
+    elif key == "zero":
+        check_count(_whole(value, key, where), key + where, 0, 3)
+    elif key in CHOICES and value not in list(CHOICES[key]):
+        raise UsageError(f"{key} {quoted(value)}{where}; it must be one of {', '.join(CHOICES[key])}")
+    elif key in ("sequence_parallel", "dropout", "fits") and not isinstance(value, bool):
+        raise UsageError(f"{key} {quoted(value)}{where}; it must be true or false")
+    elif key in MEASURED[:3] and not (type(value) in (int, float) and 0 < value < 1e30):
+        raise UsageError(f"{key} {quoted(value)}{where}; it must be a number above 0")
+    elif key in ("gpu", "source") and not isinstance(value, str):
+        raise UsageError(f'{key} {quoted(value)}{where}; it must be a string, such as "h100"')
 
 
 def _whole(value: Any, key: str, where: str) -> int:
@@ -206,7 +207,7 @@ def compare(rows: Sequence[Mapping[str, Any]], path: str | Path) -> tuple[list[C
         for what in MEASURED:
             if what in row:
                 low, central, high = zip(*(_values(plan, what) for plan in of_row), strict=True)
-                source = str(row.get("source", "rows"))
+                source = row.get("source", "rows")
                 found.append(Comparison(source, what, number, float(row[what]), central[0], min(low), max(high)))
     return found, left_out
 

@@ -9,13 +9,14 @@
     gathered      ZeRO 3: a block and the parameters outside the blocks
     prefetch      ZeRO 3: the blocks that are gathered ahead
     reducing      ZeRO 3: the float32 gradients of a block
-    workspace     of the block at work: what its backward needs beside what was kept
+    workspace     of the block at work: what its backward needs in addition to what was kept; of the last stage only
+                  what is more than the logits, which are gone by then
     constant      what is allocated beside these (calibration.py)
 
 With 1F1B the first of p stages keeps p micro-batches, stage r keeps p - r; with v chunks per rank the warm-up has
 2 (p - r - 1) + (v - 1) p + 1 chunks (Korthikanti et al., section 4.2.3).
 
-Proved by: tests/planning/test_cluster.py, tests/planning/test_published.py
+Proved by: tests/planning/test_cluster.py, tests/planning/test_published.py, tests/planning/test_saved_by_autograd.py
 """
 
 from dataclasses import dataclass
@@ -267,15 +268,18 @@ def rank_memory(
     kinds["activations"] = int(activations)
     kinds["logits"] = int(calibration.logit_bytes * tokens * model.vocabulary / t) if rank == layout.pp - 1 else 0
 
-    # What is recomputed, a block or a segment, exists whole for a moment; any other block has the gradients that flow
-    # through it.
+    # What is recomputed, a block or a segment, exists whole for a moment, with the gradient of its widest value; any
+    # other block has the gradients that flow through it.
     if layout.runs_forward_twice:
         blocks_at_once = sqrt_segments(len(layers))[0] if layout.recompute == "sqrt" else 1
-        kinds["workspace"] = blocks_at_once * block_activations(layout, job, largest, "none")
+        whole = blocks_at_once * block_activations(layout, job, largest, "none")
+        kinds["workspace"] = whole + 2 * tokens * max(model.width, model.inner // t)
     elif layout.recompute == "selective" and not job.fused_attention:
         kinds["workspace"] = _score_bytes(job) * (tokens * job.length * model.heads // t)
     else:
         kinds["workspace"] = 4 * tokens * max(model.width, model.inner // t)
+    # The logits are gone before the first block's backward pass begins.
+    kinds["workspace"] = max(0, kinds["workspace"] - kinds["logits"])
     if layout.zero == 3:
         block = rank_parameters(layout, job, 1, [largest])
         rest = model.embedding.total + model.head.total if layout.pp == 1 else model.embedding.total

@@ -128,19 +128,26 @@ def _score_differences(layout: ClusterLayout, job: Job) -> list[str]:
     return parts
 
 
-def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
-    """Return which assumptions of memory.py the blocks of minidist do not meet in a layout."""
-    model, parts = job.model, _score_differences(layout, job)
-
-    # What a block keeps of its other operations.
+def _block_differences(layout: ClusterLayout, job: Job) -> list[str]:
+    """Return what the blocks of minidist keep of their other operations, where it is not what memory.py counts."""
+    model, parts = job.model, []
     if layout.recompute == "selective" and job.fused_attention:
         parts.append("outputs of norms and activation functions kept instead of recomputed")
+    if layout.recompute != "full":
+        parts.append("4 bytes kept per token and norm")
     if model.gated and layout.recompute != "full":
         parts.append("four values of the MLP's inner size kept instead of three")
+        parts.append("cosines and sines of the positions kept by each block")
     if model.gated and (model.kv_heads or model.heads) < model.heads and _recompute(layout, job) == "none":
         parts.append("keys and values kept once per query head")
     if model.experts and layout.tp > 1 and layout.recompute != "full":
         parts.append("inputs and outputs of experts kept at full width on every tensor-parallel rank")
+    return parts
+
+
+def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
+    """Return which assumptions of memory.py the blocks of minidist do not meet in a layout."""
+    parts = _score_differences(layout, job) + _block_differences(layout, job)
 
     # The states.
     parts.append(

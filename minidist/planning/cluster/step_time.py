@@ -108,9 +108,14 @@ class StepModel:
 
     def products_seconds(self, flops: float) -> float:
         """Return the seconds of matrix products of `flops` operations."""
-        c, precision = self.calibration, self.job.precision
-        efficiency = c.fp8_efficiency if precision == "fp8" else c.product_efficiency
-        return flops / (self.machine.peak(precision) * efficiency[self.machine.family])
+        return flops / (self.machine.peak(self.job.precision) * self.product_efficiency)
+
+    @property
+    def product_efficiency(self) -> float:
+        """Return the share of the peak that matrix products reach."""
+        c = self.calibration
+        shares = c.fp8_efficiency if self.job.precision == "fp8" else c.product_efficiency
+        return shares[self.machine.family]
 
     def moved_seconds(self, nbytes: float) -> float:
         """Return the seconds in which operations that compute little read and write so many bytes."""

@@ -119,7 +119,7 @@ def explanation(plan: Plan) -> list[str]:
         f"a step = (computing {time.compute:.5g} s + messages {sum(time.exposed.values()):.5g} s) / (1 - bubble"
         f" {time.bubble:.5f}) = {time.seconds:.5g} s",
         *_bubble_lines(plan),
-        f"products reach {c.product_efficiency[plan.machine.family]:.0%} of"
+        f"products reach {StepModel(plan.layout, job, plan.machine, c).product_efficiency:.0%} of"
         f" {plan.machine.peak(job.precision) / 1e12:,.0f} TFLOP/s, attention"
         f" {c.attention_efficiency[plan.machine.family]:.0%} (fitted; docs/planner.md)",
         *_message_lines(plan),
@@ -164,13 +164,10 @@ def _bubble_lines(plan: Plan) -> list[str]:
     e, time = plan.layout, plan.time
     if e.pp == 1:
         return []
-    # The optimizer and the gradients' messages are outside of the pipeline.
-    idle = (e.pp - 1) / e.vp
-    pipelined = time.bubble * time.seconds / (idle / (e.microbatches + idle))
+    idle = time.bubble * time.seconds
     return [
-        "bubble = (p - 1) / v / (m + (p - 1) / v) x pipelined part / step"
-        f" = ({e.pp} - 1) / {e.vp} / ({e.microbatches} + ({e.pp} - 1) / {e.vp}) x {pipelined:.5g} s /"
-        f" {time.seconds:.5g} s = {time.bubble:.5f}"
+        f"bubble = passes of one micro-batch through the other {counted(e.pp - 1, 'rank')} / {counted(e.vp, 'chunk')} /"
+        f" step = {idle * e.vp:.5g} s / {e.vp} / {time.seconds:.5g} s = {time.bubble:.5f}"
     ]
 
 

@@ -30,8 +30,8 @@ from minidist.base.errors import UsageError
 from minidist.base.limits import check_number
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
-from minidist.comm import Comm, Work
-from minidist.parallel.gradients import Bucket, GradientReducer
+from minidist.comm import Comm
+from minidist.parallel.gradients import Bucket, GradientReducer, Reduction
 
 
 class Estimate(NamedTuple):
@@ -102,7 +102,7 @@ class LocalGradient:
         self.square, self.skip = 0.0, set(skip)
         self._send = reducer.replace_communication(self._square_and_send)
 
-    def _square_and_send(self, bucket: Bucket) -> Work:
+    def _square_and_send(self, bucket: Bucket) -> Reduction:
         if self.skip.isdisjoint(bucket.parameters):
             self.square += square(bucket.buffer)
         else:

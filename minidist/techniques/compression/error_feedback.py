@@ -15,7 +15,7 @@ import numpy as np
 from minidist.base import arrays as xp
 from minidist.base.arrays import is_half
 from minidist.base.errors import UsageError
-from minidist.base.memory import track
+from minidist.base.watchers import track
 from minidist.collectives import volume
 from minidist.comm import Comm
 from minidist.parallel.compressor import Compressor

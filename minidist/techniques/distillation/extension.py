@@ -12,7 +12,7 @@ from minidist.base.half import DTYPES, named_dtype
 from minidist.comm import Comm
 from minidist.data import load_dataset
 from minidist.data.workers import open_sampler
-from minidist.parallel.data_parallel import startup_bytes
+from minidist.parallel.replica_guard import startup_bytes
 from minidist.techniques.distillation.rules import RULES, DistillationSettings
 from minidist.techniques.distillation.split_loss import distillation_volume
 from minidist.techniques.distillation.student import DistillationLoss, SoftTargets

@@ -82,7 +82,8 @@ class Teacher:
         self.saved = find_teacher(config, dataset, saved_model)
         # In the precision that this job asks for, whatever it was trained in.
         self.precision = config.teacher_precision or config.precision
-        self.separator = config.document_separator  # the teacher's attention stays inside documents as the student's
+        # The teacher's attention stays inside documents as the student's.
+        self.separator = getattr(config, "document_separator", None)
         self.dataset, self.dtype = dataset, named_dtype(DTYPES[self.precision])
         # Of a sample's logits: (tokens, vocabulary), or (classes,).
         self.shape: tuple[int, ...] = (

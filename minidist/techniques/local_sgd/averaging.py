@@ -27,14 +27,14 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.limits import check_number, check_whole
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD, OptimizerWrapper, flat_slices
 from minidist.parallel.axes_check import check_axes
-from minidist.parallel.gradients import mode_of, next_model
+from minidist.parallel.replica_guard import mode_of, next_model
 from minidist.parallel.running_statistics import batch_norms
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from minidist.base.trace import purpose
 from minidist.collectives import broadcast
 from minidist.nn.flat import FlatParameters
-from minidist.parallel.data_parallel import check_same_model
+from minidist.parallel.replica_guard import check_same_model
 from minidist.techniques.local_sgd.averaging import OuterOptimizer, PeriodicModelAverager
 from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer
 from minidist.techniques.meeting import Meeting, Replica
@@ -64,7 +64,7 @@ class LocalSteps(Meeting):
             self.optimizer.outer_step()
 
         # An offloaded optimizer steps copies on the host, which must be the new weights, too.
-        if averaged and hasattr(self.optimizer, "refresh"):
+        if averaged:
             self.optimizer.refresh()
 
 

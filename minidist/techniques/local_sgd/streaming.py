@@ -24,8 +24,8 @@ from typing import Any
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.limits import check_number, check_whole
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, Work
 from minidist.nn.flat import FlatParameters
@@ -157,8 +157,7 @@ class StreamingOuterOptimizer(OptimizerWrapper):
         own[...] = kind(self.mixing) * own + kind(1 - self.mixing) * common
         self.flat.updated()
         # An offloaded optimizer steps copies on the host, which must be the new weights, too.
-        if hasattr(self.optimizer, "refresh"):
-            self.optimizer.refresh()
+        self.optimizer.refresh()
 
     # --- in a checkpoint ---
 

@@ -5,8 +5,8 @@
 
 Because masks are equal, a reduction of gradients can leave out the pruned entries, and need not say which ones these
 are (top-k compression must): `KeptEntries` sends 2 (n-1)/n of what is kept, ZeRO's reduce-scatter (n-1)/n
-(`ShardReducer.keep_only`). ZeRO 3 has masks of shards, so its ranks tell each other new ones, a bit for each element
-(`FSDPParamGroup.keep_only`). Where every element is added in rank order (`algorithm="ordered"`), the sums have the bits
+(`layouts.scatter_kept`). ZeRO 3 has masks of shards, so its ranks tell each other new ones, a bit for each element
+(`layouts.ReduceKept`). Where every element is added in rank order (`algorithm="ordered"`), the sums have the bits
 of the whole reduction.
 
     step t    gradients of the kept ── all-reduce ──▶ step ──▶ weights x mask ──(schedule)──▶ new mask for step t + 1
@@ -24,7 +24,7 @@ import numpy as np
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
-from minidist.base.memory import track
+from minidist.base.watchers import track
 from minidist.collectives import all_reduce, volume
 from minidist.comm import Comm, PointToPoint
 from minidist.nn.linear import Conv1D, Linear

@@ -23,7 +23,7 @@ from typing import Any
 from minidist.autograd import Tensor, gelu, is_grad_enabled, linear, relu
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.memory import track
+from minidist.base.watchers import track
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
 from minidist.techniques.quantization.fake_quantize import Grid, affine_grid, fake_quantize, symmetric_grid

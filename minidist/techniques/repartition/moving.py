@@ -46,8 +46,7 @@ def move_state(comm: Comm, before: Any, after: Any, done: int, stride: int) -> t
             extension.load_shards(axis, shards)
         axis.optimizer.load_state_dict({"step": before.step_count, "state": found})
         axis.updated()
-        if hasattr(axis.optimizer, "refresh"):  # an offloaded optimizer
-            axis.optimizer.refresh()
+        axis.optimizer.refresh()
     after.updates = before.step_count
     after.job.model.load_state_dict(dict(buffers), strict=False)
     return ranges, lacking

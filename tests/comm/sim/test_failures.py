@@ -24,6 +24,27 @@ def isolating(ranks, **options):
     return SimWorld(ranks, on_failure="isolate", **options)
 
 
+def test_a_death_after_some_messages_may_be_planned_during_the_run_and_moved():
+    def program(comm):
+        sent = 0
+        if comm.rank == 1:
+            for after in (9, 2):  # the last one counts, and each message counts once
+                comm.world.kill(1, after_messages=after)
+            for sent in range(5):
+                counts.append(sent)
+                comm.send(one(), 0)
+        else:
+            with suppress(RankDeadError):
+                for _ in range(5):
+                    comm.recv(one(), 1)
+
+    for world in (isolating(2), SimWorld(2)):
+        counts = []
+        with suppress(RankDeadError):
+            world.run(program)
+        assert (counts, list(world.dead)) == ([0, 1, 2], [1])
+
+
 @pytest.mark.parametrize("eager_bytes", SENDS)
 @pytest.mark.parametrize("early", [True, False])
 def test_who_waits_on_it_by_name_is_told_and_goes_on(eager_bytes, early):

@@ -26,6 +26,7 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import ANY, LinkModel, SimWorld, launch, seeded
 from minidist.comm.buffers import checksum
+from minidist.comm.sim.world import Sim
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
 from tests.cases import each
 
@@ -116,6 +117,36 @@ def test_any_dtype_and_shape(dtype, shape):
         return request.wait()
 
     assert (SimWorld(2).run(program)[1] == 1).all()
+
+
+def test_the_core_alone_moves_the_same_messages_at_the_same_times():
+    def program(comm):
+        mine, left = numbers(comm.rank, 1), numbers(0, 0)
+        comm.compute(seconds=1e-6 * comm.rank)
+        receive = comm.irecv(left, (comm.rank - 1) % comm.size)
+        comm.isend(mine, (comm.rank + 1) % comm.size).wait()
+        receive.wait()
+        work = all_reduce(comm, left, async_op=True)
+        comm.sendrecv(mine, (comm.rank + 1) % comm.size, numbers(0, 0), (comm.rank - 1) % comm.size)
+        return work.wait().tolist(), comm.time(), comm.trace.busy
+
+    for eager_bytes in (0, 1 << 20):
+        core, checked = (kind(3, eager_bytes=eager_bytes) for kind in (Sim, SimWorld))
+        assert core.run(program) == checked.run(program)
+        assert core.matching.posts == checked.matching.posts
+        assert [trace.messages for trace in core.traces] == [[], [], []]
+
+
+def test_a_line_is_found_although_its_rank_has_left_it():
+    """A buffered send has returned when it turns out that nobody receives it."""
+
+    def program(comm):
+        if comm.rank == 0:
+            comm.send(numbers(1), 1)
+            comm.compute(seconds=1.0)
+
+    with pytest.raises(UnmatchedMessageError, match=rf"{line(program, 'comm.send')} was never received"):
+        SimWorld(2, eager_bytes=64).run(program)
 
 
 # --- failures, each with what its report must say ---

@@ -10,7 +10,8 @@ from typing import Any
 from minidist.base.errors import UsageError, quoted
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 from minidist.course.lesson.plain import form
-from minidist.pipeline.schedules import Plan, from_cells, get_schedule
+from minidist.pipeline.plan import Plan
+from minidist.pipeline.schedules import from_cells, get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 

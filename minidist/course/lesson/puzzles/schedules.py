@@ -16,7 +16,8 @@ from minidist.course.lesson.exercise import Case, Hint
 from minidist.course.lesson.exercises import e16_gpipe, e17_one_f_one_b, e19_zero_bubble, e38_building_block
 from minidist.course.lesson.exercises.e16_gpipe import COMMON, describe, in_the_readers_words, plan_of
 from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, says
-from minidist.pipeline.schedules import from_cells, get_schedule, show
+from minidist.pipeline.plan import show
+from minidist.pipeline.schedules import from_cells, get_schedule
 from minidist.pipeline.simulate import Dependencies, simulate
 from minidist.pipeline.timing import Timing, time_plan
 

@@ -1,6 +1,6 @@
-"""Who holds what, and who sends what to whom, in one training step.
+"""What a job asks of a layout, in addition to the phases of a step: checkpoints, evaluations, volumes, comparisons.
 
-strategy.py    the interface between the loop and a layout, one method per phase of a step
+strategy.py    what it asks of each strategy
 mesh.py        on a device mesh without a pipeline        pipeline.py, asynchronous_pipeline.py    with one
 data_axis.py   a stage's parameters on one data axis: data_parallel.py (replicated), sharded.py (ZeRO 1 to 3)
 parameter_server.py    servers and workers in the place of reductions

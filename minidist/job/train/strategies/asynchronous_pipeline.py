@@ -31,9 +31,11 @@ from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.config.pipeline_plan import cut_stages, make_plan, period_of, stream_end, streams
 from minidist.job.train.job import Job, make_optimizer
-from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
+from minidist.job.train.layout import ParallelLayout
+from minidist.job.train.pipeline import MakeDataAxes, release_other_stages
+from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
-from minidist.job.train.strategies.pipeline import gather_tensors, input_arrays, release_other_stages
+from minidist.job.train.strategies.pipeline import gather_tensors, input_arrays
 from minidist.nn.flat import FlatParameters
 from minidist.parallel import reduced_elements
 from minidist.parallel.dims import Axes
@@ -68,7 +70,8 @@ class UnitAxis(DataAxis):
 
     def __init__(self, unit: UnitVersions, stage: int, replica: ReplicaId, updates: Callable[[int], int]) -> None:
         optimizer = _CountedOptimizer(unit.optimizer, updates)
-        super().__init__([unit.flat], optimizer, stage=stage, replicas=Replicas(replica, replica))
+        super().__init__([unit.flat], optimizer, stage=stage)
+        self.replica = self.state_replica = replica
 
 
 class _CountedOptimizer:
@@ -88,11 +91,14 @@ class _CountedOptimizer:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.inner.load_state_dict({**saved, "step": self.updates(saved["step"])})
 
+    def refresh(self) -> None:
+        self.inner.refresh()
+
 
 class AsynchronousPipeline(MeshStrategy):
     """This rank's stage of an asynchronous pipeline; sends what `Stream` sends."""
 
-    def __init__(self, job: Job, axes: Axes) -> None:
+    def __init__(self, job: Job, axes: Axes, layout: ParallelLayout, data_axes_of: MakeDataAxes) -> None:
         config = job.config
         plan = make_plan(config, job.batches.accumulation)
         modules, tied = cut_stages(config, job.model, plan.stages)

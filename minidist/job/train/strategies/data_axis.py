@@ -1,34 +1,27 @@
-"""A data axis: one stage's parameters on the ranks that compute with other rows of the batch.
+"""What a job asks of a data axis: what this rank holds of it, for checkpoints, techniques, comparisons and volumes.
 
-A model that is not cut by a pipeline is one stage. Each stage of a pipeline has a data axis of its own, and so have
-experts that are distributed over ranks, because other ranks hold replicas of them. The training loop asks each of them
-the same: the squares of its gradient, a step, what it holds. `DataAxis` is the case of one rank, which holds
-everything and sends nothing; `data_parallel.py` and `sharded.py` have several.
+`train/data_axis.py` has the phases of a step. The classes here add to each of its classes: a rank's place among the
+replicas, its weights, gradients and state by parameter, whole tensors by name, and the element counts from which the
+bytes that it sends follow.
 
 Proved by: tests/equality/test_equality.py, tests/train/test_against_numpy.py
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.arrays import Array, is_half
+from minidist.base.arrays import Array
 from minidist.comm import Comm
 from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
-from minidist.job.config.train_config import TrainConfig
-from minidist.job.train.job import Exchange
-from minidist.nn import Module
-from minidist.nn.flat import FlatParameters
+from minidist.job.train import data_axis
 from minidist.nn.segments import recomputed_modules
-from minidist.optim import Muon, block_square_sums, clip_by_norm_
-from minidist.optim.named import optimizer_named
-from minidist.parallel import GradientReducer, LayerSums, WholeMatrices, reduced_elements
-from minidist.parallel.flat_shards import Shard
+from minidist.parallel import reduced_elements
 from minidist.parallel.running_statistics import batch_norms
 
 Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
@@ -61,36 +54,6 @@ class AxisSizes:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Group:
-    """The parameters of a stage that one data axis is responsible for, and the ranks that share them.
-
-    tied: names of parameters that other stages have too. manual_sync: backward starts no reduction by itself, because
-    a pipeline starts them once per step. cut_by: the communicators of other axes that shard the parameters, by name.
-    expert_comm: the ranks that share the module's experts, when these are another group (ZeRO 3 shards both at once).
-    """
-
-    module: Module
-    parameters: list[Parameter]
-    comm: Comm
-    reduction: str
-    stage: int = 0
-    experts: bool = False
-    tied: Collection[str] = ()
-    manual_sync: bool = False
-    cut_by: Mapping[str, Comm] = field(default_factory=dict)
-    expert_comm: Comm | None = None
-
-    def exchange(self, config: TrainConfig, shards: Comm | None = None, replicas: Comm | None = None) -> Exchange:
-        """Return what joins layers over all ranks that hold parts of them, for the optimizers that need that.
-
-        shards: the ranks of the data axis, when it has shards; replicas: when it has replicas.
-        """
-        if issubclass(optimizer_named(config.optimizer), Muon):
-            return WholeMatrices(self.parameters, config.orthogonalize, replicas, **self.cut_by)
-        return LayerSums(self.parameters, shards, **self.cut_by)
-
-
 class Replicas(NamedTuple):
     """A rank's number among the ranks that hold the same weights, and among those with the same optimizer state.
 
@@ -102,64 +65,23 @@ class Replicas(NamedTuple):
     prefix: str = ""
 
 
-class DataAxis:
-    """Parameters that lie whole on this rank, with their optimizer. The base class of the others.
+class DataAxis(data_axis.DataAxis):
+    """Parameters that lie whole on this rank, as a job sees them.
 
-    model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded.
     replica, state_replica, state_prefix: see `Replicas`. techniques: what they keep of it, by their keys.
     """
 
-    def __init__(
-        self,
-        flats: list[FlatParameters],
-        optimizer: Any,
-        *,
-        model: Any = None,
-        stage: int = 0,
-        experts: bool = False,
-        reducers: Iterable[GradientReducer] = (),
-        shards: Iterable[Shard] = (),
-        replicas: Replicas = Replicas(),  # noqa: B008  it cannot change
-    ) -> None:
-        self.flats, self.optimizer, self.model = flats, optimizer, model
-        self.stage, self.experts = stage, experts
-        self.reducers, self.shards = list(reducers), list(shards)
-        self.replica, self.state_replica, self.state_prefix = replicas
-        self.techniques: dict[str, Any] = {}
+    replica: ReplicaId = SINGLE
+    state_replica: ReplicaId = SINGLE
+    state_prefix = ""
 
-    @property
-    def parameters(self) -> list[Parameter]:
-        """All parameters of the axis."""
-        return [parameter for flat in self.flats for parameter in flat.parameters]
+    @cached_property
+    def techniques(self) -> dict[str, Any]:
+        return {}
 
-    # --- the phases of a step -----------------------------------------------------------------------------------------
-
-    def zero_grad(self) -> None:
-        """Clear the gradients of the previous step."""
-        for flat in self.flats:
-            flat.zero_grad()
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which the gradients of a pass stay on this rank."""
-        return nullcontext()
-
-    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
-        """Return sums of squares of the axis's gradient by blocks of 1,024 elements, without parameters in `skip`."""
-        # Elements in `skip` count as zeros, so that blocks stay where they are.
-        (flat,) = self.flats
-        return block_square_sums(flat.grad, [flat.slice_of(p) for p in flat.parameters if p in skip])
-
-    def clip(self, norm: float, max_norm: float) -> None:
-        """Scale all gradients, whose norm over all axes is `norm`; 16-bit ones are scaled when the step reads them."""
-        # Scaling a 16-bit gradient in place would lose bits; the optimizer multiplies after the upcast.
-        half = is_half(self.flats[0].dtype)
-        clip_by_norm_(self.gradient_holders(), norm, max_norm, self.optimizer if half else None)
-
-    def step(self) -> None:
-        """Update the weights on every rank of the axis."""
-        self.optimizer.step()
-
-    # --- what this rank holds -----------------------------------------------------------------------------------------
+    def take_place(self, comm: Comm) -> None:
+        """Note which replicas this rank holds, from its place among the ranks of the data axis."""
+        self.replica, self.state_replica, self.state_prefix = self.replicas_on(comm)
 
     def replicas_on(self, comm: Comm) -> Replicas:
         """Return which replicas rank `comm.rank` of the data axis holds."""
@@ -168,16 +90,12 @@ class DataAxis:
     def seen_from(self, comm: Comm) -> Self:
         """Return this axis with what rank `comm.rank` of it has in a checkpoint: the shapes, and no values."""
         other = copy(self)
-        other.replica, other.state_replica, other.state_prefix = self.replicas_on(comm)
+        other.take_place(comm)
         return other
 
     def gradients(self) -> list[Array]:
         """Return this rank's part of the summed gradient."""
         return [flat.grad for flat in self.flats]
-
-    def gradient_holders(self) -> Any:
-        """Return the objects that have this rank's gradients as `.grad`."""
-        return self.flats
 
     def gradient_shards(self) -> list[LocalShard]:
         """Return this rank's part of the summed gradient by parameter, as 1-D views."""

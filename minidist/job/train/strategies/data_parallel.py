@@ -8,49 +8,24 @@ Proved by: tests/equality/test_equality.py, tests/techniques/test_compression.py
 tests/techniques/test_streaming_diloco.py
 """
 
-from contextlib import AbstractContextManager
-
 from minidist.base import arrays as xp
 from minidist.comm import Comm
 from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
-from minidist.job.train.job import Job, make_optimizer
-from minidist.job.train.strategies.data_axis import DataAxis, Group, Replicas, Tensors
+from minidist.job.train import data_axis
+from minidist.job.train.data_axis import Group
+from minidist.job.train.job import Job, exchange_of, make_optimizer
+from minidist.job.train.strategies.data_axis import DataAxis, Replicas, Tensors
 from minidist.nn.flat import FlatParameters
-from minidist.parallel import DistributedDataParallel
 from minidist.techniques.meeting import Replica
 
 
-class Replicated(DataAxis):
-    """Data parallelism: gradients are all-reduced, and every rank makes the same update."""
+class Replicated(data_axis.Replicated, DataAxis):
+    """Data parallelism in a job."""
 
     def __init__(self, job: Job, group: Group) -> None:
-        config, flat = job.config, FlatParameters(group.parameters)
-        optimizer = make_optimizer(job, flat, group.exchange(config, replicas=group.comm))
-        self.parallel = DistributedDataParallel(
-            group.module,
-            group.comm,
-            reduction="sum",
-            flat=flat,
-            algorithm=group.reduction,
-            bucket_cap_mb=config.bucket_cap_mb,
-        )
-        # A pipeline starts the reductions itself, when a stage has its last gradient.
-        if group.manual_sync:
-            self.parallel.reducer.synchronize_manually()
-
-        super().__init__(
-            [flat],
-            optimizer,
-            model=self.parallel,
-            stage=group.stage,
-            experts=group.experts,
-            reducers=[self.parallel.reducer],
-            replicas=self.replicas_on(group.comm),
-        )
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return self.parallel.no_sync()
+        super().__init__(job, group)
+        self.take_place(group.comm)
 
     def replicas_on(self, comm: Comm) -> Replicas:
         replica = ReplicaId(comm.rank, comm.size)
@@ -71,15 +46,14 @@ class ReplicaAlone(DataAxis):
             flat,
             comm,
             group.module,
-            lambda: make_optimizer(job, flat, group.exchange(job.config)),
+            lambda: make_optimizer(job, flat, exchange_of(job, group)),
             group.reduction,
             None if shares.is_even else rows / shares.samples,
             job.config.steps,
         )
         self.meeting = next(each for each in job.extensions if each.trains_alone).meeting(replica)
-        super().__init__(
-            [flat], self.meeting.optimizer, model=group.module, stage=group.stage, replicas=self.replicas_on(comm)
-        )
+        super().__init__([flat], self.meeting.optimizer, model=group.module, stage=group.stage)
+        self.take_place(comm)
 
     def step(self) -> None:
         # The loss was divided by the rows of all ranks, and this gradient is of one rank's rows.

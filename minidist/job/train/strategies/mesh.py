@@ -1,95 +1,125 @@
-"""Training on a device mesh without a pipeline: each data-parallel rank runs its own micro-batches through the model.
+"""What a job asks of a strategy, in addition to the phases of a step in `train/strategy.py`.
 
-    micro-batch i    forward, backward     while i is not the last: gradients are added on this rank (`no_sync`)
-    the last one     forward, backward     buckets are reduced over the data axis while backward runs
+    steps_read, data_copy        which samples this rank reads
+    held_out_losses              an evaluation
+    gradients, optimizer_state, local_arrays, sizes    what this rank holds
+    tensors                      gradients, weights and optimizer state by name, however they are sharded
+    seen_from, replica_of, owns, buffers, scalars      a checkpoint
 
-Tensor, context and expert parallelism are inside the model and send by themselves; what is left to do here is what
-concerns all axes together: one gradient norm, and whole tensors for comparisons.
-
-Proved by: tests/train/test_axes.py, tests/train/test_sharded.py
+Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/equality/test_equality.py
 """
 
-from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from dataclasses import replace
 from typing import Any, Self
 
 from minidist.autograd import Parameter
-from minidist.base import arrays as xp
 from minidist.base.arrays import Array
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.job.checkpoint.buffers import Buffer
 from minidist.job.checkpoint.directory import ReplicaId
+from minidist.job.train import strategy
 from minidist.job.train.job import Job
-from minidist.job.train.strategies.data_axis import DataAxis, Tensors
-from minidist.job.train.strategies.strategy import Strategy
-from minidist.parallel.dims import Axes
+from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.parallel.tensor import full_tensor
 
 
-class MeshStrategy(Strategy):
-    """This rank's data axes on a device mesh. model: what the forward pass calls, wrapped by all data axes."""
+class MeshStrategy(strategy.Strategy):
+    """This rank's part of a job. axes: None on one device."""
 
-    def __init__(self, job: Job, axes: Axes, data_axes: Sequence[DataAxis]) -> None:
-        super().__init__(job, data_axes)
-        self.axes = axes
-        self.model: Any = self.data_axes[-1].model if self.data_axes else job.model
+    job: Job
+    data_axes: list[DataAxis]  # type: ignore[assignment]  # with what a job asks of them
 
-    # --- the phases of a step -----------------------------------------------------------------------------------------
-
-    def forward_backward(self, step: int) -> list[float]:
-        job, comm, k = self.job, self.axes.comm, self.job.batch.shares.accumulation
-        losses = []
-        for i in range(k):
-            number = self.axes.dp.rank * k + i
-            # Gradients are sent while the last backward runs, or each of them with --synchronize-each.
-            synchronize = i == k - 1 or job.config.synchronize_each
-            with job.coordinates(step, number), nullcontext() if synchronize else self.no_sync():
-                loss = job.loss(step, number, self.model)
-                comm.advance_clock("forward")
-
-                job.scaled(loss).backward()
-                comm.advance_clock("backward")
-            losses.append(loss.item())
-        return losses
-
-    def data_copy(self) -> int | None:
-        # Data-parallel ranks share the samples; every coordinate on the other axes has all of them.
-        axes = self.axes
-        return (axes.pp.rank * axes.cp.size + axes.cp.rank) * axes.tp.size + axes.tp.rank
+    def __init__(self, job: Job, axes: Any, data_axes: Sequence[DataAxis]) -> None:
+        super().__init__(job, axes, data_axes)
+        self.job = job
+        self.updates = 0  # made so far; a rank without parameters has no optimizer that counts them
+        for axis in self.data_axes:
+            for extension in job.extensions:
+                extension.axis_made(axis)
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        """Return a context in which the gradients of a pass stay on this rank."""
-        stack = ExitStack()
-        for axis in self.data_axes:
-            stack.enter_context(axis.no_sync())
-        return stack
+        # With --synchronize-each every micro-batch's gradients are reduced.
+        return nullcontext() if self.job.config.synchronize_each else super().no_sync()
 
-    def square_sums(self) -> Array:
-        return xp.concatenate([self.square_sums_of(axis) for axis in self.data_axes])
+    def step(self, lr_factor: float) -> None:
+        super().step(lr_factor)
+        self.updates += 1
 
-    def square_sums_of(self, axis: DataAxis, skip: Collection[Parameter] = ()) -> Array:
-        """Return one data axis's part of `square_sums`: shards of tp and ep are summed, and replicas count once."""
-        # A parameter that several ranks off the data axis hold counts on the first of them.
-        repeated = [p for p in axis.parameters if self.replica_of(axis, p).number]
-        blocks = axis.square_sums({*skip, *repeated})
+    def steps_read(self, done: int) -> Iterable[int]:
+        """Return the steps after the first `done` whose batches this rank reads, in order."""
+        return range(done, self.job.config.steps)
 
-        # Added in rank order, so that every rank has the same bits.
-        for comm in (self.axes.tp, *([self.axes.ep] if axis.experts else [])):
-            if comm.size > 1:
-                with purpose("clip_norm"):
-                    all_reduce(comm, blocks, algorithm="ordered")
-        return blocks
+    def data_copy(self) -> int | None:
+        """Return the number of the copy of the step's data that this rank has read its share of.
+
+        None while batches of later steps are on their way.
+        """
+        # Data-parallel ranks share the samples; every coordinate on the other axes has all of them.
+        axes = self.axes
+        if axes is None:
+            return 0
+        return (axes.pp.rank * axes.cp.size + axes.cp.rank) * axes.tp.size + axes.tp.rank
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
     def held_out_losses(self, job: Job) -> list[float]:
+        """Return the losses of this rank's held-out micro-batches, forward only; job: this one, `evaluating`."""
         k = job.batch.shares.accumulation
-        return [job.loss(0, self.axes.dp.rank * k + i).item() for i in range(k)]
+        return [job.loss_at(0, self.axes.dp.rank * k + i).item() for i in range(k)]
 
     # --- what this rank holds -----------------------------------------------------------------------------------------
+
+    @property
+    def step_count(self) -> int:
+        """Number of updates made so far."""
+        return max((axis.optimizer.step_count for axis in self.data_axes), default=self.updates)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The updates of each parameter that has had fewer than the others; usually none."""
+        return {name: count for axis in self.data_axes for name, count in axis.optimizer.counts.items()}
+
+    def optimizer_state(self) -> dict[str, dict[str, Array]]:
+        """Return {parameter name: state arrays of this rank}; of a shared parameter's equal replicas, the first."""
+        result: dict[str, dict[str, Array]] = {}
+        for axis in self.data_axes:
+            for name, arrays in axis.optimizer.state.items():
+                result.setdefault(name, arrays)
+        return result
+
+    def gradients(self) -> list[Array]:
+        """Return this rank's part of the summed gradient, of a loss that is multiplied by `Job.scale`."""
+        return [gradient for axis in self.data_axes for gradient in axis.gradients()]
+
+    def local_arrays(self) -> list[Array]:
+        """Return the flat weights that this rank holds."""
+        return [array for axis in self.data_axes for array in axis.local_arrays()]
+
+    def sizes(self) -> list[AxisSizes]:
+        """Return the element counts from which the closed forms of the volumes follow."""
+        return [replace(axis.sizes(), more=self._more(axis)) for axis in self.data_axes]
+
+    def _more(self, axis: DataAxis) -> dict[str, Any]:
+        """Return what techniques add to the element counts of an axis."""
+        return {name: value for extension in self.job.extensions for name, value in extension.sizes(axis).items()}
+
+    def tensors(self) -> Tensors:
+        """Return copies of the whole gradients, weights and optimizer state by name. Every rank calls it."""
+        result: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}
+        for axis in self.data_axes:
+            by_name = {p.name: p for p in axis.parameters}
+            for kind, table in axis.tensors().items():
+                for key, array in table.items():
+                    # Optimizer state is named PARAMETER.KEY and is flat.
+                    name = key.rpartition(".")[0] if kind == "optimizer" else key
+                    whole = full_tensor(array, by_name[name].layout, self.axes)
+                    result[kind].setdefault(key, whole.reshape(-1) if kind == "optimizer" else whole)
+        return result
+
+    # --- places in a checkpoint ---------------------------------------------------------------------------------------
 
     def seen_from(self, comm: Comm) -> Self:
         """Return this strategy with what rank `comm.rank` has in a checkpoint: the shapes, and no values."""
@@ -103,13 +133,7 @@ class MeshStrategy(Strategy):
 
     def replica_of(self, axis: DataAxis, parameter: Parameter) -> ReplicaId:
         """Return this rank's number among the ranks off the data axis that hold the same tensor-parallel shard."""
-        number, count = 0, 1
-        for name in ("tp", "ep") if axis.experts else ("tp",):
-            comm, layout = self.axes[name], parameter.layout
-            # Of the ranks of an axis, those that hold one shard: `copies`, where the axis cuts the parameter, or all.
-            same = layout.copies if layout is not None and name in layout.axes else comm.size
-            number, count = number * same + comm.rank % same, count * same
-        return ReplicaId(number, count)
+        return ReplicaId(*self.copy_of(axis, parameter))
 
     def owns(self, axis: DataAxis, parameter: Parameter) -> bool:
         """Return whether this is the parameter itself, and not a replica that a pipeline holds in another place."""
@@ -120,14 +144,13 @@ class MeshStrategy(Strategy):
         replica = ReplicaId(self.axes.comm.rank, self.axes.comm.size)
         return [(name, array, replica) for name, array in self.job.model.named_buffers()]
 
-    def tensors(self) -> Tensors:
-        result: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}
-        for axis in self.data_axes:
-            by_name = {p.name: p for p in axis.parameters}
-            for kind, table in axis.tensors().items():
-                for key, array in table.items():
-                    # Optimizer state is named PARAMETER.KEY and is flat.
-                    name = key.rpartition(".")[0] if kind == "optimizer" else key
-                    whole = full_tensor(array, by_name[name].layout, self.axes)
-                    result[kind].setdefault(key, whole.reshape(-1) if kind == "optimizer" else whole)
-        return result
+    # --- numbers in a checkpoint --------------------------------------------------------------------------------------
+
+    def scalars(self) -> dict[str, float]:
+        """Return numbers for a checkpoint, equal on all ranks: those of techniques."""
+        return {name: value for extension in self.job.extensions for name, value in extension.scalars().items()}
+
+    def load_scalars(self, scalars: dict[str, float]) -> None:
+        """Restore the numbers of `scalars`."""
+        for extension in self.job.extensions:
+            extension.load_scalars(scalars)

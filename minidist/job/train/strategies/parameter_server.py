@@ -33,8 +33,8 @@ from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.half import DTYPES, named_dtype
-from minidist.base.memory import track
 from minidist.base.trace import SpanEvent
+from minidist.base.watchers import track
 from minidist.comm import Comm
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 from minidist.job.config.train_config import Batches, TrainConfig
@@ -99,8 +99,9 @@ class Worker:
         # Forward and backward of its micro-batches, both on the virtual clock.
         with FlopCounter() as flops:
             for number in range(worker * k, (worker + 1) * k):
+                batch = job.micro_batch(step, number)
                 with job.coordinates(step, number):
-                    loss = job.loss(step, number)
+                    loss = job.loss(*batch)
                     self._compute(flops, "forward")
                     loss.backward()
                     self._compute(flops, "backward")

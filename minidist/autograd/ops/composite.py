@@ -1,13 +1,31 @@
-"""Causal self-attention from elementary operations, one node each: what the fused `causal_attention` must equal.
+"""GELU, layer normalisation and attention from elementary operations, one node each: what the fused ones must equal.
 
 Proved by: tests/autograd/test_fused.py
 """
 
-from minidist.autograd.ops import elementwise, reductions, shaping
+from math import pi, sqrt
+
+from minidist.autograd.ops import comparisons, reductions, shaping
 from minidist.autograd.ops.attention import WeightDropout
 from minidist.autograd.ops.dropout import dropout as dropped
+from minidist.autograd.ops.elementwise import tanh
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
+
+
+def gelu_composite(x: Tensor) -> Tensor:
+    """GELU in tanh form from elementary operations (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016): the
+    oracle of `gelu`.
+    """
+    inner = (x + x * x * x * 0.044715) * sqrt(2 / pi)
+    return x * 0.5 * (tanh(inner) + 1.0)
+
+
+def layer_norm_composite(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """Layer normalisation from elementary operations: for lessons, and the oracle of `layer_norm`."""
+    centred = x - x.mean(-1, keepdims=True)
+    variance = (centred * centred).mean(-1, keepdims=True)
+    return centred / (variance + eps).sqrt() * weight + bias
 
 
 def causal_attention_composite(qkv: Tensor, heads: int, dropout: WeightDropout | None = None) -> Tensor:
@@ -18,7 +36,7 @@ def causal_attention_composite(qkv: Tensor, heads: int, dropout: WeightDropout |
     q, k, v = split[0], split[1], split[2]
     scores = q @ shaping.swapaxes(k, -1, -2) * size**-0.5
     positions = xp.device_arange(length)
-    scores = elementwise.where(positions[:, None] >= positions, scores, -xp.inf)
+    scores = comparisons.where(positions[:, None] >= positions, scores, -xp.inf)
     weights = reductions.softmax(scores)
     if dropout is not None:
         weights = dropped(weights, dropout.mask(batch, heads, length), dropout.scale)

@@ -1,0 +1,48 @@
+"""One collective call as data: from it follows what every rank passes to the algorithm.
+
+Proved by: tests/collectives/test_one_event.py, tests/collectives/test_auto.py
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from minidist.base.layout import chunk_sizes
+from minidist.collectives.registry import PARAMETERS
+
+
+class Call(NamedTuple):
+    """What a collective call moves. sizes: elements of each rank's chunk; of an all_to_all, of each one it sends."""
+
+    operation: str
+    sizes: tuple[int, ...]
+    root: int = 0
+    op: str = "sum"
+
+    @classmethod
+    def of(cls, operation: str, ranks: int, arguments: Sequence[Any]) -> "Call":
+        """Return the call of an algorithm that is given these arguments on one rank of `ranks`."""
+        given = dict(zip(PARAMETERS[operation], arguments, strict=True))
+        sizes = given.get("sizes") or given.get("send_sizes") or chunk_sizes(given["array"].size, ranks)
+        return cls(operation, tuple(sizes), given.get("root", 0), given.get("op", "sum"))
+
+    @classmethod
+    def of_size(cls, operation: str, ranks: int, elements: int) -> "Call":
+        """Return a call for an array of so many elements in all; an all_to_all's chunks are equal, and rounded up."""
+        even = operation == "all_to_all"
+        return cls(operation, (-(-elements // ranks),) * ranks if even else tuple(chunk_sizes(elements, ranks)))
+
+    def arguments(self, rank: int, make: Callable[[int], Any]) -> tuple[Any, ...]:
+        """Return what calls.py passes to the algorithm on one rank. make: returns an array of so many elements."""
+        sizes = list(self.sizes)
+        whole, chunk = make(sum(sizes)), make(sizes[rank])
+        given = {
+            "array": None if self.operation == "scatter" and rank != self.root else whole,
+            "shard": chunk,
+            "sizes": sizes,
+            "send_sizes": sizes,  # the very same list: bruck knows by it that all are equal
+            "receive_sizes": sizes,
+            "out": whole if self.operation == "all_gather" else chunk,
+            "root": self.root,
+            "op": self.op,
+        }
+        return tuple(given[name] for name in PARAMETERS[self.operation])

@@ -1,0 +1,332 @@
+"""The simulated world that programs run in: a `Sim` and whoever watches it.
+
+    Sim        moves messages (world.py, matching.py)
+    guards     compare what ranks call, watch the memory in flight, record, kill ranks (comm/sim/checks/, failures.py)
+    the run    ends a rank that hangs, gives each rank the process's random generators, refuses use after its end
+
+Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/comm/test_conformance.py
+"""
+
+import sys
+from collections.abc import Callable, Collection, Sequence
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import (
+    MismatchError,
+    RankDeadError,
+    RankTimeoutError,
+    UnmatchedMessageError,
+    UnwaitedRequestError,
+    UsageError,
+    quoted,
+)
+from minidist.base.fibers import FiberExit
+from minidist.base.interrupts import interruptible
+from minidist.base.trace import Trace, check_checks, check_record
+from minidist.comm.call_site import call_site
+from minidist.comm.has_run import LAZY, has_run
+from minidist.comm.point_to_point import PointToPoint, Request, Work
+from minidist.comm.sim.checks.buffer_watch import BufferWatch
+from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
+from minidist.comm.sim.checks.recorder import Recorder, Totals
+from minidist.comm.sim.clock import LinkModel
+from minidist.comm.sim.ended import EndedWorld, used_after_run
+from minidist.comm.sim.failures import Failures
+from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
+from minidist.comm.sim.matching import Matching
+from minidist.comm.sim.process_state import ProcessState
+from minidist.comm.sim.state import Chooser, Stream, earliest
+from minidist.comm.sim.world import Sim
+from minidist.comm.waiting import Waiting
+
+
+class SimWorld(Sim):
+    """`ranks` virtual ranks that run one function.
+
+    eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
+    synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets. checks: compare
+    headers and watch buffers in flight; "headers" leaves out the watch on buffers, which costs checksums of each
+    nonblocking message. timeout: seconds of real time that one rank may compute without communicating.
+    record: keep traces; "totals" keeps the bytes by purpose alone, so that a long run's memory does not grow.
+    on_failure: what `kill` does: "end" (default) the run, as MPI would; "isolate" the rank alone.
+
+    `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
+    on any rank ends the run and is raised here, with a note naming the rank. A killed rank's result is None.
+    """
+
+    kept_calls = KEPT_CALLS
+    uneven: Collection[str] = ()  # see `FoldedWorld`
+    failures: Failures
+    calls: CallWatch
+    buffers: BufferWatch
+
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        eager_bytes: int = 0,
+        links: LinkModel | None = None,
+        chooser: Chooser = earliest,
+        checks: bool | str = True,
+        timeout: float = 60.0,
+        record: bool | str = True,
+        on_failure: str = "end",
+    ) -> None:
+        check_record(record)
+        check_checks(checks)
+        super().__init__(ranks, eager_bytes=eager_bytes, links=links, chooser=chooser)
+        if on_failure not in ("end", "isolate"):
+            raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
+        self.checks, self.check_buffers = bool(checks), checks is True
+        self.timeout, self.record, self.on_failure = timeout, record, on_failure
+        self.in_run = self.looking_ahead = False
+        self.pending_kills: dict[int, int] = {}  # rank -> messages that it posts before, in each run
+
+    # a run ------------------------------------------------------------------------------------------------------------
+
+    def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
+        """Call `main(comm, *arguments)` on every rank; return the list of results."""
+        if self.in_run:
+            raise UsageError(
+                f"SimWorld.run inside its own run, at {call_site(sys._getframe(1))}; make another SimWorld for a run "
+                "inside a run"
+            )
+        self.place, self.looking_ahead, self.in_run = "", False, True
+        self.thread = get_ident()  # that runs the ranks
+        self.programs: dict[int, int] = {}  # ranks whose program runs in another thread: its identifier
+        self.switches = 0  # of streams; stands still while a rank computes
+        self.comms: list[Any] = []  # that this run has made
+        self.watchdog: HangWatchdog | None = None
+        self.process = ProcessState()
+        try:
+            with interruptible():
+                results = super().run(main, *arguments, **keywords)
+        except BaseException as error:
+            # What an interrupted rank raises on its way out (a lock that is not held any more) has the same cause.
+            watchdog = self.watchdog
+            if watchdog and watchdog.error and (watchdog.interrupts or isinstance(error, Stopped | RankTimeoutError)):
+                raise watchdog.error.with_traceback(error.__traceback__) from None
+            raise
+        finally:
+            self.process.end()
+            self.in_run = False
+
+            # What a program has kept of the run can be read, and nothing can be sent with it.
+            ended = EndedWorld(self.state.traces, self.end_time)
+            for comm in self.comms:
+                comm.world = ended
+            self.comms.clear()
+            self.post = self.wait = ended.post_or_wait
+        return [None if rank in self.state.dead else result for rank, result in enumerate(results)]
+
+    def kill(self, rank: int, *, after_messages: int | None = None) -> None:
+        """Let rank `rank` (a world rank) die.
+
+        Without `after_messages` it dies now: call it on a rank of a run. With it, in a run or before one, it dies when
+        it is about to post one message more than `after_messages` from here on (0: instead of its next message).
+
+        In a world with on_failure="isolate" the others go on: see `failures`. Otherwise RankDeadError ends the run.
+        """
+        if not 0 <= rank < self.size:
+            raise UsageError(f"kill names rank {rank}, but the world has ranks 0..{self.size - 1}")
+        if after_messages is None:
+            if not self.in_run:
+                raise UsageError(
+                    f"kill of rank {rank} outside a run: pass after_messages, or call it on a rank of the run"
+                )
+            self.failures.kill(rank)
+        elif after_messages < 0:
+            raise UsageError(f"kill of rank {rank} after {after_messages} messages; it must be at least 0")
+        elif self.in_run:
+            if self.failures.posting not in self.matching.on_posting:
+                self.matching.on_posting.append(self.failures.posting)
+            self.failures.pending[rank] = after_messages
+        else:
+            self.pending_kills[rank] = after_messages
+
+    def _traces(self) -> list[Trace]:
+        weights = self._weights()
+        return [
+            Trace(rank, self.size, keeps_events=self.record is True, ranks=weights.get(rank, 1))
+            for rank in range(self.size)
+        ]
+
+    def _weights(self) -> dict[int, int]:
+        """Return how many ranks each running one stands for, where that is not one."""
+        return {}
+
+    def _guards(self) -> list[Any]:
+        """Return what watches the messages of a run, which begins."""
+        state = self.state
+        isolate = self.on_failure == "isolate"
+        self.calls, self.buffers = CallWatch(state, self._block), BufferWatch(state)
+        self.failures = Failures(state, isolate, self.pending_kills, self.buffers.forget)
+        # A browser has no threads.
+        if self.timeout and sys.platform != "emscripten":
+            self.watchdog = HangWatchdog(self, self.timeout)
+        self.on_switch.append(self._switched)
+        if self.checks or isolate:
+            self.on_block.append(self._pausing)
+        if self.check_buffers:
+            self.on_block.append(self.buffers.pauses)
+            self.on_resume.append(self.buffers.goes_on)
+        return [
+            *([self] if self.checks else []),
+            *([self.failures] if isolate or self.pending_kills else []),
+            *([Recorder(state)] if self.record is True else [Totals(state)] if self.record else []),
+            *([self.calls] if self.checks else []),
+            *([self.buffers] if self.check_buffers else []),
+        ]
+
+    def _new_matching(self) -> Matching:
+        return Matching(self.state, self._block, self._guards())
+
+    def _result(self, program: Callable[[], Any], main: Callable[..., Any], rank: int) -> Any:
+        result = None
+        try:
+            result = has_run(program(), main, rank)
+        except SystemExit as end:  # `sys.exit()` is one way to return
+            if end.code:
+                raise
+        self.process.returned(rank, self.size)
+        if rank in self.state.dead:
+            raise FiberExit
+        return result
+
+    def _finish(self) -> None:
+        """Raise when a message was never received, or a request never waited for."""
+        # A sent message that no rank received.
+        state = self.state
+        for (context, source, *_), queue in state.sends.items():
+            for request in queue:
+                rank = request.stream.rank
+                if state.dead and (source in state.dead or context.endswith("/collectives")):
+                    continue  # on the wire when its sender died, or of a collective that was given up
+                name = request.comm.name
+                if context.endswith("/collectives") and (found := self.calls.explain(name, range(self.size))):
+                    raise MismatchError(found)
+                raise UnmatchedMessageError(
+                    f"rank {rank}: its {request.describe()} was never received; every send needs a receive"
+                )
+
+        # A request or a work of which no wait has been called.
+        for rank, unwaited in enumerate(state.unwaited):
+            for item in unwaited.values():
+                raise UnwaitedRequestError(
+                    f"rank {rank}: its {item.describe()} was never waited for; call wait() on every request"
+                )
+        if self.watchdog and self.watchdog.error:  # raised in a rank that caught it
+            raise self.watchdog.error
+
+    def _end_streams(self) -> None:
+        if self.watchdog:
+            self.watchdog.stop()
+        super()._end_streams()
+
+    # the scheduler ----------------------------------------------------------------------------------------------------
+
+    def _switched(self, stream: Stream) -> None:
+        """Give the process the state of the rank that runs."""
+        process, rank = self.process, stream.rank
+        if rank != process.owner:
+            # The usual case, in which no rank has drawn a random number or waits inside an event loop.
+            now = process.drawn.value, process.seed.value, process.numpy.value
+            if process.touched or process.loops or process.words != now or process.running_loop() is not None:
+                process.give_to(rank)
+            else:
+                process.owner = rank
+        self.switches += 1
+
+    def _idle(self) -> bool:
+        # Two calls that differ let no other stream run.
+        if self.calls.unlike is not None:
+            from minidist.comm.sim.look_ahead import look_ahead
+
+            raise look_ahead(self, self.calls.unlike)
+        return super()._idle() or bool(self.state.dead and self.failures.notify(self.matching.match_waiting))
+
+    def _hints(self, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
+        from minidist.comm.sim.deadlock_hints import hints
+
+        return hints(self.state, blocked, waiting, lambda name: self.calls.explain(name, self.state.returned))
+
+    def _pausing(self, stream: Stream, on: Request | Work) -> None:
+        """Raise for a rank that must not wait. A killed one never communicates again: see `failures`."""
+        if stream.rank in self.state.dead:
+            raise FiberExit
+        if get_ident() != self.thread:
+            raise second_thread(on.comm, on.site)
+
+    # messages and works -----------------------------------------------------------------------------------------------
+
+    def posting(self, stream: Stream, comm: PointToPoint) -> None:
+        """Raise when the communicator is not that of the rank that runs, or is used in another thread."""
+        if get_ident() != self.thread:
+            raise second_thread(comm, comm.site or call_site(sys._getframe(1), comm.opened))
+        if comm.members[comm.rank] != stream.rank:
+            raise UsageError(
+                f"rank {stream.rank} uses the communicator of rank {comm.members[comm.rank]}, at"
+                f" {comm.site or call_site(sys._getframe(1), comm.opened)}; each rank communicates on the one that it"
+                " is given"
+            )
+
+    def run_async(self, work: Work) -> Work:
+        if not self.in_run:
+            raise used_after_run(work.site)
+        if get_ident() != self.thread:
+            raise second_thread(work.comm, work.site)
+        rank = self.state.running.rank
+        self.state.unwaited[rank][id(work)] = work
+        if self.check_buffers:
+            self.buffers.asked(work, rank)
+        return super().run_async(work)
+
+    def _run_work(self, work: Work) -> None:
+        rank = self.state.running.rank
+        self.buffers.begins(work, rank)
+        try:
+            super()._run_work(work)
+            if isinstance(work.result, LAZY):
+                work.result = has_run(work.result, work.function, work.comm.rank)
+        except RankDeadError as error:
+            if self.on_failure == "end":
+                raise
+            work.error = error  # raised by its wait
+        self.buffers.is_done(work, rank)
+
+    def wait_work(self, work: Work) -> Any:
+        self.state.unwaited[self.state.running.rank].pop(id(work), None)
+        if not work.finished and not self.in_run:
+            raise used_after_run(work.site)
+        return super().wait_work(work)
+
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        """Return the places in `members` of the ranks that the fastest links join, node by node."""
+        from minidist.comm.sim.nodes import nodes_of
+
+        return nodes_of(self.links, members)
+
+    # communicators and calls ------------------------------------------------------------------------------------------
+
+    def register(self, comm: PointToPoint, origin: str, label: str) -> None:
+        self.comms.append(comm)
+        self.calls.register(comm, origin, label)
+
+    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
+        self.calls.called(comm, call, array)
+
+    def compare_calls(self, call: PointToPoint, value: int) -> None:
+        if self.calls.differs(call, value) and self.calls.unlike is None:
+            self.calls.refuse(MismatchError(self.calls.explain(call.name)), call, False)
+            self.hub.switch()
+
+
+def second_thread(comm: PointToPoint, site: Any) -> UsageError:
+    """Return the error for a communicator that another thread than the ranks' uses."""
+    return UsageError(
+        f"rank {comm.members[comm.rank]}: {comm.name} is used in a second thread, at {site}; communicate only in the"
+        " thread that calls the rank's program, and use async_op=True to overlap"
+    )

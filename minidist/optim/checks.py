@@ -1,0 +1,50 @@
+"""What an optimizer refuses before it changes anything. run: neighbouring slices, see optimizer.py.
+
+Proved by: tests/optim/test_optimizers.py, tests/parallel/test_zero.py
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from minidist.base import arrays as xp
+from minidist.base.arrays import is_half
+from minidist.base.errors import UsageError
+
+
+def check_reduced(run: Any) -> None:
+    """Raise UsageError when a slice's gradients are this rank's alone, or live in a shard that it does not know."""
+    source = getattr(run.slice, "source", run.slice)
+    unit = getattr(source, "flat", source)
+    if getattr(unit, "unsynchronized", False):
+        raise UsageError(
+            f"the gradient of {run.pieces[0][0]!r} has parts that no other rank has seen, of backward passes under"
+            " no_sync; run the forward of a step's last micro-batch outside no_sync, so that its backward sums all"
+        )
+    shard = getattr(unit, "shard", None)
+    if shard is not None and shard is not source:
+        raise UsageError(
+            f"{run.pieces[0][0]!r} was sharded after this optimizer was made, so the optimizer would never see its"
+            " gradient; shard first, then make the optimizer of sharded_parameters(model) (ZeRO 1 and 2: use"
+            " ZeroOptimizer alone)"
+        )
+
+
+def check_run(run: Any, data: xp.Array, grad: xp.Array, names: Iterable[str]) -> None:
+    """Raise UsageError unless data and gradient are contiguous, of the run's size and of one dtype.
+
+    Also for a state of `names` that the run has not; before the first step it has none, and all are made.
+    """
+    size = run.pieces[-1][2]
+    # Half-precision parameters may have gradients that were reduced in float32.
+    same_kind = data.dtype == grad.dtype or (is_half(data.dtype) and grad.dtype == xp.float32)
+    if data.size != size or data.shape != grad.shape or not same_kind or not data.flags.c_contiguous:
+        raise UsageError(
+            f"{run.pieces[0][0]!r}: data {data.shape} {data.dtype} and gradient {grad.shape} {grad.dtype}; the "
+            f"optimizer needs {size} contiguous elements of one dtype in both"
+        )
+    missing = None if run.state is None else next((key for key in names if key not in run.state), None)
+    if missing is not None:
+        raise UsageError(
+            f"{run.pieces[0][0]!r} has no state {missing!r}, which this step needs; settings that need more"
+            " state, such as momentum, are set before the first step"
+        )

@@ -1,0 +1,217 @@
+"""Refuses what no message between the ranks that train one model would show: every array has the right size.
+
+    over which ranks      those with other shards of a tensor must not be summed, those with other tokens must be
+    other models          a digest of names and shapes, and one of the settings, is compared with rank 0's: 16 B
+    in each message       which model it is, how often its optimizer has stepped and with which settings, whether it
+                          trains, over how many rows its loss is a mean, and a checksum of a sample of the weights
+    in backward           a mean over one rank's rows where losses are added, and parameters that no wrapper has
+
+At the end of a pass it lets the batch norms of the module have the running statistics of all ranks.
+
+Proved by: tests/misuse/test_misuse.py, tests/parallel/test_data_parallel.py
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from math import prod
+from typing import Any
+from weakref import WeakKeyDictionary
+from zlib import crc32
+
+import numpy as np
+
+from minidist.autograd import BackwardPass, Parameter
+from minidist.base import arrays as xp
+from minidist.base.errors import MismatchError
+from minidist.base.fingerprint import fingerprint
+from minidist.base.trace import purpose
+from minidist.collectives import broadcast
+from minidist.comm import Comm
+from minidist.comm.header import OVER
+from minidist.nn.flat import FlatParameters
+from minidist.nn.module import Module
+from minidist.parallel.axes_check import check_axes
+from minidist.parallel.gradients import Bucket
+from minidist.parallel.guard import Guard
+from minidist.parallel.running_statistics import RunningStatistics
+
+DIGEST_BYTES = 16  # of the fingerprints of the model's names and shapes and of the settings, which all ranks compare
+
+_models: "WeakKeyDictionary[Comm, int]" = WeakKeyDictionary()  # communicator -> see `next_model`
+
+
+class ReplicaGuard(Guard):
+    """Watches one wrapper on one rank.
+
+    number: of the model, among those on its communicator. mode: whether it trains, see `mode_of`. means: what the
+    losses since the last reduction are means over, such as "22 rows".
+    """
+
+    def __init__(self, op: str, *comms: Comm) -> None:
+        super().__init__(op, *comms)
+        self.comm, self.number = comms[0], next_model(comms[0])
+        self.ranks = prod(comm.size for comm in comms)  # that see other rows
+        self.mode = self.means = ""
+        self.module: Any = None
+        self.members: set[Parameter] = set()  # those that come into the module later would never be reduced
+        self.known: set[Parameter] = set()
+        self.statistics: RunningStatistics | None = None
+        self._samples: dict[Parameter, slice] = {}  # about 60 values of each, spread over rows and columns
+
+    def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Mapping[str, Any], *comms: Comm) -> None:
+        check_axes(wrapper, module, flat.parameters, *comms)
+        check_same_model(flat, comms[0], wrapper, settings)
+        # A unit of FSDP has its shard already; it is not loaded as a whole.
+        if flat.shard is None:
+            flat.load_checks.append(partial(check_same_values, flat, comms[0]))
+            self._choose_samples(flat)
+
+    def shards(self, module: Any, ignored: Collection[Parameter]) -> None:
+        from minidist.parallel.sharding_check import check_sharding
+
+        check_sharding(module, self.op, ignored, self.comms)
+
+    def covers(self, module: Any, parameters: Iterable[Parameter]) -> None:
+        self.module, self.known = module, set(parameters)
+        if module is not None:
+            self.members = set(module.parameters())
+            self.statistics = RunningStatistics(module, *self.comms)
+
+    def forward_begins(self, module: Any) -> None:
+        self.mode = mode_of(self.module if module is None else module)
+
+    def backward_begins(self, running: BackwardPass, again: bool = False) -> None:
+        # What no message would make right: a loss of these rows alone, and parameters that no wrapper knows.
+        if self.op == "sum" and self.ranks > 1 and running.is_mean:
+            from minidist.parallel.unreduced import mean_of_one_rank
+
+            raise mean_of_one_rank(self.comm, self.ranks)
+        if self.op == "avg" and self.ranks > 1:
+            before = self.means if again else ""
+            self.means = before + (" + " if before and running.means else "") + running.means
+        if self.known and not running.sites.keys() <= self.known:
+            from minidist.parallel.unreduced import refuse_unreduced
+
+            known = self.known
+            known.update(refuse_unreduced(self.module, running.sites, self.members, known, self.comm, self.ranks))
+
+    def backward_ended(self) -> None:
+        self.means = ""
+        if self.statistics is not None and self.statistics.layers:
+            self.statistics.combine()
+
+    def forget(self) -> None:
+        self.means = ""
+
+    # --- what every rank must have equal: it costs no message ---
+
+    def of_bucket(self, bucket: Bucket) -> str:
+        # A checksum of a sample of the weights costs a microsecond per parameter; all values would be read once more.
+        # A stashed version has none, as replicas may be at other micro-batches, and arrays on a device have none,
+        # because the copy would wait for them.
+        flat = bucket.flat
+        text = f"model {self.number} after {flat.updates}{self.mode}{self.means and OVER + self.means}"
+        if flat.version_is_given or type(flat.data) is not np.ndarray:
+            return text
+        if bucket.parameters[0] not in self._samples:
+            self._choose_samples(flat)
+        data, checksum = flat.data, 0
+        for parameter in bucket.parameters:
+            checksum = crc32(data[self._samples[parameter]].tobytes(), checksum)
+        return f"{text}, checksum of the weights {checksum:08x}"
+
+    def _choose_samples(self, flat: FlatParameters) -> None:
+        for parameter in flat.parameters:
+            place = flat.slice_of(parameter)
+            self._samples[parameter] = slice(place.start, place.stop, xp.sample_step(parameter.shape))
+
+    def of_weights(self, flat: FlatParameters) -> str:
+        return f"model {self.number} after {flat.updates}"
+
+    def of_unit(self, flat: FlatParameters, made: Guard) -> str:
+        assert isinstance(made, ReplicaGuard)
+        of = f"{flat.names[0]} of fully_shard {made.number}"
+        return f"{of} after {flat.updates}{self.mode}{self.means and OVER + self.means}"
+
+    def of_copies(self, shard: Any, made: Guard) -> str:
+        data, step = shard.data, max(1, shard.size // xp.SAMPLED)
+        sample = data[::step] if type(data) is np.ndarray else np.zeros(0)
+        return f"{self.of_unit(shard.flat, made)}, checksum of the weights {crc32(sample.tobytes()):08x}"
+
+
+def next_model(comm: Comm) -> int:
+    """Return the number of the model that is wrapped now, among those on one communicator: 1, 2, ...
+
+    Every rank wraps its models in one order, so equal numbers mean the same model, with no message sent.
+    """
+    number = _models[comm] = _models.get(comm, 0) + 1
+    return number
+
+
+def mode_of(module: Any | None) -> str:
+    """Return "", or in words how many modules are in evaluation, not in training: what every rank must have alike."""
+    modes = [part.training for part in module.modules()] if isinstance(module, Module) else []
+    return "" if all(modes) else f", {modes.count(False)} of {len(modes)} modules in evaluation"
+
+
+def startup_bytes(units: Sequence[int], itemsize: int, ranks: int) -> int:
+    """Return the bytes that all `ranks` together send at construction, for units of these numbers of elements."""
+    return (ranks - 1) * sum(elements * itemsize + DIGEST_BYTES for elements in units)
+
+
+def check_same_model(flat: FlatParameters, comm: Comm, wrapper: str, settings: Mapping[str, Any]) -> None:
+    """Compare digests of names and shapes (8 B) and of settings (8 B) with rank 0's, where messages depend on them.
+
+    wrapper: whose `settings` they are, by name. Raises MismatchError on a rank where one of the two differs.
+    """
+    # A broadcast of 16 bytes instead of all names: the ranks would hang, or add unrelated gradients, if their models
+    # or settings differed.
+    text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])
+    words: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name == "mp_policy":
+            from minidist.parallel.mixed_precision import MixedPrecisionPolicy
+
+            words |= (value if isinstance(value, MixedPrecisionPolicy) else MixedPrecisionPolicy()).in_words()
+        else:
+            words[name] = value
+    said = ", ".join(f"{name}={_in_words(value)}" for name, value in words.items())
+    half = DIGEST_BYTES // 2
+    mine = xp.concatenate([fingerprint(text, half), fingerprint(f"{wrapper} {said}", half)])
+    with purpose("startup"):
+        theirs: Any = broadcast(comm, mine.copy())
+
+    # The model first: of another one the settings say nothing.
+    if not xp.array_equal(mine[:half], theirs[:half]):
+        raise MismatchError(
+            f"rank {comm.rank}: its model differs from rank 0's in a parameter's name, shape, dtype or requires_grad; "
+            f"here it has {len(flat)} parameters and {flat.numel} elements; build the same model on every rank"
+        )
+    if not xp.array_equal(mine, theirs):
+        raise MismatchError(
+            f"rank {comm.rank}: its {wrapper} has other settings than rank 0's; here they are {said}; pass the same"
+            " settings on every rank, or the ranks would send other messages or compute other numbers"
+        )
+
+
+def _in_words(value: Any) -> str:
+    """Return a setting as text that is equal where the values are: 25 and 25.0 are."""
+    return f"{value:.12g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def check_same_values(flat: FlatParameters, comm: Comm) -> None:
+    """Compare a digest of the values (16 B) with rank 0's after a `load_state_dict`, which every rank must make.
+
+    Raises MismatchError on a rank where it differs. Of ranks that loaded nothing the next collective meets this one,
+    which is called load_state_dict.
+    """
+    if comm.size == 1:
+        return
+    mine = fingerprint(flat.data.tobytes(), DIGEST_BYTES)
+    with purpose("startup"):
+        theirs: Any = broadcast(comm.collective("load_state_dict"), mine.copy())
+    if not xp.array_equal(mine, theirs):
+        raise MismatchError(
+            f"rank {comm.rank}: load_state_dict gave its replica other values than rank 0's, and they would train"
+            " apart; load the same state on every rank, or load it before wrapping the model"
+        )

@@ -1,0 +1,175 @@
+"""What a pipeline refuses, in one sentence each: plans, stages, batches and losses that do not fit, and unequal copies.
+
+The pipeline calls these functions; without them it computes the same where everything fits.
+
+Proved by: tests/pipeline/test_runtime.py, tests/misuse/test_misuse.py
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from minidist.autograd import Parameter
+from minidist.base import arrays as xp
+from minidist.base.errors import MismatchError, UsageError, nearest
+from minidist.comm import Comm
+from minidist.nn import Module
+from minidist.pipeline.plan import Plan
+from minidist.pipeline.runtime.pipeline import Pipeline
+from minidist.pipeline.runtime.shared import Place, Row, digest_of, word_of
+
+
+def check_flushes(plan: Plan) -> None:
+    """Raise UsageError for a plan whose weights change on the way."""
+    if plan.updates not in ("flush", "none"):
+        raise UsageError(
+            f"plan {plan.name!r} updates its weights on the way; run it with VersionedPipeline(...,"
+            " versions=WeightVersions(...)), or take a schedule that flushes, such as 1f1b"
+        )
+
+
+def check_fits(plan: Plan, comm: Comm, stages: Collection[int]) -> None:
+    """Raise UsageError unless the plan is for these ranks, and for the stages of this one."""
+    if plan.ranks != comm.size:
+        raise UsageError(
+            f"plan {plan.name!r} is for {plan.ranks} ranks and there are {comm.size}; start {plan.ranks} ranks"
+        )
+    if sorted(stages) != plan.stages_of(comm.rank):
+        raise UsageError(
+            f"rank {comm.rank}: plan {plan.name!r} gives it stages {plan.stages_of(comm.rank)} and it was built"
+            f" with {sorted(stages)}; build the stages of Plan.stages_of(rank)"
+        )
+
+
+def check_same_plan(rank: int, mine: Any, first: Any) -> None:
+    """Raise MismatchError unless the fingerprints of this rank's plan and of rank 0's are equal."""
+    if not xp.array_equal(mine, first):
+        raise MismatchError(f"rank {rank}: its plan differs from rank 0's; build the same plan on every rank")
+
+
+def refuse_batches(pipe: Pipeline, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
+    """Raise UsageError for a step without the inputs, the targets or the loss that it needs."""
+    plan, rank = pipe.plan, pipe.comm.rank
+    m = plan.microbatches
+    if len(inputs) != m:
+        raise UsageError(f"rank {rank}: plan {plan.name!r} is for {m} micro-batches and got {len(inputs)}; give {m}")
+    if pipe.loss is None and plan.updates != "none":
+        raise UsageError(f"plan {plan.name!r} runs backward and needs a loss; pass loss=")
+    got = 0 if targets is None else len(targets)
+    raise UsageError(f"rank {rank}: {m} micro-batches need {m} targets, got {got}")
+
+
+def refuse_output(value: Any, stage: int) -> None:
+    """Raise UsageError for what a stage's module, or the loss, returned in place of a Tensor."""
+    kind = "None" if value is None else f"a value of type {type(value).__name__}"
+    raise UsageError(
+        f"stage {stage} (or the loss after it) returned {kind} where a Tensor is needed; return a Tensor, or a tuple of"
+        " Tensors and SkipConnection(stage, tensor)"
+    )
+
+
+def refuse_mean(i: int, added: int) -> None:
+    """Raise UsageError for the mean over the rows of micro-batch i, where the losses of `added` ones are added."""
+    raise UsageError(
+        f"the loss of micro-batch {i} is the mean over its own rows, and a pipeline adds the losses of"
+        f" {added} micro-batches; divide by the rows (tokens) of the whole batch:"
+        " lambda output, target: cross_entropy(output, target, divisor)"
+    )
+
+
+def check_stages(model: Any, made: Sequence[Module]) -> None:
+    """Raise UsageError for parameters of a model that have one name, or that none of its stages has."""
+    # What no stage has would not be computed.
+    names = Counter(parameter.name for parameter in model.parameters())
+    for name, count in names.items():
+        if count > 1:
+            raise UsageError(
+                f"{count} parameters of {type(model).__name__} are called {name!r}, and stages find what they share by"
+                " name; call initialize(seed) at the end of the model's __init__, which names them by their paths"
+            )
+    found = {parameter.name for stage in made for parameter in stage.parameters()}
+    for name, parameter in model.named_parameters():
+        if parameter.name not in found:
+            raise UsageError(
+                f"parameter {name!r} of {type(model).__name__} is in none of the {len(made)} stages; let its method"
+                " stage put what comes in front of the blocks into the first one (is_first), and what follows into the"
+                " last"
+            )
+
+
+# --- shared parameters ---
+
+
+def check_shared(
+    rank: int, parameters: Mapping[int, Sequence[Parameter]], table: Sequence[Row], tied: Sequence[str]
+) -> None:
+    """Raise UsageError or MismatchError for parameters that are shared and not declared, or declared and not equal.
+
+    parameters: this rank's, by stage. table: of all ranks. tied: names of those that several stages share.
+    """
+    _check_names(parameters)
+    mine = {(stage, p.name): p for stage, members in parameters.items() for p in members if p.requires_grad}
+    names = {word_of(name): name for _, name in mine}
+    _check_tied(table, tied, names)
+    _check_untied(table, set(tied), mine)
+    _check_equal(rank, table, {word_of(name) for name in tied}, names)
+
+
+def _check_names(parameters: Mapping[int, Sequence[Parameter]]) -> None:
+    """Raise UsageError when two trained parameters of one stage have one name, by which they are told apart."""
+    for stage, members in parameters.items():
+        names = [parameter.name for parameter in members if parameter.requires_grad]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UsageError(
+                f"two parameters of stage {stage} are called {twice!r}; call module.initialize(seed, prefix=...), which"
+                " names every parameter by its path and draws its values"
+            )
+
+
+def _check_tied(table: Sequence[Row], tied: Sequence[str], names: Mapping[int, str]) -> None:
+    """Raise UsageError for a tied parameter that no rank has. names: this rank's parameters, by word."""
+    on_any_rank = {row[2] for row in table}
+    for name in tied:
+        if word_of(name) not in on_any_rank:
+            hint = nearest(name, names.values())
+            raise UsageError(f"tied parameter {name!r} is on no stage{hint}; name one of the stages' parameters")
+
+
+def _check_untied(table: Sequence[Row], tied: set[str], mine: Mapping[tuple[int, str], Parameter]) -> None:
+    """Raise UsageError, on the ranks that have it, for one parameter on two stages that is not declared as tied.
+
+    Copies of one parameter begin with equal values. Constants (of norms, of biases) are equal in any two layers, so
+    they say nothing.
+    """
+    for (stage, name), parameter in mine.items():
+        if name in tied or (parameter.init is not None and parameter.init[0] == "constant"):
+            continue
+        own = [stage, word_of(name), *digest_of(parameter)]
+        for _, *other in table:
+            if other[0] != stage and other[1:] == own[1:]:
+                first, last = sorted((stage, other[0]))
+                raise UsageError(
+                    f"parameter {name!r} is on stage {first} and, with the same values, on stage {last}, and the two"
+                    f" would be trained apart; pass tied=[{name!r}] to the Pipeline, or give each stage's parameters"
+                    " names of their own with module.initialize(seed, prefix=...)"
+                )
+
+
+def _check_equal(rank: int, table: Sequence[Row], tied: Collection[int], names: Mapping[int, str]) -> None:
+    """Raise MismatchError for copies of one parameter with other values."""
+    values: dict[tuple[int | None, int], tuple[Place, list[int]]] = {}
+    for holder, stage, word, *digest in table:
+        first, found = values.setdefault((None if word in tied else stage, word), ((stage, holder), digest))
+        if found != digest:
+            places = _between(first, (stage, holder))
+            copies = f"the copies of {_called(names.get(word))} differ between {places}"
+            raise MismatchError(f"rank {rank}: {copies}; build every copy from the same seed")
+
+
+def _called(name: str | None) -> str:
+    return "a parameter of other ranks" if name is None else f"parameter {name!r}"
+
+
+def _between(*places: Place) -> str:
+    return " and ".join(f"stage {stage} on rank {rank}" for stage, rank in places)

@@ -1,0 +1,1 @@
+"""--document-separator: attention stays inside documents, of which a sample holds several."""

@@ -1,0 +1,1 @@
+"""--warmup, --decay: the learning rate follows the number of the step."""
