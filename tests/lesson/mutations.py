@@ -534,6 +534,11 @@ MUTATIONS = {
     ],
     "26.load": [
         (
+            "mine = np.empty(stop - start)",
+            "mine = np.concatenate([read(number) for number in range(len(pieces))])[start:stop]",
+            "no piece may overlap",
+        ),
+        (
             "begin, end = max(first, start), min(last, stop)",
             "begin, end = first, last",
             "a piece may begin before your chunk or end",

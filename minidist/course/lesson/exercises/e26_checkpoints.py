@@ -219,6 +219,11 @@ EXERCISES = [
                 "the number of elements need not be a multiple of the ranks: chunk_sizes gives some ranks one more",
             ),
             Hint(
+                lambda f: f.raised(ValueError) and "concatenate" in f.message,
+                "no piece may overlap a rank's chunk, which then is empty: begin with np.empty(size of the chunk), and"
+                " copy into it",
+            ),
+            Hint(
                 lambda f: is_wrong(f) or f.raised(ValueError),
                 "a piece may begin before your chunk or end after it, and pieces come in any order: copy the overlap to"
                 " its place",
