@@ -216,7 +216,8 @@ with expect(MismatchError):
 #
 # Each function sends `outgoing` to the right neighbour and returns what came from the left one, for
 # any number of ranks (one rank is its own neighbour). The first may use `send` and `recv` only, the
-# second `sendrecv` only, the third `isend`, `irecv` and `wait` only.
+# second `sendrecv` only, the third `isend`, `irecv` and `wait` only. The time is judged too: with `send` and `recv` two
+# rounds are enough for any number of ranks, also for an odd one; the other two ways take one round.
 
 
 # %%

@@ -265,7 +265,7 @@ with expect(UsageError):
 # ## 7 Exercise: a step on a flat partition
 #
 # `weights` and `gradients` are lists of arrays, the same shapes on every rank; the gradients are
-# this rank's own. Change the weights in place, on every rank, to what `update(weights,
+# this rank's own. The lists may be empty, and the number of elements need not be a multiple of the ranks. Change the weights in place, on every rank, to what `update(weights,
 # summed_gradient)` makes of them; `update` works in place on 1-D arrays. Each rank may update at
 # most 1/n of the elements (rounded up), and send no more than a reduce-scatter and an all-gather
 # do. Use `reduce_scatter` and `all_gather` from `minidist.collectives`.

@@ -62,9 +62,10 @@ sent_guess = predict("bytes that a rank sends, over tensor parallelism's", examp
 # ## 3 The idea and its picture
 #
 # **Split the tokens too: an all-reduce becomes a reduce-scatter and an all-gather, which send the
-# same bytes, and only a t-th of the activations stays.** The widest array of all, the logits, is
-# split by words. What it costs: one more gather in backward for each layer that reads a gathered
-# input (two per block), and the gradients of the norms' weights, now parts, have to be summed.
+# same bytes, and of what lies between the two only a t-th stays.** What the parallel layers keep is
+# split already, so a block shrinks by less than t. The widest array of all, the logits, is split by
+# words. What it costs: one more gather in backward for each layer that reads a gathered input (two
+# per block), and the gradients of the norms' weights, now parts, have to be summed.
 #
 # One block of lesson 14, forward and backward, on four ranks. First f and g with their all-reduces;
 # then the same block with its sequence split. The bytes by purpose show the difference: forward and

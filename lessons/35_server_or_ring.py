@@ -238,8 +238,8 @@ with expect(UsageError):
 #
 # The first `servers` ranks are servers, the others workers. Server i owns part i of the array, as
 # `np.array_split(gradient, servers)` cuts it. Return on a worker the sum of all workers' gradients,
-# on a server the sum of its part. Use `comm.send` and `comm.recv`; a worker may send no more than
-# its gradient.
+# on a server the sum of its part. A server has no gradient: its `gradient` has the same size and holds nan. Use
+# `comm.send` and `comm.recv`; a worker may send no more than its gradient.
 
 
 # %%
@@ -248,7 +248,7 @@ def through_servers(comm, servers, gradient):
         for server, part in enumerate(np.array_split(gradient, servers)):
             comm.send(part, server)
         return gradient
-    total = np.array_split(gradient, servers)[comm.rank]
+    total = np.zeros_like(np.array_split(gradient, servers)[comm.rank])
     for worker in range(servers, comm.size):
         part = np.empty_like(total)
         comm.recv(part, worker)

@@ -2,12 +2,15 @@
 
 import numpy as np
 
-from minidist.course.lesson.answer_patterns import pattern_of
-from minidist.course.lesson.exercise import Case, Failure, difference
+from minidist.course.lesson.answer_patterns import pattern_of, places_of
+from minidist.course.lesson.exercise import Case, Failure, difference, find
+from minidist.course.lesson.solutions import solution
+from tests.lesson.judged_here import judged
 
 
 def said(answers, expected):
-    return pattern_of(Failure("wrong", "", Case(len(expected), 1), answers=answers, expected=expected))
+    failure = Failure("wrong", "", Case(len(expected), 1), answers=answers, expected=expected)
+    return pattern_of(failure) or places_of(failure)
 
 
 def test_each_pattern_is_said():
@@ -27,6 +30,10 @@ def test_each_pattern_is_said():
         ([np.ones((2, 3)) * [[1, 2, 3], [4, 5, 6]]], [np.array([[1.0, 4], [2, 5], [3, 6]])], "transposed"),
         ([[1.0, 2.0, 0.0, 4.0]], [np.array([1.0, 2.0, 3.0, 4.0])], "right but for 1 of 4 entries: those at 2"),
         ([(one, 2 * other)], [(one, other)], "result 1: every number is 2 times"),
+        ([0.2 * a for a in right], right, "every number is 0.2 times the expected one"),
+        ([(other, one)], [(one, other)], "the results are right and exchanged"),
+        ([(one, one)], [(one, other)], "the second result is the first one once more"),
+        ([one], [(one, other)], "2 values are asked for"),
         ([one + 0.25, other, third - 1.0], right, "wrong on ranks 0, 2"),
     ]
     for answers, expected, wanted in cases:
@@ -37,8 +44,36 @@ def test_what_is_no_pattern_is_not_said():
     right = [np.array([1.0, 2.0]), np.array([3.0, 4.0])]
     for answers in ([np.array([9.0, 1.0]), np.array([8.0, 8.0])], ["a", "b"], [None, None], [np.zeros(3)] * 2, []):
         assert said(answers, right) == "", answers
+    assert said([np.array([7.0, 10.5])], [np.array([2.0, 3.0])]) == "", "two numbers are multiples by chance"
     zeros = [np.zeros(2)] * 2
     assert "times" not in said([np.ones(2)] * 2, zeros)
+
+
+def merge(f):
+    """Return an answer to exercise 40 that returns f(common, own, gradient) and the right second result."""
+    return lambda comm, common, own, gradient, lr, alpha: (
+        f(common, own, gradient),
+        solution("40.merge")(comm, common, own, gradient, lr, alpha)[1],
+    )
+
+
+def test_an_argument_that_came_back_or_is_missing_is_named():
+    exercise, case = find("40.merge"), Case(3, 8)
+    for f, text in (
+        (lambda common, own, gradient: own, "result 0: this is the second argument after comm as it came in"),
+        (lambda common, own, gradient: common, "result 0: this is the first argument after comm as it came in"),
+        (lambda common, own, gradient: common - gradient, "the right numbers minus 0.5 times the third argument"),
+        (lambda common, own, gradient: common + gradient / 2, "the right numbers plus the third argument"),
+    ):
+        answers = [merge(f)(None, *exercise.arguments(case, rank)) for rank in range(3)]
+        failure = Failure("wrong", "", case, answers=answers, expected=exercise.expected(case))
+        assert text in pattern_of(failure, exercise), text
+
+
+def test_a_larger_case_says_what_one_number_cannot():
+    verdict = judged("40.merge", merge(lambda common, own, gradient: common + gradient / 2))
+    assert verdict.failure.case.size == 1
+    assert verdict.hint.startswith("on 3 ranks, 8 elements: result 0: the right numbers plus the third argument")
 
 
 def test_a_long_array_names_the_first_entry_that_differs():

@@ -2,58 +2,25 @@
 
 import inspect
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from minidist import cli
 from minidist.core.base.errors import RankTimeoutError
 from minidist.course import puzzle as puzzles
-from minidist.course.lesson import judge, solution
-from minidist.course.lesson.answer_process import Job
-from minidist.course.lesson.answer_process import run as run_here
+from minidist.course.lesson import solution
 from minidist.course.lesson.checker import Result
 from minidist.course.lesson.exercise import Failure
 from minidist.course.lesson.par import is_measured, par_of
 from minidist.course.lesson.puzzles import filled, schedules
-from minidist.course.lesson.runner import Account, Limits, Runner, outcome_of
+from minidist.course.lesson.runner import Limits
 from minidist.course.lesson.solutions import folder, loaded
 from tests.cases import each
+from tests.lesson.judged_here import RunnerHere, judged, packed
 from tests.lesson.puzzle_attempts import WRONG
 
 EVERY = {puzzle.name: puzzle for row in puzzles.rows().values() for puzzle in row}
 OWN = [name for name, puzzle in EVERY.items() if puzzle.exercise.name == f"puzzle.{name}"]
-
-
-class RunnerHere(Runner):
-    """Runs answers that are trusted in this process, where a process for each would take most of the time."""
-
-    def __init__(self, exercise, answer, path, limits, cells=()):
-        self.exercise, self.limits, self.inputs, self.answer, self.recorded = exercise, limits, (None, []), answer, []
-        self.job = Job(exercise.task, answer, (), (), limits.compute_s, None)
-
-    def _ask(self, case, question):
-        account = Account(case.ranks)
-        functions = [self.answer.load() for _ in question.inputs] if question.apart else self.answer.load()
-        outcome, self.recorded = run_here(self.job, functions, question, SimpleNamespace(send=account.add))
-        return outcome_of(outcome, account, case.ranks)
-
-    def traces(self):
-        return self.recorded
-
-    def _end(self):
-        pass
-
-
-@pytest.fixture
-def judged(monkeypatch):
-    """judged(puzzle, function) -> the verdict, without another process."""
-    monkeypatch.setattr(judge, "Runner", RunnerHere)
-    return lambda puzzle, function: judge.judge(judge.Request(puzzle.exercise.name, packed(function), seed=0))
-
-
-def packed(function):
-    return SimpleNamespace(load=lambda: function)
 
 
 def answer(puzzle, lines):
@@ -73,10 +40,10 @@ def test_there_are_three_rows_of_twenty_and_the_last_are_exercises_of_the_lesson
 
 
 @each("name", OWN)
-def test_our_solution_is_at_the_target(name, judged):
+def test_our_solution_is_at_the_target(name):
     exercise = EVERY[name].exercise
     function = solution(exercise.name)
-    verdict = judged(EVERY[name], function)
+    verdict = judged(EVERY[name].exercise.name, function)
     assert verdict.passed, verdict.text
     assert not verdict.above
     if not is_measured(exercise):
@@ -89,10 +56,10 @@ def test_our_solution_is_at_the_target(name, judged):
 
 
 @each("name", EVERY)
-def test_a_stub_fails_and_has_the_parameters_of_our_solution(name, judged):
+def test_a_stub_fails_and_has_the_parameters_of_our_solution(name):
     puzzle = EVERY[name]
     stub = answer(puzzle, [])
-    verdict = judged(puzzle, stub)
+    verdict = judged(puzzle.exercise.name, stub)
     assert not verdict.passed
     assert "each ____" in verdict.hint, verdict.text
     taken = [len(inspect.signature(function).parameters) for function in (stub, solution(puzzle.exercise.name))]
@@ -100,9 +67,9 @@ def test_a_stub_fails_and_has_the_parameters_of_our_solution(name, judged):
 
 
 @each("name, lines, hint", WRONG, ids=lambda value: f"{value[0]} {value[1]}")
-def test_a_typical_wrong_answer_gets_its_hint(name, lines, hint, judged):
+def test_a_typical_wrong_answer_gets_its_hint(name, lines, hint):
     assert len(lines) == EVERY[name].stub.count("____")
-    verdict = judged(EVERY[name], answer(EVERY[name], lines))
+    verdict = judged(EVERY[name].exercise.name, answer(EVERY[name], lines))
     assert not verdict.passed
     assert hint in verdict.hint, verdict.text
 

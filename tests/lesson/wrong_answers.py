@@ -1707,7 +1707,7 @@ def everything_to_every_server(comm, servers, gradient):
 WRONG = [
     ("00.in_rank_order", no_rank_waits, "no rank waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
-    ("00.in_rank_order", token_that_no_rank_receives, "token that no rank receives"),
+    ("00.in_rank_order", token_that_no_rank_receives, "sent that no rank receives"),
     ("00.in_rank_order", a_barrier_per_turn, "a barrier per turn"),
     ("01.add_backward", no_broadcasting, "sum over it"),
     ("01.add_backward", leading_axes_only, "keepdims"),

@@ -1,8 +1,9 @@
 """How wrong numbers differ from the right ones, in words that fit any exercise: n times, in another order.
 
-Each pattern makes the typical mistake from the right answers and compares. The first that explains every rank is said.
+Each pattern makes the typical mistake from the right answers, or from what the function was given, and compares. The
+first that explains every rank is said.
 
-Proved by: tests/lesson/test_answer_patterns.py
+Proved by: tests/lesson/test_answer_patterns.py, tests/lesson/test_bank.py
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Failure, difference
+from minidist.course.lesson.exercise import Exercise, Failure, difference
 
 Arrays = list[np.ndarray]
+Arguments = dict[str, Arrays]  # what an argument is called, and what it is on each rank
 CAUSES = {
     "n": "a sum where the mean is asked, or one addition too many on each rank",
     "1/n": "a mean where the sum is asked, or divided twice",
@@ -20,41 +22,95 @@ CAUSES = {
     "1/2": "a part is missing, or a factor 2 of a derivative",
     "-1": "a sign",
 }
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+FEW = 3  # numbers: an array of so many may be a multiple of another one by chance
 
 
-def pattern_of(failure: Failure) -> str:
-    """Return a sentence on how the answers differ from the expected ones; "" where no pattern fits."""
+def pattern_of(failure: Failure, exercise: Exercise | None = None) -> str:
+    """Return a sentence on how the answers differ from the expected ones; "" where no pattern fits.
+
+    exercise: whose arguments the answers are compared with, too; None leaves them out.
+    """
+    return _said(failure, exercise, _patterns)
+
+
+def places_of(failure: Failure) -> str:
+    """Return which ranks or entries alone are wrong, which says where to look and not why; "" where most are."""
+    return _said(failure, None, _places)
+
+
+def _said(failure: Failure, exercise: Exercise | None, patterns: Any) -> str:
     if failure.kind != "wrong" or not failure.expected:
         return ""
     try:
-        return _pattern(list(failure.answers), list(failure.expected), failure.case.ranks)
+        got, wanted = list(failure.answers), list(failure.expected)
+        given = {} if exercise is None or exercise.setup is not None else _arguments(exercise, failure)
+        if not isinstance(wanted[0], tuple):
+            return next(patterns(_arrays(got), _arrays(wanted), given), "")
+
+        # Of an answer of several arrays, the pattern of the first one that is wrong.
+        whole = _of_several(got, wanted) if patterns is _patterns else ""
+        if whole or any(not isinstance(a, tuple | list) for a in got):
+            return whole
+        pairs = list(zip(got, wanted, strict=True))
+        wrong = next(i for i in range(len(wanted[0])) if any(difference(a[i], e[i], 1e-9) for a, e in pairs))
+        found = next(patterns(_arrays([a[wrong] for a in got]), _arrays([e[wrong] for e in wanted]), given), "")
+        return f"result {wrong}: {found}" if found else ""
     except Exception:  # whatever arithmetic raises that meets an answer of another form than numbers
         return ""
 
 
-def _pattern(got: list[Any], wanted: list[Any], ranks: int) -> str:
-    # Of an answer of several arrays, the pattern of the first one that is wrong.
-    result = ""
-    if isinstance(wanted[0], tuple):
-        pairs = list(zip(got, wanted, strict=True))
-        wrong = next(i for i in range(len(wanted[0])) if any(difference(a[i], e[i], 1e-9) for a, e in pairs))
-        got, wanted, result = [a[wrong] for a in got], [e[wrong] for e in wanted], f"result {wrong}: "
-    found = next(_patterns([np.asarray(a, float) for a in got], [np.asarray(e, float) for e in wanted], ranks), "")
-    return result + found if found else ""
+def _arrays(values: Sequence[Any]) -> Arrays:
+    return [np.asarray(value, float) for value in values]
 
 
-def _patterns(got: Arrays, wanted: Arrays, ranks: int) -> Iterator[str]:
+def _arguments(exercise: Exercise, failure: Failure) -> Arguments:
+    """Return the arguments that are an array on every rank."""
+    ranks, behind = (failure.case.ranks, " after comm") if exercise.communicates else (1, "")
+    columns = zip(*(exercise.arguments(failure.case, rank) for rank in range(ranks)), strict=True)
+    return {
+        f"the {number} argument{behind}": _arrays(column)
+        for number, column in zip(ORDINALS, columns, strict=False)
+        if all(isinstance(a, np.ndarray) for a in column)
+    }
+
+
+def _of_several(got: list[Any], wanted: list[Any]) -> str:
+    """Return what is wrong with answers of several arrays as a whole: their number, or their order."""
+    count = len(wanted[0])
+    if any(not isinstance(a, tuple | list) or len(a) != count for a in got):
+        return f"{count} values are asked for: return them as a tuple, in the order of the task"
+    if any(np.size(part) for e in wanted for part in e) and count > 1:
+        if all(not difference(tuple(a), tuple(e[::-1]), 1e-9) for a, e in zip(got, wanted, strict=True)):
+            return "the results are right and exchanged: return them in the order of the task"
+        if all(not difference(a[-1], e[0], 1e-9) for a, e in zip(got, wanted, strict=True)) and count == 2:
+            return "the second result is the first one once more"
+    return ""
+
+
+def _patterns(got: Arrays, wanted: Arrays, given: Arguments) -> Iterator[str]:
     """Yield the sentences that fit, the surest first."""
+    ranks = len(wanted)
+    if all(a.ndim == 2 and a.shape == e.T.shape and _same(a, e.T) for a, e in zip(got, wanted, strict=True)):
+        yield "the right numbers, transposed: rows and columns are exchanged"
     if any(a.shape != e.shape for a, e in zip(got, wanted, strict=True)):
-        if all(a.shape == e.T.shape and np.allclose(a, e.T) for a, e in zip(got, wanted, strict=True)):
-            yield "the right numbers, transposed: rows and columns are exchanged"
         return
 
-    # One factor for all entries of all ranks.
+    # What came in.
     everything, right = (np.concatenate([each.reshape(-1) for each in side]) for side in (got, wanted))
-    for factor, name in [(2.0, "2"), (0.5, "1/2"), (-1.0, "-1"), (ranks, "n"), (1 / ranks, "1/n")]:
-        if factor != 1 and np.any(right) and np.allclose(everything, factor * right, rtol=1e-9, atol=1e-12):
+    if not right.size:
+        return
+    for name, argument in given.items():
+        if all(_same(a, e) for a, e in zip(got, argument, strict=True)) and _tells(everything):
+            yield f"this is {name} as it came in"
+
+    # One factor for all entries of all ranks.
+    for factor, name in _factors(ranks):
+        if np.any(right) and np.allclose(everything, factor * right, rtol=1e-9, atol=1e-12):
             yield f"every number is {name} times the expected one: {CAUSES[name]}"
+    scale = float(everything @ right) / float(right @ right) if np.any(right) else 0.0
+    if scale and _tells(right) and np.allclose(everything, scale * right, rtol=1e-9, atol=1e-12):
+        yield f"every number is {scale:.4g} times the expected one: one factor is missing, or one too many"
 
     # The right numbers in wrong places.
     if ranks > 1 and all(_same(a, e) for a, e in zip(got, wanted[::-1], strict=True)):
@@ -64,14 +120,43 @@ def _patterns(got: Arrays, wanted: Arrays, ranks: int) -> Iterator[str]:
             yield f"every rank has the answer of the {other} rank: an index is off by one"
     if all(a.ndim and _same(a, np.flip(e)) for a, e in zip(got, wanted, strict=True)) and not _same(right, got[0]):
         yield "the right numbers in the reverse order"
+    yield from _too_much(got, wanted, given)
 
-    # The right numbers on some ranks, or but for some entries.
+
+def _factors(ranks: int) -> list[tuple[float, str]]:
+    """Return the factors that have a cause. With two ranks n is more often it than 2 is."""
+    counts = [(float(ranks), "n"), (1 / ranks, "1/n")] if ranks > 1 else []
+    return [*counts, *(pair for pair in ((2.0, "2"), (0.5, "1/2")) if ranks != 2), (-1.0, "-1")]
+
+
+def _too_much(got: Arrays, wanted: Arrays, given: Arguments) -> Iterator[str]:
+    """Yield which multiple of an argument was added to the right numbers, or left out."""
+    wrong = np.concatenate([(a - e).reshape(-1) for a, e in zip(got, wanted, strict=True)])
+    for name, argument in given.items():
+        if any(a.shape != e.shape[e.ndim - a.ndim :] for a, e in zip(argument, wanted, strict=True)):
+            continue
+        flat = np.concatenate([np.broadcast_to(a, e.shape).reshape(-1) for a, e in zip(argument, wanted, strict=True)])
+        times = float(wrong @ flat) / float(flat @ flat) if np.any(flat) else 0.0
+        if _tells(flat) and times and np.allclose(wrong, times * flat, rtol=1e-9, atol=1e-9):
+            much = "" if np.isclose(abs(times), 1) else f"{abs(times):.4g} times "
+            yield f"the right numbers {'plus' if times > 0 else 'minus'} {much}{name}"
+
+
+def _places(got: Arrays, wanted: Arrays, given: Arguments) -> Iterator[str]:
+    """Yield which ranks, or which entries of one rank's answer, are wrong while others are right."""
+    ranks = len(wanted)
     wrong = [rank for rank, (a, e) in enumerate(zip(got, wanted, strict=True)) if not _same(a, e)]
     if ranks > 1 and len(wrong) < ranks:
         yield f"right on the other ranks, wrong on rank{'s' * (len(wrong) > 1)} {_listed(wrong)}"
-    places = np.flatnonzero(~np.isclose(everything, right, rtol=1e-9, atol=1e-12))
-    if ranks == 1 and 0 < places.size <= right.size // 2:
-        yield f"right but for {places.size} of {right.size} entries: those at {_listed(places.tolist())}"
+    if ranks == 1 and got[0].shape == wanted[0].shape:
+        places = np.flatnonzero(~np.isclose(got[0].reshape(-1), wanted[0].reshape(-1), rtol=1e-9, atol=1e-12))
+        if 0 < places.size <= wanted[0].size // 2:
+            yield f"right but for {places.size} of {wanted[0].size} entries: those at {_listed(places.tolist())}"
+
+
+def _tells(numbers: np.ndarray) -> bool:
+    """Return whether there are enough numbers that two arrays of them are not multiples of each other by chance."""
+    return bool(np.count_nonzero(numbers) > FEW)
 
 
 def _same(a: np.ndarray, e: np.ndarray) -> bool:

@@ -100,6 +100,16 @@ class Hint:
             return False
 
 
+def returns(answers: Callable[[Case], Sequence[Any]], text: str) -> Hint:
+    """Return a hint for wrong answers that are these."""
+    return Hint(lambda failure: failure.answers_are(answers(failure.case)), text)
+
+
+def is_wrong(failure: Failure) -> bool:
+    """Return whether the answer is wrong. A hint with this condition is taken when no other one and no pattern fits."""
+    return failure.kind == "wrong"
+
+
 SHOWN = 8  # numbers of an array in a text; of a longer one the first and the last three
 DRAWN = 6  # cases that the seed of a check draws
 POOL = 60  # cases from which they are drawn: par of each is known
@@ -225,6 +235,8 @@ def difference(got: Any, wanted: Any, tolerance: float) -> str:
     if got is None:
         return "the function returned None"
     if isinstance(wanted, tuple):
+        if isinstance(got, np.ndarray) and got.ndim == 1 + np.ndim(wanted[0]):
+            got = tuple(got)  # rows of one array are as good as a list of arrays
         if not isinstance(got, tuple | list) or len(got) != len(wanted):
             return f"got {form(got)}, expected {len(wanted)} arrays"
         problems = [difference(*both, tolerance) for both in zip(got, wanted, strict=True)]

@@ -148,7 +148,7 @@ def judge_cases(
             failure.traces = runner.traces()
             seed = request.seed if case in drawn and case not in fixed else None
             if failure.kind != "few":
-                return failed(exercise, failure, outcome.printed, seed)
+                return failed(exercise, failure, outcome.printed, seed, runner)
             few = failure, outcome.printed, seed  # unless it is wrong on another case, which says more
     if few is None:
         return None
@@ -200,9 +200,21 @@ def find_failure(
     return None
 
 
-def failed(exercise: Exercise, failure: Failure, printed: str, seed: int | None = None) -> Verdict:
-    """Return the verdict of a failure: the text and the hint that fits best. seed: that drew the case, if one did."""
-    hint = hint_for(exercise, failure)
+def failed(
+    exercise: Exercise, failure: Failure, printed: str, seed: int | None = None, runner: Runner | None = None
+) -> Verdict:
+    """Return the verdict of a failure: the text and the hint that fits best.
+
+    seed: that drew the case, if one did. runner: runs the case of par, where the failure leaves the hint open.
+    """
+
+    def on_par() -> Failure | None:
+        if runner is None or failure.case == exercise.par:
+            return None
+        ours = par_of(exercise.name, exercise.par)
+        return find_failure(exercise, exercise.par, runner.run(exercise.par, False, ours.messages), False, ours, False)
+
+    hint = hint_for(exercise, failure, on_par)
     if failure.kind == "shared":
         where = f"{exercise.describe(failure.case)}, each with globals of its own"
     elif failure.kind == "mpi":

@@ -105,7 +105,9 @@ EXERCISES = [
             ),
             Hint(lambda f: "spoke 2 times" in f.message, "say(...) is called once per rank, with all of its text"),
             Hint(
-                lost_token, "a rank waits for one that is done: does the last rank send a token that no rank receives?"
+                lost_token,
+                "a token is sent that no rank receives, or awaited that no rank sends: rank r receives from r - 1 and"
+                " sends to r + 1, the first one receives none and the last one sends none",
             ),
             Hint(
                 lambda f: f.kind == "limit",

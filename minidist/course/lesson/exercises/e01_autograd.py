@@ -6,7 +6,7 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.core.autograd import Tensor, cross_entropy
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, is_wrong, returns
 
 Shape = tuple[int, ...]
 SHAPES: list[tuple[Shape, Shape]] = [
@@ -58,6 +58,15 @@ def without_target(failure: Failure) -> bool:
     return failure.kind == "wrong" and failure.answers_are([failure.expected[0] + one_hot / len(targets)])
 
 
+def subtracted(case: Case, what: str) -> list[np.ndarray]:
+    """Return the gradient when what is subtracted at the target is not 1 / rows in each row."""
+    _, targets = scores(case)
+    right, one_hot = scores_truth(case)[0], np.eye(5)[targets]
+    probabilities = right + one_hot / len(targets)
+    columns = np.isin(np.arange(5), targets) / len(targets)
+    return [probabilities - {"whole": one_hot, "columns": columns, "plus": -one_hot / len(targets)}[what]]
+
+
 def not_a_softmax_of_rows(failure: Failure) -> bool:
     """Return whether what is subtracted from is not a probability in each row."""
     _, targets = scores(failure.case)
@@ -76,6 +85,10 @@ EXERCISES = [
         label=lambda case: "a of shape {}, b of shape {}".format(*SHAPES[case.size]),
         communicates=False,
         hints=(
+            Hint(
+                lambda f: f.raised(ValueError),
+                "reshape and broadcast_to add nothing up: sum over every axis along which a value was repeated",
+            ),
             Hint(
                 lambda f: "expected 2 arrays" in f.message,
                 "return two gradients as a tuple: that of a, of the shape of a, and that of b",
@@ -126,9 +139,27 @@ EXERCISES = [
                 lambda f: f.kind == "wrong" and "got [" in f.message and f.answers_are([-f.expected[0]]),
                 "the sign is reversed: the loss is minus the logarithm",
             ),
+            returns(
+                lambda case: subtracted(case, "plus"),
+                "1 is added at the target; the gradient is the probability minus 1 there",
+            ),
+            returns(
+                lambda case: subtracted(case, "whole"),
+                "the 1 at the target is divided by the number of rows too: subtract it before the division",
+            ),
+            returns(
+                lambda case: subtracted(case, "columns"),
+                "1 is subtracted from whole columns: each row subtracts at its own target,"
+                " [np.arange(len(targets)), targets]",
+            ),
             Hint(
                 not_a_softmax_of_rows,
                 "the probabilities of a row do not add up to 1: the softmax runs over the classes, axis=1",
+            ),
+            Hint(
+                lambda f: is_wrong(f) and f.case.size >= 4,
+                "right for small logits, wrong for those in the thousands: to clip them changes the softmax, to"
+                " subtract each row's maximum does not",
             ),
         ),
     ),

@@ -3,7 +3,7 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -134,6 +134,16 @@ def updated_too_early(failure: Failure) -> bool:
     return failure.answers_are(truth(failure.case, update_first=True))
 
 
+def changed(times: float) -> Callable[[Failure], bool]:
+    """Return a predicate: is each weight's change so many times what it should be?"""
+
+    def holds(failure: Failure) -> bool:
+        before, after = data(failure.case)[1], truth(failure.case)[0]
+        return failure.answers_are([tuple(w + times * (a - w) for w, a in zip(before, after, strict=True))])
+
+    return holds
+
+
 EXERCISES = [
     Exercise(
         name="02.free_in_order",
@@ -153,6 +163,8 @@ EXERCISES = [
                 some_untouched,
                 "a layer's weight is as it was: every layer gets an update, from the last one to the first",
             ),
+            Hint(changed(2), "each layer makes its step twice: call update once for each"),
+            Hint(changed(-1), "each step goes the wrong way: update subtracts what it is given"),
             Hint(
                 updated_too_early,
                 "the input gradient of a layer needs the weight that forward used: make it before the update",

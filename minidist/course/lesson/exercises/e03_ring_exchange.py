@@ -61,8 +61,8 @@ HINTS = (
     ),
     Hint(
         lambda f: f.kind == "limit",
-        "correct, but each rank waits for the one before it, so the messages travel round one after the other; "
-        "let neighbours work in pairs",
+        "correct, but slower than two rounds: some messages travel one after the other that could travel at the same"
+        " time; let neighbours work in pairs, of which one sends first and the other receives first",
     ),
     Hint(
         lambda f: f.raised(UsageError) and "without comm." in f.message, "this one of the three ways uses other calls"

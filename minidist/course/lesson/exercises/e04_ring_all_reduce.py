@@ -6,7 +6,7 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.core.base.errors import MismatchError, UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, reduced_to_all
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, is_wrong, reduced_to_all
 
 
 def data(case: Case, rank: int) -> np.ndarray:
@@ -75,6 +75,12 @@ EXERCISES = [
                 "this is the mean of the ranks' arrays; the sum is asked for",
             ),
             Hint(
+                lambda f: (
+                    sums_of_own_chunk(f) and any(np.any(a > e) for a, e in zip(f.answers, f.expected, strict=True))
+                ),
+                "the second half adds: a complete chunk replaces what its receiver has",
+            ),
+            Hint(
                 sums_of_own_chunk,
                 "every rank has the sum of its own chunk, and not of all others: the second half, in which complete"
                 " chunks travel round without being added, is missing or too short",
@@ -88,6 +94,11 @@ EXERCISES = [
                 lambda f: f.kind == "wrong" and f.case.ranks > 2,
                 "right for 2 ranks and wrong for 3: does a rank pass on the sum that it has just made, or only its own "
                 "part?",
+            ),
+            Hint(
+                is_wrong,
+                "in the first half what comes in is added to the rank's own chunk, once; in the second half a complete"
+                " chunk replaces it",
             ),
         ),
     )

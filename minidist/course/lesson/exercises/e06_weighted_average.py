@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, summed
+from minidist.core.base.errors import DeadlockError
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, returns, summed
 
 
 def counts(case: Case) -> list[int]:
@@ -72,6 +73,22 @@ EXERCISES = [
             Hint(
                 lambda f: f.answers_are([np.sum(means(f.case), axis=0)] * f.case.ranks),
                 "this is the sum of the means: weight each rank's mean by its rows, and divide by all rows",
+            ),
+            returns(
+                lambda case: [np.nansum(means(case), axis=0) / sum(counts(case))] * case.ranks,
+                "these are means divided by the rows once more: multiply each rank's mean by its rows before the sum",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and np.shape(f.answers[0]) == (f.case.size + 1,),
+                "the answer has one number too many: the count travels with the gradient, and is no part of it",
+            ),
+            Hint(
+                lambda f: f.raised(DeadlockError) and 0 in counts(f.case),
+                "every rank takes part in a collective: one without rows too, with zeros",
+            ),
+            Hint(
+                lambda f: f.raised(DeadlockError),
+                "every rank takes part in a collective: is the call inside an `if` that only some ranks enter?",
             ),
             Hint(
                 lambda f: f.answers_are(means(f.case)),

@@ -11,7 +11,7 @@ import numpy as np
 from minidist.core.base.errors import DeadlockError, MismatchError, UnmatchedMessageError, UnwaitedRequestError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, Work
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, summed
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, summed
 
 SECONDS = 2e-6  # seconds that backward takes for one contribution
 
@@ -172,6 +172,10 @@ EXERCISES = [
                 lambda f: f.kind == "wrong" and reused(f),
                 "a bucket left before it was whole: a parameter that is used twice contributes twice; count down"
                 " uses[p]",
+            ),
+            Hint(
+                is_wrong,
+                "a bucket left before it was whole: all of its parameters must have made all of their contributions",
             ),
             Hint(
                 lambda f: f.kind == "limit",

@@ -172,6 +172,15 @@ EXERCISES = [
                 "an infinity has reached the weights, and nothing takes it out again: look before you step",
             ),
             Hint(
+                lambda f: "the scales are right" in f.message,
+                "the step takes the gradient divided by the scale that backward had, once",
+            ),
+            Hint(
+                lambda f: "scales" in f.message,
+                "an overflow halves the scale, three good steps in a row double it, and after each of the two the count"
+                " begins at 0",
+            ),
+            Hint(
                 lambda f: f.kind == "limit",
                 "right, but too many bytes: a rank need not see the others' gradients, only whether one of them"
                 " overflowed: one byte",

@@ -127,7 +127,8 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: "you found no cut" in f.message,
-                "even more and smaller segments may fit: try up to one per layer",
+                "even more and smaller segments may fit: try up to one per layer; with k segments budget - k * boundary"
+                " is left for what is inside one, and each begins with 0 B",
             ),
             Hint(
                 inputs_forgotten,
@@ -159,6 +160,10 @@ EXERCISES = [
         communicates=False,
         label=lambda case: f"{8 * case.size} elements, seed {case.seed}",
         hints=(
+            Hint(
+                lambda f: wrong_at(2)(f) and np.allclose(f.answers[0][2], 2 * f.expected[0][2]),
+                "the mask is right and the gradient is twice as large: segment.gradient multiplies by g already",
+            ),
             Hint(
                 wrong_at(2),
                 "the gradient belongs to another mask than the output: the replay must draw what forward drew, so keep"

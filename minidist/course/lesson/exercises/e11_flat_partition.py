@@ -3,13 +3,13 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from minidist.core.base.errors import MismatchError, UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, difference, reduced_to_all
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, difference, is_wrong, reduced_to_all
 
 RATE = 0.5
 
@@ -69,6 +69,22 @@ def right_in_places(failure: Failure) -> bool:
     return all(np.all((w == before) | (w == after)) and np.any(w == before) for w, _ in failure.answers)
 
 
+def stepped_by(failure: Failure, reduced: Callable[[np.ndarray], np.ndarray]) -> bool:
+    """Return whether the weights are those of a step by reduced((ranks, elements)), on every rank."""
+    case = failure.case
+    gradients = np.stack([flat(data(case, 1, rank)) for rank in range(case.ranks)])
+    wanted = flat(data(case, 0)) - RATE * reduced(gradients)
+    return is_wrong(failure) and all(np.allclose(weights, wanted) for weights, _ in failure.answers)
+
+
+def own_shards(gradients: np.ndarray) -> np.ndarray:
+    """Return each shard's gradient as its own rank has it."""
+    size = -(-gradients.shape[1] // len(gradients))
+    elements = np.arange(gradients.shape[1])
+    own: np.ndarray = gradients[elements // max(1, size), elements]
+    return own
+
+
 EXERCISES = [
     Exercise(
         name="11.zero_step",
@@ -103,6 +119,22 @@ EXERCISES = [
                 lambda f: f.kind == "limit",
                 "right, but too many bytes: a rank needs the summed gradient of its own shard only, so a reduce-scatter"
                 " is enough",
+            ),
+            Hint(
+                lambda f: stepped_by(f, lambda gradients: np.mean(gradients, axis=0)),
+                "this is a step by the mean of the ranks' gradients; the sum is asked for",
+            ),
+            Hint(
+                lambda f: stepped_by(f, own_shards),
+                "each shard steps by the gradient of its own rank: reduce-scatter adds up those of all ranks",
+            ),
+            Hint(
+                lambda f: f.raised(ValueError, IndexError) and f.case.size == 0,
+                "the list of weights may be empty: np.concatenate needs one array at least, such as the padding",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and f.case.size > 1,
+                "each array gets back its own part of the flat one: the next begins where the one before ends",
             ),
             Hint(
                 lambda f: f.raised(MismatchError, UsageError, ValueError),

@@ -11,7 +11,7 @@ from minidist.base.memory import MemoryAccount
 from minidist.core.base.errors import UnwaitedRequestError
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, drawing, is_wrong, returns
 
 SECONDS = 2e-6  # of computing, for each rank that takes part: longer than a gather takes
 
@@ -96,6 +96,7 @@ EXERCISES = [
         unit="layer",
         limits=("bytes", "time", "memory"),
         hints=(
+            Hint(lambda f: f.raised(IndexError) and f.case.size == 0, "there may be no layer at all: gather none then"),
             Hint(lambda f: f.raised(IndexError), "after the last layer there is none to gather ahead"),
             Hint(
                 lambda f: f.raised(UnwaitedRequestError),
@@ -118,6 +119,11 @@ EXERCISES = [
                 ),
                 "weights were used before they had arrived: wait() first",
             ),
+            returns(
+                lambda case: [float(rank) for rank in range(case.ranks)],
+                "x is what came in: each layer replaces it, x = compute(layer, weights, x)",
+            ),
+            Hint(is_wrong, "layer i is computed from its own weights and from what layer i - 1 returned, in order"),
         ),
     )
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base.errors import UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, reduced_to_all
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, is_wrong, reduced_to_all, returns
 
 ROWS, WIDTH, HEAD = 3, 4, 2
 
@@ -44,10 +44,16 @@ def mlp_arguments(case: Case, rank: int) -> tuple[Any, ...]:
     return parts["x"], parts["a"][:, mine].copy(), parts["b"][mine].copy(), parts["bias"], parts["gradient"]
 
 
-def mlp_truth(case: Case, bias_times: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def mlp_truth(
+    case: Case, bias_times: float = 1.0, forward: bool = True, backward: bool = True, mean: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return y and x's gradient; without the ReLU forward or its mask backward, or with a mean over the ranks."""
     p = mlp_parts(case)
-    hidden = np.maximum(p["x"] @ p["a"], 0)
-    return hidden @ p["b"] + bias_times * p["bias"], ((p["gradient"] @ p["b"].T) * (hidden > 0)) @ p["a"].T
+    hidden = p["x"] @ p["a"]
+    mask = hidden > 0 if backward else True
+    hidden = np.maximum(hidden, 0) if forward else hidden
+    y = hidden @ p["b"] / (case.ranks if mean else 1)
+    return y + bias_times * p["bias"], ((p["gradient"] @ p["b"].T) * mask) @ p["a"].T
 
 
 def partial(case: Case, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -117,6 +123,18 @@ EXERCISES = [
                 lambda f: f.answers_are([mlp_truth(f.case, f.case.ranks)] * f.case.ranks),
                 "the bias is in the sum n times: add it once, after the all-reduce",
             ),
+            returns(
+                lambda case: [mlp_truth(case, backward=False)] * case.ranks,
+                "y is right, x's gradient is without the mask of the ReLU: it is 0 where hidden is not positive",
+            ),
+            returns(
+                lambda case: [mlp_truth(case, forward=False)] * case.ranks,
+                "y is without the ReLU between A and B: np.maximum(x @ a, 0)",
+            ),
+            returns(
+                lambda case: [mlp_truth(case, mean=True)] * case.ranks,
+                "the ranks' parts of y are averaged: each is a summand, so they are added",
+            ),
             Hint(
                 lambda f: answers(f, partial), "nothing is summed: a rank has a summand of y only, and of x's gradient"
             ),
@@ -155,6 +173,11 @@ EXERCISES = [
             Hint(
                 lambda f: f.kind == "wrong" and f.answers_are(attention_by_tiles(f.case, all_heads=True)),
                 "a rank has heads / n heads; with `heads` its columns are cut into heads that are too narrow",
+            ),
+            Hint(
+                is_wrong,
+                "rank r has whole heads, heads / n of them: of each of Q, K and V, in this order, the columns r * width"
+                " // n to (r + 1) * width // n, and of the projection the rows of the same numbers",
             ),
             Hint(
                 lambda f: f.kind == "limit",

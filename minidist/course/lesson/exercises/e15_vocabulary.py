@@ -10,7 +10,7 @@ import numpy as np
 
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong
 
 ROWS = 5
 
@@ -77,6 +77,12 @@ def own_maxima(f: Failure) -> bool:
     return bool(np.allclose(f.answers[0][0], losses))
 
 
+def scaled_gradient(f: Failure) -> bool:
+    """Return whether every gradient is divided by the rows."""
+    pairs = zip(f.answers, f.expected, strict=True)
+    return is_wrong(f) and all(np.allclose(np.asarray(a[1]) * ROWS, e[1]) for a, e in pairs)
+
+
 def losses_of_the_ranks(f: Failure) -> bool:
     """Return whether the ranks disagree on a loss."""
     complete = f.kind == "wrong" and all(isinstance(a, tuple) and len(a) == 2 for a in f.answers)
@@ -114,6 +120,19 @@ EXERCISES = [
                 " words",
             ),
             Hint(
+                lambda f: is_wrong(f) and "got shape" in f.message,
+                "there is a loss for each row: they are not averaged, and the gradient is that of the rank's own words",
+            ),
+            Hint(
+                lambda f: "result 1" in f.message and scaled_gradient(f),
+                "the losses are of single rows, not their mean: the gradient is not divided by the number of rows",
+            ),
+            Hint(
+                lambda f: "result 1" in f.message,
+                "the losses are right, the gradient is not: of the probability of each row's target 1 is subtracted, on"
+                " the one rank that has the target, at the place target - first",
+            ),
+            Hint(
                 own_maxima,
                 "exponentials that were shifted by different numbers cannot be added: what is subtracted must be the"
                 " largest logit of all words, the same on every rank",
@@ -126,6 +145,10 @@ EXERCISES = [
             Hint(
                 lambda f: f.kind == "limit",
                 "right, but too many bytes: a row needs three numbers from the other ranks, not their logits",
+            ),
+            Hint(
+                lambda f: is_wrong(f) and all(np.all(np.asarray(a[0]) < 0) for a in f.answers),
+                "a loss is never negative: it is the logarithm of the sum minus the target's logit",
             ),
             Hint(
                 target_elsewhere,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, is_wrong
 
 Gradient = Callable[[int, np.ndarray], np.ndarray]  # (mini-batch, weights) -> its gradient at these weights
 RATE = 0.25
@@ -79,6 +79,13 @@ def same(failure: Failure, others: Sequence[np.ndarray]) -> bool:
     return failure.answers_are([tuple(others)])
 
 
+def other_rate(failure: Failure) -> bool:
+    """Return whether the first update is another multiple of the right one than 1."""
+    before = start(failure.case)
+    got, wanted = np.asarray(failure.answers[0][0]) - before, failure.expected[0][0] - before
+    return is_wrong(failure) and not np.allclose(got, wanted) and np.ptp(got / wanted) < 1e-6
+
+
 def wrong_length(failure: Failure) -> bool:
     return "expected" in failure.message and "arrays" in failure.message
 
@@ -123,6 +130,16 @@ EXERCISES = [
             Hint(
                 lambda f: same(f, mistaken(f.case, "first")),
                 "every gradient is computed with the first weights: keep, for each mini-batch, what its F saw",
+            ),
+            Hint(
+                other_rate,
+                "the first update has the right direction and another length: the learning rate is 0.25, and counts"
+                " once",
+            ),
+            Hint(
+                is_wrong,
+                "the B of mini-batch i takes gradient(i, weights) of the same i, at the weights that F of i saw, and"
+                " changes the newest ones",
             ),
             Hint(
                 lambda f: count(f.case) > 10,

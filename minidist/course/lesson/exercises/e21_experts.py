@@ -76,6 +76,15 @@ def loss_is(f: Failure, value: Callable[[np.ndarray, np.ndarray], float]) -> boo
     return "loss" in wrong_in(f) and bool(np.allclose(f.answers[0][1], value(share, probabilities.mean(axis=0))))
 
 
+def counts_kept_tokens(f: Failure) -> bool:
+    """Return whether the loss is that of the tokens that have a slot, as a share of all tokens or of those."""
+    probabilities, _ = routing(f.case)
+    kept = slots_with(f.case) >= 0
+    share = np.bincount(probabilities.argmax(axis=1)[kept], minlength=f.case.ranks)
+    loss = f.case.ranks * float(share @ probabilities.mean(axis=0))
+    return any(np.allclose(f.answers[0][1], loss / tokens) for tokens in (f.case.size, max(1, kept.sum())))
+
+
 # --- dispatch ---
 
 
@@ -157,6 +166,11 @@ EXERCISES = [
                 "times the number of experts: then the loss of perfect balance is 1, however many experts there are",
             ),
             Hint(
+                lambda f: {"loss"} <= wrong_in(f) and counts_kept_tokens(f),
+                "f counts the tokens that found a slot; it is the share of all tokens that chose the expert,"
+                " dropped ones too",
+            ),
+            Hint(
                 lambda f: wrong_in(f) == {"gradient"},
                 "only the gradient is wrong: it runs through P alone (a count has no gradient), and P is a mean over"
                 " the tokens: N f / tokens in every row",
@@ -194,6 +208,10 @@ EXERCISES = [
             Hint(
                 lambda f: f.kind == "limit",
                 "right, but too many bytes: an expert needs only its own slots from every rank",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and f.case.ranks == 1,
+                "each expert here computes its own rows, arrived[:, local], of every source rank",
             ),
             Hint(
                 lambda f: f.kind == "wrong" and f.case.ranks > 1,

@@ -7,7 +7,7 @@ import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.parallel.context.positions import sequence_positions
-from minidist.course.lesson.exercise import Case, Exercise, Hint
+from minidist.course.lesson.exercise import Case, Exercise, Hint, returns
 
 SEPARATOR = 0
 
@@ -41,6 +41,10 @@ def mistaken(case: Case, kind: str) -> np.ndarray:
     return result
 
 
+def _right(case: Case) -> np.ndarray:
+    return seen(text(case), SEPARATOR, _rows(case))
+
+
 def _rows(case: Case) -> np.ndarray:
     """Return the places of a rank's queries: those of two chunks, one from the front and one from the back."""
     rank, ranks = _place(case)
@@ -61,7 +65,7 @@ EXERCISES = [
     Exercise(
         name="22.visible",
         arguments=lambda case, rank: (text(case), SEPARATOR, *_place(case)),
-        expected=lambda case: [seen(text(case), SEPARATOR, _rows(case))],
+        expected=lambda case: [_right(case)],
         cases=lambda: [
             Case(1, size, 8 * ranks + rank) for ranks in (1, 2, 3, 4) for rank in range(ranks) for size in (4, 5, 9)
         ],
@@ -71,6 +75,14 @@ EXERCISES = [
         communicates=False,
         hints=(
             Hint(lambda f: f.answers_are([~f.expected[0]]), "this is the reverse: True where a query sees a key"),
+            returns(
+                lambda case: [_right(case) & (np.arange(2 * case.size) != _rows(case)[:, None])],
+                "a query sees its own key, too: <=, not <",
+            ),
+            Hint(
+                lambda f: f.raised(IndexError),
+                "rank r holds chunk r and chunk 2P-1-r of 2P: chunks are numbered from 0, so the last one is 2P-1",
+            ),
             Hint(
                 lambda f: f.kind == "wrong" and "shape" not in f.message and bool(np.all(f.answers[0])),
                 "every query sees every key: it sees no key behind its own, and none of another document",

@@ -10,7 +10,7 @@ import numpy as np
 
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, returns
 
 SIZE = 2
 
@@ -62,8 +62,8 @@ def blocks(case: Case, merge: Callable[[np.ndarray, int], np.ndarray]) -> list[n
     ]
 
 
-def without_scaling(case: Case) -> list[np.ndarray]:
-    """Return the outputs when a new maximum does not rescale what was accumulated before."""
+def without_scaling(case: Case, sums: bool = True, outputs: bool = True) -> list[np.ndarray]:
+    """Return the outputs when a new maximum does not rescale the sums, the outputs, or both of what was before."""
     q, k, v = (split(case, part) for part in data(case))
     results = []
     for r in range(case.ranks):
@@ -71,11 +71,19 @@ def without_scaling(case: Case) -> list[np.ndarray]:
         for step in range(case.ranks):
             owner = (r - step) % case.ranks
             scores = q[r] @ k[owner].T / np.sqrt(SIZE)
-            largest = np.maximum(largest, scores.max(axis=1))
-            now = np.exp(scores - largest[:, None])
-            total, out = total + now.sum(axis=1), out + now @ v[owner]
+            new = np.maximum(largest, scores.max(axis=1))
+            old, now = np.exp(largest - new), np.exp(scores - new[:, None])
+            total = total * (1 if sums else old) + now.sum(axis=1)
+            out = out * (1 if outputs else old[:, None]) + now @ v[owner]
+            largest = new
         results.append(out / total[:, None])
     return results
+
+
+def scaled(case: Case, by: float) -> tuple[np.ndarray, ...]:
+    """Return q, k, v with the queries multiplied by a number."""
+    q, k, v = data(case)
+    return q * by, k, v
 
 
 def not_finite(f: Failure) -> bool:
@@ -104,9 +112,29 @@ EXERCISES = [
                 "a rank's queries have met its own keys only: pass K and V on, n - 1 times",
             ),
             Hint(
-                lambda f: f.answers_are(without_scaling(f.case)),
+                lambda f: any(
+                    f.answers_are(split(f.case, attend(*scaled(f.case, by)))) for by in (SIZE**0.5, SIZE**-0.5)
+                ),
+                "the scores are q k^T / sqrt(d), d being the length of a query",
+            ),
+            returns(
+                lambda case: split(case, attend(data(case)[0], *data(case)[:0:-1])),
+                "keys and values are exchanged: scores are made of the keys, and the output is a mean of values",
+            ),
+            Hint(
+                lambda f: any(
+                    f.answers_are(without_scaling(f.case, sums, outputs))
+                    for sums, outputs in ((True, True), (True, False), (False, True))
+                ),
                 "when the maximum grows, what was summed before was shifted by less: multiply sum and output by exp(old"
                 " - new)",
+            ),
+            Hint(
+                lambda f: (
+                    f.kind == "wrong"
+                    and bool(np.ptp(np.vstack(f.answers) / np.vstack(f.expected), axis=1).max() < 1e-9)
+                ),
+                "each row is a multiple of the right one: divide it by its sum of exponentials, of all blocks, once",
             ),
             Hint(
                 lambda f: f.raised(MismatchError),

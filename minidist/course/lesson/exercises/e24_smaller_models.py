@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, reduced_to_all
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, reduced_to_all, returns
 
 # --- 24.one_grid ------------------------------------------------------------------------------------------------------
 
@@ -17,12 +17,20 @@ from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
 def shards(case: Case) -> list[np.ndarray]:
     """Return the values of each rank: later ranks have fewer, some none, and each has a range of its own."""
     sizes = [max(0, case.size - rank) for rank in range(case.ranks)]
-    return [case.generator(rank).standard_normal(n) * 2.0**-rank - rank for rank, n in enumerate(sizes)]
+    some = float(case.seed % 4 != 1)  # else all of them are zero
+    return [some * (case.generator(rank).standard_normal(n) * 2.0**-rank - rank) for rank, n in enumerate(sizes)]
 
 
-def rounded(x: np.ndarray, largest: float) -> np.ndarray:
+def rounded(x: np.ndarray, largest: float, to_whole: Callable[[np.ndarray], np.ndarray] = np.round) -> np.ndarray:
     scale = largest / 127 or 1.0
-    return np.clip(np.round(x / scale), -127, 127) * scale
+    return np.clip(to_whole(x / scale), -127, 127) * scale
+
+
+def not_to_nearest(failure: Failure) -> bool:
+    mine = shards(failure.case)
+    largest = max(map(magnitude, mine))
+    ways = (np.floor, np.trunc, np.ceil)
+    return any(failure.answers_are([rounded(x, largest, way) for x in mine]) for way in ways)
 
 
 def with_largest(failure: Failure, largest: Callable[[list[np.ndarray], int], float]) -> bool:
@@ -57,7 +65,30 @@ ONE_GRID = Exercise(
             "the most negative value may have the largest magnitude: take np.abs before the maximum",
         ),
         Hint(
-            lambda f: f.raised(ValueError, ZeroDivisionError, FloatingPointError) or f.kind == "wrong",
+            lambda f: with_largest(f, lambda mine, rank: sum(map(magnitude, mine)) / len(mine)),
+            "the mean of the ranks' largest values is too small for some of them: reduce with 'max'",
+        ),
+        Hint(
+            not_to_nearest,
+            "each value goes to the nearest level, np.round; to round down, or towards 0, moves all values one way",
+        ),
+        returns(
+            lambda case: [
+                rounded(x, max(map(magnitude, shards(case)))) * 127 / (max(map(magnitude, shards(case))) or 127.0)
+                for x in shards(case)
+            ],
+            "these are the levels, whole numbers: times the scale they are the values again",
+        ),
+        Hint(
+            is_wrong,
+            "every value is rounded to the nearest of the levels -127 to 127 times largest / 127, with the largest"
+            " magnitude of all ranks",
+        ),
+        Hint(
+            lambda f: (
+                f.raised(ValueError, ZeroDivisionError, FloatingPointError)
+                or (is_wrong(f) and any(not np.isfinite(a).all() for a in f.answers))
+            ),
             "a rank without values still takes part (np.max has `initial=`), and where all values are zero so is the"
             " scale, by which nothing can be divided; halves are rounded by np.round",
         ),
@@ -110,7 +141,20 @@ KEPT = Exercise(
             "what is pruned keeps this rank's own gradient; it must be zero, or the replicas drift apart",
         ),
         Hint(
-            lambda f: f.answers_are([g * mask_of(f.case) for g in gradients(f.case)]),
+            lambda f: any(
+                f.answers_are([np.where(mask_of(f.case), reduced(gradients(f.case), axis=0), 0.0)] * f.case.ranks)
+                for reduced in (np.mean, np.max)
+            ),
+            "the ranks' entries are averaged, or the largest of them is taken; their sum is asked for",
+        ),
+        returns(
+            lambda case: [np.where(mask_of(case), g, sums(case)) for g in gradients(case)],
+            "the mask is True where a weight is kept, and these are the sums of those that are pruned",
+        ),
+        Hint(
+            lambda f: any(
+                f.answers_are([times * g * mask_of(f.case) for g in gradients(f.case)]) for times in (1, f.case.ranks)
+            ),
             "this is this rank's own gradient: take the kept entries, sum them over all ranks, put them back",
         ),
     ),
@@ -181,6 +225,18 @@ DISTIL = Exercise(
         Hint(
             lambda f: f.answers_are(targets_of(f.case, lambda logits: soft(logits, 1.0))),
             "these are the teacher's probabilities at temperature 1: divide the logits by the temperature before exp",
+        ),
+        returns(
+            lambda case: targets_of(case, lambda logits: soft(logits, 1 / TEMPERATURE)),
+            "the logits are multiplied by the temperature, which makes the targets harder: divide them by it",
+        ),
+        returns(
+            lambda case: targets_of(case, lambda logits: soft(logits.T, TEMPERATURE).T),
+            "these are not the probabilities of rows: a softmax runs over the classes, axis=1",
+        ),
+        returns(
+            lambda case: targets_of(case, lambda logits: np.exp(logits / TEMPERATURE)),
+            "these are exponentials: divide those of a row by their sum, so that they add up to 1",
         ),
         Hint(
             lambda f: f.answers_are(targets_of(f.case, lambda logits: logits)),

@@ -72,7 +72,7 @@ EXERCISES = [
         communicates=False,
         hints=(
             Hint(
-                lambda f: len(f.answers[0]) > 1 and f.answers[0][-1] == f.case.size,
+                lambda f: len(f.answers[0]) > 1 and f.answers[0][-1] == f.case.size != sum(f.answers[0]),
                 "these are the places where stages end; return the number of layers of each stage",
             ),
             Hint(

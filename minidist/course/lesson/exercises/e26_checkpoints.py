@@ -12,7 +12,7 @@ import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing, standard_cases
+from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing, is_wrong, standard_cases
 
 # A save that may die --------------------------------------------------------------------------------------------------
 
@@ -178,7 +178,10 @@ EXERCISES = [
                 "a rename does not replace a folder with files in it: find a name that is free",
             ),
             Hint(
-                lambda f: "half written" in f.message and f.case.seed == 1,
+                lambda f: (
+                    f.case.seed == 1
+                    and any(words in f.message for words in ("half written", "'step-1' is not a whole"))
+                ),
                 "the name was taken by the only checkpoint that existed: write beside it, and find a name that is free",
             ),
             Hint(
@@ -212,11 +215,16 @@ EXERCISES = [
                 "a rank reads pieces in which it has no element: compare the ranges first, and read what overlaps",
             ),
             Hint(
-                lambda f: f.kind == "wrong" and f.case.size % f.case.ranks > 0,
+                lambda f: is_wrong(f) and "got shape" in f.message,
                 "the number of elements need not be a multiple of the ranks: chunk_sizes gives some ranks one more",
             ),
             Hint(
-                lambda f: f.kind == "wrong",
+                lambda f: f.raised(ValueError) and "concatenate" in f.message,
+                "no piece may overlap a rank's chunk, which then is empty: begin with np.empty(size of the chunk), and"
+                " copy into it",
+            ),
+            Hint(
+                lambda f: is_wrong(f) or f.raised(ValueError),
                 "a piece may begin before your chunk or end after it, and pieces come in any order: copy the overlap to"
                 " its place",
             ),

@@ -17,12 +17,12 @@ def truth(case: Case) -> tuple[float, float]:
 
 
 def measurements(case: Case) -> tuple[list[float], list[float]]:
-    """Return sizes over six decades and seconds with 3 % of noise, every fifth one disturbed."""
+    """Return sizes over six decades and seconds with 3 % of noise, every third one disturbed."""
     alpha, beta = truth(case)
     draw = case.generator(2)
     sizes = np.logspace(0.9, 7, case.size).round()
     seconds = (alpha + beta * sizes) * (1 + 0.03 * draw.standard_normal(case.size))
-    seconds[2::5] *= 2
+    seconds[2::3] *= 2
     return sizes.tolist(), seconds.tolist()
 
 
@@ -41,7 +41,8 @@ def says(word: str) -> Any:
 
 def swapped(failure: Failure) -> bool:
     pair = failure.answers[0] if failure.answers else None
-    return isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2 and abs(pair[0]) < abs(pair[1])
+    alpha, beta = truth(failure.case)
+    return isinstance(pair, list | tuple | np.ndarray) and bool(np.allclose(pair, (beta, alpha), rtol=0.5, atol=0))
 
 
 EXERCISES = [
@@ -58,7 +59,12 @@ EXERCISES = [
         hints=(
             Hint(says("return (alpha"), "two numbers: seconds of latency, and seconds per byte"),
             Hint(
-                lambda f: f.answers[0][1] > 1,
+                lambda f: 0.1 < f.answers[0][1] < 10,
+                "this is the slope of a line through logarithms, the power of a size: alpha + beta n is no line there."
+                " Fit the seconds themselves, by their relative errors",
+            ),
+            Hint(
+                lambda f: f.answers[0][1] > 1e3,
                 "this is a bandwidth, in bytes per second; beta is its inverse, seconds per byte",
             ),
             Hint(

@@ -6,7 +6,7 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, cut
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, returns
 
 
 def layers(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -54,18 +54,20 @@ def stepped(case: Case, ratio: str = "layer") -> list[np.ndarray]:
     weights, updates = zip(*layers(case), strict=True)
     if ratio == "model":
         return shards(case, [_step_all([np.concatenate(weights)], [np.concatenate(updates)])])
-    return shards(case, [_step_all(list(weights), list(updates))])
+    power = {"inverse": -1.0, "no root": 2.0}.get(ratio, 1.0)
+    return shards(case, [_step_all(list(weights), list(updates), power)])
 
 
 def _split(sizes: list[int], array: np.ndarray) -> list[np.ndarray]:
     return np.split(array, np.cumsum(sizes)[:-1])
 
 
-def _step_all(weights: list[np.ndarray], updates: list[np.ndarray]) -> np.ndarray:
+def _step_all(weights: list[np.ndarray], updates: list[np.ndarray], power: float = 1.0) -> np.ndarray:
+    """Return the weights after a step by (norm of the weights / norm of the update)^power of each layer."""
     result = []
     for w, u in zip(weights, updates, strict=True):
         norms = np.linalg.norm(w), np.linalg.norm(u)
-        result.append(w - (norms[0] / norms[1] if norms[0] and norms[1] else 1.0) * u)
+        result.append(w - (norms[0] / norms[1] if norms[0] and norms[1] else 1.0) ** power * u)
     return np.concatenate(result)
 
 
@@ -107,6 +109,20 @@ EXERCISES = [
             Hint(
                 lambda f: f.answers_are(stepped(f.case, "model")),
                 "this is one ratio for the whole model; each layer has its own",
+            ),
+            returns(
+                lambda case: stepped(case, "inverse"),
+                "the ratio is upside down: the norm of the weights over that of the update, so that a layer of large"
+                " weights makes large steps",
+            ),
+            returns(
+                lambda case: stepped(case, "no root"),
+                "this is the ratio of the sums of squares; that of the norms is its root",
+            ),
+            Hint(
+                is_wrong,
+                "the norm of a layer is the root of the sum of the squares of all of its elements: add squares over the"
+                " ranks, not norms and not means, then take the root",
             ),
             Hint(
                 lambda f: f.kind == "limit" and f.metric == "messages",

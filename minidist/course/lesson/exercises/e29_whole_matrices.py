@@ -6,7 +6,7 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, cut
-from minidist.course.lesson.exercise import Case, Exercise, Hint, Least
+from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, is_wrong
 from minidist.optim.muon import newton_schulz
 
 COLUMNS = 3
@@ -65,6 +65,11 @@ EXERCISES = [
             Hint(
                 lambda f: f.answers_are(shards(f.case, matrices(f.case))),
                 "these are the rows that came in; return those of the orthogonalised matrices",
+            ),
+            Hint(
+                is_wrong,
+                "a matrix is the rows of rank 0, then those of rank 1, and so on; what is returned is a list with"
+                " matrix k in place k, and of each the rank's own rows",
             ),
             Hint(
                 lambda f: f.kind == "limit",

@@ -65,6 +65,10 @@ EXERCISES = [
                 "one rank alone has no loader: it makes every batch itself",
             ),
             Hint(
+                lambda f: f.kind == "wrong" and any(np.shape(answer) != (0, 2) for answer in f.answers[1:]),
+                "a loader returns no batches: an array of shape (0, 2)",
+            ),
+            Hint(
                 in_another_order,
                 "these are the right batches in the order in which they arrived, which depends on the speed of the"
                 " loaders; decide beforehand which loader makes batch i, and receive batch i from that loader",

@@ -5,7 +5,16 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing, reduced_to_all, standard_cases
+from minidist.course.lesson.exercise import (
+    Case,
+    Exercise,
+    Failure,
+    Hint,
+    drawing,
+    is_wrong,
+    reduced_to_all,
+    standard_cases,
+)
 
 WIDTH = 3  # numbers of a row's gradient
 
@@ -35,6 +44,12 @@ def answer(case: Case, mistake: str = "") -> list[np.ndarray]:
     big = float(gradient @ gradient)
     noise = (small - big) / (1 / (s * batch) - 1 / batch)
     return [np.append(gradient, [big - noise / batch, noise])] * case.ranks
+
+
+def right_at(failure: Failure, entries: slice) -> bool:
+    """Return whether these entries are right on every rank of a wrong answer."""
+    pairs = zip(failure.answers, failure.expected, strict=True)
+    return is_wrong(failure) and all(np.allclose(a[entries], e[entries]) for a, e in pairs)
 
 
 EXERCISES = [
@@ -69,6 +84,19 @@ EXERCISES = [
             Hint(
                 lambda f: f.answers_are(answer(f.case, "equal shares")),
                 "right for equal shares, of which s is 1/n; here s = sum b_r^2 / B^2",
+            ),
+            Hint(
+                lambda f: right_at(f, slice(None, -2)) and right_at(f, slice(-1, None)),
+                "the square without noise alone is wrong: it is that of the gradient minus noise / B",
+            ),
+            Hint(
+                lambda f: right_at(f, slice(None, -2)),
+                "the gradient is right and the noise is not: (small - big) / (1 / (s B) - 1 / B), with small the sum of"
+                " squares over s and big the square of the gradient",
+            ),
+            Hint(
+                lambda f: is_wrong(f) and right_at(f, slice(0, 0)),
+                "the gradient is wrong: divide each rank's sum of rows by the rows of the whole batch, and add",
             ),
             Hint(
                 lambda f: f.kind == "limit" and f.metric == "messages",

@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, summed
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, returns, summed
 
 EPS = 1e-5
 CHANNELS = 3
@@ -43,7 +43,11 @@ def normalised(case: Case, how: str = "union") -> list[np.ndarray]:
     elif how == "unbiased":
         rows = sum(map(len, used))
         variance = variance * rows / max(1, rows - 1)
-    deviation = np.sqrt(variance) + EPS if how == "eps outside" else np.sqrt(variance + EPS)
+    if how == "not centred":
+        mean = 0 * mean
+    deviation = variance + EPS if how == "no root" else np.sqrt(variance + EPS)
+    if how == "eps outside":
+        deviation = np.sqrt(variance) + EPS
     return [(part - mean) / deviation for part in parts]
 
 
@@ -85,6 +89,19 @@ EXERCISES = [
             Hint(
                 lambda f: f.answers_are(normalised(f.case, "eps outside")),
                 "eps is added to the variance, under the root",
+            ),
+            returns(
+                lambda case: normalised(case, "no root"),
+                "the rows are divided by the variance; divide them by its root, the standard deviation",
+            ),
+            returns(
+                lambda case: normalised(case, "not centred"),
+                "the mean of all rows is not subtracted: (x - mean) / sqrt(variance + eps)",
+            ),
+            Hint(
+                is_wrong,
+                "mean and variance are those of the rows of all ranks together, as if one rank had all of them: weight"
+                " what each rank sends by its rows, and take the variance around the mean of all",
             ),
             Hint(
                 lambda f: f.kind == "limit",

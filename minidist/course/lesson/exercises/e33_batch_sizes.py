@@ -77,6 +77,10 @@ EXERCISES = [
                 " micro stands alone",
             ),
             Hint(
+                lambda f: sorted(f.answers[0]) == sorted(determined(*file_of(f.case)) or ()),
+                "the numbers are right, in another order: return (train, micro, steps)",
+            ),
+            Hint(
                 accumulates,
                 "steps is what is left of train when micro and the ranks are divided out; it is 1 where only one of"
                 " train and micro is given",

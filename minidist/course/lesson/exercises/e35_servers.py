@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, summed
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, summed
 
 
 def servers_of(case: Case) -> int:
@@ -14,9 +14,9 @@ def servers_of(case: Case) -> int:
 
 
 def gradient_of(case: Case, rank: int) -> np.ndarray:
-    """Return a worker's gradient, in whole numbers; a server has an array of zeros of the same size."""
+    """Return a worker's gradient, in whole numbers; a server has an array of nan of the same size."""
     if rank < servers_of(case):
-        return np.zeros(case.size)
+        return np.full(case.size, np.nan)
     return case.generator(rank).integers(-9, 10, case.size).astype(float)
 
 
@@ -34,6 +34,14 @@ def least(case: Case) -> Least:
     """Return the least with which the workers, and of each element one server, know the sum of the workers'."""
     workers = case.ranks - servers_of(case)
     return summed(workers, workers + 1, case.size)
+
+
+def no_worker_has_a_sum(failure: Failure) -> bool:
+    """Return whether every worker returns zeros, or the gradient that it was given."""
+    workers = list(enumerate(failure.answers))[servers_of(failure.case) :]
+    return is_wrong(failure) and all(
+        not np.any(got) or np.array_equal(got, gradient_of(failure.case, rank)) for rank, got in workers
+    )
 
 
 def cases() -> list[Case]:
@@ -61,8 +69,11 @@ EXERCISES = [
                 "this is the mean over the workers; the sum was asked for",
             ),
             Hint(
-                lambda f: f.kind == "wrong" and not np.any(np.concatenate(list(f.answers)[servers_of(f.case) :])),
-                "workers return zeros: a server's sum must be sent back to every worker",
+                lambda f: f.kind == "wrong" and any(np.isnan(answer).any() for answer in f.answers),
+                "a server has no gradient, its array is nan: it begins with zeros and adds what the workers send",
+            ),
+            Hint(
+                no_worker_has_a_sum, "what workers return is no sum: a server's sum must be sent back to every worker"
             ),
             Hint(
                 lambda f: f.kind == "wrong" and "shape" in f.message,
@@ -75,8 +86,9 @@ EXERCISES = [
                 " owns it, and a server its sum once to every worker",
             ),
             Hint(
-                lambda f: f.kind == "wrong",
-                "a worker's own gradient is a part of the sum; servers have none of their own",
+                is_wrong,
+                "a server adds its part of the gradient of every worker, once, and returns that sum; a worker writes"
+                " each server's sum to the place of that part, and returns all of it",
             ),
         ),
     )

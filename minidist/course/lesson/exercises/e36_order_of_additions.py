@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong
 
 
 def fractions(case: Case, rank: int) -> np.ndarray:
@@ -50,7 +50,7 @@ EXERCISES = [
                 "the bits are right, but whole arrays travel: a rank needs only its own chunk of each of the others",
             ),
             Hint(
-                lambda f: f.kind == "wrong",
+                is_wrong,
                 "is it the rank's own chunk that is returned, as np.array_split cuts it, with all parts in it?",
             ),
         ),

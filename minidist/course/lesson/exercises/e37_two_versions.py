@@ -59,20 +59,20 @@ def two_arguments(case: Case) -> tuple[list[str], np.ndarray, Gradient, int]:
     return order, first, CountedGradient(gradient_of(case), first), m
 
 
-def with_delay(case: Case, delay: int, mean: bool = False) -> list[np.ndarray]:
+def with_delay(case: Case, delay: int, mean: bool = False, rate: float = RATE) -> list[np.ndarray]:
     order, weights, gradient, m = two_arguments(case)
     versions = [weights]
     for b in range(len(order) // 2 // m):
         total = sum(gradient(k, versions[max(b - delay, 0)]) for k in range(b * m, (b + 1) * m))
-        versions.append(versions[-1] - RATE * total / (m if mean else 1))
+        versions.append(versions[-1] - rate * total / (m if mean else 1))
     return versions[1:]
 
 
-def delayed_by(delay: int, mean: bool = False) -> Callable[[Failure], bool]:
+def delayed_by(delay: int, mean: bool = False, rate: float = RATE) -> Callable[[Failure], bool]:
     """Return a predicate: are these the weights with that delay?"""
 
     def holds(failure: Failure) -> bool:
-        wanted = tuple(with_delay(failure.case, delay, mean))
+        wanted = tuple(with_delay(failure.case, delay, mean, rate))
         return failure.kind == "wrong" and not difference(failure.answers[0][0], wanted, 1e-9)
 
     return holds
@@ -110,6 +110,15 @@ EXERCISES = [
                 delayed_by(0),
                 "batch b used version b, which is not there when its first forwards run: it is the batch before that"
                 " delays it by one",
+            ),
+            Hint(
+                delayed_by(1, rate=-RATE),
+                "the weights move up the gradient: subtract the rate times the sum of gradients",
+            ),
+            Hint(
+                lambda f: f.raised(KeyError),
+                "a version is not there: an update makes the next one after the last micro-batch of a batch, k % m == m"
+                " - 1, and batch b uses max(b - 1, 0)",
             ),
             Hint(
                 delayed_by(1, mean=True),

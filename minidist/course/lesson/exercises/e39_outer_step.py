@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Hint, reduced_to_all
+from minidist.course.lesson.exercise import Case, Exercise, Hint, reduced_to_all, returns
 
 LR, MU = 0.5, 0.75
 
@@ -20,13 +20,14 @@ def data(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def stepped(case: Case, kind: str = "") -> list[tuple[np.ndarray, np.ndarray]]:
     """Return what the rule gives on every rank, or what a typical mistake does."""
     common, weights, momentum = data(case)
-    average = np.broadcast_to(weights.mean(axis=0), weights.shape)
+    average = np.broadcast_to(weights.sum(axis=0) if kind == "sum" else weights.mean(axis=0), weights.shape)
     gradient = common - (weights if kind == "own" else average)
     if kind == "sign":
         gradient = -gradient
-    new = MU * momentum + gradient
+    new = MU * momentum + gradient * (1 - MU if kind == "weighted" else 1)
     step = new if kind == "heavy ball" else gradient + MU * new
-    return [(each, own) for each, own in zip(common - LR * step, new, strict=True)]
+    first = weights if kind == "from own" else common
+    return list(zip(first - LR * step, gradient if kind == "no momentum" else new, strict=True))
 
 
 EXERCISES = [
@@ -50,6 +51,15 @@ EXERCISES = [
             Hint(
                 lambda f: f.answers_are(stepped(f.case, "heavy ball")),
                 "this is a step by the momentum; Nesterov's is by the gradient plus mu times the new momentum",
+            ),
+            *(
+                returns(lambda case, kind=kind: stepped(case, kind), text)  # type: ignore[misc]
+                for kind, text in (
+                    ("sum", "the weights of the ranks are added; their mean is asked for"),
+                    ("from own", "the step begins at the rank's own weights; it begins at the common ones"),
+                    ("no momentum", "the second result is the new momentum, not the gradient"),
+                    ("weighted", "the gradient is added whole: the momentum is mu * momentum + gradient"),
+                )
             ),
             Hint(lambda f: f.kind == "limit", "right, but too many bytes: one all-reduce of the weights is enough"),
         ),

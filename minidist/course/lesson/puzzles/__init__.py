@@ -85,11 +85,6 @@ def of_lesson(text: str, exercise: Exercise, picture: Picture | None = None) -> 
     return Puzzle(name, title, " ".join(lines), f"def {signature}:\n    {BLANK}", exercise, picture)
 
 
-def returns(answers: Callable[[Case], Sequence[Any]], text: str) -> Hint:
-    """Return a hint for wrong answers that are these."""
-    return Hint(lambda failure: failure.answers_are(answers(failure.case)), text)
-
-
 def says(words: str, text: str) -> Hint:
     """Return a hint for a failure whose message has these words."""
     return Hint(lambda failure: words in failure.message, text)

@@ -17,7 +17,7 @@ import numpy as np
 
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Hint, Least
+from minidist.course.lesson.exercise import Case, Hint, Least, returns
 from minidist.course.lesson.exercises import (
     e02_free_in_order,
     e10_recompute,
@@ -25,7 +25,7 @@ from minidist.course.lesson.exercises import (
     e12_prefetch,
     e13_offload,
 )
-from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, returns, says
+from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, says
 
 KILOBYTE, MICROSECOND = 1000, 1e-6
 PURPOSES = {"a": "activation", "g": "activation_gradient", "w": "gradient", "p": "unsharded"}

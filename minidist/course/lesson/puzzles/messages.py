@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base.errors import BufferReuseError, DeadlockError, MismatchError, UnmatchedMessageError, UsageError
-from minidist.course.lesson.exercise import Case, Hint, Least, summed
+from minidist.course.lesson.exercise import Case, Hint, Least, returns, summed
 from minidist.course.lesson.exercises import (
     e00_start_here,
     e03_ring_exchange,
     e04_ring_all_reduce,
     e05_latency_or_bandwidth,
 )
-from minidist.course.lesson.puzzles import MESSAGES, Puzzle, above, of_lesson, puzzle, raises, returns, too_few
+from minidist.course.lesson.puzzles import MESSAGES, Puzzle, above, of_lesson, puzzle, raises, too_few
 
 NOTE = (
     "This is rank comm.rank of comm.size; comm.send(array, to) and comm.recv(array, source) wait for each other, and an"
