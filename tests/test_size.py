@@ -20,7 +20,7 @@ LINES = {
     "collectives": 3_314,
     "comm": 6_944,
     "commands": 5_249,
-    "course": 15_915,
+    "course": 15_941,
     "data": 1_350,
     "debug": 10_097,
     "job": 12_016,
