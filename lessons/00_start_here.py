@@ -28,9 +28,8 @@
 # %%
 import numpy as np
 
-from minidist import MLP, SGD, SimWorld, Tensor, cross_entropy, glyphs
+from minidist import MLP, SGD, FlatParameters, SimWorld, Tensor, cross_entropy, glyphs
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import FlatParameters
 
 images, labels = glyphs().rows(np.arange(64))
 images = images.astype(np.float64)
@@ -206,7 +205,7 @@ for name, run in (("shared", four), ("nothing sent", wrong)):
 # waits for which, and at which line.
 
 # %%
-from minidist.base.errors import DeadlockError
+from minidist import DeadlockError
 
 
 def everybody_receives(comm):

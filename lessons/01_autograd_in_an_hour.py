@@ -26,12 +26,9 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import AutogradError, FlopCounter, Tensor, cross_entropy
-from minidist.autograd.backward import BackwardPass
+from minidist import MLP, AutogradError, BackwardPass, FlopCounter, SimWorld, Tensor, cross_entropy
 from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP
 from minidist.report import draw, show
 
 # %% [markdown]

@@ -24,13 +24,10 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, no_grad
+from minidist import MLP, SGD, Adam, FlatParameters, SimWorld, Tensor, cross_entropy, no_grad
 from minidist.base.memory import MemoryAccount, account_memory
-from minidist.base.watchers import track
-from minidist.comm import SimWorld
+from minidist.core.base.watchers import track
 from minidist.course.lesson import check, predict, solution
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import SGD, Adam
 from minidist.report import draw, show
 
 SIZES, ROWS = [256, 512, 512, 512, 10], 1024

@@ -31,8 +31,7 @@
 # %%
 import numpy as np
 
-from minidist.base.errors import BufferReuseError, DeadlockError, MismatchError
-from minidist.comm import SimWorld
+from minidist import BufferReuseError, DeadlockError, MismatchError, SimWorld
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 

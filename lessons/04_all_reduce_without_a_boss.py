@@ -28,9 +28,8 @@ import inspect
 
 import numpy as np
 
-from minidist.base.errors import MismatchError
-from minidist.collectives import all_reduce, ring, volume
-from minidist.comm import LinkModel, SimWorld
+from minidist import LinkModel, MismatchError, SimWorld, all_reduce
+from minidist.core.collectives import ring, volume
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 

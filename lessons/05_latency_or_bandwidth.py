@@ -29,19 +29,13 @@ import inspect
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.bench.virtual_collectives import bench_virtual_collectives
-from minidist.collectives import (
-    all_reduce,
-    bus_factor,
-    recursive_doubling,
-    recursive_halving,
-    volume,
-)
+from minidist import LinkModel, SimWorld, UsageError, all_reduce
+from minidist.collectives import bus_factor, recursive_halving
 from minidist.collectives.auto import cheapest, virtual_seconds
-from minidist.comm import LinkModel, SimWorld
+from minidist.core.collectives import recursive_doubling, volume
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
+from minidist.report.bench.virtual_collectives import bench_virtual_collectives
 from minidist.report.crossover import crossover
 
 # %% [markdown]

@@ -26,15 +26,22 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.base.errors import MismatchError
-from minidist.collectives import all_reduce, volume
-from minidist.comm import LinkModel, SimWorld
+from minidist import (
+    MLP,
+    SGD,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    GradientReducer,
+    LinkModel,
+    MismatchError,
+    SimWorld,
+    Tensor,
+    all_reduce,
+    cross_entropy,
+)
+from minidist.core.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.gradients import GradientReducer
 from minidist.report import draw, show
 
 # %% [markdown]

@@ -29,14 +29,21 @@ from itertools import pairwise
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.base.errors import MismatchError
-from minidist.collectives import all_reduce
-from minidist.comm import LinkModel, SimWorld
+from minidist import (
+    MLP,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    GradientReducer,
+    LinkModel,
+    MismatchError,
+    SimWorld,
+    Tensor,
+    UnusedParameterError,
+    all_reduce,
+    cross_entropy,
+)
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP, FlatParameters
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.gradients import GradientReducer, UnusedParameterError
 from minidist.report import draw, show
 
 # %% [markdown]

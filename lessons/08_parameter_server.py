@@ -30,14 +30,12 @@ from collections import Counter
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError
-from minidist.bench.staleness import staleness_runs, table
-from minidist.comm import ANY, LinkModel, SimWorld
+from minidist import ANY, SGD, DeadlockError, LinkModel, SimWorld
 from minidist.comm.sim.choosers import explore, seeded
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.optim import SGD
 from minidist.parallel import parameter_server as ps
 from minidist.report import draw, show
+from minidist.report.bench.staleness import staleness_runs, table
 from minidist.report.staleness import staleness
 
 # %% [markdown]

@@ -27,19 +27,27 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd.precision import RULES
-from minidist.base.arrays import quiet_overflow
-from minidist.base.errors import DeadlockError
+from minidist import (
+    GPT,
+    AdamW,
+    DeadlockError,
+    DistributedDataParallel,
+    FlatParameters,
+    GPTConfig,
+    SimWorld,
+    ZeroOptimizer,
+    all_gather,
+    load_dataset,
+    quiet_overflow,
+)
 from minidist.base.exponents import count_exponents, flushed_share
 from minidist.base.half import named_dtype
 from minidist.base.memory import account_memory
-from minidist.collectives import all_gather
-from minidist.comm import SimWorld
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import GPT, FlatParameters, GPTConfig
-from minidist.optim import AdamW, DynamicLossScaler
-from minidist.parallel import DistributedDataParallel, ZeroOptimizer, agree_on_overflow, scaled_step
+from minidist.data import GlobalBatchSampler
+from minidist.nn.ops.precision import RULES
+from minidist.optim import DynamicLossScaler
+from minidist.parallel import agree_on_overflow, scaled_step
 from minidist.report import draw, show
 
 # %% [markdown]

@@ -29,18 +29,24 @@ from itertools import pairwise
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, checkpoint, cross_entropy
+from minidist import (
+    MLP,
+    DistributedDataParallel,
+    Dropout,
+    FlatParameters,
+    FlopCounter,
+    Module,
+    SimWorld,
+    Tensor,
+    batch_coordinates,
+    cross_entropy,
+)
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
-from minidist.base.watchers import track
-from minidist.comm import SimWorld
+from minidist.core.base.watchers import track
 from minidist.course.lesson import check, predict, solution
-from minidist.nn import MLP, FlatParameters
-from minidist.nn.dropout import Dropout
-from minidist.nn.module import Module
+from minidist.nn import checkpoint
 from minidist.nn.revolve import revolve_advances
 from minidist.nn.segments import budgeted_segments
-from minidist.parallel import DistributedDataParallel
 from minidist.report import draw, show
 
 LAYERS, WIDTH, ROWS = 16, 64, 512
@@ -121,7 +127,7 @@ for title, plan in plans.items():
 #
 # `checkpoint(fn, x)` runs `fn` without recording and keeps x. When backward comes to it, it runs
 # `fn` again, now recording, and runs backward through what it has just recorded
-# ([checkpoint.py](../minidist/autograd/ops/checkpoint.py)). By hand, for layers tanh(x W):
+# ([checkpoint.py](../minidist/nn/ops/checkpoint.py)). By hand, for layers tanh(x W):
 
 
 # %%

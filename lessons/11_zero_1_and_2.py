@@ -28,16 +28,23 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.base.errors import UsageError
+from minidist import (
+    MLP,
+    SGD,
+    Adam,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    LinkModel,
+    SimWorld,
+    Tensor,
+    UsageError,
+    ZeroOptimizer,
+    all_reduce,
+    cross_entropy,
+)
 from minidist.base.memory import account_memory
-from minidist.collectives import all_reduce
-from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import SGD, Adam
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.zero import ZeroOptimizer
 from minidist.planning.zero_stages import model_states
 from minidist.report import draw, show
 from minidist.report.zero_bars import zero_bars
@@ -131,8 +138,7 @@ show(draw("space-time", world.traces, {"name": "a step of ZeRO 1", "command": co
 # parts are gathered.
 
 # %%
-from minidist import report
-from minidist.collectives import all_gather, reduce_scatter
+from minidist import all_gather, reduce_scatter, report
 
 
 def one_step(comm):
@@ -151,7 +157,7 @@ show(report.step(one_step, 4), "ZeRO 1: 8 gradients become 8 weights, each updat
 # The flat parameters are padded to a multiple of n and cut into n equal shards, with no regard to
 # where a parameter ends. A bucket of gradients goes to the owners of its elements; afterwards the
 # shards are gathered. Where data parallelism calls `all_reduce`, a reduce-scatter of the buckets
-# and this gather do half of it each ([zero.py](../minidist/parallel/zero.py)):
+# and this gather do half of it each ([zero.py](../minidist/core/parallel/zero.py)):
 
 # %%
 print(inspect.getsource(ZeroOptimizer.step))

@@ -28,16 +28,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.base.errors import UsageError
+from minidist import (
+    MLP,
+    Adam,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    LinkModel,
+    SimWorld,
+    Tensor,
+    UsageError,
+    all_gather,
+    cross_entropy,
+    fully_shard,
+    reduce_scatter,
+    sharded_parameters,
+    shards_of,
+)
 from minidist.base.memory import account_memory
-from minidist.collectives import all_gather, reduce_scatter
-from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import Adam
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -187,7 +196,7 @@ assert same
 
 # %% [markdown]
 # The library does the same in streams, so that gathers overlap with computing:
-# [fsdp_param_group.py](../minidist/parallel/fsdp_param_group.py), `start_gather`, `finish_gather`,
+# [fsdp_param_group.py](../minidist/core/parallel/fsdp_param_group.py), `start_gather`, `finish_gather`,
 # `release` and `start_reduce`.
 
 # %% [markdown]

@@ -28,15 +28,22 @@ from functools import partial
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, checkpoint, cross_entropy
-from minidist.base.errors import UnwaitedRequestError
+from minidist import (
+    MLP,
+    Adam,
+    FlatParameters,
+    FlopCounter,
+    LinkModel,
+    SimWorld,
+    Tensor,
+    TrainConfig,
+    UnwaitedRequestError,
+    cross_entropy,
+)
 from minidist.base.memory import account_memory
-from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train as train_job
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import Adam
+from minidist.nn import checkpoint
 from minidist.parallel import HostPool
 from minidist.report import draw, show
 from minidist.techniques.offload.activations import HostCopy, SavedOnHost

@@ -28,20 +28,25 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor
-from minidist.base.errors import MismatchError
-from minidist.comm import LinkModel, SimWorld
-from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import GPT, Block, FlatParameters, GPTConfig
-from minidist.optim import SGD
-from minidist.parallel.replica_check import check_module_replicas
-from minidist.parallel.tensor import (
+from minidist import (
+    GPT,
+    SGD,
+    Block,
+    FlatParameters,
+    FlopCounter,
+    GPTConfig,
+    LinkModel,
+    MismatchError,
     RowParallelLinear,
-    full_state_dict,
+    SimWorld,
+    Tensor,
     gpt_plan,
-    layers,
     parallelize_module,
 )
+from minidist.core.parallel.tensor import layers
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.parallel.replica_check import check_module_replicas
+from minidist.parallel.tensor import full_state_dict
 from minidist.report import draw, show
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 
@@ -237,7 +242,7 @@ print("a contiguous cut would be rank 0: [0:16, 0:24], which is Q (0:16) and hal
 # and the gradient of x, on every rank. Use `all_reduce` from `minidist.collectives`.
 
 # %%
-from minidist.collectives import all_reduce
+from minidist import all_reduce
 
 
 def parallel_mlp(comm, x, a, b, bias, gradient):

@@ -27,22 +27,26 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Tensor, causal_attention_composite
-from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
-from minidist.comm import SimWorld
-from minidist.course.lesson import check, predict, solution
-from minidist.nn import GPT, Block, FlatParameters, GPTConfig
-from minidist.optim import SGD
-from minidist.parallel.replica_check import check_module_replicas
-from minidist.parallel.tensor import (
-    full_state_dict,
+from minidist import (
+    GPT,
+    SGD,
+    Block,
+    FlatParameters,
+    GPTConfig,
+    SimWorld,
+    Tensor,
+    batch_coordinates,
     gpt_plan,
     parallelize_module,
-    sequence_parallel,
     vocab_parallel_cross_entropy,
     vocab_range,
 )
+from minidist.base.memory import account_memory
+from minidist.core.parallel.tensor import sequence_parallel
+from minidist.course.lesson import check, predict, solution
+from minidist.nn import causal_attention_composite
+from minidist.parallel.replica_check import check_module_replicas
+from minidist.parallel.tensor import full_state_dict
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -243,7 +247,7 @@ for ranks in (2, 3, 4):
 # differs:
 
 # %%
-from minidist.base.errors import MismatchError
+from minidist import MismatchError
 from minidist.course.lesson import expect
 
 right = sequence_parallel.copy_to_tensor_parallel_region

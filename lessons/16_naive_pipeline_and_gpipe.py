@@ -27,15 +27,22 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.comm import LinkModel, SimWorld
+from minidist import (
+    MLP,
+    LinkModel,
+    Pipeline,
+    PlanError,
+    SimWorld,
+    Tensor,
+    cross_entropy,
+    get_schedule,
+    split_model,
+)
+from minidist.core.pipeline.validate import validate
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP
-from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.schedules import from_cells, get_schedule
+from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
-from minidist.pipeline.validate import PlanError, validate
 from minidist.report import draw, show
 from minidist.report.gantt import gantt
 
@@ -167,8 +174,8 @@ print("on one device", [sum(2 * i for i in range(3)) * 24 / w for w in (1, 2, 3,
 
 # %% [markdown]
 # In the library a schedule is data: for each rank the list of what it does. Passes insert sends and
-# early receives, and the runtime executes the list: [gpipe.py](../minidist/pipeline/plan/gpipe.py),
-# and `_forward` and `_backward` in [pipeline.py](../minidist/pipeline/runtime/pipeline.py).
+# early receives, and the runtime executes the list: [gpipe.py](../minidist/core/pipeline/plan/gpipe.py),
+# and `_forward` and `_backward` in [pipeline.py](../minidist/core/pipeline/runtime/pipeline.py).
 
 # %% [markdown]
 # ## 5 Check

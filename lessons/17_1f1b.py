@@ -27,16 +27,22 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
+from minidist import (
+    MLP,
+    Pipeline,
+    PlanError,
+    SimWorld,
+    Tensor,
+    cross_entropy,
+    get_schedule,
+    split_model,
+)
 from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
+from minidist.core.pipeline.plan.one_f_one_b import stage_order
+from minidist.core.pipeline.validate import validate
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP
-from minidist.pipeline.plan.one_f_one_b import stage_order
-from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.schedules import from_cells, get_schedule
+from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.timing import time_plan
-from minidist.pipeline.validate import PlanError, validate
 from minidist.report import draw, show
 from minidist.report.gantt import gantt
 
@@ -163,8 +169,8 @@ print(SimWorld(2).run(lambda comm: carry_out(comm, gpipes_list, batches, comm.ra
 
 # %% [markdown]
 # Which list is 1F1B's is your exercise. The library's is in
-# [one_f_one_b.py](../minidist/pipeline/plan/one_f_one_b.py); its loop is
-# [pipeline.py](../minidist/pipeline/runtime/pipeline.py).
+# [one_f_one_b.py](../minidist/core/pipeline/plan/one_f_one_b.py); its loop is
+# [pipeline.py](../minidist/core/pipeline/runtime/pipeline.py).
 
 # %% [markdown]
 # ## 5 Check

@@ -29,18 +29,23 @@ import math
 
 import numpy as np
 
-from minidist.autograd import Parameter, Tensor
+from minidist import (
+    MLP,
+    SGD,
+    Parameter,
+    PipelineStage,
+    PlanError,
+    SimWorld,
+    Tensor,
+    get_schedule,
+    split_model,
+)
 from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
+from minidist.core.pipeline.validate import validate
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP
-from minidist.optim import SGD
-from minidist.pipeline.runtime import PipelineStage, split_model
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
-from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
-from minidist.pipeline.validate import PlanError, validate
 from minidist.report import draw, show
 from minidist.report.version_gantt import version_gantt
 

@@ -30,16 +30,11 @@ from functools import partial
 
 import numpy as np
 
-from minidist.autograd import Tensor
+from minidist import MLP, SGD, LinkModel, Pipeline, SimWorld, Tensor, get_schedule, split_model
 from minidist.base.memory import account_memory
-from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, predict, solution
-from minidist.nn import MLP
-from minidist.optim import SGD
-from minidist.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.runtime.clip import clip_grad_norm_
 from minidist.pipeline.runtime.post_validation import PostValidation
-from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import draw, show
@@ -119,7 +114,7 @@ for name, second in (("W at once", "F0 I0 W0 F1 I1 W1"), ("W last", "F0 I0 F1 I1
 
 # %% [markdown]
 # With which list a pipeline of p stages waits least is your exercise; the library's is
-# [zero_bubble.py](../minidist/pipeline/plan/zero_bubble.py). In the engine W is a list of work that
+# [zero_bubble.py](../minidist/core/pipeline/plan/zero_bubble.py). In the engine W is a list of work that
 # the backward pass returns: `output.backward(gradient, weight_gradients="deferred")` returns it,
 # `.run()` does it.
 

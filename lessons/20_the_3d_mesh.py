@@ -27,16 +27,13 @@ import inspect
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.collectives import all_gather
-from minidist.comm import LinkModel, SimWorld
+from minidist import LinkModel, SimWorld, TrainConfig, UsageError, all_gather, parallelize
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
-from minidist.job.train.parallelize import parallelize
 from minidist.job.train.trainer import train
-from minidist.parallel.dims import ParallelDims
+from minidist.parallel.fitting_dims import dims_of
 from minidist.planning.architecture import named
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import Job
@@ -108,7 +105,7 @@ show(draw("bytes-matrix", world.traces, {"name": "pp 2, dp 2, tp 2", "command": 
 
 # %%
 print(inspect.getsource(parallelize))
-dims = ParallelDims.of(8, pp=2, tp=2)
+dims = dims_of(8, pp=2, tp=2)
 print(dims)
 
 
@@ -178,7 +175,7 @@ for layout in (
 
 # %%
 with expect(UsageError):
-    ParallelDims.of(8, pp=2, dp=3)
+    dims_of(8, pp=2, dp=3)
 
 # %% [markdown]
 # A placement that is right, and slow. Four nodes with two ranks each; a link between nodes is twenty times slower

@@ -27,18 +27,28 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.comm import SimWorld, init_device_mesh
+from minidist import (
+    GPT,
+    SGD,
+    Adam,
+    ExpertParallel,
+    GPTConfig,
+    MixtureOfExperts,
+    SimWorld,
+    Tensor,
+    TrainConfig,
+    expert_capacity,
+    init_device_mesh,
+    load_dataset,
+    parallelize_module,
+)
+from minidist.core.parallel.expert import dispatch
 from minidist.course.lesson import check, predict, solution
-from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.data import GlobalBatchSampler
 from minidist.job.config.models import make_model
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
-from minidist.nn import GPT, GPTConfig, MixtureOfExperts
-from minidist.nn.experts import expert_capacity
-from minidist.optim import SGD, Adam
-from minidist.parallel.expert import ExpertDataParallel, ExpertParallel, dispatch
-from minidist.parallel.tensor import full_tensor, parallelize_module
+from minidist.parallel.expert import ExpertDataParallel
+from minidist.parallel.tensor import full_tensor
 from minidist.report import draw, show
 from minidist.report.tiles import model_tiles, tiles_figure
 
@@ -104,8 +114,7 @@ show(draw("bytes-matrix", world.traces, {"name": "8 experts on 4 ranks", "comman
 # token for expert e on rank e. The tens are the rank that a token comes from.
 
 # %%
-from minidist import report
-from minidist.collectives import all_to_all
+from minidist import all_to_all, report
 
 
 def one_token_each(comm):
@@ -120,7 +129,7 @@ show(report.step(one_token_each, 4), "All-to-all of 4 tokens on each of 4 ranks.
 # The layer computes on *slots*, (experts, capacity, width), whatever fills them. On one device
 # nothing happens before and after the experts' MLPs. On P ranks an all-to-all comes before and
 # after: each rank sends the slots of expert e to the rank that has e, and gets them back computed
-# ([experts.py](../minidist/nn/experts.py), [dispatch.py](../minidist/parallel/expert/dispatch.py)).
+# ([experts.py](../minidist/core/nn/experts.py), [dispatch.py](../minidist/core/parallel/expert/dispatch.py)).
 
 # %%
 print(inspect.getsource(dispatch.exchange))

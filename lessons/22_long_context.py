@@ -26,22 +26,28 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor
-from minidist.base.random import batch_coordinates
-from minidist.comm import LinkModel, SimWorld, init_device_mesh
+from minidist import (
+    SGD,
+    DistributedDataParallel,
+    FlopCounter,
+    LinkModel,
+    Llama,
+    LlamaConfig,
+    RingAttention,
+    SimWorld,
+    Tensor,
+    UlyssesAttention,
+    batch_coordinates,
+    gradient_axes,
+    init_device_mesh,
+    sequence_positions,
+)
 from minidist.course.lesson import check, predict, solution
-from minidist.nn import Llama, LlamaConfig
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel
 from minidist.parallel.context import (
     AllGatherAttention,
-    RingAttention,
-    UlyssesAttention,
     UlyssesRingAttention,
     document_ids,
     documents,
-    gradient_axes,
-    sequence_positions,
 )
 from minidist.report import draw, show
 
@@ -187,7 +193,7 @@ print(
 
 # %% [markdown]
 # To put the two together is your exercise. The library's is
-# [ring_attention.py](../minidist/parallel/context/ring_attention.py).
+# [ring_attention.py](../minidist/core/parallel/context/ring_attention.py).
 #
 # **Ulysses** is the other way: an all-to-all before attention turns "some tokens, all heads" into
 # "all tokens, some heads", attention runs as on one device, and an all-to-all turns it back. It

@@ -29,16 +29,23 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Parameter, Tensor, cross_entropy
-from minidist.base.errors import UsageError
-from minidist.base.trace import purpose
-from minidist.comm import LinkModel, SimWorld
+from minidist import (
+    MLP,
+    SGD,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    LinkModel,
+    Parameter,
+    SimWorld,
+    Tensor,
+    UsageError,
+    cross_entropy,
+    glyphs,
+    make_buckets,
+    purpose,
+)
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.data import glyphs
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.gradients import make_buckets
 from minidist.report import draw, show
 from minidist.techniques.compression import QSGD, Cast, PowerSGD, Sign, TopK, compress
 

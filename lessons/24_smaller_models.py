@@ -28,17 +28,21 @@ import tempfile
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, no_grad
-from minidist.base.errors import UsageError
-from minidist.comm import SimWorld
+from minidist import (
+    MLP,
+    Adam,
+    DistributedDataParallel,
+    SimWorld,
+    Tensor,
+    TrainConfig,
+    UsageError,
+    cross_entropy,
+    glyphs,
+    no_grad,
+)
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.data import glyphs
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
-from minidist.nn import MLP
-from minidist.optim import Adam
-from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compressor import compress
 from minidist.report import draw, show
 from minidist.techniques.distillation.loss import distillation_loss

@@ -35,20 +35,24 @@ from dataclasses import replace
 from functools import cache
 from io import StringIO
 
-from minidist.autograd import FlopCounter
-from minidist.base.errors import UsageError
+from minidist import (
+    FlopCounter,
+    LinkModel,
+    ParallelDims,
+    SimWorld,
+    TrainConfig,
+    UsageError,
+    get_schedule,
+)
 from minidist.base.trace_file import only_steps
 from minidist.cli import main
-from minidist.comm import LinkModel, SimWorld
 from minidist.commands.memory_budget import fit_micro_batch
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
-from minidist.parallel.fitting_dims import dims_of
-from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
 from minidist.planning.architecture import named
@@ -169,7 +173,7 @@ print(inspect.getsource(StepModel.ring_seconds))
 # %%
 job = build(TrainConfig.make(**JOB), resolve_batches(TrainConfig.make(**JOB, dp=1), 1))
 with FlopCounter() as counter:
-    loss = job.loss(0, 0)
+    loss = job.loss(*job.micro_batch(0, 0))
     forward = sum(flops for flops, _ in counter.take()) / 8  # of one of the 8 samples
     loss.backward()
     backward = sum(flops for flops, _ in counter.take()) / 8
@@ -336,7 +340,7 @@ assert right.layout.tp == 1  # its messages are those that suffer
 
 # %%
 with expect(ValueError):
-    dims_of(12, pp=best[0], dp=max(best[1], 5), tp=best[2])
+    ParallelDims.of(12, pp=best[0], dp=max(best[1], 5), tp=best[2])
 printed = ClusterLayout(dp=4, tp=8, pp=16, cp=16, zero=2, microbatches=32)
 with expect(UsageError):
     check_layout(printed, Job(named("llama-3.1-405b"), 131_072, 128, "bf16", 16_384))

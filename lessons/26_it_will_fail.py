@@ -28,11 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.base.errors import MinidistError, UsageError
-from minidist.comm import SimWorld
+from minidist import MinidistError, SimWorld, TrainConfig, UsageError
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, Storage, save
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.report import draw, show
 from minidist.report.frame import new_figure, tidy
@@ -284,7 +282,7 @@ check("26.save", save_parts)
 # %% [markdown]
 # Second: a tensor of `size` elements lies on disk as `pieces`, ranges [start, stop) in any order;
 # `read(i)` returns piece i and takes time. Return this rank's chunk (`chunk_sizes(size, comm.size)`
-# of `minidist.base.layout`), and read no piece that you do not need.
+# of `minidist.core.base.layout`), and read no piece that you do not need.
 
 
 # %%

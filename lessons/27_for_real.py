@@ -31,12 +31,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from minidist.autograd import FlopCounter
+from minidist import FlopCounter, LinkModel, SimWorld, TrainConfig
 from minidist.base.process import tune_process
-from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.course.lesson.mpi_leg import mpiexec
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import resolve_batches
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
 from minidist.report import draw, show
@@ -81,7 +80,7 @@ show(draw("gantt", world.traces, header))
 PING_PONG = """
 import json, time
 import numpy as np
-from minidist.comm import launch
+from minidist import launch
 
 def main(comm):
     rows = []
@@ -146,7 +145,7 @@ print(f"alpha = {1e6 * alpha:.2f} µs, beta = {beta:.2e} s/B = {1e-9 / beta:.2f}
 STREAM = """
 import json, time
 import numpy as np
-from minidist.comm import launch
+from minidist import launch
 
 def main(comm, count=16):
     array, best = np.zeros(8, np.uint8), 1.0
@@ -185,7 +184,7 @@ def one_device(samples):
     for _ in range(6):
         with FlopCounter() as counter:
             start = time.perf_counter()
-            job.loss(0, 0).backward()
+            job.loss(*job.micro_batch(0, 0)).backward()
             best = min(best, time.perf_counter() - start)
             flops = sum(count for count, _ in counter.take())
         for parameter in job.model.parameters():
@@ -229,8 +228,8 @@ print(
 # %%
 TRAIN = f"""
 import time, json
-from minidist.comm import launch
-from minidist.job.config.train_config import TrainConfig
+from minidist import launch
+from minidist import TrainConfig
 from minidist.job.train.trainer import train
 
 def main(comm):

@@ -26,9 +26,7 @@ import inspect
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError
-from minidist.collectives import all_gather, all_reduce
-from minidist.comm import SimWorld
+from minidist import DeadlockError, SimWorld, all_gather, all_reduce
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.course.museum import exhibits, find, run_exhibit
 from minidist.course.museum.exhibit_run import table

@@ -29,15 +29,25 @@ from unittest.mock import patch
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.comm import LinkModel, SimWorld
+from minidist import (
+    GPT,
+    MLP,
+    SGD,
+    Adam,
+    FlatParameters,
+    GPTConfig,
+    LinkModel,
+    SimWorld,
+    TrainConfig,
+    UsageError,
+    fully_shard,
+    sharded_parameters,
+)
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
-from minidist.nn import GPT, MLP, FlatParameters, GPTConfig
-from minidist.optim import LAMB, SGD, Adam, LayerwiseOptimizer, Muon, newton_schulz
-from minidist.parallel import LayerSums, WholeMatrices, fully_shard, sharded_parameters
+from minidist.optim import LAMB, LayerwiseOptimizer, Muon, newton_schulz
+from minidist.parallel import LayerSums, WholeMatrices
 from minidist.report import draw, show
 
 # %% [markdown]

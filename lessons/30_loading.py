@@ -29,17 +29,13 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.autograd import FlopCounter
+from minidist import GPT, FlopCounter, GPTConfig, SimWorld, TrainConfig, UsageError
 from minidist.base.cache import content_hash, key_of
-from minidist.base.errors import UsageError
-from minidist.comm import SimWorld
 from minidist.commands.generation import generate
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.data import PrefetchingSampler, WorkerSampler, cached
 from minidist.data.workers import open_sampler
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
-from minidist.nn import GPT, GPTConfig
 from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
 from minidist.report import draw, show
 from minidist.report.frame import new_figure

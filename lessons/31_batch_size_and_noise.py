@@ -24,10 +24,9 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import LinkModel, SimWorld
+from minidist import LinkModel, SimWorld, TrainConfig
 from minidist.course.lesson import check, predict, solution
 from minidist.data import weighted_shards
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.report import draw, show

@@ -29,13 +29,17 @@ from unittest.mock import patch
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.base.errors import UsageError
-from minidist.base.random import batch_coordinates
-from minidist.comm import LinkModel, SimWorld
+from minidist import (
+    LinkModel,
+    SimWorld,
+    Tensor,
+    TrainConfig,
+    UsageError,
+    batch_coordinates,
+    cross_entropy,
+    glyphs,
+)
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.data import glyphs
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.nn import CNN, BatchNorm

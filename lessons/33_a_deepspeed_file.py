@@ -37,12 +37,11 @@
 import inspect
 import json
 
-from minidist.base.errors import UsageError
-from minidist.comm import SimWorld
+from minidist import SimWorld, TrainConfig, UsageError
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.course.lesson.shipped import example
 from minidist.job.config.deepspeed import Translation, read_deepspeed, translate
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim.schedule import DeepSpeedWarmup

@@ -31,9 +31,8 @@ import inspect
 
 import numpy as np
 
-from minidist.collectives import all_reduce
+from minidist import LinkModel, SimWorld, all_reduce
 from minidist.collectives.auto import fastest
-from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, predict, solution
 from minidist.report import draw, show
 

@@ -30,11 +30,8 @@ import inspect
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.collectives import all_reduce
-from minidist.comm import LinkModel, SimWorld
+from minidist import SGD, LinkModel, SimWorld, UsageError, all_reduce
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.optim import SGD
 from minidist.parallel import parameter_server as ps
 from minidist.report import draw, show
 

@@ -28,8 +28,7 @@ import inspect
 
 import numpy as np
 
-from minidist.collectives import all_reduce
-from minidist.comm import LinkModel, SimWorld
+from minidist import LinkModel, SimWorld, all_reduce
 from minidist.course.lesson import check, predict, solution
 from minidist.report import draw, show
 

@@ -30,18 +30,12 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
-from minidist.comm import SimWorld
+from minidist import MLP, SGD, SimWorld, Tensor, UsageError, get_schedule, split_model
+from minidist.core.pipeline.validate import validate
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP
-from minidist.optim import SGD
-from minidist.pipeline.runtime import split_model
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
-from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
-from minidist.pipeline.validate import validate
 from minidist.report import show
 from minidist.report.version_gantt import version_gantt
 

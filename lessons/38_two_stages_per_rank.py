@@ -34,13 +34,17 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
-from minidist.comm import LinkModel, SimWorld
+from minidist import (
+    MLP,
+    LinkModel,
+    Pipeline,
+    SimWorld,
+    Tensor,
+    UsageError,
+    get_schedule,
+    split_model,
+)
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP
-from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show

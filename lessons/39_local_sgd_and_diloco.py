@@ -29,15 +29,20 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.collectives import all_reduce
-from minidist.comm import LinkModel, SimWorld
+from minidist import (
+    MLP,
+    SGD,
+    FlatParameters,
+    LinkModel,
+    SimWorld,
+    Tensor,
+    TrainConfig,
+    all_reduce,
+    cross_entropy,
+    glyphs,
+)
 from minidist.course.lesson import check, predict, solution
-from minidist.data import glyphs
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import SGD
 from minidist.report import draw, show
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 

@@ -29,10 +29,8 @@ import inspect
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.comm import LinkModel, SimWorld
+from minidist import LinkModel, SimWorld, TrainConfig, UsageError
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.report import draw, show
 

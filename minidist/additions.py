@@ -7,20 +7,17 @@ Proved by: tests/base/test_hooks.py, tests/base/test_elsewhere.py
 
 from typing import Any
 
-from minidist.base import hooks
-from minidist.base.hooks import elsewhere
+from minidist.core.base import hooks
+from minidist.core.base.hooks import elsewhere
 
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
     "auto",
     "call",
     "call_checks",
-    "calls",
     "closed_forms",
     "nodes",
     "one_event",
-    "operations",
-    "registry",
     "ring_event",
     "tuning",
     "user_algorithms",
@@ -42,7 +39,7 @@ def _check_call(*arguments: Any, **keywords: Any) -> None:
 
 def _more_algorithms() -> None:
     from minidist import collectives
-    from minidist.base.registry import import_modules
+    from minidist.core.base.registry import import_modules
 
     import_modules(collectives.__name__, collectives.__path__, without=_NO_ALGORITHMS)
 
@@ -114,27 +111,27 @@ def _half() -> Any:
 
 
 def _precision() -> Any:
-    from minidist.autograd import precision
+    from minidist.nn import precision
 
     elsewhere.precision = lambda: precision
     return precision
 
 
 def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
-    from minidist.autograd.in_place import SampledTensor
+    from minidist.nn.ops.in_place import SampledTensor
 
     elsewhere.saved_tensor = SampledTensor
     return SampledTensor(tensor, version, array)
 
 
 def _map_object(value: Any, function: Any) -> Any:
-    from minidist.autograd.objects import map_object
+    from minidist.nn.ops.objects import map_object
 
     return map_object(value, function)
 
 
 def _saved_shapes(q: Any, step: int, queries: int, source: Any) -> Any:
-    from minidist.autograd.ops.dry_attention import saved_shapes
+    from minidist.nn.ops.dry_attention import saved_shapes
 
     return saved_shapes(q, step, queries, source)
 
@@ -199,7 +196,7 @@ def _ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
         from minidist.parallel.context.ring_event import RingAttentionEvent
 
         return RingAttentionEvent(comm, length)
-    from minidist.parallel.context.ring_attention import RingAttention
+    from minidist.core.parallel.context.ring_attention import RingAttention
 
     return RingAttention(comm, length)
 

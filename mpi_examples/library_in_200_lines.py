@@ -7,7 +7,7 @@ Start reading here: the rest of minidist builds on the same four parts.
 
     Tensor, Linear, backward    compute an output and its gradients on one rank (autograd/, nn/)
     FlatParameters              one array for the parameters of a unit (here a layer) and one for their gradients;
-                                `bind` makes the parameters views of an array, `release` lets go of it (nn/flat.py)
+                                `bind` makes the parameters views of an array, `release` lets go of it (core/nn/flat.py)
     comm                        send, recv, isend: messages between ranks, simulated or by MPI (comm/)
     all_gather, reduce_scatter  what all ranks do together: the call waits for it, or it runs in a stream beside the
                                 program (collectives/)
@@ -19,13 +19,17 @@ Proved by: tests/parallel/test_small_clients.py
 
 import numpy as np
 
-from minidist.autograd import BackwardObserver, Tensor
-from minidist.base.layout import chunk_sizes
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather, reduce_scatter
-from minidist.comm import launch
-from minidist.nn import Linear
-from minidist.nn.flat import FlatParameters
+from minidist import (
+    BackwardObserver,
+    FlatParameters,
+    Linear,
+    Tensor,
+    all_gather,
+    chunk_sizes,
+    launch,
+    purpose,
+    reduce_scatter,
+)
 
 WIDTH, ROWS, LAYERS, LEARNING_RATE = 5, 4, 3, np.float32(0.125)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 
 
 def in_rank_order(comm: Comm, say: Callable[[str], None]) -> None:

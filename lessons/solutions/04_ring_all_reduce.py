@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.comm import Comm
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.comm import Comm
 
 
 def ring_all_reduce(comm: Comm, array: np.ndarray) -> None:

@@ -4,8 +4,8 @@ from math import log2
 
 import numpy as np
 
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.comm import Comm
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.comm import Comm
 
 
 def halving_doubling(comm: Comm, array: np.ndarray) -> None:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from minidist.collectives import all_reduce
-from minidist.comm import Comm
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm
 
 
 def weighted_average(comm: Comm, gradient: np.ndarray, count: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 
 
 def bucketed_reducer(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from minidist.comm import ANY, Comm
+from minidist.core.comm import ANY, Comm
 
 
 def ssp(

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from minidist.collectives import all_gather, reduce_scatter
-from minidist.comm import Comm
+from minidist.core.collectives import all_gather, reduce_scatter
+from minidist.core.comm import Comm
 
 
 def zero_step(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 
 
 def forward(

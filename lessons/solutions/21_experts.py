@@ -5,8 +5,8 @@ from math import ceil
 
 import numpy as np
 
-from minidist.collectives import all_to_all
-from minidist.comm import Comm
+from minidist.core.collectives import all_to_all
+from minidist.core.comm import Comm
 
 
 def slots_and_balance(

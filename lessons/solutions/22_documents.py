@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minidist.base.layout import chunk_sizes, offsets
+from minidist.core.base.layout import chunk_sizes, offsets
 
 
 def visible(tokens: np.ndarray, separator: int, rank: int, ranks: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 
 
 def ring_attention(

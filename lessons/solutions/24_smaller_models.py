@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from minidist.collectives import all_reduce
-from minidist.comm import Comm
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm
 
 CLASSES = 4
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.comm import Comm
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.comm import Comm
 
 
 def save(disk: Any, name: str, parts: dict[str, bytes]) -> None:

@@ -4,8 +4,8 @@ import hashlib
 
 import numpy as np
 
-from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
 
 
 def first_difference(comm: Comm, weights: np.ndarray) -> int:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
 from minidist.techniques.data_ledger.ledger import digest
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from minidist.base.layout import cut
-from minidist.collectives import all_to_all
-from minidist.comm import Comm
+from minidist.core.base.layout import cut
+from minidist.core.collectives import all_to_all
+from minidist.core.comm import Comm
 
 
 def owners_compute(

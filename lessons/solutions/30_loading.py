@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 
 
 def in_order(comm: Comm, batches: int, make: Callable[[int], np.ndarray]) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
 from minidist.pipeline.partition import by_slowest
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
 
 
 def sync_batch_norm(comm: Comm, x: np.ndarray, eps: float) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 
 
 def merge(

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Parameter
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives import all_gather, broadcast, reduce_scatter
-from minidist.comm import Comm
+from minidist.core.autograd import Parameter
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.collectives import all_gather, broadcast, reduce_scatter
+from minidist.core.comm import Comm
+from minidist.core.nn import MLP
+from minidist.core.optim import AdamW
+from minidist.core.parallel import DistributedDataParallel
 from minidist.course.lesson.assignments.cs336 import use_ddp, use_fsdp, use_sharded_optimizer
-from minidist.nn import MLP
-from minidist.optim import AdamW
-from minidist.parallel import DistributedDataParallel
 
 
 class CountedAdamW(AdamW):

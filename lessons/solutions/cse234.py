@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from minidist.comm import Comm
+from minidist.core.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from minidist.core.comm import Comm
 
 
 def our_info(comm: Comm, mp: int, dp: int, layer: str, in_dim: int, out_dim: int) -> Any:

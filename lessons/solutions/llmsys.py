@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from minidist.collectives import all_reduce
-from minidist.comm import Comm
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm
+from minidist.core.nn import MLP
 from minidist.course.lesson.assignments.llmsys import use_average, use_clock_cycles, use_partition
-from minidist.nn import MLP
 
 
 def partition_dataset(

@@ -2,8 +2,8 @@
 
 `ArrayInterface` lists the attributes and methods of an array, and `ArrayModule` the functions on arrays. autograd, nn,
 optim, the collectives, the strategies and the pipeline's runtime use these and nothing else, through
-`minidist.base.arrays`; so what trains on NumPy's arrays trains on a GPU and runs without data. A name is added here
-when a program needs it and all three implementations have it with the parameters that are written here:
+`minidist.core.base.arrays`; so what trains on NumPy's arrays trains on a GPU and runs without data. A name is added
+here when a program needs it and all three implementations have it with the parameters that are written here:
 
     NumPy       numpy.ndarray                  the host
     CuPy        cupy.ndarray                   a GPU (--device cuda)

@@ -29,7 +29,7 @@ def adam(
 ) -> None:
     """Update the averages of the gradient and of its square, and take alpha mean / (sqrt(square) + eps) from the data.
 
-    In place, of 1-D arrays of one dtype. alpha and eps contain the corrections of the step (optim/adam.py).
+    In place, of 1-D arrays of one dtype. alpha and eps contain the corrections of the step (core/optim/adam.py).
     """
     _adam()(grad, beta1, beta2, alpha, eps, data, mean, square)
 

@@ -27,7 +27,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from minidist.base.array_interface import ArrayInterface
 from minidist.base.device import creating_on
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 
 MAX_VALUES = 100_000  # elements of a meta array that may become a NumPy array
 MAX_REMEMBERED = 2**16  # layouts and plans of ufuncs that are kept

@@ -21,7 +21,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 
 
 class FiberExit(BaseException):

@@ -9,9 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
-from minidist.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.base.trace_checks import (
     FORMAT,
     MAX_LINE,
@@ -23,6 +21,8 @@ from minidist.base.trace_checks import (
     memory_samples,
     parse,
 )
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.trace import MessageEvent, SpanEvent, Trace
 
 TRACE_BEGINS = f'{{"format": "{FORMAT}"'  # the first characters of every trace file
 SAMPLES = 1_000  # of memory in an event

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason, text_of
-from minidist.base.registry import without_function
+from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason, text_of
+from minidist.core.base.registry import without_function
 
 
 class ProgramError(MinidistError):

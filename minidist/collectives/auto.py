@@ -28,17 +28,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from minidist.base.errors import UsageError, reason
 from minidist.base.meta import MetaArray
 from minidist.collectives.call import Call
-from minidist.collectives.registry import ALGORITHMS
 from minidist.collectives.tuning import MeasuredTimes, measured_times
 from minidist.collectives.user_algorithms import at_registration
-from minidist.comm.communicator import Comm
 from minidist.comm.mpi.world import MPIWorld
-from minidist.comm.point_to_point import PointToPoint
-from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.sim_world import SimWorld
+from minidist.core.base.errors import UsageError, reason
+from minidist.core.collectives.registry import ALGORITHMS
+from minidist.core.comm.communicator import Comm
+from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.sim.clock import LinkModel
 
 MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's algorithm needs real arrays
 MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most so many ranks

@@ -6,8 +6,8 @@ Proved by: tests/collectives/test_one_event.py, tests/collectives/test_auto.py
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from minidist.base.layout import chunk_sizes
-from minidist.collectives.registry import PARAMETERS
+from minidist.core.base.layout import chunk_sizes
+from minidist.core.collectives.registry import PARAMETERS
 
 
 class Call(NamedTuple):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError, quoted
-from minidist.base.layout import MASKED, is_masked, may_overlap
-from minidist.collectives.operations import UFUNCS
-from minidist.comm.mesh import check_communicator
-from minidist.comm.point_to_point import PointToPoint
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.layout import MASKED, is_masked, may_overlap
+from minidist.core.collectives.operations import UFUNCS
+from minidist.core.comm.mesh import check_communicator
+from minidist.core.comm.point_to_point import PointToPoint
 
 
 def check_call(comm: PointToPoint, operation: str, array: Any, op: str | None = None, out: Any = None) -> None:

@@ -5,9 +5,9 @@ Proved by: tests/train/test_reduction.py, tests/bench/test_collectives.py
 
 from collections.abc import Sequence
 
-from minidist.base import hooks
-from minidist.collectives.registry import volume
-from minidist.comm.point_to_point import PointToPoint
+from minidist.core.base import hooks
+from minidist.core.collectives.registry import volume
+from minidist.core.comm.point_to_point import PointToPoint
 
 
 def elements_sent(

@@ -11,11 +11,11 @@ Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.layout import offsets
-from minidist.collectives.naive import fan
-from minidist.collectives.registry import algorithm
-from minidist.comm.point_to_point import PointToPoint
+from minidist.core.base import arrays as xp
+from minidist.core.base.layout import offsets
+from minidist.core.collectives.naive import fan
+from minidist.core.collectives.registry import algorithm
+from minidist.core.comm.point_to_point import PointToPoint
 
 
 @algorithm(

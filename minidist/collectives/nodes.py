@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.base.trace import purpose
-from minidist.collectives import calls, ring, two_level
-from minidist.comm.communicator import Comm, int64
+from minidist.collectives import two_level
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import calls, ring
+from minidist.core.comm.communicator import Comm, int64
 
 
 def _on_nodes(collective: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,21 +17,21 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray
-from minidist.base.trace import current_purpose
-from minidist.base.trace import purpose as sending
-from minidist.base.watchers import track, watchers
 from minidist.collectives.call import Call
-from minidist.collectives.registry import ALGORITHMS, Algorithm
 from minidist.collectives.ring_event import FIRST_CHUNKS, links_of, ring_memory, ring_outcome
-from minidist.comm.communicator import CollectiveCall, Comm
-from minidist.comm.point_to_point import PointToPoint
-from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.folded import FoldedWorld, Outcome, Ports
 from minidist.comm.sim.sim_world import SimWorld
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import current_purpose
+from minidist.core.base.trace import purpose as sending
+from minidist.core.base.watchers import track, watchers
+from minidist.core.collectives.registry import ALGORITHMS, Algorithm
+from minidist.core.comm.communicator import CollectiveCall, Comm
+from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.sim.clock import LinkModel
 
 Arguments = tuple[Any, ...]
 

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, halving_rounds
-from minidist.collectives.operations import accumulate, combine, divide
-from minidist.collectives.recursive_doubling import all_gather_sends, gather_doubling
-from minidist.collectives.registry import algorithm
-from minidist.comm.point_to_point import PointToPoint
+from minidist.core.base import arrays as xp
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.collectives.folding import Fold, doubling_rounds, folded_seconds, halving_rounds
+from minidist.core.collectives.operations import accumulate, combine, divide
+from minidist.core.collectives.recursive_doubling import all_gather_sends, gather_doubling
+from minidist.core.collectives.registry import algorithm
+from minidist.core.comm.point_to_point import PointToPoint
 
 
 def reduce_scatter_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:

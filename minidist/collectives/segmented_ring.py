@@ -18,11 +18,11 @@ from math import ceil
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.layout import chunk_sizes, cut
-from minidist.collectives.operations import accumulate, divide
-from minidist.collectives.registry import algorithm
-from minidist.comm.point_to_point import PointToPoint, Request
+from minidist.core.base import arrays as xp
+from minidist.core.base.layout import chunk_sizes, cut
+from minidist.core.collectives.operations import accumulate, divide
+from minidist.core.collectives.registry import algorithm
+from minidist.core.comm.point_to_point import PointToPoint, Request
 
 SEGMENT_BYTES = 64 * 1024
 

@@ -37,13 +37,13 @@ import numpy as np
 
 from minidist import __version__
 from minidist.base.cache import folder, key_of, read_entry, write_entry
-from minidist.base.errors import UsageError, quoted
 from minidist.base.process import usable_cores
-from minidist.base.trace import purpose
 from minidist.collectives.call import Call
-from minidist.collectives.registry import ALGORITHMS, Algorithm
-from minidist.comm.communicator import Comm
 from minidist.comm.mpi.world import MPIWorld
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.trace import purpose
+from minidist.core.collectives.registry import ALGORITHMS, Algorithm
+from minidist.core.comm.communicator import Comm
 
 SIZES = tuple(4**k << 10 for k in range(1, 7))  # bytes: 4 KiB to 4 MiB
 LEAST_ROUNDS, MOST_ROUNDS = 4, 100  # of each size

@@ -24,12 +24,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives import binomial_tree, ring
-from minidist.collectives.operations import divide
-from minidist.collectives.registry import Volume, algorithm, formulas, seconds, volume
-from minidist.comm.communicator import CollectiveCall
+from minidist.core.base import arrays as xp
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.collectives import binomial_tree, ring
+from minidist.core.collectives.operations import divide
+from minidist.core.collectives.registry import Volume, algorithm, formulas, seconds, volume
+from minidist.core.comm.communicator import CollectiveCall
 
 
 class Levels:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 
 # What a call returns that has not run: its type, its name, and the remedy.
 NOT_RUN: dict[type, tuple[str, str]] = {

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.base.errors import MismatchError
+from minidist.core.base.errors import MismatchError
 
 HEADER_BYTES = 64
 _DIMS = 5

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError, nearest, quoted_path
 from minidist.base.interrupts import EXIT_CODE, interrupted
-from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
-from minidist.base.trace import Trace
 from minidist.comm.launched import launched_size
 from minidist.comm.program_lines import lines_of
 from minidist.comm.sim.sim_world import SimWorld
+from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted_path
+from minidist.core.base.limits import check_ranks
+from minidist.core.base.trace import Trace
 
 
 def launch(

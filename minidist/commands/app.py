@@ -20,9 +20,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from minidist import __version__
-from minidist.base.errors import MAX_QUOTED, MinidistError, quoted, quoted_path, reason
 from minidist.base.interrupts import EXIT_CODE, ignore_more, interrupted
 from minidist.commands.output import App, Commands, say
+from minidist.core.base.errors import MAX_QUOTED, MinidistError, quoted, quoted_path, reason
 
 
 class Program(Commands):

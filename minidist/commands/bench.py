@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError, nearest, quoted
 from minidist.commands.flags import above_zero, command_line, picture_file, whole_numbers, within_limits
 from minidist.commands.output import App, Result, json_or_table, say
+from minidist.core.base.errors import UsageError, nearest, quoted
 
 bench = App(no_args_is_help=True, help="Measure ratios in one interleaved run.")
 Rounds = Annotated[int, typer.Option(min=1, help="interleaved rounds")]
@@ -52,9 +52,9 @@ def bench_collectives(
 ) -> Result:
     """Time every all-reduce beside MPI_Allreduce (and gloo, where torch is installed), or on the virtual clock."""
     # Imported here: `minidist --help` must not load every benchmark.
-    from minidist.bench import collectives, virtual_collectives
     from minidist.collectives import load_algorithm
-    from minidist.comm import LinkModel
+    from minidist.core.comm import LinkModel
+    from minidist.report.bench import collectives, virtual_collectives
 
     lengths = tuple(whole_numbers(sizes, "--sizes")) if sizes else None
     for source in algorithm or ():
@@ -102,7 +102,7 @@ def bench_network(
     rounds: Annotated[int, typer.Option(help="calls of each")] = 3,
 ) -> Result:
     """Time all-reduce between hosts with slow links (network namespaces, which need root), beside the virtual clock."""
-    from minidist.bench import network
+    from minidist.report.bench import network
 
     lengths = whole_numbers(sizes, "--sizes") if sizes else network.SIZES
     result = network.bench_network(hosts, 1e6 * rate, lengths, algorithms.split(","), rounds)
@@ -128,9 +128,9 @@ def bench_step(
     rounds: Rounds = 8,
 ) -> Result:
     """Time a training step beside PyTorch's best eager step on the same model, batch and optimizer."""
-    from minidist.bench.parallel import bench_data_parallel
-    from minidist.bench.step import bench_step as measure
-    from minidist.bench.tensor_parallel import bench_tensor_parallel
+    from minidist.report.bench.parallel import bench_data_parallel
+    from minidist.report.bench.step import bench_step as measure
+    from minidist.report.bench.tensor_parallel import bench_tensor_parallel
 
     stages = _zero_stages(zero)
     if against not in ("torch", "none", None):
@@ -165,7 +165,7 @@ def bench_pipeline(
     rounds: Rounds = 8,
 ) -> Result:
     """Time a pipeline step under mpiexec beside torch.distributed.pipelining on gloo, and beside one rank."""
-    from minidist.bench.pipeline import bench_pipeline as measure
+    from minidist.report.bench.pipeline import bench_pipeline as measure
 
     _say_without_torch()
     return _result(measure(stages, schedule, microbatches, rounds, case))
@@ -175,7 +175,7 @@ def bench_pipeline(
 @json_or_table
 def bench_memory(cases: Cases = None, rounds: Rounds = 12) -> Result:
     """Measure what the memory account costs a training step, when it is on and when it keeps a timeline."""
-    from minidist.bench.memory import bench_memory as measure
+    from minidist.report.bench.memory import bench_memory as measure
 
     return _result(measure(cases or None, rounds=rounds))
 
@@ -189,14 +189,14 @@ def bench_hybrid(
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
 ) -> Result:
     """Measure the share of a hybrid step that is neither arithmetic nor messages, under mpiexec."""
-    from minidist.bench.hybrid import bench_hybrid as measure
+    from minidist.report.bench.hybrid import bench_hybrid as measure
 
     return _result(measure(rounds, dp, tp, pp))
 
 
 def _say_without_torch(compared: bool = True) -> None:
     """Say why the ratios to PyTorch will be missing."""
-    from minidist.bench.harness import has_torch
+    from minidist.report.bench.harness import has_torch
 
     if compared and not has_torch():
         say("PyTorch is not installed, so there are no ratios to it; install it with: pip install 'minidist[peers]'")

@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError
 from minidist.comm.launched import launched_rank
 from minidist.commands.flags import Timeout, command_line, within_limits
 from minidist.commands.options import (
@@ -28,6 +27,7 @@ from minidist.commands.options import (
     with_deepspeed,
 )
 from minidist.commands.output import Result, json_or_table, say
+from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.techniques import sums_buckets
 

@@ -16,15 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
 from minidist.base.meta import creating_meta
 from minidist.base.process import infrequent_gc
-from minidist.comm import Comm, SimWorld
+from minidist.comm import SimWorld
 from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
-from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.commands.output import Result
 from minidist.commands.runner import Summary, number_of_ranks, say_notices, summarize
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.comm import Comm
+from minidist.core.comm.sim.clock import LinkModel
 from minidist.data import load_dataset
 from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig, resolve_batches, updates_of

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 from minidist.base.memory import MEMORY_PURPOSES
 from minidist.base.meta import creating_meta
-from minidist.comm import Comm, SimWorld
+from minidist.comm import SimWorld
 from minidist.commands.dry_run import settings_that_need_values
 from minidist.commands.runner import number_of_ranks
+from minidist.core.comm import Comm
 from minidist.job.config.deepspeed import Translation
 from minidist.job.config.train_config import Batches, TrainConfig, resolve_batches
 from minidist.job.train.state import TrainResult

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
 from minidist.commands.flags import above_zero
 from minidist.commands.output import say
+from minidist.core.base.errors import UsageError, quoted
 
 
 def grade(

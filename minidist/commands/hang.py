@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError, quoted
 from minidist.commands.flags import whole_numbers
 from minidist.commands.output import Result, json_or_table
+from minidist.core.base.errors import UsageError, quoted
 
 
 @json_or_table

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError, quoted_path
 from minidist.base.extras import extra
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.commands.output import App, say
+from minidist.core.base.errors import UsageError, quoted_path
 
 lesson = App(no_args_is_help=True, help="Notebooks, slides and quizzes for a course.")
 

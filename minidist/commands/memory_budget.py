@@ -19,14 +19,15 @@ Proved by: tests/commands/test_memory_budget.py
 
 from contextlib import nullcontext
 
-from minidist.base.errors import UsageError
 from minidist.base.meta import creating_meta
-from minidist.comm import Comm, SimWorld
+from minidist.comm import SimWorld
 from minidist.comm.launched import launched_rank
 from minidist.commands.dry_run import settings_that_need_values
 from minidist.commands.explanation import trial
 from minidist.commands.output import say
 from minidist.commands.runner import job_size, number_of_ranks
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import Comm
 from minidist.job.config.train_config import TrainConfig, flag, resolve_batches
 from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train

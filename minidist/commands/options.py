@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from minidist.base.device import creating_on, device_of
-from minidist.base.errors import UsageError
 from minidist.commands.output import say, with_parameters
+from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.techniques import installed
 

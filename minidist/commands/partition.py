@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError
 from minidist.commands.flags import above_zero
 from minidist.commands.output import Result, json_or_table
+from minidist.core.base.errors import UsageError
 
 
 @json_or_table

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from minidist.base.errors import UsageError, quoted_path
 from minidist.base.files import writing
 from minidist.commands.output import Result, json_or_table, say
+from minidist.core.base.errors import UsageError, quoted_path
 
 if TYPE_CHECKING:
     from minidist.course.lesson.puzzles import Puzzle

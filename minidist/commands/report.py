@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError, quoted_path
 from minidist.commands.output import say
+from minidist.core.base.errors import UsageError, quoted_path
 
 
 def report(

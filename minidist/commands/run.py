@@ -11,11 +11,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from minidist.base.errors import MinidistError, UsageError, quoted_path
 from minidist.base.user_file import ProgramError
 from minidist.comm import has_run
 from minidist.comm.launched import launched_size
 from minidist.commands.output import say
+from minidist.core.base.errors import MinidistError, UsageError, quoted_path
 
 
 def run(

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import UsageError, quoted_path
-from minidist.base.limits import check_ranks
 from minidist.base.trace_file import write_traces
-from minidist.comm import Comm
 from minidist.comm.launched import launched_rank, launched_size
 from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
 from minidist.comm.mpi.agreement import check_same_settings
+from minidist.core.base.errors import UsageError, quoted_path
+from minidist.core.base.limits import check_ranks
+from minidist.core.comm import Comm
+from minidist.core.parallel.dims import ParallelDims
 from minidist.data import data_digest, load_dataset
 from minidist.job.checkpoint.directory import Checkpoint, save_bytes
 from minidist.job.checkpoint.initial_weights import initial_checkpoint
@@ -32,7 +33,6 @@ from minidist.job.train.progress import Progress
 from minidist.job.train.state import Observer, TrainResult
 from minidist.job.train.strategies.parameter_server import parameter_server_bytes
 from minidist.job.train.trainer import train
-from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import phases_bytes
 from minidist.techniques import changes_batches, of_job, ranks_beside, trains_alone
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
-from minidist.base.limits import whole_number
 from minidist.comm.launching import writable
 from minidist.commands.flags import above_zero, command_line, one_of
 from minidist.commands.output import Json, say
+from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
+from minidist.core.base.limits import whole_number
 
 if TYPE_CHECKING:
-    from minidist.pipeline.plan import Plan
+    from minidist.core.pipeline.plan import Plan
 
 
 def schedule(
@@ -132,9 +132,9 @@ def in_both_ways(plan: "Plan") -> "list[tuple[Plan, str]]":
 
 def passed(plan: "Plan", recompute: bool, lowered: bool, is_valid: bool) -> "Plan":
     """Return a plan with the forwards of recomputation, and lowered, as the flags say."""
-    from minidist.pipeline.lowering import lower
+    from minidist.core.pipeline.lowering import lower
+    from minidist.core.pipeline.validate import validate
     from minidist.pipeline.passes import recompute as recomputed
-    from minidist.pipeline.validate import validate
 
     # Recomputation adds forwards, so it comes before lowering, which adds the messages.
     # Both assume a valid plan, and lowering one that is not may never end.

@@ -32,7 +32,7 @@ def staleness(
     ] = None,
 ) -> Result:
     """Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."""
-    from minidist.bench.staleness import staleness_runs, table
+    from minidist.report.bench.staleness import staleness_runs, table
 
     runs = staleness_runs(consistency or ("bsp", "ssp:2", "asp"), workers, slow, seconds, who=who)
     if output is not None:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError
 from minidist.commands.flags import command_line, picture_file
 from minidist.commands.output import Result, json_or_table, say
+from minidist.core.base.errors import UsageError
 
 
 @json_or_table

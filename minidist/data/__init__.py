@@ -14,7 +14,7 @@ entropy.py     the entropy of a text, which a model must beat
 
 from typing import TYPE_CHECKING
 
-from minidist.base.lazy import lazy_imports
+from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.base.cache import cached

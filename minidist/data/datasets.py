@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 
 Rows = tuple[np.ndarray, np.ndarray]
 CHANNELS = (1, 3, 4)  # the numbers of channels of an image in a file: grey, RGB, RGBA

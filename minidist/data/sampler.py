@@ -16,9 +16,9 @@ from typing import Self
 
 import numpy as np
 
-from minidist.base.errors import UsageError, quoted
-from minidist.base.limits import check_size
-from minidist.base.random import Key, uniform
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.limits import check_size
+from minidist.core.base.random import Key, uniform
 from minidist.data.datasets import Dataset, Rows
 
 SIDES = ("inputs", "targets")  # of a batch

@@ -10,13 +10,13 @@ Proved by: tests/nn/test_recompute.py
 
 from typing import Any
 
-from minidist.autograd import Tensor, gelu, reshape, softmax, swapaxes, transpose
-from minidist.base import arrays as xp
-from minidist.nn.dropout import Dropout
-from minidist.nn.gpt import GPTConfig
-from minidist.nn.linear import Conv1D
-from minidist.nn.module import Module
-from minidist.nn.norm import LayerNorm
+from minidist.core.autograd import Tensor, gelu, reshape, softmax, swapaxes, transpose
+from minidist.core.base import arrays as xp
+from minidist.core.nn.dropout import Dropout
+from minidist.core.nn.gpt import GPTConfig
+from minidist.core.nn.linear import Conv1D
+from minidist.core.nn.module import Module
+from minidist.core.nn.norm import LayerNorm
 
 
 class CompositeAttention(Module):

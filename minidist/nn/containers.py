@@ -6,7 +6,7 @@ Proved by: tests/nn/test_modules.py, tests/nn/test_describe.py
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from minidist.nn.module import Module
+from minidist.core.nn.module import Module
 
 
 class ModuleList(Module):

@@ -5,10 +5,10 @@ Proved by: tests/nn/test_convolution.py
 
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor
-from minidist.autograd.ops.convolution import conv2d
-from minidist.base import arrays as xp
-from minidist.nn.module import Module
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.base import arrays as xp
+from minidist.core.nn.module import Module
+from minidist.nn.ops.convolution import conv2d
 
 
 class Conv2d(Module):

@@ -15,7 +15,7 @@ import re
 from itertools import groupby
 from typing import Any
 
-from minidist.autograd import Parameter
+from minidist.core.autograd import Parameter
 
 Lines = list[str]
 

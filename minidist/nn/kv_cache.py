@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from minidist.autograd import Tensor, no_grad
-from minidist.autograd.tensor import record
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
-from minidist.nn.experts import MixtureOfExperts
+from minidist.core.autograd import Tensor, no_grad
+from minidist.core.autograd.tensor import record
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.nn.experts import MixtureOfExperts
 
 
 class LayerCache:

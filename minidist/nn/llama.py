@@ -16,25 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from minidist.autograd import (
-    Parameter,
-    ShapeError,
-    Tensor,
-    grouped_query_attention,
-    reshape,
-    rotary,
-    rotary_angles,
-    swiglu,
-)
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
-from minidist.nn.dropout import AttentionDropout
-from minidist.nn.embedding import Embedding
-from minidist.nn.experts import MixtureOfExperts, auxiliary_losses
-from minidist.nn.language_model import LanguageModel, TiedHead, with_own_weight
-from minidist.nn.linear import Linear
-from minidist.nn.module import Module, run_blocks
-from minidist.nn.norm import RMSNorm
+from minidist.core.autograd import Parameter, ShapeError, Tensor, grouped_query_attention, reshape
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.nn.dropout import AttentionDropout
+from minidist.core.nn.embedding import Embedding
+from minidist.core.nn.experts import MixtureOfExperts, auxiliary_losses
+from minidist.core.nn.language_model import LanguageModel, TiedHead, with_own_weight
+from minidist.core.nn.linear import Linear
+from minidist.core.nn.module import Module, run_blocks
+from minidist.core.nn.norm import RMSNorm
+from minidist.nn import rotary, rotary_angles, swiglu
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)
 # (and with attention dropout that as a fourth argument)

@@ -14,10 +14,10 @@ Proved by: tests/nn/test_module_to.py, tests/cupy/test_device.py
 
 from typing import Any
 
-from minidist.autograd import AutogradError, Parameter
-from minidist.base import arrays as xp
 from minidist.base.device import device_of, moved
-from minidist.base.watchers import track
+from minidist.core.autograd import AutogradError, Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.watchers import track
 
 
 def move(module: Any, device: "str | xp.Device | None") -> None:

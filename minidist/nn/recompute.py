@@ -20,15 +20,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from minidist.autograd import checkpoint
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, quoted
-from minidist.base.limits import whole_number
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.limits import whole_number
+from minidist.core.nn.gpt import GPT
+from minidist.core.nn.mlp import MLP
+from minidist.core.nn.module import Module
+from minidist.nn import checkpoint
 from minidist.nn.cnn import CNN
-from minidist.nn.gpt import GPT
 from minidist.nn.llama import Llama
-from minidist.nn.mlp import MLP
-from minidist.nn.module import Module
 from minidist.nn.segments import CheckpointWrapper, SegmentedBlocks, budgeted_segments, measured, sqrt_segments
 
 CHOICES = ("none", "full", "selective", "sqrt", "budget:BYTES")

@@ -6,9 +6,9 @@ Proved by: tests/nn/test_hooks.py, tests/nn/test_modules.py
 from collections.abc import Callable
 from typing import Any
 
-from minidist.autograd import AutogradError, Tensor, is_grad_enabled
-from minidist.base import arrays as xp
-from minidist.nn.module import Module
+from minidist.core.autograd import AutogradError, Tensor, is_grad_enabled
+from minidist.core.base import arrays as xp
+from minidist.core.nn.module import Module
 
 
 def refuse_changed(module: Module, kind: str, hook: Callable[..., Any], before: Any, after: Any) -> None:

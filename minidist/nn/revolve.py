@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from math import comb
 
-from minidist.autograd import Tensor, checkpoint
-from minidist.base.errors import UsageError
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError
+from minidist.nn import checkpoint
 
 Layer = Callable[[Tensor], Tensor]
 

@@ -19,12 +19,13 @@ from functools import reduce
 from math import isqrt
 from typing import Any
 
-from minidist.autograd import Tensor, checkpoint
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
-from minidist.nn.module import Module
+from minidist.core.autograd import Tensor
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn.module import Module
+from minidist.nn import checkpoint
 
 Layer = Callable[[Tensor], Tensor]
 Pack = Callable[[Any], Any]

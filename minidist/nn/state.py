@@ -8,10 +8,10 @@ Proved by: tests/nn/test_modules.py, tests/nn/test_flat.py
 from collections.abc import Mapping
 from typing import Any
 
-from minidist.autograd import AutogradError, Parameter, ShapeError
-from minidist.base import arrays as xp
-from minidist.base.errors import nearest
-from minidist.nn.module import Module
+from minidist.core.autograd import AutogradError, Parameter, ShapeError
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import nearest
+from minidist.core.nn.module import Module
 
 
 def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:

@@ -6,9 +6,9 @@ Proved by: tests/optim/test_optimizers.py, tests/parallel/test_zero.py
 from collections.abc import Iterable
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.arrays import is_half
-from minidist.base.errors import UsageError
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import is_half
+from minidist.core.base.errors import UsageError
 
 
 def check_reduced(run: Any) -> None:

@@ -5,10 +5,10 @@ Proved by: tests/optim/test_clip.py
 
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
-from minidist.optim.clip import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
-from minidist.optim.slices import gradients, holders
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.optim.clip import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
+from minidist.core.optim.slices import gradients, holders
 
 
 def clip_grad_norm_(parameters: Any, max_norm: float, optimizer: Any = None) -> float:

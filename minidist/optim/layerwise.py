@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.optim.optimizer import Group, Optimizer, State
+from minidist.core.optim.slices import FlatSlice
 from minidist.optim.exact_sums import LIMBS, square_sum, value_of
-from minidist.optim.optimizer import Group, Optimizer, State
-from minidist.optim.slices import FlatSlice
 
 Sums = dict[str, np.ndarray]  # layer -> (2, LIMBS): of its weights and of its update
 

@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
-from minidist.base.limits import check_flag, check_number
-from minidist.optim.adam import AdamW
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.base.limits import check_flag, check_number
+from minidist.core.optim.adam import AdamW
+from minidist.core.optim.optimizer import Group, State
+from minidist.core.optim.slices import FlatSlice
 from minidist.optim.layerwise import is_shard
-from minidist.optim.optimizer import Group, State
-from minidist.optim.slices import FlatSlice
 
 Shape = tuple[int, ...]
 Updates = dict[str, xp.Array]  # parameter -> 1-D, the elements that a rank holds

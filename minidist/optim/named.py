@@ -4,8 +4,9 @@
         def update(self, data, grad, state, work, lr, decay, count):
             data -= lr * np.sign(grad)
 
-A user's class is derived from `minidist.optim.Optimizer`. `update` sees a slice of the flat weights, so an optimizer
-that computes each element by itself works with ZeRO, FSDP, offloading and checkpoints as those of minidist do.
+A user's class is derived from `minidist.core.optim.Optimizer`. `update` sees a slice of the flat weights, so an
+optimizer that computes each element by itself works with ZeRO, FSDP, offloading and checkpoints as those of minidist
+do.
 
 Proved by: tests/optim/test_own_optimizer.py
 """
@@ -15,20 +16,20 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
 from minidist.base.user_file import is_user_function, load_function
-from minidist.optim.optimizer import Optimizer
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.optim.optimizer import Optimizer
 
 # name -> module and class
 OPTIMIZERS = {
-    "sgd": ("sgd", "SGD"),
-    "adagrad": ("adagrad", "Adagrad"),
-    "rmsprop": ("rmsprop", "RMSProp"),
-    "adam": ("adam", "Adam"),
-    "adamw": ("adam", "AdamW"),
-    "lars": ("lars", "LARS"),
-    "lamb": ("lamb", "LAMB"),
-    "muon": ("muon", "Muon"),
+    "sgd": ("core.optim.sgd", "SGD"),
+    "adagrad": ("optim.adagrad", "Adagrad"),
+    "rmsprop": ("optim.rmsprop", "RMSProp"),
+    "adam": ("core.optim.adam", "Adam"),
+    "adamw": ("core.optim.adam", "AdamW"),
+    "lars": ("optim.lars", "LARS"),
+    "lamb": ("optim.lamb", "LAMB"),
+    "muon": ("optim.muon", "Muon"),
 }
 
 
@@ -37,11 +38,11 @@ def optimizer_named(name: str) -> type[Optimizer]:
     """Return the class; UsageError for FILE.py:CLASS that is no `Optimizer`, or takes no learning rate."""
     if not is_user_function(name):
         module, kind = OPTIMIZERS[name]
-        return getattr(import_module(f"minidist.optim.{module}"), kind)  # type: ignore[no-any-return]
+        return getattr(import_module(f"minidist.{module}"), kind)  # type: ignore[no-any-return]
     found: Any = load_function(name)
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise UsageError(
-            f"--optimizer {quoted(name)} is not a subclass of minidist.optim.Optimizer; derive the class from it"
+            f"--optimizer {quoted(name)} is not a subclass of minidist.core.optim.Optimizer; derive the class from it"
         )
     if not _takes(found, "lr"):
         raise UsageError(

@@ -6,9 +6,9 @@ Proved by: tests/optim/test_optimizers.py
 from collections.abc import Mapping
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, nearest
-from minidist.base.limits import check_whole
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError, nearest
+from minidist.core.base.limits import check_whole
 
 
 def load_state_dict(optimizer: Any, saved: dict[str, Any]) -> None:

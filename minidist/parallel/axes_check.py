@@ -13,10 +13,10 @@ Proved by: tests/misuse/test_misuse.py
 from collections.abc import Iterable
 from typing import Any
 
-from minidist.autograd import Parameter
-from minidist.base.errors import UsageError, quoted
-from minidist.comm import Comm, check_communicator
-from minidist.nn.module import Module
+from minidist.core.autograd import Parameter
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.comm import Comm, check_communicator
+from minidist.core.nn.module import Module
 
 
 def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comms: Comm | None) -> None:

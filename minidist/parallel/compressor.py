@@ -10,9 +10,9 @@ Proved by: tests/techniques/test_compressors.py, tests/techniques/test_pruner.py
 
 import numpy as np
 
-from minidist.base.errors import UsageError, quoted
-from minidist.comm import Comm, PointToPoint, Work
-from minidist.parallel.gradients import Bucket
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.comm import Comm, PointToPoint, Work
+from minidist.core.parallel.gradients import Bucket
 
 
 def compress(state: "Compressor", bucket: Bucket) -> Work:

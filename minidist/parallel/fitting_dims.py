@@ -6,8 +6,8 @@ Proved by: tests/parallel/test_dims.py
 from fractions import Fraction
 from math import prod
 
-from minidist.base.errors import UsageError
-from minidist.parallel.dims import ParallelDims
+from minidist.core.base.errors import UsageError
+from minidist.core.parallel.dims import ParallelDims
 
 
 def dims_of(ranks: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: int = 1, ep: int = 1) -> ParallelDims:

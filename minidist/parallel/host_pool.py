@@ -16,15 +16,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import is_in_backward
-from minidist.base import arrays as xp
-from minidist.base.limits import check_number, check_whole
 from minidist.base.memory import MemoryAccount
-from minidist.base.watchers import track, watching
-from minidist.collectives import all_gather
-from minidist.comm import Comm, Work
 from minidist.comm.mpi.staging import is_device_array, pinned_like
-from minidist.parallel.flat_shards import Placement
+from minidist.core.autograd import is_in_backward
+from minidist.core.base import arrays as xp
+from minidist.core.base.limits import check_number, check_whole
+from minidist.core.base.watchers import track, watching
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm, Work
+from minidist.core.parallel.flat_shards import Placement
 
 STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice
 

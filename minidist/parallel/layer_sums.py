@@ -13,10 +13,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from minidist.autograd import Parameter
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import Comm
+from minidist.core.autograd import Parameter
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm
 from minidist.optim.exact_sums import LIMBS
 from minidist.optim.layerwise import Sums
 

@@ -16,10 +16,10 @@ Proved by: tests/parallel/test_mixed_precision_policy.py
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import map_tensors
-from minidist.base import arrays as xp
 from minidist.base.half import is_floating
-from minidist.parallel.fsdp_param_group import Precision
+from minidist.core.autograd import map_tensors
+from minidist.core.base import arrays as xp
+from minidist.core.parallel.fsdp_param_group import Precision
 
 
 @dataclass(frozen=True)

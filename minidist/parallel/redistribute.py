@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.base.errors import MismatchError
-from minidist.base.fingerprint import fingerprint_number
-from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
+from minidist.core.base.errors import MismatchError
+from minidist.core.base.fingerprint import fingerprint_number
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
 
 ROW = 3  # numbers that say which range: tensor, start, stop
 NUMBER = 8  # bytes of each of them

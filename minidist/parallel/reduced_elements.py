@@ -6,9 +6,9 @@ Proved by: tests/train/test_reduction.py
 import numpy as np
 
 from minidist.collectives.closed_forms import elements_sent
-from minidist.parallel.fsdp_param_group import FSDPParamGroup
-from minidist.parallel.gradients import GradientReducer
-from minidist.parallel.zero import ShardReducer
+from minidist.core.parallel.fsdp_param_group import FSDPParamGroup
+from minidist.core.parallel.gradients import GradientReducer
+from minidist.core.parallel.zero import ShardReducer
 
 
 def of_reducer(reducer: GradientReducer) -> int:

@@ -18,14 +18,14 @@ from typing import Protocol
 
 import numpy as np
 
-from minidist.autograd import Parameter
-from minidist.base.arrays import Array
-from minidist.base.errors import MismatchError
-from minidist.base.fingerprint import fingerprint_number
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather
-from minidist.comm import Comm
-from minidist.nn.module import Module
+from minidist.core.autograd import Parameter
+from minidist.core.base.arrays import Array
+from minidist.core.base.errors import MismatchError
+from minidist.core.base.fingerprint import fingerprint_number
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
+from minidist.core.nn.module import Module
 from minidist.parallel.tensor.full_state import MeshLike
 from minidist.parallel.tensor.grad_norm import sharded_over
 

@@ -20,19 +20,19 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.autograd import BackwardPass, Parameter
-from minidist.base import arrays as xp
-from minidist.base.errors import MismatchError
-from minidist.base.fingerprint import fingerprint
-from minidist.base.trace import purpose
-from minidist.collectives import broadcast
-from minidist.comm import Comm
 from minidist.comm.header import OVER
-from minidist.nn.flat import FlatParameters
-from minidist.nn.module import Module
+from minidist.core.autograd import BackwardPass, Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import MismatchError
+from minidist.core.base.fingerprint import fingerprint
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import broadcast
+from minidist.core.comm import Comm
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.nn.module import Module
+from minidist.core.parallel.gradients import Bucket
+from minidist.core.parallel.guard import Guard
 from minidist.parallel.axes_check import check_axes
-from minidist.parallel.gradients import Bucket
-from minidist.parallel.guard import Guard
 from minidist.parallel.running_statistics import RunningStatistics
 
 DIGEST_BYTES = 16  # of the fingerprints of the model's names and shapes and of the settings, which all ranks compare

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
 
 if TYPE_CHECKING:
-    from minidist.autograd.ops.batch_norm import Statistics
     from minidist.nn.batch_norm import BatchNorm
+    from minidist.nn.ops.batch_norm import Statistics
 
 Exchange = Callable[[np.ndarray], np.ndarray]  # this rank's words -> one row of words per rank, the same on all
 

@@ -5,11 +5,11 @@ Proved by: tests/parallel/test_fully_shard.py, tests/misuse/test_misuse.py
 
 from collections.abc import Collection, Sequence
 
-from minidist.autograd import Parameter
-from minidist.base.errors import UsageError, quoted
-from minidist.comm import Comm
-from minidist.nn.module import Module
-from minidist.parallel.fsdp_state import param_groups_of, states_of
+from minidist.core.autograd import Parameter
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.comm import Comm
+from minidist.core.nn.module import Module
+from minidist.core.parallel.fsdp_state import param_groups_of, states_of
 
 
 def check_sharding(module: Module, op: str, ignored: Collection[Parameter], comms: Sequence[Comm]) -> None:

@@ -6,9 +6,9 @@ Proved by: tests/misuse/test_misuse.py, tests/parallel/test_data_parallel.py
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from minidist.autograd import Parameter
-from minidist.base.errors import UsageError
-from minidist.comm import Comm
+from minidist.core.autograd import Parameter
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import Comm
 
 
 def mean_of_one_rank(comm: Comm, ranks: int) -> UsageError:

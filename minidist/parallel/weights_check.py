@@ -9,9 +9,9 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.base.arrays import sample_step
-from minidist.comm import Comm
-from minidist.nn.module import Module
+from minidist.core.base.arrays import sample_step
+from minidist.core.comm import Comm
+from minidist.core.nn.module import Module
 
 
 def check_weights(operation: str, module: Module, comm: Comm) -> None:

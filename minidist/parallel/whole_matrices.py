@@ -20,13 +20,13 @@ Proved by: tests/parallel/test_muon.py
 from collections.abc import Iterable, Mapping
 from math import prod
 
-from minidist.autograd import Parameter
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, quoted
-from minidist.base.layout import cut
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather, all_to_all
-from minidist.comm import Comm
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.layout import cut
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather, all_to_all
+from minidist.core.comm import Comm
 from minidist.optim.muon import Shape, Updates, newton_schulz
 from minidist.parallel.parameter_server.server_shards import assign_keys
 from minidist.parallel.tensor.full_state import full_tensor, local_tensor

@@ -5,12 +5,12 @@ Proved by: tests/parallel/test_zero.py, tests/parallel/test_fully_shard.py
 
 from collections.abc import Sequence
 
-from minidist.base import arrays as xp
 from minidist.base.half import is_half
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather
-from minidist.optim import Optimizer
-from minidist.parallel.flat_shards import Shard
+from minidist.core.base import arrays as xp
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
+from minidist.core.optim import Optimizer
+from minidist.core.parallel.flat_shards import Shard
 
 
 def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, dict[str, xp.Array]]:

@@ -11,11 +11,11 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 from collections.abc import Iterable
 from dataclasses import replace
 
-from minidist.base.errors import UsageError
-from minidist.pipeline.lowering import Orders, check_not_lowered, send_of, standstill
-from minidist.pipeline.plan.action import COMPUTE, Action, actions_of, show
-from minidist.pipeline.plan.plan import Plan
-from minidist.pipeline.simulate import Dependencies, Simulation, partner
+from minidist.core.base.errors import UsageError
+from minidist.core.pipeline.lowering import Orders, check_not_lowered, send_of, standstill
+from minidist.core.pipeline.plan.action import COMPUTE, Action, actions_of, show
+from minidist.core.pipeline.plan.plan import Plan
+from minidist.core.pipeline.simulate import Dependencies, Simulation, partner
 
 
 def lower_blocking(plan: Plan) -> Plan:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidist.base.errors import UsageError, quoted
-from minidist.pipeline.passes import computations
-from minidist.pipeline.plan.action import (
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.pipeline.plan.action import (
     BACKWARD,
     COMPUTE,
     FORWARD,
@@ -29,8 +28,9 @@ from minidist.pipeline.plan.action import (
     actions_of,
     show,
 )
-from minidist.pipeline.plan.plan import Plan
-from minidist.pipeline.simulate import Dependencies, Simulation, Span, partner, simulate
+from minidist.core.pipeline.plan.plan import Plan
+from minidist.core.pipeline.simulate import Dependencies, Simulation, Span, partner, simulate
+from minidist.pipeline.passes import computations
 from minidist.pipeline.times import Times, uniform
 from minidist.pipeline.timing_vectorized import Flat, flatten, seconds_by_kind, split, sweep
 

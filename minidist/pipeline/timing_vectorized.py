@@ -16,8 +16,8 @@ from itertools import chain, count
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.pipeline.plan.action import (
+from minidist.core.base.errors import UsageError
+from minidist.core.pipeline.plan.action import (
     BACKWARD,
     FORWARD,
     INPUT,
@@ -27,7 +27,7 @@ from minidist.pipeline.plan.action import (
     WEIGHT,
     actions_of,
 )
-from minidist.pipeline.plan.plan import Plan
+from minidist.core.pipeline.plan.plan import Plan
 from minidist.pipeline.times import Times
 
 MIN_RANKS = 48  # below which looking at all ranks at once does not pay

@@ -3,10 +3,10 @@
 Proved by: tests/pipeline/test_plans.py
 """
 
-from minidist.pipeline.plan import Action, Plan
-from minidist.pipeline.plan.plan import PlanError
-from minidist.pipeline.simulate import Dependencies, partner, simulate
-from minidist.pipeline.validate import Items, RankOf, check_complete
+from minidist.core.pipeline.plan import Action, Plan
+from minidist.core.pipeline.plan.plan import PlanError
+from minidist.core.pipeline.simulate import Dependencies, partner, simulate
+from minidist.core.pipeline.validate import Items, RankOf, check_complete
 
 
 def check_transfers(plan: Plan, items: Items) -> bool:

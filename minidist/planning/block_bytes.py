@@ -10,9 +10,9 @@ bytes, masks of one:
     two masks                                                                    2 s b h
 
 With i = 2 that is 34 s b h + 5 a s^2 b. The paper leaves out two numbers per row and norm (mean and deviation); ours
-keeps one, in float32 for half precision. The fused block of `nn/gpt.py` keeps as many times s b h, but of the scores
-only the part at or below the diagonal blocks of 64 queries, once, with one sum per query: about i a s^2 b / 2; with
-dropout also a mask of all scores, a s^2 b bytes.
+keeps one, in float32 for half precision. The fused block of `core/nn/gpt.py` keeps as many times s b h, but of the
+scores only the part at or below the diagonal blocks of 64 queries, once, with one sum per query: about i a s^2 b / 2;
+with dropout also a mask of all scores, a s^2 b bytes.
 
 Proved by: tests/nn/test_recompute.py, tests/planning/test_zero_stages.py
 """

@@ -5,7 +5,7 @@ Proved by: tests/planning/test_families.py
 
 from collections.abc import Callable
 
-from minidist.base.limits import MAX_LAYERS
+from minidist.core.base.limits import MAX_LAYERS
 from minidist.planning.family import Family
 
 FULL, LINEAR, SLIDING = "full_attention", "linear_attention", "sliding_attention"

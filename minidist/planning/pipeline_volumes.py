@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm, prod
 
+from minidist.core.optim import NORM_BLOCK
+from minidist.core.pipeline.plan import Plan
+from minidist.core.pipeline.runtime.shapes import WORDS
+from minidist.core.pipeline.runtime.shared import ROW
 from minidist.data import load_dataset
 from minidist.job.config.models import ITEMSIZE, activation_shape
 from minidist.job.config.pipeline_plan import blocks_of_stages, make_plan, period_of, replicas_of, streams
 from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.train.strategies.data_axis import AxisSizes
-from minidist.optim import NORM_BLOCK
 from minidist.parallel.replica_guard import DIGEST_BYTES
-from minidist.pipeline.plan import Plan
-from minidist.pipeline.runtime.shapes import WORDS
-from minidist.pipeline.runtime.shared import ROW
 
 Sizes = Sequence[Sequence[AxisSizes]]  # of each rank, the sizes of its stages
 NUMBER = 8  # bytes of a loss, or of the sum of a block's squares: one float64

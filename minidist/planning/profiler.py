@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
-from minidist.base.random import batch_coordinates
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.pipeline.runtime import PipelineStage, cut_model
+from minidist.core.pipeline.runtime.pipeline import backward_from
+from minidist.core.pipeline.runtime.shapes import FLOATS
+from minidist.core.train.task import as_input
 from minidist.job.config.pipeline_plan import count_blocks
 from minidist.job.config.rules import MODEL_AND_DATA, check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import Job, build
-from minidist.job.train.task import as_input
 from minidist.pipeline.partition import Layer
-from minidist.pipeline.runtime import PipelineStage, cut_model
-from minidist.pipeline.runtime.pipeline import backward_from
-from minidist.pipeline.runtime.shapes import FLOATS
 
 
 def profile_layers(

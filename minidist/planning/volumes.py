@@ -24,22 +24,23 @@ Proved by: tests/planning/test_volumes.py, tests/train/test_sharded.py, tests/tr
 from collections import Counter
 from collections.abc import Sequence
 
+from minidist.core.optim import NORM_BLOCK
+from minidist.core.parallel.data_parallel import ddp_volume
+from minidist.core.parallel.fsdp import fsdp_gather_volume, fsdp_volume
+from minidist.core.parallel.zero import zero_volume
+from minidist.core.pipeline.plan import Plan
 from minidist.data import Shares
 from minidist.job.config.models import ITEMSIZE
 from minidist.job.config.pipeline_plan import make_plan, period_of, streams
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
 from minidist.job.train.state import Phase
 from minidist.job.train.strategies.data_axis import AxisSizes
-from minidist.optim import NORM_BLOCK, LayerwiseOptimizer
+from minidist.optim import LayerwiseOptimizer
 from minidist.optim.named import optimizer_named
-from minidist.parallel.data_parallel import ddp_volume
-from minidist.parallel.fsdp import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.replica_guard import startup_bytes
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
-from minidist.parallel.zero import zero_volume
-from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
 from minidist.techniques import AxisRun, Extension, Run, of_job, packs_inputs, trains_alone

@@ -6,7 +6,7 @@ Proved by: tests/report/test_pictures.py
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from minidist.base.trace import Trace
+from minidist.core.base.trace import Trace
 from minidist.report.frame import byte_text, finish, new_figure, patch, tidy
 from minidist.report.palette import PALETTE
 

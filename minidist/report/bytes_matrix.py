@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidist.base.trace import Trace
+from minidist.core.base.trace import Trace
 from minidist.report.frame import Style, byte_text, finish, new_figure, patch
 from minidist.report.palette import PALETTE
 

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from minidist.base.trace import Trace
 from minidist.base.trace_file import only_steps, steps_of
+from minidist.core.base.trace import Trace
 from minidist.report.canvas_script import SCRIPT
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.space_time import MAX_BESIDE, Rows, latest, operation_text, rows_of

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from minidist.base.errors import UsageError
 from minidist.base.exponents import LARGEST, NORMAL, SMALLEST, by_exponent, flushed_share
+from minidist.core.base.errors import UsageError
 from minidist.report.frame import finish, new_figure, patch, tidy
 from minidist.report.palette import PALETTE
 

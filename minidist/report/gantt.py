@@ -10,9 +10,9 @@ Proved by: tests/commands/test_schedule.py
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import UsageError
-from minidist.base.trace import SpanEvent, Trace
-from minidist.pipeline.plan import Item, actions_of, show
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import SpanEvent, Trace
+from minidist.core.pipeline.plan import Item, actions_of, show
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import Style, finish, new_figure, patch, tidy
 from minidist.report.palette import NAMES, PALETTE, ink, shade

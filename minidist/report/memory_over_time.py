@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
 from minidist.base.memory import thinned
-from minidist.base.trace import Trace
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import Trace
 from minidist.report.frame import Style, byte_text, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import MEMORY, PALETTE, distinct
 

@@ -16,11 +16,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import UsageError
 from minidist.base.files import writing
-from minidist.base.trace import Trace
 from minidist.base.trace_file import only_steps, steps_of
 from minidist.comm.launching import writable
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import Trace
 from minidist.report.bytes_by_purpose import table_of
 from minidist.report.canvas import space_and_time
 from minidist.report.draw import Header, draw, incomplete_sentence

@@ -5,7 +5,7 @@ Proved by: tests/report/test_pictures.py, tests/report/test_colours.py
 
 from collections.abc import Sequence
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 
 PALETTE = {
     "F": "#4477AA",

@@ -15,7 +15,7 @@ Proved by: tests/report/test_chakra.py
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 
 MAX_MESSAGE = 1 << 24  # bytes; a file that claims more is not one of these traces
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from minidist.base.errors import UsageError, quoted
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.pipeline.plan import Plan, show
+from minidist.core.pipeline.validate import validate
 from minidist.pipeline.passes import lower_blocking
-from minidist.pipeline.plan import Plan, show
 from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
-from minidist.pipeline.validate import validate
 from minidist.report.frame import GENERATOR, HTML, METADATA, SUFFIXES
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
 from minidist.report.perfetto import perfetto

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.base.trace import MessageEvent
 from minidist.comm import SimWorld
-from minidist.comm.sim.matching import Matching
-from minidist.comm.sim.state import SimRequest
+from minidist.core.base.trace import MessageEvent
+from minidist.core.comm.sim.matching import Matching
+from minidist.core.comm.sim.state import SimRequest
 
 MAX_ELEMENTS = 64  # of an array whose values are kept
 

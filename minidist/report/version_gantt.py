@@ -11,8 +11,8 @@ Proved by: tests/commands/test_schedule.py
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import UsageError, quoted
-from minidist.pipeline.plan import Action, Plan
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.pipeline.plan import Action, Plan
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import finish, line, new_figure, patch, tidy
 from minidist.report.palette import MEMORY, PALETTE

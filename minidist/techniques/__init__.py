@@ -28,8 +28,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from minidist.base.errors import UsageError, quoted
 from minidist.base.user_file import load_function
+from minidist.core.base.errors import UsageError, quoted
 from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings
 from minidist.techniques.rule import Rule
 

@@ -10,8 +10,8 @@ Proved by: tests/techniques/test_compression.py
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minidist.autograd import Parameter
-from minidist.base.arrays import Array
+from minidist.core.autograd import Parameter
+from minidist.core.base.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from minidist.autograd import Tensor
-from minidist.comm import Comm
+from minidist.core.autograd import Tensor
+from minidist.core.comm import Comm
 from minidist.data import Shares
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.deepspeed import DeepSpeedKeys

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.comm import Comm
-from minidist.nn.flat import FlatParameters
+from minidist.core.base import arrays as xp
+from minidist.core.comm import Comm
+from minidist.core.nn.flat import FlatParameters
 
 Mean = Callable[[Sequence[xp.Array]], xp.Array]  # over replicas, as the ranks' all-reduce adds them
 

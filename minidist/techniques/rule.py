@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from minidist.base.errors import quoted
+from minidist.core.base.errors import quoted
 
 Value = Callable[[Any], Any]  # of a job as the rules see it, a `config.resolved_job.ResolvedJob`
 

@@ -14,10 +14,10 @@ import argparse
 
 import numpy as np
 
-from minidist import collectives
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives import ALGORITHMS, TwoLevel
-from minidist.comm import launch
+from minidist import ALGORITHMS, chunk_sizes, launch
+from minidist.collectives import TwoLevel
+from minidist.core import collectives
+from minidist.core.base.layout import offsets
 
 OPERATIONS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 

@@ -6,7 +6,7 @@ python mpi_examples/1_messages/hello.py --ranks 4
 
 import numpy as np
 
-from minidist.comm import launch
+from minidist import launch
 
 
 def gather_to_zero(comm, value):

@@ -12,8 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from minidist.collectives import all_reduce
-from minidist.comm import launch
+from minidist import all_reduce, launch
 from minidist.comm.launched import launched_size
 from minidist.job.equality.reduction_order import mpi_all_reduce
 from minidist.job.equality.summation_order import find_orders_on_ranks

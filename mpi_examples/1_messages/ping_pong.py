@@ -14,8 +14,7 @@ import sys
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.comm import launch
+from minidist import UsageError, launch
 
 SIZES, ROUNDS = (8, 1_000, 100_000, 1_000_000), 50
 

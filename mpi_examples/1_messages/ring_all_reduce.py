@@ -11,8 +11,8 @@ import argparse
 
 import numpy as np
 
-from minidist.collectives import all_reduce, volume
-from minidist.comm import launch
+from minidist import all_reduce, launch
+from minidist.core.collectives import volume
 
 
 def ring_all_reduce(comm, array):

@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 
-from minidist.comm import launch
+from minidist import launch
 
 
 def send_then_receive(comm, outgoing, incoming, right, left):

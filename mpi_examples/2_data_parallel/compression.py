@@ -11,13 +11,7 @@ import argparse
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.collectives import all_reduce
-from minidist.comm import launch
-from minidist.data import glyphs
-from minidist.nn import MLP
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel
+from minidist import MLP, SGD, DistributedDataParallel, Tensor, all_reduce, cross_entropy, glyphs, launch
 from minidist.techniques.compression import compress, make_compressor
 
 STEPS, ROWS = 60, 480

@@ -4,13 +4,18 @@ mpiexec -n 4 python mpi_examples/2_data_parallel/data_parallel_gpt.py
 python mpi_examples/2_data_parallel/data_parallel_gpt.py --ranks 4
 """
 
-from minidist.base.random import batch_coordinates
-from minidist.comm import launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.job.train.loss import global_loss
-from minidist.nn import GPT, FlatParameters, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel import DistributedDataParallel
+from minidist import (
+    GPT,
+    AdamW,
+    DistributedDataParallel,
+    FlatParameters,
+    GPTConfig,
+    batch_coordinates,
+    global_loss,
+    launch,
+    load_dataset,
+)
+from minidist.data import GlobalBatchSampler
 
 STEPS, ROWS, CONTEXT = 10, 4, 32  # rows of each rank
 

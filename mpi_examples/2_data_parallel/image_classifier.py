@@ -14,14 +14,19 @@ import argparse
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, no_grad
-from minidist.base.random import batch_coordinates
-from minidist.comm import launch
-from minidist.data import GlobalBatchSampler, glyphs
-from minidist.job.train.loss import global_loss
+from minidist import (
+    Adam,
+    DistributedDataParallel,
+    Tensor,
+    batch_coordinates,
+    cross_entropy,
+    global_loss,
+    glyphs,
+    launch,
+    no_grad,
+)
+from minidist.data import GlobalBatchSampler
 from minidist.nn import CNN
-from minidist.optim import Adam
-from minidist.parallel import DistributedDataParallel
 from minidist.parallel.sync_batch_norm import convert_sync_batchnorm
 
 STEPS, ROWS, CHANNELS, BLOCKS = 100, 8, 8, 1  # rows of each rank

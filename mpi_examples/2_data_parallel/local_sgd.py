@@ -13,11 +13,7 @@ import argparse
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.comm import launch
-from minidist.data import glyphs
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import SGD
+from minidist import MLP, SGD, FlatParameters, Tensor, cross_entropy, glyphs, launch
 from minidist.techniques.local_sgd.averaging import OuterOptimizer, PeriodicModelAverager
 from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer
 

@@ -14,11 +14,9 @@ import argparse
 
 import numpy as np
 
-from minidist.base.trace import Trace
-from minidist.comm import launch
+from minidist import SGD, Trace, launch
 from minidist.comm.launching import under_mpiexec
 from minidist.data.generated import markov
-from minidist.optim import SGD
 from minidist.parallel import parameter_server as ps
 
 STEPS, BATCH, VOCABULARY = 150, 32, 64

@@ -17,14 +17,19 @@ from statistics import median
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather
-from minidist.comm import launch
-from minidist.data import glyphs, weighted_shards
-from minidist.nn import MLP
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel
+from minidist import (
+    MLP,
+    SGD,
+    DistributedDataParallel,
+    FlopCounter,
+    Tensor,
+    all_gather,
+    cross_entropy,
+    glyphs,
+    launch,
+    purpose,
+)
+from minidist.data import weighted_shards
 
 ROWS, WARM_UP, ROUNDS = 600, 2, 5
 FEATURES = 144  # of an image

@@ -4,14 +4,20 @@ mpiexec -n 4 python mpi_examples/3_sharding/fully_shard.py
 python mpi_examples/3_sharding/fully_shard.py --ranks 4
 """
 
+from minidist import (
+    GPT,
+    AdamW,
+    GPTConfig,
+    batch_coordinates,
+    fully_shard,
+    global_loss,
+    launch,
+    load_dataset,
+    sharded_parameters,
+    shards_of,
+)
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
-from minidist.comm import launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.job.train.loss import global_loss
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel import fully_shard, sharded_parameters, shards_of
+from minidist.data import GlobalBatchSampler
 
 STEPS, ROWS, CONTEXT = 3, 4, 32  # rows of each rank
 

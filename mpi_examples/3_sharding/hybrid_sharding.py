@@ -10,13 +10,20 @@ A rank holds 1/2 of the model where ZeRO 3 over all four ranks holds 1/4; in ret
 the bytes, leaves a node.
 """
 
-from minidist.base.random import batch_coordinates
-from minidist.comm import init_device_mesh, launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.job.train.loss import global_loss
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel import fully_shard, sharded_parameters, shards_of
+from minidist import (
+    GPT,
+    AdamW,
+    GPTConfig,
+    batch_coordinates,
+    fully_shard,
+    global_loss,
+    init_device_mesh,
+    launch,
+    load_dataset,
+    sharded_parameters,
+    shards_of,
+)
+from minidist.data import GlobalBatchSampler
 
 STEPS, ROWS, CONTEXT, NODES = 2, 2, 16, 2  # rows of each rank
 

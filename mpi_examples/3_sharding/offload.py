@@ -4,8 +4,7 @@ mpiexec -n 2 python mpi_examples/3_sharding/offload.py
 python mpi_examples/3_sharding/offload.py --ranks 2
 """
 
-from minidist.comm import launch
-from minidist.job.config.train_config import TrainConfig
+from minidist import TrainConfig, launch
 from minidist.job.train.trainer import train
 
 

@@ -4,14 +4,9 @@ mpiexec -n 4 python mpi_examples/3_sharding/zero.py
 python mpi_examples/3_sharding/zero.py --ranks 4
 """
 
+from minidist import GPT, AdamW, GPTConfig, ZeroOptimizer, batch_coordinates, global_loss, launch, load_dataset
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
-from minidist.comm import launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.job.train.loss import global_loss
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel import ZeroOptimizer
+from minidist.data import GlobalBatchSampler
 
 STEPS, ROWS, CONTEXT, MICRO_BATCHES = 3, 2, 32, 2  # rows of a micro-batch
 

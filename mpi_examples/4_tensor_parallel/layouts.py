@@ -13,16 +13,20 @@ import argparse
 
 import numpy as np
 
-from minidist.autograd import Parameter, Tensor, gelu, layer_norm, matmul
-from minidist.base.layout import Layout
-from minidist.base.watchers import watching
-from minidist.comm import launch
-from minidist.parallel.layout_check import VARYING, LayoutChecker
-from minidist.parallel.tensor.regions import (
+from minidist import (
+    Layout,
+    Parameter,
+    Tensor,
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
+    gelu,
+    launch,
+    layer_norm,
+    matmul,
     reduce_scatter_to_sequence_parallel_region,
 )
+from minidist.core.base.watchers import watching
+from minidist.parallel.layout_check import VARYING, LayoutChecker
 
 BATCH, LENGTH, WIDTH, INNER = 2, 4, 8, 16
 

@@ -6,12 +6,19 @@ python mpi_examples/4_tensor_parallel/tensor_parallel_gpt.py --ranks 2
 
 import sys
 
-from minidist.base.random import batch_coordinates
-from minidist.comm import init_device_mesh, launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import GPT, FlatParameters, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel.tensor import gpt_plan, parallelize_module
+from minidist import (
+    GPT,
+    AdamW,
+    FlatParameters,
+    GPTConfig,
+    batch_coordinates,
+    gpt_plan,
+    init_device_mesh,
+    launch,
+    load_dataset,
+    parallelize_module,
+)
+from minidist.data import GlobalBatchSampler
 
 STEPS, ROWS, CONTEXT, WORDS = 10, 8, 32, 256
 

@@ -12,24 +12,25 @@ import sys
 
 import numpy as np
 
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import init_device_mesh, launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import FlatParameters, Llama, LlamaConfig
-from minidist.optim import AdamW
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.context import (
-    AllGatherAttention,
+from minidist import (
+    AdamW,
+    DistributedDataParallel,
+    FlatParameters,
+    Llama,
+    LlamaConfig,
     RingAttention,
     UlyssesAttention,
-    UlyssesRingAttention,
-    document_ids,
-    documents,
+    all_reduce,
     gradient_axes,
+    init_device_mesh,
+    launch,
+    load_dataset,
     part_order,
+    purpose,
     sequence_positions,
 )
+from minidist.data import GlobalBatchSampler
+from minidist.parallel.context import AllGatherAttention, UlyssesRingAttention, document_ids, documents
 
 STEPS, ROWS, CONTEXT, WORDS = 10, 4, 64, 256
 

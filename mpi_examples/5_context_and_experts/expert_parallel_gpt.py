@@ -8,15 +8,21 @@ import sys
 
 import numpy as np
 
-from minidist.base.random import batch_coordinates
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import init_device_mesh, launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel.expert import ExpertDataParallel, ExpertParallel
-from minidist.parallel.tensor import parallelize_module
+from minidist import (
+    GPT,
+    AdamW,
+    ExpertParallel,
+    GPTConfig,
+    all_reduce,
+    batch_coordinates,
+    init_device_mesh,
+    launch,
+    load_dataset,
+    parallelize_module,
+    purpose,
+)
+from minidist.data import GlobalBatchSampler
+from minidist.parallel.expert import ExpertDataParallel
 
 STEPS, ROWS, CONTEXT = 10, 4, 32  # rows of each rank
 

@@ -5,28 +5,35 @@
 
 The order matters: first the tiles (a plan speaks of the whole model's names), then the stages, then the flat arrays
 whose gradients are summed over the replicas. `minidist train --tp 2 --pp 2 --dp 2` does the same with every axis there
-is, see minidist/job/train/parallelize.py. With 4 ranks there is one replica.
+is, see minidist/core/train/parallelize.py. With 4 ranks there is one replica.
 """
 
 import numpy as np
 
-from minidist.base.random import batch_coordinates
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather
-from minidist.comm import launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel.dims import ParallelDims
-from minidist.parallel.tensor import gpt_plan, parallelize_module
-from minidist.pipeline.runtime import Pipeline, Reduction, split_model
-from minidist.pipeline.schedules import get_schedule
+from minidist import (
+    GPT,
+    AdamW,
+    GPTConfig,
+    Pipeline,
+    Reduction,
+    all_gather,
+    batch_coordinates,
+    get_schedule,
+    gpt_plan,
+    launch,
+    load_dataset,
+    parallelize_module,
+    purpose,
+    split_model,
+)
+from minidist.data import GlobalBatchSampler
+from minidist.parallel.fitting_dims import dims_of
 
 STEPS, MICROBATCHES, ROWS, CONTEXT, WORDS = 5, 4, 2, 32, 256
 
 
 def train(comm):
-    axes = ParallelDims.of(comm.size, tp=2, pp=2).axes(comm)  # what is left is dp
+    axes = dims_of(comm.size, tp=2, pp=2).axes(comm)  # what is left is dp
     replica, replicas = axes.dp.rank, axes.dp.size
     model = GPT(GPTConfig(vocab_size=WORDS, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=4), seed=0)
     model = parallelize_module(model, axes.tp, gpt_plan(WORDS))

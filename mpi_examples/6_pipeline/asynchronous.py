@@ -12,15 +12,9 @@ vertical    mini-batch t uses version max(0, t - (p-1)) on every stage: the one 
 
 import argparse
 
-from minidist.autograd import cross_entropy
-from minidist.comm import launch
-from minidist.data import glyphs
-from minidist.nn import MLP
-from minidist.optim import Adam
-from minidist.pipeline.runtime import split_model
+from minidist import MLP, Adam, cross_entropy, get_schedule, glyphs, launch, split_model
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
-from minidist.pipeline.schedules import get_schedule
 
 UPDATES, ROWS = 100, 32
 

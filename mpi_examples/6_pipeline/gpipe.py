@@ -7,15 +7,20 @@ Every rank holds one stage of a small GPT. Each stage keeps only its input and r
 which is what makes "all forwards, then all backwards" affordable.
 """
 
-from minidist.autograd import cross_entropy
-from minidist.base.random import batch_coordinates
-from minidist.comm import launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW
+from minidist import (
+    GPT,
+    AdamW,
+    GPTConfig,
+    Pipeline,
+    batch_coordinates,
+    cross_entropy,
+    get_schedule,
+    launch,
+    load_dataset,
+    split_model,
+)
+from minidist.data import GlobalBatchSampler
 from minidist.pipeline.passes import recompute
-from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.schedules import get_schedule
 
 STEPS, MICROBATCHES, ROWS, CONTEXT = 5, 4, 4, 32
 

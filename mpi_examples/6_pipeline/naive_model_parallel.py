@@ -12,12 +12,7 @@ It fits a model that is too large for one rank, and makes nothing faster: gpipe.
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.base.trace import purpose
-from minidist.comm import launch
-from minidist.data import glyphs
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import Adam
+from minidist import MLP, Adam, FlatParameters, Tensor, cross_entropy, glyphs, launch, purpose
 
 STEPS, ROWS, WIDTH = 40, 16, 32
 

@@ -12,16 +12,10 @@ a checkpoint holds no stashed version.
 
 import argparse
 
-from minidist.autograd import cross_entropy
-from minidist.comm import launch
-from minidist.data import glyphs
+from minidist import MLP, Adam, cross_entropy, get_schedule, glyphs, launch, split_model
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, save
-from minidist.nn import MLP
-from minidist.optim import Adam
-from minidist.pipeline.runtime import split_model
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
-from minidist.pipeline.schedules import get_schedule
 
 MINIBATCHES, ROWS = 100, 32
 

@@ -12,17 +12,21 @@ neighbours. Where a pipeline is cut changes no bit of its losses. The same by co
 
 import numpy as np
 
-from minidist.autograd import cross_entropy
-from minidist.base.random import batch_coordinates
-from minidist.collectives import broadcast
-from minidist.comm import launch
-from minidist.data import GlobalBatchSampler, load_dataset
+from minidist import (
+    SGD,
+    Pipeline,
+    TrainConfig,
+    batch_coordinates,
+    broadcast,
+    cross_entropy,
+    get_schedule,
+    launch,
+    load_dataset,
+    split_model,
+)
+from minidist.data import GlobalBatchSampler
 from minidist.job.config.models import make_model
-from minidist.job.config.train_config import TrainConfig
-from minidist.optim import SGD
 from minidist.pipeline.partition import by_slowest
-from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.schedules import get_schedule
 from minidist.planning.profiler import profile_layers
 
 STEPS, MICROBATCHES, ROWS = 2, 4, 2

@@ -18,9 +18,7 @@ from statistics import median
 
 import numpy as np
 
-from minidist.autograd import current_flop_counter
-from minidist.comm import launch
-from minidist.job.config.train_config import TrainConfig
+from minidist import TrainConfig, current_flop_counter, launch
 from minidist.job.train.trainer import train
 from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.techniques.repartition.extension import profiled_by

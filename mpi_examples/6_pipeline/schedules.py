@@ -15,11 +15,7 @@ import argparse
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.comm import launch
-from minidist.nn import MLP
-from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.schedules import get_schedule
+from minidist import MLP, Pipeline, Tensor, get_schedule, launch, split_model
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 

@@ -10,11 +10,7 @@ All give the same gradients, bit for bit. On virtual ranks the clock shows the b
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.comm import launch
-from minidist.nn import MLP
-from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.schedules import get_schedule
+from minidist import MLP, Pipeline, Tensor, get_schedule, launch, split_model
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 

@@ -12,8 +12,7 @@ same from the command line, with a learning rate that follows the square root of
     minidist train --data markov --dp 4 --micro-batch 2 --adaptive-batch 64 --lr-scaling sqrt:5
 """
 
-from minidist.comm import launch
-from minidist.job.config.train_config import TrainConfig
+from minidist import TrainConfig, launch
 from minidist.job.train.trainer import train
 
 MODEL = {"data": "markov", "layers": 1, "width": 16, "context": 16, "optimizer": "adam", "lr": 0.03}

@@ -13,13 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, no_grad
-from minidist.base import arrays as xp
-from minidist.collectives import broadcast
-from minidist.comm import launch
+from minidist import GPT, MLP, FlopCounter, GPTConfig, Tensor, broadcast, glyphs, launch, no_grad
 from minidist.commands.generation import generate
-from minidist.data import cached, glyphs, pydoc_text
-from minidist.nn import GPT, MLP, GPTConfig
+from minidist.core.base import arrays as xp
+from minidist.data import cached, pydoc_text
 
 
 def words(text, most):

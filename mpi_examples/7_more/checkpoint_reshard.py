@@ -7,9 +7,8 @@ python mpi_examples/7_more/checkpoint_reshard.py --ranks 4
 import tempfile
 from pathlib import Path
 
-from minidist.comm import launch
+from minidist import TrainConfig, launch
 from minidist.job.checkpoint import Checkpoint
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 
 JOB = {"width": 32, "context": 32, "global_batch": 8, "reduction": "ordered"}

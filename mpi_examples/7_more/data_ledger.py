@@ -10,8 +10,7 @@ rank reads the rows of rank 0, as when a loader is not told its rank.
 
 import numpy as np
 
-from minidist.base.errors import MismatchError
-from minidist.comm import launch
+from minidist import MismatchError, launch
 from minidist.data import GlobalBatchSampler, TokenDataset
 from minidist.techniques.data_ledger.ledger import DataLedger
 

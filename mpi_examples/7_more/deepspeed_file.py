@@ -11,10 +11,10 @@ same by command: mpiexec -n 2 minidist train --deepspeed mpi_examples/ds_config.
 import argparse
 from pathlib import Path
 
-from minidist.comm import launch
+from minidist import TrainConfig, launch
 from minidist.job.config.deepspeed import read_deepspeed
 from minidist.job.config.rules import check_rules
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import resolve_batches
 from minidist.job.train.trainer import train
 
 MODEL = {"model": "gpt", "layers": 2, "width": 32, "heads": 2, "context": 16, "steps": 25}

@@ -9,13 +9,10 @@ arrays are: gradients, the optimizer's states and messages follow the parameters
 
 import sys
 
-from minidist.base import arrays as xp
+from minidist import GPT, AdamW, DistributedDataParallel, GPTConfig, launch, load_dataset
 from minidist.base.device import creating_on, device_of
-from minidist.comm import launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel import DistributedDataParallel
+from minidist.core.base import arrays as xp
+from minidist.data import GlobalBatchSampler
 
 BATCH, LENGTH, STEPS = 8, 32, 10
 

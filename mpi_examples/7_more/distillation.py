@@ -11,13 +11,7 @@ recognises, and what the teacher sent beside the closed form. With one rank the 
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, no_grad
-from minidist.base.trace import purpose
-from minidist.comm import launch
-from minidist.data import glyphs
-from minidist.nn import MLP
-from minidist.optim import Adam
-from minidist.parallel import DistributedDataParallel
+from minidist import MLP, Adam, DistributedDataParallel, Tensor, cross_entropy, glyphs, launch, no_grad, purpose
 from minidist.techniques.distillation.loss import distillation_loss
 
 TEACHER_STEPS, STEPS, LABELLED, TEMPERATURE, WEIGHT = 40, 120, 600, 4.0, 0.9

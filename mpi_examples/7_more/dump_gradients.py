@@ -12,10 +12,8 @@ import argparse
 
 import numpy as np
 
-from minidist.collectives import all_reduce, gather
-from minidist.comm import launch
+from minidist import GPT, GPTConfig, all_reduce, gather, launch
 from minidist.debug.dumps.dump import write_dump
-from minidist.nn import GPT, GPTConfig
 
 ROWS, LENGTH, WORDS = 4, 8, 32
 LEFT_OUT = "transformer.h.1.mlp.c_fc.weight"

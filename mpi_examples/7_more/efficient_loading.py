@@ -11,7 +11,7 @@ import argparse
 import hashlib
 from functools import partial
 
-from minidist.comm import launch
+from minidist import launch
 from minidist.data import PrefetchingSampler, WorkerSampler
 from minidist.data.workers import open_sampler
 

@@ -8,12 +8,11 @@ import sys
 
 import numpy as np
 
+from minidist import GPT, AdamW, GPTConfig, ZeroOptimizer, launch, load_dataset
 from minidist.base.half import named_dtype
-from minidist.comm import launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW, DynamicLossScaler
-from minidist.parallel import ZeroOptimizer, scaled_step
+from minidist.data import GlobalBatchSampler
+from minidist.optim import DynamicLossScaler
+from minidist.parallel import scaled_step
 
 BATCH, LENGTH, STEPS = 12, 32, 20
 

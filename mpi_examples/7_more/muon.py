@@ -6,15 +6,22 @@ python mpi_examples/7_more/muon.py --ranks 4
 
 import numpy as np
 
-from minidist.base.random import batch_coordinates
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.job.train.loss import global_loss
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import NO_DECAY, Muon
-from minidist.parallel import WholeMatrices, fully_shard, sharded_parameters
+from minidist import (
+    GPT,
+    GPTConfig,
+    all_reduce,
+    batch_coordinates,
+    fully_shard,
+    global_loss,
+    launch,
+    load_dataset,
+    purpose,
+    sharded_parameters,
+)
+from minidist.core.optim import NO_DECAY
+from minidist.data import GlobalBatchSampler
+from minidist.optim import Muon
+from minidist.parallel import WholeMatrices
 
 STEPS, ROWS, CONTEXT = 3, 8, 32  # rows of the global batch
 

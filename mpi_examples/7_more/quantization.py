@@ -11,13 +11,7 @@ import argparse
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, no_grad
-from minidist.collectives import all_reduce
-from minidist.comm import launch
-from minidist.data import glyphs
-from minidist.nn import MLP
-from minidist.optim import Adam
-from minidist.parallel import DistributedDataParallel
+from minidist import MLP, Adam, DistributedDataParallel, Tensor, all_reduce, cross_entropy, glyphs, launch, no_grad
 from minidist.techniques.quantization.layers import convert, int8_bytes, observers_of, prepare_qat
 from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
 

@@ -4,8 +4,7 @@ mpiexec -n 2 python mpi_examples/7_more/recompute.py
 python mpi_examples/7_more/recompute.py --ranks 2
 """
 
-from minidist.comm import launch
-from minidist.job.config.train_config import TrainConfig
+from minidist import TrainConfig, launch
 from minidist.job.train.trainer import train
 
 

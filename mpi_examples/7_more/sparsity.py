@@ -11,12 +11,7 @@ import argparse
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, no_grad
-from minidist.comm import launch
-from minidist.data import glyphs
-from minidist.nn import MLP
-from minidist.optim import Adam
-from minidist.parallel import DistributedDataParallel
+from minidist import MLP, Adam, DistributedDataParallel, Tensor, cross_entropy, glyphs, launch, no_grad
 from minidist.parallel.compressor import compress
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable

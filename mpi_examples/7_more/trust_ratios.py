@@ -4,13 +4,20 @@ mpiexec -n 4 python mpi_examples/7_more/trust_ratios.py
 python mpi_examples/7_more/trust_ratios.py --ranks 4
 """
 
-from minidist.base.random import batch_coordinates
-from minidist.comm import launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.job.train.loss import global_loss
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import LAMB, NO_DECAY
-from minidist.parallel import LayerSums, fully_shard, sharded_parameters
+from minidist import (
+    GPT,
+    GPTConfig,
+    batch_coordinates,
+    fully_shard,
+    global_loss,
+    launch,
+    load_dataset,
+    sharded_parameters,
+)
+from minidist.core.optim import NO_DECAY
+from minidist.data import GlobalBatchSampler
+from minidist.optim import LAMB
+from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
 
 STEPS, ROWS, CONTEXT = 3, 8, 32  # rows of the global batch

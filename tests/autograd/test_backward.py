@@ -6,8 +6,9 @@ import weakref
 import numpy as np
 import pytest
 
-from minidist import autograd as ag
-from minidist.autograd import (
+from minidist.base.memory import account_memory
+from minidist.core import autograd as ag
+from minidist.core.autograd import (
     AutogradError,
     BackwardObserver,
     Node,
@@ -18,8 +19,7 @@ from minidist.autograd import (
     contribution_recorder,
     no_grad,
 )
-from minidist.base.memory import account_memory
-from minidist.nn import MLP, FlatParameters, Linear
+from minidist.core.nn import MLP, FlatParameters, Linear
 from tests.cases import each
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Parameter, Tensor, contribution_recorder
+from minidist.core.autograd import FlopCounter, Parameter, Tensor, contribution_recorder
 
 
 def test_deferred_weight_gradients_count_on_the_meter_that_is_on_when_they_run():

@@ -3,21 +3,12 @@
 import numpy as np
 import pytest
 
-from minidist import autograd as ag
-from minidist.autograd import (
-    AutogradError,
-    FlopCounter,
-    Function,
-    Parameter,
-    ShapeError,
-    Tensor,
-    backward_hook,
-    checkpoint,
-    gradcheck,
-)
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
-from minidist.nn import MLP, Dropout, FlatParameters, Linear, Sequential
+from minidist.core import autograd as ag
+from minidist.core.autograd import AutogradError, FlopCounter, Function, Parameter, ShapeError, Tensor, backward_hook
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn import MLP, Dropout, FlatParameters, Linear, Sequential
+from minidist.nn import checkpoint, gradcheck
 from tests.cases import each
 
 

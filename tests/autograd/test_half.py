@@ -6,11 +6,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist import autograd as ag
-from minidist.autograd import Parameter, Tensor, contribution_recorder
-from minidist.autograd.precision import RULES, result_dtype
 from minidist.base.memory import account_memory
-from minidist.nn import GPT, GPTConfig
+from minidist.core import autograd as ag
+from minidist.core.autograd import Parameter, Tensor, contribution_recorder
+from minidist.core.nn import GPT, GPTConfig
+from minidist.nn.ops.precision import RULES, result_dtype
 from minidist.techniques.distillation.loss import distillation_loss
 
 FLOAT16, BFLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)

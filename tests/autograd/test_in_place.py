@@ -6,21 +6,20 @@ import pickle
 import numpy as np
 import pytest
 
-from minidist.autograd import (
+from minidist.core.autograd import (
     AutogradError,
     Parameter,
     Tensor,
     VersionError,
-    checkpoint,
     cross_entropy,
-    detect_in_place_changes,
     gelu,
     matmul,
     mse_loss,
     no_grad,
 )
-from minidist.base.errors import UsageError
-from minidist.nn import MLP, FlatParameters, Linear
+from minidist.core.base.errors import UsageError
+from minidist.core.nn import MLP, FlatParameters, Linear
+from minidist.nn import checkpoint, detect_in_place_changes
 from tests.cases import each
 
 

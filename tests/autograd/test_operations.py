@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist import autograd as ag
-from minidist.autograd import DtypeError, Parameter, ShapeError, Tensor, gradcheck
+from minidist.core import autograd as ag
+from minidist.core.autograd import DtypeError, Parameter, ShapeError, Tensor
+from minidist.nn import gradcheck
 from tests.cases import each
 
 modest = settings(max_examples=25, deadline=None)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import AutogradError, DtypeError, Parameter, ShapeError, Tensor, checkpoint
-from minidist.nn.flat import FlatParameters
+from minidist.core.autograd import AutogradError, DtypeError, Parameter, ShapeError, Tensor
+from minidist.core.nn.flat import FlatParameters
+from minidist.nn import checkpoint
 
 
 @pytest.mark.parametrize("scalar", [0.5, np.float64(1.5), float("nan"), np.float32(0.5), np.array(0.5)])

@@ -5,7 +5,7 @@ import sys
 import traceback
 from collections import deque
 
-from minidist.base.fibers import FiberExit, current, spawn, throw
+from minidist.core.base.fibers import FiberExit, current, spawn, throw
 
 variable = contextvars.ContextVar("variable", default=0)
 

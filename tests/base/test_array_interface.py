@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import minidist
-from minidist.base import arrays as xp
 from minidist.base.array_interface import ArrayInterface, ArrayModule
 from minidist.base.device import creating_on, device_of
-from minidist.base.errors import UsageError
 from minidist.base.meta import MetaArray
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
 from tests.cases import each
 from tests.cupy.stand_in import Device, DeviceArray
 
@@ -230,7 +230,10 @@ def test_the_module_offers_the_listed_functions_and_no_others():
 
 # Whose arrays may be on a GPU or have no data. What equality/, checkpoint/ and report/ look at has been brought to the
 # host, and data/ makes the inputs there.
-FOLDERS = ("autograd", "nn", "optim", "parallel", "comm", "collectives", "pipeline/runtime", "techniques", "job/train")
+FOLDERS = (
+    *(f"core/{name}" for name in ("autograd", "nn", "optim", "parallel", "comm", "collectives", "pipeline/runtime")),
+    *("core/train", "nn", "optim", "parallel", "comm", "collectives", "pipeline/runtime", "techniques", "job/train"),
+)
 MAKERS = {"array", "asarray", "zeros", "empty", "ones", "full", "arange", "frombuffer"}  # of numbers, on the host
 # Tables of measured times, and numbers of samples, which are on the host.
 TABLES = {
@@ -242,13 +245,13 @@ TABLES = {
 EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the host, and what only one backend has
     *((file, name) for file, names in TABLES.items() for name in names),
     ("parallel/redistribute.py", "count_nonzero"),
-    ("collectives/binomial_tree.py", "roll"),
+    ("core/collectives/binomial_tree.py", "roll"),
     *(("collectives/ring_event.py", name) for name in ("roll", "maximum", "stack")),  # times of ranks
     ("collectives/nodes.py", "flatnonzero"),
     ("comm/buffers.py", "add"),  # the checksum of bytes that were fetched
-    ("comm/communicator.py", "roll"),
-    ("comm/communicator.py", "flatnonzero"),
-    ("comm/mesh.py", "unravel_index"),
+    ("core/comm/communicator.py", "roll"),
+    ("core/comm/communicator.py", "flatnonzero"),
+    ("core/comm/mesh.py", "unravel_index"),
     ("comm/sim/process_state.py", "random"),  # the generators of the process
     ("comm/sim/process_state.py", "ctypes"),
     ("comm/mpi/staging.py", "cupy"),  # pinned memory of messages
@@ -256,7 +259,7 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     ("parallel/replica_check.py", "repeat"),
     ("techniques/pruning/selection.py", "append"),
     ("job/train/strategies/parameter_server.py", "unique"),
-    ("collectives/ring.py", "ctypes"),  # addresses of two arrays of NumPy's
+    ("core/collectives/ring.py", "ctypes"),  # addresses of two arrays of NumPy's
     ("parallel/host_pool.py", "cupy"),  # copies between a GPU and the host in streams of their own
 }
 # Attributes of NumPy's arrays that other objects have too: files, queues, strings, tensors, JSON, settings.
@@ -285,11 +288,11 @@ def around(name, tree):
         sentence, subject = None, None
         match node:
             case ast.ImportFrom(module=str(module)) if module.split(".")[0] in ("numpy", "cupy"):
-                sentence, subject = f"imports from {module}; use minidist.base.arrays", module
+                sentence, subject = f"imports from {module}; use minidist.core.base.arrays", module
             case ast.Import(names=[ast.alias(name="cupy")]):
-                sentence, subject = "imports cupy; use minidist.base.arrays", "cupy"
+                sentence, subject = "imports cupy; use minidist.core.base.arrays", "cupy"
             case ast.Import(names=[ast.alias(name="numpy")]) if name.startswith(("autograd/", "nn/")):
-                sentence, subject = "imports numpy; use minidist.base.arrays", "numpy"
+                sentence, subject = "imports numpy; use minidist.core.base.arrays", "numpy"
             case ast.Attribute(value=ast.Name(id="np"), attr=attr) if not host_only(attr) and attr not in MAKERS:
                 sentence, subject = f"uses np.{attr}, which an array of a GPU may reach; list it in ArrayModule", attr
             case ast.Attribute(value=ast.Name(id="np" | "xp")):

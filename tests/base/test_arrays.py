@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.base import arrays as xp
+from minidist.core.base import arrays as xp
 
 PACKAGE = Path(xp.__file__).parents[1]
 
@@ -42,5 +42,5 @@ def test_conversions_and_views():
 
 
 def test_importing_changes_nothing_and_needs_no_peer():
-    code = "import sys; import minidist.nn, minidist.bench.step; assert 'torch' not in sys.modules"
+    code = "import sys; import minidist.nn, minidist.report.bench.step; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)

@@ -3,14 +3,14 @@
 import subprocess
 import sys
 
-from minidist.base.hooks import Elsewhere, elsewhere
+from minidist.core.base.hooks import Elsewhere, elsewhere
 
 UNUSED = """
 import sys
 import numpy as np
-from minidist.autograd import Tensor
-from minidist.nn import MLP
-from minidist.optim import AdamW
+from minidist.core.autograd import Tensor
+from minidist.core.nn import MLP
+from minidist.core.optim import AdamW
 model = MLP([4, 8, 2])
 model(Tensor(np.ones((3, 4), np.float32))).sum().backward()
 AdamW(model.parameters()).step()

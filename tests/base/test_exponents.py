@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.base.arrays import downcast
 from minidist.base.exponents import by_exponent, count_exponents, flushed_share, overflowing_share
+from minidist.core.base.arrays import downcast
 
 
 def numbers(seed):

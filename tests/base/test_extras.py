@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from minidist import cli
-from minidist.base.errors import UsageError
 from minidist.base.extras import EXTRAS, extra
+from minidist.core.base.errors import UsageError
 from tests.cases import each
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ DISTRIBUTIONS = {"markdown_it": "markdown-it-py", "cupy": "cupy-cuda13x", "ml_dt
 DIRECT = {
     "minidist/base/cuda_kernels.py": "arrays of CuPy exist",
     "minidist/base/device.py": "says the sentence of --device",
-    "minidist/bench/": "asked for after has_torch(), and on its ranks",
+    "minidist/report/bench/": "asked for after has_torch(), and on its ranks",
     "minidist/commands/doctor.py": "asks first",
     "minidist/comm/launched.py": "says the sentence, as a LauncherError",
     "minidist/comm/mpi/staging.py": "arrays of CuPy exist",

@@ -4,7 +4,7 @@ import contextvars
 
 import pytest
 
-from minidist.base.fibers import current, spawn
+from minidist.core.base.fibers import current, spawn
 from tests.base.fiber_scenarios import SCENARIOS
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.base.files import writing
-from minidist.base.trace import Trace
 from minidist.base.trace_file import read_traces, write_traces
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.comm.launching import execute
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import Trace
 from minidist.job.checkpoint import Storage
 from minidist.report.frame import save
 from minidist.report.page import write_page

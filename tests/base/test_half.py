@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist.base.arrays import add_into, downcast, is_half, upcast
 from minidist.base.half import all_finite, is_floating, named_dtype
 from minidist.base.memory import account_memory
+from minidist.core.base.arrays import add_into, downcast, is_half, upcast
 
 FLOAT16, BFLOAT16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 HALVES = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)

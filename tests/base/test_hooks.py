@@ -5,18 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.base import hooks
-from minidist.base.errors import UsageError
-from minidist.collectives import ALGORITHMS, all_reduce
 from minidist.comm import SimWorld
-from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel, ZeroOptimizer, fully_shard, sharded_parameters
-from minidist.parallel.model_parallel import apply_context_parallel
-from minidist.parallel.tensor import parallelize
-from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.validate import validate
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.base import hooks
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import ALGORITHMS, all_reduce
+from minidist.core.nn import GPT, MLP, GPTConfig
+from minidist.core.optim import SGD
+from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer, fully_shard, sharded_parameters
+from minidist.core.parallel.model_parallel import apply_context_parallel
+from minidist.core.parallel.tensor import parallelize
+from minidist.core.pipeline.plan import get_schedule
+from minidist.core.pipeline.validate import validate
+from minidist.nn import Llama, LlamaConfig
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 
 from minidist.base.interrupts import interruptible, interruption
 from minidist.base.memory import MemoryAccount, account_memory
-from minidist.base.watchers import track
 from minidist.comm import SimWorld
 from minidist.commands import app
+from minidist.core.base.watchers import track
 
 
 class Thing:

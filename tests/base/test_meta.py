@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
 from minidist.base.meta import MAX_VALUES, MetaArray, creating_meta
-from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_reduce
 from tests.cases import each
 
 SHAPES = [(1,), (4,), (1, 3), (3, 1), (3, 2), (2, 3, 4), (1, 3, 2), (2, 1, 1)]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.random import (
+from minidist.core.base.random import (
     Key,
     batch_coordinates,
     current_coordinates,

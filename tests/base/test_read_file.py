@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import minidist
-from minidist.base.errors import UsageError
 from minidist.base.read_file import MAX_DEPTH, check_path, parse_json, parse_toml, read_json, read_text, read_toml
 from minidist.base.trace_file import read_traces
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.pipeline.schedules import read_csv
 from tests.cases import each

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.base.user_file import is_user_function, load_function
+from minidist.core.base.errors import UsageError
 from tests.cases import each
 
 

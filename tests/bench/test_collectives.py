@@ -8,11 +8,12 @@ from itertools import pairwise
 import pytest
 
 from minidist import cli
-from minidist.base.errors import UsageError
-from minidist.bench import collectives as real
-from minidist.bench import virtual_collectives as virtual
-from minidist.collectives import ALGORITHMS, bus_factor, seconds, tuning
-from minidist.comm import LinkModel
+from minidist.collectives import bus_factor, tuning
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import ALGORITHMS, seconds
+from minidist.core.comm import LinkModel
+from minidist.report.bench import collectives as real
+from minidist.report.bench import virtual_collectives as virtual
 from minidist.report.crossover import crossover
 from tests.cases import each
 
@@ -50,8 +51,8 @@ def test_rows_of_measured_times():
 
 @pytest.mark.mpi(2)
 def test_every_side_is_measured_and_compared(comm, monkeypatch, tmp_path):
-    from minidist.base.errors import MinidistError
     from minidist.comm.mpi.world import MPIWorld
+    from minidist.core.base.errors import MinidistError
 
     monkeypatch.setenv("MINIDIST_CACHE", str(tmp_path))
     monkeypatch.setattr(tuning, "BUDGET", 1e-9)
@@ -121,7 +122,7 @@ def test_the_command(tmp_path):
 def test_an_algorithm_of_a_file_is_timed_beside_the_others(tmp_path, capsys, monkeypatch):
     """One that looks at elements runs on real arrays; its time is that of its messages."""
     (tmp_path / "mine.py").write_text(
-        "import numpy as np\nfrom minidist.collectives import algorithm, ring\n"
+        "import numpy as np\nfrom minidist.collectives import algorithm; from minidist.core.collectives import ring\n"
         "@algorithm('all_reduce', 'looking')\n"
         "def f(comm, array, op):\n    assert np.asarray(array).sum() >= 0\n"
         "    return ring.all_reduce(comm, array, op)\n"

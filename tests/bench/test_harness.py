@@ -2,8 +2,8 @@
 
 import pytest
 
-from minidist.base.errors import MinidistError
-from minidist.bench.harness import interleave, median_ratio, warm_up
+from minidist.core.base.errors import MinidistError
+from minidist.report.bench.harness import interleave, median_ratio, warm_up
 
 
 def test_every_other_round_goes_backwards():

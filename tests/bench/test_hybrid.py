@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.bench.hybrid import ProcessTimer, bench_hybrid
+from minidist.core.base.errors import UsageError
+from minidist.report.bench.hybrid import ProcessTimer, bench_hybrid
 from tests.mpi_runner import mpiexec
 
 

@@ -9,9 +9,9 @@ import subprocess
 
 import pytest
 
-from minidist.base.errors import LauncherError, UsageError
-from minidist.bench import network
-from minidist.collectives import seconds, volume
+from minidist.core.base.errors import LauncherError, UsageError
+from minidist.core.collectives import seconds, volume
+from minidist.report.bench import network
 
 
 @pytest.fixture

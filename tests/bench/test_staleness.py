@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.bench.staleness import GRADIENT_SECONDS, staleness_runs
 from minidist.cli import main
+from minidist.core.base.errors import UsageError
+from minidist.report.bench.staleness import GRADIENT_SECONDS, staleness_runs
 from minidist.report.staleness import staleness
 from tests.cases import each
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from minidist.base.device import cuda
-from minidist.base.errors import MinidistError, UsageError
-from minidist.bench import workloads
-from minidist.bench.step import bench_step, compare_case, tape_microseconds
-from minidist.bench.workloads import StepCase, make_model, own_step
 from minidist.cli import main
+from minidist.core.base.errors import MinidistError, UsageError
+from minidist.core.nn import GPTConfig
 from minidist.course.lesson.mpi_leg import mpiexec
-from minidist.nn import GPTConfig
+from minidist.report.bench import workloads
+from minidist.report.bench.step import bench_step, compare_case, tape_microseconds
+from minidist.report.bench.workloads import StepCase, make_model, own_step
 from tests.cupy.stand_in import Device, DeviceArray
 
 SMALL = StepCase("small", 2, 1.0, config=GPTConfig(16, 8, 16, 1, 2), length=8, steps=2)
@@ -32,7 +32,7 @@ def test_the_cost_of_the_tape_is_measured():
 
 
 def test_the_cost_of_the_account_is_measured_on_equal_jobs():
-    from minidist.bench.memory import bench_memory, compare
+    from minidist.report.bench.memory import bench_memory, compare
 
     on, timeline = compare(SMALL, rounds=3)
     assert on["ratio"] > 0 < timeline["ratio"]  # the promise, 1.05, is for a quiet machine: `minidist bench memory`
@@ -53,7 +53,7 @@ def test_comparison_reports_a_ratio_only_for_equal_losses(monkeypatch):
     result = compare_case(SMALL, rounds=2)
     assert result["ratio"] > 0
     assert result["median_s"] > 0
-    from minidist.bench import step as module
+    from minidist.report.bench import step as module
 
     honest = module.own_step
 
@@ -66,7 +66,7 @@ def test_comparison_reports_a_ratio_only_for_equal_losses(monkeypatch):
 
 
 def test_a_tensor_parallel_step_is_compared_on_ranks_that_share_the_heads():
-    from minidist.bench.tensor_parallel import bench_tensor_parallel
+    from minidist.report.bench.tensor_parallel import bench_tensor_parallel
 
     with pytest.raises(UsageError, match=r"bench step --tp 3: the blocks have 8 heads; take one of 2, 4, 8"):
         bench_tensor_parallel(3)
@@ -76,7 +76,7 @@ def test_a_tensor_parallel_step_is_compared_on_ranks_that_share_the_heads():
 
 @pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
 def test_a_tensor_parallel_step_runs_under_mpiexec_without_torch():
-    from minidist.bench.tensor_parallel import bench_tensor_parallel
+    from minidist.report.bench.tensor_parallel import bench_tensor_parallel
 
     (row,) = bench_tensor_parallel(2, rounds=1, against=None)["rows"]
     assert row["ratio"] is None  # without the other side
@@ -95,7 +95,7 @@ def test_a_step_on_a_device(monkeypatch, capsys):
 
     monkeypatch.setattr("minidist.base.device.cuda", Device)
     monkeypatch.setitem(workloads.GPU_CASES, "gpt2", SMALL)
-    monkeypatch.setattr("minidist.bench.step.tape_microseconds", dict)
+    monkeypatch.setattr("minidist.report.bench.step.tape_microseconds", dict)
     with pytest.raises(SystemExit) as ended:
         main(["bench", "step", "--device", "cuda", "--against", "none", "--rounds", "6", "--json"])
     result = json.loads(capsys.readouterr().out)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
+from minidist.core.base.errors import UsageError
 from minidist.data import glyphs
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.checkpoint.initial_weights import load_initial_weights
@@ -14,8 +14,9 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train as train_job
 
 MODEL = """
-from minidist.autograd import relu
-from minidist.nn import BatchNorm, Linear, Module
+from minidist.core.autograd import relu
+from minidist.core.nn import Linear, Module
+from minidist.nn import BatchNorm
 
 class Normed(Module):
     def __init__(self, features, width, classes):

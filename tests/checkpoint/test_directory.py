@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from minidist.base.errors import UsageError
 from minidist.base.half import named_dtype
-from minidist.base.layout import chunk_sizes, offsets
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, ReplicaId, Storage, save
 from minidist.job.checkpoint.directory import _digest, save_bytes
 from tests.cases import each

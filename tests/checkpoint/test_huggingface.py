@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from minidist import cli
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.data import load_dataset
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.checkpoint.huggingface import (

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.commands.runner import number_of_ranks
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint, RankState, Storage, rank_state_shards, read_rank_state, save
 from tests.cases import each
 from tests.checkpoint.test_directory import assert_holds, write

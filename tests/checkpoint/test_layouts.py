@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.autograd import Parameter
-from minidist.base.layout import Layout
 from minidist.comm import SimWorld
+from minidist.core.autograd import Parameter
+from minidist.core.base.layout import Layout
+from minidist.core.parallel.tensor.sharding import take_shard
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.checkpoint.parameter_shards import LocalShard, boxes_of_range, checkpoint_shards
 from minidist.job.checkpoint.resume import resume_job, save_job
@@ -19,7 +20,6 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build
 from minidist.job.train.recipe import parallelize
 from minidist.job.train.trainer import train
-from minidist.parallel.tensor.sharding import take_shard
 
 SMALL = {
     "layers": 2,

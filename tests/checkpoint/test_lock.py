@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.comm.launcher import mpiexec_command
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Storage, storage
 from minidist.job.checkpoint.resume import saving_alone
 from minidist.job.config.train_config import TrainConfig

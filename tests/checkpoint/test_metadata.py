@@ -9,9 +9,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.commands.generation import load_model
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, save
 from minidist.job.checkpoint.directory import DTYPES, _digest
 from minidist.job.checkpoint.resume import resume_job

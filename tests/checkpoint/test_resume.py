@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint, save
 from minidist.job.checkpoint.resume import job_state, same_job
 from minidist.job.config.models import llama_inner
@@ -37,8 +37,8 @@ def run(ranks, **values):
 
 
 LATE = """
-from minidist.base.random import current_coordinates
-from minidist.nn import Linear, Module
+from minidist.core.base.random import current_coordinates
+from minidist.core.nn import Linear, Module
 
 class Late(Module):
     def __init__(self, data):

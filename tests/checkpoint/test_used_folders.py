@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train

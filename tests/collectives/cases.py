@@ -9,9 +9,9 @@ from functools import lru_cache
 import ml_dtypes
 import numpy as np
 
-from minidist import collectives
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives import ALGORITHMS
+from minidist.core import collectives
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.collectives import ALGORITHMS
 from tests.collectives.associations import association
 
 DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", "int64")}

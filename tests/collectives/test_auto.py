@@ -5,11 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minidist import collectives
-from minidist.base.errors import MismatchError
-from minidist.collectives import ALGORITHMS, TwoLevel
+from minidist.collectives import TwoLevel
 from minidist.collectives.auto import cheapest, choose, fastest, virtual_seconds
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core import collectives
+from minidist.core.base.errors import MismatchError
+from minidist.core.collectives import ALGORITHMS
+from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, Case
 from tests.collectives.virtual_time import seconds

@@ -6,11 +6,13 @@ from math import ceil, log2
 import numpy as np
 import pytest
 
-from minidist import collectives
-from minidist.base.layout import chunk_sizes
-from minidist.collectives import recursive_doubling, recursive_halving, seconds, volume
-from minidist.collectives.folding import Fold
-from minidist.comm import LinkModel, SimWorld
+from minidist.collectives import recursive_halving
+from minidist.comm import SimWorld
+from minidist.core import collectives
+from minidist.core.base.layout import chunk_sizes
+from minidist.core.collectives import recursive_doubling, seconds, volume
+from minidist.core.collectives.folding import Fold
+from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, Case
 from tests.collectives.ragged_times import pairwise, ring_all_gather, ring_all_reduce, ring_reduce_scatter

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist import collectives
-from minidist.base.errors import CommunicationError, MismatchError, UsageError
-from minidist.collectives.operations import divide
 from minidist.comm import SimWorld
+from minidist.core import collectives
+from minidist.core.base.errors import CommunicationError, MismatchError, UsageError
+from minidist.core.collectives.operations import divide
 from tests.cases import each
 from tests.collectives.cases import ALL, DTYPES, OPS, Case, contribution, primes
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
+from minidist.core.collectives import all_reduce
 
 SIZE = 96
 

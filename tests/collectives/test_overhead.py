@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.collectives import seconds
 from minidist.collectives.auto import cheapest, choose, virtual_seconds
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import seconds
+from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, Case
 

@@ -6,13 +6,14 @@ import textwrap
 import numpy as np
 import pytest
 
-from minidist import collectives
-from minidist.base.errors import MismatchError, UsageError
-from minidist.collectives import ALGORITHMS, algorithm, load_algorithm
+from minidist.collectives import algorithm, load_algorithm
 from minidist.collectives.auto import cheapest
 from minidist.comm import SimWorld
-from minidist.nn import MLP
-from minidist.parallel import DistributedDataParallel
+from minidist.core import collectives
+from minidist.core.base.errors import MismatchError, UsageError
+from minidist.core.collectives import ALGORITHMS
+from minidist.core.nn import MLP
+from minidist.core.parallel import DistributedDataParallel
 from tests.cases import each
 
 STAR = textwrap.dedent(
@@ -90,7 +91,7 @@ def test_data_parallelism_takes_it(file):
     path = file(STAR)
 
     def program(comm, name):
-        from minidist.autograd import Tensor, cross_entropy
+        from minidist.core.autograd import Tensor, cross_entropy
 
         model = DistributedDataParallel(MLP([4, 3]), comm, algorithm=name)
         rows = np.random.default_rng(comm.rank).standard_normal((5, 4)).astype(np.float32)

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.collectives import ALGORITHMS, algorithm, all_reduce, auto, ring, tuning, volume
+from minidist.collectives import algorithm, auto, tuning
 from minidist.collectives.tuning import SIZES, MeasuredTimes, candidates, entry_of, kept_times, measured_times
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import ALGORITHMS, all_reduce, ring, volume
 
 NAMES = list(candidates("all_reduce"))
 

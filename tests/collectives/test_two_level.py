@@ -5,14 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import collectives
-from minidist.base.errors import MismatchError, UsageError
-from minidist.base.layout import chunk_sizes
 from minidist.collectives import TwoLevel
 from minidist.collectives.auto import virtual_seconds
 from minidist.collectives.two_level import sends_inside_and_across, two_level_seconds
-from minidist.comm import LinkModel, SimWorld
-from minidist.comm.mesh import init_device_mesh
+from minidist.comm import SimWorld
+from minidist.core import collectives
+from minidist.core.base.errors import MismatchError, UsageError
+from minidist.core.base.layout import chunk_sizes
+from minidist.core.comm import LinkModel
+from minidist.core.comm.mesh import init_device_mesh
 from tests.cases import each
 from tests.collectives.cases import OPS, UFUNCS, primes
 

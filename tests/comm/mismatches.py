@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, scatter
-from minidist.comm import init_device_mesh
-from minidist.nn import MLP
-from minidist.parallel import DistributedDataParallel
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, scatter
+from minidist.core.comm import init_device_mesh
+from minidist.core.nn import MLP
+from minidist.core.parallel import DistributedDataParallel
 
 
 @dataclass

@@ -6,8 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.comm import ANY, SimWorld, replay
+from minidist.comm import SimWorld, replay
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import ANY
 from tests.cases import each
 from tests.comm import programs
 

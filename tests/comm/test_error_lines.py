@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.collectives import all_reduce
-from minidist.comm import call_site, launch
+from minidist.comm import launch
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import call_site
 from tests.mpi_runner import mpiexec
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import numpy as np
-from minidist.autograd import Tensor
+from minidist.core.autograd import Tensor
 from minidist.comm import launch
-from minidist.nn import Linear
+from minidist.core.nn import Linear
 
 
 def forward(model):
@@ -88,7 +89,7 @@ def test_the_traceback_comes_when_asked_for(folder, flag, variable):
     assert answer.returncode == 1
     assert "Traceback (most recent call last)" in answer.stderr
     assert "in forward" in answer.stderr
-    assert "minidist/autograd/ops/linear.py" in answer.stderr
+    assert "minidist/core/autograd/ops/linear.py" in answer.stderr
 
 
 def test_a_users_schedule_function_that_raises_is_named_with_its_line(folder):

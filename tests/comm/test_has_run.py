@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.collectives import all_reduce
 from minidist.comm import SimWorld, launch
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_reduce
 from tests.cases import each
 
 

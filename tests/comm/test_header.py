@@ -6,7 +6,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist.base.errors import MismatchError
 from minidist.comm.header import (
     EQUAL_BYTES,
     HEADER_BYTES,
@@ -22,6 +21,7 @@ from minidist.comm.header import (
     pack,
     unpack,
 )
+from minidist.core.base.errors import MismatchError
 from tests.cases import each
 
 

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.base.errors import UsageError
-from minidist.collectives import all_gather
-from minidist.comm import SimWorld, init_device_mesh
+from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_gather
+from minidist.core.comm import init_device_mesh
 from tests.cases import each
 
 NAMES = ("pp", "dp", "tp", "cp")

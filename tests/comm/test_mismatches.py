@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from minidist.base.errors import CommunicationError, MismatchError
-from minidist.collectives import all_gather, all_reduce, gather, reduce_scatter, scatter
 from minidist.comm import SimWorld
+from minidist.core.base.errors import CommunicationError, MismatchError
+from minidist.core.collectives import all_gather, all_reduce, gather, reduce_scatter, scatter
 from tests.cases import each
 from tests.comm.mismatches import TABLE
 

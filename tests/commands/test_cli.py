@@ -172,7 +172,7 @@ def test_compare_does_not_change_what_was_chosen(here):
 def test_a_difference_is_exit_code_1_and_a_name(tmp_path):
     """A planted bug (the last rank's gradient is never sent) makes `compare` fail and name a tensor."""
     (tmp_path / "broken.py").write_text(
-        "import minidist.parallel.gradients as g\n"
+        "import minidist.core.parallel.gradients as g\n"
         "def skip(self, bucket):\n"
         "    from minidist.collectives import all_reduce\n"
         "    return all_reduce(self.comm, bucket.buffer.copy(), self.op, algorithm=self.algorithm, async_op=True)\n"

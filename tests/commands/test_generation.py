@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.autograd import FlopCounter
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import Vocabulary, as_text, as_tokens, choose, generate, load_model, run_generation
+from minidist.core.autograd import FlopCounter
+from minidist.core.base.errors import UsageError
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.metrics import read_metrics

@@ -6,10 +6,10 @@ from math import inf
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.memory_budget import fit_micro_batch
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint.saved_model import named_checkpoint, saved_config
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train

@@ -7,9 +7,9 @@ import xml.etree.ElementTree as xml
 import pytest
 
 from minidist import cli
+from minidist.core.pipeline.validate import validate
 from minidist.pipeline.schedules import from_csv, get_schedule, schedules
 from minidist.pipeline.timing import time_plan
-from minidist.pipeline.validate import validate
 from minidist.report.gantt import alive, gantt, text_gantt
 from minidist.report.version_gantt import kept, version_gantt, versions_seen
 
@@ -234,7 +234,7 @@ def test_options_times_recomputation_blocking_and_limit(call, tmp_path):
 
 BAD = """
 import sys, itertools
-from minidist.pipeline.plan import Plan
+from minidist.core.pipeline.plan import Plan
 def leaves(p, m): sys.exit(7)
 def late(p, m):
     yield ["0F0", "0B0"]

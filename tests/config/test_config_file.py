@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
+from minidist.core.base.errors import UsageError
 from minidist.job.config.config_file import read_config, read_overrides
 from minidist.job.config.train_config import TrainConfig
 from tests.cases import each

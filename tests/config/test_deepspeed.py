@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Parameter
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands import explanation
 from minidist.commands.runner import number_of_ranks
+from minidist.core.autograd import Parameter
+from minidist.core.base.errors import UsageError
 from minidist.job.config.deepspeed import apply_deepspeed, read_deepspeed, translate
 from minidist.job.config.deepspeed_keys import APPLIED, NOTED, REFUSED, as_markdown
 from minidist.job.config.train_config import TrainConfig, resolve_batches

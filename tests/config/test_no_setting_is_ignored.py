@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.base.errors import MinidistError, UsageError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import MinidistError, UsageError
 from minidist.job.checkpoint.resume import check_saving
 from minidist.job.config.rules import check_rules, notices
 from minidist.job.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims

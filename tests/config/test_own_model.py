@@ -4,15 +4,16 @@ import re
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.commands.generation import load_model
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
+from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.planning.profiler import profile_layers
 
 MODELS = """
-from minidist.autograd import relu
-from minidist.nn import BatchNorm, Embedding, LayerNorm, Linear, Module, Sequential
+from minidist.core.autograd import relu
+from minidist.core.nn import Embedding, LayerNorm, Linear, Module, Sequential
+from minidist.nn import BatchNorm
 
 class Net(Module):
     def __init__(self, features, width, classes, seed):
@@ -128,8 +129,8 @@ def test_local_sgd_averages_the_statistics_of_batch_norms(model):
     ("name", "settings", "sentence"),
     [
         ("classifer", {}, r"has no function 'classifer' \(did you mean 'classifier'\?\)"),
-        ("number", {}, "--model .*:number returns 3; return a minidist.nn.Module that has parameters"),
-        ("empty", {}, "--model .*:empty returns .*Sequential.*; return a minidist.nn.Module that has parameters"),
+        ("number", {}, "--model .*:number returns 3; return a minidist.Module that has parameters"),
+        ("empty", {}, "--model .*:empty returns .*Sequential.*; return a minidist.Module that has parameters"),
         ("plain", {"width": 32}, r"--width 32 has no effect, because .* takes no config; write FUNCTION\(config\)"),
         ("plain", {"context": 8, "data": "glyphs"}, r"--context 8 has no effect, .* read config\.context, or leave"),
         ("broken", {}, "--model .*:broken raises AttributeError: .*no_such_setting.*; correct the function"),

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm.launching import execute, writable
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
+from minidist.core.base.errors import UsageError
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.rules import RULES, as_markdown, check_rules, notices
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
@@ -96,7 +96,7 @@ CASES = {
     ),
     "own-model-with-recomputation": (
         {"model": "mine.py:net", "recompute": "full"},
-        "does not know the blocks of --model mine.py:net; call minidist.autograd.ops.checkpoint",
+        "does not know the blocks of --model mine.py:net; call minidist.nn.ops.checkpoint",
     ),
     "betas-by-optimizer": (
         {"betas": "0.9,0.9", "optimizer": "rmsprop"},

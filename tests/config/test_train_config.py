@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Parameter
-from minidist.base.errors import UsageError
+from minidist.core.autograd import Parameter
+from minidist.core.base.errors import UsageError
 from minidist.data import weighted_shards
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build, make_optimizer

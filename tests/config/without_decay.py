@@ -1,6 +1,6 @@
 """An optimizer that has no weight decay, for the case of its rule."""
 
-from minidist.optim import Optimizer
+from minidist.core.optim import Optimizer
 
 
 class WithoutDecay(Optimizer):

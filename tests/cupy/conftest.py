@@ -3,7 +3,7 @@
 import pytest
 
 from minidist.base.device import device_of
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 
 
 @pytest.fixture

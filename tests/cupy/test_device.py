@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minidist.base import arrays as xp
 from minidist.base.device import LOCAL_RANKS, creating_on, cuda
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_comparison
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from tests.config.test_no_setting_is_ignored import BASE, STREAMED, VALUES, ranks_of, what_happens

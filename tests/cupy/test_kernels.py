@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.autograd.ops.attention import causal_attention
-from minidist.autograd.ops.gelu import gelu_with_derivative
-from minidist.autograd.ops.layer_norm import layer_norm
-from minidist.base import arrays as xp
 from minidist.base import meta_kernels
 from minidist.base.meta import MetaArray
-from minidist.nn import FlatParameters, Linear
-from minidist.optim import Adam, AdamW
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.autograd.ops.attention import causal_attention
+from minidist.core.autograd.ops.gelu import gelu_with_derivative
+from minidist.core.autograd.ops.layer_norm import layer_norm
+from minidist.core.base import arrays as xp
+from minidist.core.nn import FlatParameters, Linear
+from minidist.core.optim import Adam, AdamW
 from tests.cupy.stand_in import Device
 
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.data import bigram_entropy, glyphs, load_dataset, markov, unigram_entropy
 from minidist.data.generated import random_tokens
 from tests.cases import each

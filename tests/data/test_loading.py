@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from minidist.base import cache as cache_module
 from minidist.base.cache import content_hash, key_of
-from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import LinkModel
 from minidist.data import (
     GlobalBatchSampler,
     PrefetchingSampler,

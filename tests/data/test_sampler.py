@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.data import GlobalBatchSampler, TokenDataset, glyphs, microbatch_numbers, microbatch_rows
 
 CONTEXT = 4

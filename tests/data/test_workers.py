@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.data import LoaderError, WorkerSampler
 from minidist.data.workers import open_sampler
 

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from minidist.autograd import no_grad
-from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
+from minidist.core.autograd import no_grad
+from minidist.core.collectives import all_reduce
+from minidist.core.nn import GPT, GPTConfig
 from minidist.debug.dumps.dump import write_dump
-from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig
+from minidist.nn import Llama, LlamaConfig
 
 ROWS, LENGTH, WORDS, WIDTH, HEADS, LAYERS = 4, 6, 11, 16, 4, 2
 TOKENS = np.random.default_rng(0).integers(0, WORDS, (2, ROWS, LENGTH + 1))  # two batches

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from minidist import cli
-from minidist.base.errors import UsageError
-from minidist.collectives import ALGORITHMS, algorithm, ring
+from minidist.collectives import algorithm
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import ALGORITHMS, ring
 from minidist.job.equality.collective_check import Case, cases, check_collective
 
 QUICK = [("all_reduce", "rabenseifner"), ("all_to_all", "bruck"), ("scatter", "binomial"), ("broadcast", "ring")]
@@ -173,7 +174,8 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     (tmp_path / "mine.py").write_text(
         textwrap.dedent(
             """
-            from minidist.collectives import algorithm, ring
+            from minidist.collectives import algorithm
+            from minidist.core.collectives import ring
 
             @algorithm("broadcast", "mine")
             def mine(comm, array, root):

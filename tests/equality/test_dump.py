@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.debug.dumps.dump import LAYOUT, read_dump, write_dump
 from tests.cases import each
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minidist import cli
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.debug.dumps.dump import read_dump, write_dump
 from minidist.debug.dumps.dump_comparison import compare_dumps, compare_with_ours
 from minidist.debug.dumps.dump_names import Heads

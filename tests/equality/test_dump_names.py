@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.debug.dumps.dump_names import Heads, to_ours
 from tests.cases import each
 

@@ -140,7 +140,7 @@ def test_gradients_travel_while_backward_runs():
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_wrong_gradient_is_found_and_named(ranks, monkeypatch):
     """The comparison itself can fail: a reducer that averages when it should sum (museum bug 4)."""
-    from minidist.parallel import gradients
+    from minidist.core.parallel import gradients
 
     whole = gradients.GradientReducer.__init__
     monkeypatch.setattr(

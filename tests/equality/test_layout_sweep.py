@@ -8,12 +8,12 @@ from functools import cache
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.parallel import GradientReducer
 from minidist.job.equality import layout_sweep
 from minidist.job.train.trainer import train
-from minidist.parallel import GradientReducer
 from tests.cases import each
 
 RANKS = 8

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.base.files import strict
 from minidist.commands.output import Result, json_or_table
+from minidist.core.base.errors import UsageError
 from minidist.debug.dumps.dump_comparison import _compared
 from minidist.job.equality.compare import Judge
 from minidist.job.equality.difference_patterns import Context, distance, explain

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
 from minidist.cli import main
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError
 from minidist.job.equality.own_functions import alone_function, compare_returned, rank_function, returned_tensors
 from minidist.job.train.progress import Clock
 from tests.cases import each
@@ -16,7 +16,7 @@ from tests.cases import each
 FILE = """
 import numpy as np
 from neighbour import START
-from minidist.collectives import all_reduce
+from minidist.core.collectives import all_reduce
 
 def steps(comm):
     weight, history = np.full(3, START), []

@@ -5,8 +5,8 @@ import textwrap
 
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.collectives import ALGORITHMS
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import ALGORITHMS
 from minidist.job.equality.reduction_order import find_reduction_orders, mpi_all_reduce, on_rank
 from minidist.job.equality.summation_order import arranged, chain
 from tests.cases import each
@@ -21,7 +21,7 @@ def mine(tmp_path):
         textwrap.dedent(
             """
             import numpy as np
-            from minidist.collectives import all_gather, all_reduce
+            from minidist.core.collectives import all_gather, all_reduce
 
             def partial_sums(comm, terms):
                 return all_reduce(comm, np.array([sum(terms)]), algorithm="ordered")

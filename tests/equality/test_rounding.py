@@ -2,13 +2,13 @@
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.parallel.tensor import regions
 from minidist.course.museum import split
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
-from minidist.parallel.tensor import regions
 from tests.cases import each
 
 JOB = {"model": "gpt", "layers": 2, "width": 32, "heads": 4, "context": 16, "data": "markov", "global_batch": 8}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.course.museum import find
 from minidist.debug.flight_recorder.corpus import CASES, write_corpus
 from minidist.debug.flight_recorder.diagnosis import diagnose
@@ -33,8 +33,8 @@ def test_a_diagnosis_finds_what_the_label_says(name, ranks, corpus):
 
 
 def test_a_job_that_ends_does_not_hang(tmp_path):
-    from minidist.collectives import all_reduce
     from minidist.comm import SimWorld
+    from minidist.core.collectives import all_reduce
 
     def main(comm):
         import numpy as np

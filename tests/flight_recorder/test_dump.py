@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.errors import UsageError
 from minidist.base.plain_pickle import BadPickleError, read_plain_pickle
+from minidist.core.base.errors import UsageError
 from minidist.debug.flight_recorder.diagnosis import diagnose
 from minidist.debug.flight_recorder.dump import BadDumpError, dump_of
 from minidist.debug.flight_recorder.files import read_files

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.debug.flight_recorder.files import read_files
 from tests.flight_recorder.lines import timeout
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.debug.flight_recorder.log_diagnosis import diagnose_files
 from tests.flight_recorder.lines import status, timeout
 from tests.flight_recorder.test_dump import dump, entry

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from minidist import flight_recorder
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.debug.flight_recorder import watchdog
 from minidist.debug.flight_recorder.log_diagnosis import diagnose_files
 

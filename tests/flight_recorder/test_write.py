@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_reduce
 from minidist.debug.flight_recorder.write import entries_of, groups_of, write_dumps
 from tests.flight_recorder.test_dump import entry
 

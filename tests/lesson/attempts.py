@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from minidist.collectives import all_gather, all_reduce
-from minidist.comm import ANY
+from minidist.core.collectives import all_gather, all_reduce
+from minidist.core.comm import ANY
 from minidist.course.lesson import solution
 from tests.lesson.wrong_answers import forward_keeping, neighbours
 

@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import replace
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson.exercise import exercises
 from minidist.course.lesson.par import COLUMNS, TABLE, Par, all_cases, is_measured, key_of
 from minidist.course.lesson.plain import form

@@ -46,7 +46,7 @@ def get_info(comm, rank, mp_size, dp_size, fc_layer, in_dim, out_dim):
 
 
 def gathered(x, comm):
-    from minidist.collectives import all_gather
+    from minidist.core.collectives import all_gather
 
     return np.concatenate(list(all_gather(comm, x).reshape(comm.size, *x.shape)), axis=-1)
 
@@ -64,7 +64,7 @@ def naive_collect_backward_output(output_grad, mp_group_idx, mp_size):
 
 
 def naive_collect_backward_x(grad_x, mp_comm, mp_size):
-    from minidist.collectives import reduce_scatter
+    from minidist.core.collectives import reduce_scatter
 
     parts = np.stack(np.split(grad_x, mp_size, axis=-1))
     return reduce_scatter(mp_comm, parts.reshape(-1)).reshape(parts.shape[1:])
@@ -74,9 +74,9 @@ CS336 = (
     (
         """
 import numpy as np
-from minidist.autograd import Parameter
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter
+from minidist.core.autograd import Parameter
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 
 
 class Replica:
@@ -127,7 +127,7 @@ def fsdp_gather_full_params(fsdp_model):
 CS336 = CS336.replace("comm: Comm)", "comm: object)")
 
 LLMSYS = (
-    "import numpy as np\nfrom minidist.collectives import all_reduce\n\n"
+    "import numpy as np\nfrom minidist.core.collectives import all_reduce\n\n"
     + inspect.getsource(llmsys.partition_dataset).replace("Sequence[int]", "list")
     + inspect.getsource(llmsys.average_gradients).replace("MLP", "object").replace("Comm", "object")
     + inspect.getsource(llmsys.clock_cycles).replace("clock_cycles", "_clock_cycles").replace("Iterator[", "list[")
@@ -169,7 +169,7 @@ def test_a_submission_by_hand_is_right(tmp_path, name, text):
             "cs336.ddp",
             CS336,
             "return Replica",
-            "from minidist.parallel import DistributedDataParallel\n    return DistributedDataParallel",
+            "from minidist.core.parallel import DistributedDataParallel\n    return DistributedDataParallel",
             "asks you to write",
         ),
         ("cse234.myAllreduce", CSE234, "FOLD[op](dest_array, incoming", "np.add(dest_array, incoming", "expected"),

@@ -9,8 +9,8 @@ from datetime import date
 import numpy as np
 import pytest
 
-from minidist.base.errors import DeadlockError, MismatchError, UsageError
-from minidist.comm import call_site
+from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
+from minidist.core.comm import call_site
 from minidist.course.lesson import check, examine, expect, solution
 from minidist.course.lesson.exercise import Case, find
 from minidist.course.lesson.mpi_leg import mpiexec
@@ -125,7 +125,7 @@ def test_a_program_that_sends_without_end_is_stopped():
 
 def test_par_is_measured_and_printed_beside_yours(capsys):
     def two_messages_more(comm, gradient, count):
-        from minidist.collectives import all_reduce
+        from minidist.core.collectives import all_reduce
 
         total = all_reduce(comm, np.array([float(count)]))
         weighted = gradient * count if count else np.zeros_like(gradient)

@@ -13,8 +13,8 @@ import pytest
 import typer
 
 from minidist import cli
-from minidist.base.errors import UsageError
 from minidist.commands.grade import grade as grade_command
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson import solution
 from minidist.course.lesson.exercise import find
 from minidist.course.lesson.grade import exercises_of, grade
@@ -25,8 +25,8 @@ from tests.cases import each
 ROOT = Path(__file__).resolve().parents[2]
 RING = """
 import numpy as np
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.comm import Comm
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.comm import Comm
 
 """ + inspect.getsource(solution("04.ring_all_reduce"))
 

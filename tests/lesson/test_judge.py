@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.base.errors import MinidistError
 from minidist.collectives.auto import cheapest
+from minidist.core.base.errors import MinidistError
 from minidist.course.lesson import checker, examine, names, solution
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.course.lesson.runner import Limits
@@ -158,12 +158,12 @@ def test_any_odd_object_gets_a_verdict(make):
 
 def test_the_librarys_own_solution_is_named_and_refused():
     def all_reduce(comm, array):
-        from minidist import collectives
+        from minidist.core import collectives
 
         collectives.all_reduce(comm, array)
 
     def scatters(comm, array):
-        from minidist.collectives.calls import reduce_scatter
+        from minidist.core.collectives.calls import reduce_scatter
 
         return reduce_scatter(comm, array, algorithm="ordered")
 
@@ -173,9 +173,9 @@ def test_the_librarys_own_solution_is_named_and_refused():
         return get_schedule("gpipe").plan(p, m).orders
 
     for name, function, called in (
-        ("04.ring_all_reduce", all_reduce, "minidist.collectives.calls.all_reduce"),
-        ("36.ordered_reduce_scatter", scatters, "minidist.collectives.calls.reduce_scatter"),
-        ("05.halving_doubling", all_reduce, "minidist.collectives.calls.all_reduce"),
+        ("04.ring_all_reduce", all_reduce, "minidist.core.collectives.calls.all_reduce"),
+        ("36.ordered_reduce_scatter", scatters, "minidist.core.collectives.calls.reduce_scatter"),
+        ("05.halving_doubling", all_reduce, "minidist.core.collectives.calls.all_reduce"),
         (
             "05.choose",
             lambda n, size, a, b: cheapest("all_reduce", size, n, a, b),

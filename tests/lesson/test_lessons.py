@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson import build, names
 from tests.cases import each
 

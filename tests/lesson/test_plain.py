@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from minidist.autograd import Tensor
+from minidist.core.autograd import Tensor
 from minidist.course.lesson.exercise import difference
 from minidist.course.lesson.plain import Unreadable, form, plain
 from tests.cases import each

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.commands.lesson import lesson_autograder, lesson_quiz
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson.quiz import CHOICES, bank
 from minidist.course.lesson.quiz_files import PACKAGE, as_csv, as_gift, as_qti
 from tests.cases import each

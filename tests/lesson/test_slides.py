@@ -9,8 +9,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.commands.lesson import lesson_slides
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson import slides
 
 ROOT = Path(__file__).resolve().parents[2]

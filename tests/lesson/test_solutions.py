@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson import solutions
 from minidist.course.lesson.exercise import Case, exercises
 from minidist.course.lesson.grade import grade

@@ -10,8 +10,8 @@ import nbformat
 import pytest
 import typer
 
-from minidist.base.errors import UsageError
 from minidist.commands.lesson import lesson_build, lesson_open
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson import solution
 from minidist.course.lesson.build import sources
 from minidist.course.lesson.handout import handout

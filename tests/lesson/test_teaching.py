@@ -25,9 +25,8 @@ WRONG = "def ring_all_reduce(comm, array):\n    return array"
 def folder(tmp_path_factory):
     """What an instructor's folder has on Friday."""
     path = tmp_path_factory.mktemp("course")
-    right = (
-        "import numpy as np\nfrom minidist.base.layout import chunk_sizes, offsets\nfrom minidist.comm import Comm\n\n"
-    )
+    right = "import numpy as np\nfrom minidist.core.base.layout import chunk_sizes, offsets\n"
+    right += "from minidist.core.comm import Comm\n\n"
     right += inspect.getsource(solution("04.ring_all_reduce"))
     for name, text in (("answer", right), ("submissions/ada", right), ("submissions/bob", WRONG)):
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text)])

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from minidist.comm import ANY
+from minidist.core.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from minidist.core.comm import ANY
 
 RIGHT = []
 

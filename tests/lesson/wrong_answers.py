@@ -8,12 +8,12 @@ import inspect
 
 import numpy as np
 
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
-from minidist.comm import ANY
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
+from minidist.core.comm import ANY
+from minidist.core.pipeline.plan import Action
 from minidist.course.lesson import solution
 from minidist.pipeline.partition import by_slowest
-from minidist.pipeline.plan import Action
 from minidist.pipeline.schedules import get_schedule
 
 _with_gaps = inspect.getmodule(solution("38.building_block"))._with_gaps

@@ -17,28 +17,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidist.autograd import Parameter, Tensor, cross_entropy, mse_loss, no_grad
-from minidist.base.random import batch_coordinates
-from minidist.collectives import all_reduce
-from minidist.comm import init_device_mesh
-from minidist.nn import GPT, MLP, BatchNorm, Dropout, FlatParameters, GPTConfig, Linear, Module, ModuleDict, Sequential
-from minidist.nn.language_model import with_own_weight
-from minidist.optim import SGD, Adam, AdamW, DynamicLossScaler, clip_grad_norm_
-from minidist.parallel import (
+from minidist.core.autograd import Parameter, Tensor, cross_entropy, mse_loss, no_grad
+from minidist.core.base.random import batch_coordinates
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import init_device_mesh
+from minidist.core.nn import GPT, MLP, Dropout, FlatParameters, GPTConfig, Linear, Module, Sequential
+from minidist.core.nn.language_model import with_own_weight
+from minidist.core.optim import SGD, Adam, AdamW
+from minidist.core.parallel import (
     DistributedDataParallel,
-    HostPool,
-    MixedPrecisionPolicy,
     ZeroOptimizer,
     clip_shards_,
     fully_shard,
-    gather_tensors,
-    scaled_step,
     sharded_parameters,
     shards_of,
 )
-from minidist.parallel.context import AllGatherAttention, RingAttention, UlyssesAttention, UlyssesRingAttention
-from minidist.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
-from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.core.parallel.context import RingAttention, UlyssesAttention
+from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.nn import BatchNorm, ModuleDict
+from minidist.optim import DynamicLossScaler, clip_grad_norm_
+from minidist.parallel import HostPool, MixedPrecisionPolicy, gather_tensors, scaled_step
+from minidist.parallel.context import AllGatherAttention, UlyssesRingAttention
 from minidist.pipeline.schedules import get_schedule
 from minidist.techniques.compression import QSGD, TopK, compress
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.base.errors import MinidistError
 from minidist.comm import SimWorld
 from minidist.comm.program_lines import line_of_error
+from minidist.core.base.errors import MinidistError
 from tests.misuse import rows as module
 from tests.misuse.rows import TABLE
 

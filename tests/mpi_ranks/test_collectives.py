@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from minidist.base.errors import DeadlockError, MismatchError, UsageError
+from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
 from tests.mpi_ranks.on_ranks import on_ranks
 
 RANKS = (1, 2, 3, 5)

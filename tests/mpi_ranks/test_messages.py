@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from minidist.base.errors import BufferReuseError, DeadlockError, MismatchError
 from minidist.comm.sim.choosers import explore, seeded
+from minidist.core.base.errors import BufferReuseError, DeadlockError, MismatchError
 from minidist.debug.mpi_ranks import matching
 from tests.mpi_ranks.on_ranks import on_ranks
 

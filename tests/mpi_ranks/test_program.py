@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from minidist import cli
-from minidist.base.errors import MinidistError, UsageError
 from minidist.base.trace_file import read_traces
 from minidist.base.user_file import ProgramError
+from minidist.core.base.errors import MinidistError, UsageError
 from minidist.debug.mpi_ranks.program import run_on_ranks
 from tests.mpi_ranks.on_ranks import on_ranks, program
 from tests.mpi_runner import mpiexec

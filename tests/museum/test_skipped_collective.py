@@ -8,11 +8,11 @@ With every algorithm the simulated world reports it at once; what it says depend
 import numpy as np
 import pytest
 
-from minidist import collectives
-from minidist.autograd import Tensor
-from minidist.base.errors import DeadlockError, MismatchError
 from minidist.comm import SimWorld
-from minidist.parallel import DistributedDataParallel, GradientReducer
+from minidist.core import collectives
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import DeadlockError, MismatchError
+from minidist.core.parallel import DistributedDataParallel, GradientReducer
 from tests.cases import each
 from tests.parallel.replicas import Nested, batch
 

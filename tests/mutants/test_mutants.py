@@ -61,7 +61,7 @@ def test_only_a_test_that_fails_counts_as_killed():
 def test_a_mutant_is_planted_in_a_copy_and_taken_out_again(tmp_path, monkeypatch):
     monkeypatch.setattr(mutants_run, "COPIED", ("minidist/base", "pyproject.toml"))
     (tmp_path / "minidist").mkdir()
-    copy, mutant = Copy(tmp_path), Mutant("base/layout.py", "def offsets(", "def offset(", "", "")
+    copy, mutant = Copy(tmp_path), Mutant("core/base/layout.py", "def offsets(", "def offset(", "", "")
     before = (ROOT / mutant.path).read_text(encoding="utf-8")
     compiled = tmp_path / "minidist" / "base" / "__pycache__" / f"layout.{sys.implementation.cache_tag}.pyc"
     compiled.parent.mkdir()
@@ -76,4 +76,6 @@ def test_a_mutant_is_planted_in_a_copy_and_taken_out_again(tmp_path, monkeypatch
 @pytest.mark.parametrize("find", ["no such text", "return"])
 def test_a_text_that_is_not_found_once_is_refused(find):
     with pytest.raises(ValueError, match="exactly one place"):
-        Mutant("base/layout.py", find, "x", "", "").planted(Path(ROOT / "minidist/base/layout.py").read_text())
+        Mutant("core/base/layout.py", find, "x", "", "").planted(
+            Path(ROOT / "minidist/core/base/layout.py").read_text()
+        )

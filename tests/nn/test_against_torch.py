@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.bench.workloads import StepCase, make_batch, make_model
-from minidist.nn import FlatParameters, GPTConfig
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.nn import FlatParameters, GPTConfig
+from minidist.report.bench.workloads import StepCase, make_batch, make_model
 
 pytestmark = pytest.mark.peers
 torch = pytest.importorskip("torch")
@@ -23,7 +23,7 @@ def test_loss_and_every_gradient(name, dtype, bound):
     model = make_model(case, getattr(np, dtype))
     flat = FlatParameters(model.parameters())
     flat.data[...] += (np.random.default_rng(1).standard_normal(flat.numel) * 0.05).astype(dtype)  # no zeros, no ones
-    from minidist.bench.torch_peer import torch_twin
+    from minidist.report.bench.torch_peer import torch_twin
 
     twin = torch_twin(case, model, getattr(torch, dtype))
     inputs, targets = make_batch(case)

@@ -3,20 +3,21 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, cross_entropy, gradcheck
-from minidist.autograd.errors import AutogradError, ShapeError
-from minidist.autograd.ops.batch_norm import batch_norm
-from minidist.autograd.ops.convolution import conv2d
-from minidist.autograd.ops.pooling import global_avg_pool2d, max_pool2d
-from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
-from minidist.nn import Linear, Module
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.autograd.errors import AutogradError, ShapeError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn import Linear, Module
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import SGD
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage
+from minidist.nn import gradcheck
 from minidist.nn.batch_norm import BatchNorm
 from minidist.nn.convolution import Conv2d
-from minidist.nn.flat import FlatParameters
-from minidist.optim import SGD
+from minidist.nn.ops.batch_norm import batch_norm
+from minidist.nn.ops.convolution import conv2d
+from minidist.nn.ops.pooling import global_avg_pool2d, max_pool2d
 from minidist.pipeline.passes import recompute
-from minidist.pipeline.runtime import Pipeline, PipelineStage
 from minidist.pipeline.schedules import get_schedule
 from tests.cases import each
 

@@ -5,13 +5,14 @@ import re
 import numpy as np
 import pytest
 
-from minidist.autograd import Parameter, Tensor
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.nn import GPT, MLP, Dropout, GPTConfig, Linear, Module, ModuleDict, ModuleList
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel, fully_shard
-from minidist.parallel.model_parallel import apply_tensor_parallel
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.base.errors import UsageError
+from minidist.core.nn import GPT, MLP, Dropout, GPTConfig, Linear, Module
+from minidist.core.optim import SGD
+from minidist.core.parallel import DistributedDataParallel, fully_shard
+from minidist.core.parallel.model_parallel import apply_tensor_parallel
+from minidist.nn import ModuleDict, ModuleList
 
 
 def test_the_tree_has_shapes_and_counts():

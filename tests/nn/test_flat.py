@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import AutogradError, DtypeError, Parameter, ShapeError, Tensor
-from minidist.base import arrays as xp
 from minidist.base.memory import account_memory
-from minidist.nn import MLP, FlatParameters
+from minidist.core.autograd import AutogradError, DtypeError, Parameter, ShapeError, Tensor
+from minidist.core.base import arrays as xp
+from minidist.core.nn import MLP, FlatParameters
 
 
 def three():

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import AutogradError, Tensor, cross_entropy, no_grad
-from minidist.nn import GPT, MLP, Block, GPTConfig, Linear, Llama, LlamaConfig, Module
+from minidist.core.autograd import AutogradError, Tensor, cross_entropy, no_grad
+from minidist.core.nn import GPT, MLP, Block, GPTConfig, Linear, Module
+from minidist.nn import Llama, LlamaConfig
 from minidist.nn.llama import LlamaBlock
 
 

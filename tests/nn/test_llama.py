@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import ShapeError, Tensor, gradcheck, rms_norm, rotary, rotary_angles, swiglu
-from minidist.base.errors import UsageError
-from minidist.nn import Llama, LlamaConfig, SwiGLUExperts
+from minidist.core.autograd import ShapeError, Tensor, rms_norm
+from minidist.core.base.errors import UsageError
+from minidist.nn import Llama, LlamaConfig, SwiGLUExperts, gradcheck, rotary, rotary_angles, swiglu
 from minidist.nn.llama import LlamaMLP
 from tests.cases import each
 

@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import AutogradError, Tensor, cross_entropy
-from minidist.base import arrays as xp
 from minidist.base.device import creating_on, device_of
-from minidist.base.errors import UsageError
 from minidist.base.meta import MetaArray, NoDevice
-from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
-from minidist.nn import CNN, GPT, MLP, GPTConfig
-from minidist.parallel import DistributedDataParallel
+from minidist.core.autograd import AutogradError, Tensor, cross_entropy
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn import GPT, MLP, GPTConfig
+from minidist.core.parallel import DistributedDataParallel
+from minidist.nn import CNN
 from tests.cupy.stand_in import Device, DeviceArray
 
 ROWS = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)

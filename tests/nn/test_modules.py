@@ -3,18 +3,10 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import (
-    AutogradError,
-    Parameter,
-    ShapeError,
-    Tensor,
-    causal_attention,
-    causal_attention_composite,
-    gradcheck,
-)
-from minidist.base.errors import UsageError
-from minidist.base.random import batch_coordinates, initial_weight
-from minidist.nn import (
+from minidist.core.autograd import AutogradError, Parameter, ShapeError, Tensor, causal_attention
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import batch_coordinates, initial_weight
+from minidist.core.nn import (
     GPT,
     MLP,
     AttentionDropout,
@@ -28,6 +20,7 @@ from minidist.nn import (
     Linear,
     Module,
 )
+from minidist.nn import causal_attention_composite, gradcheck
 
 TINY = GPTConfig(vocab_size=11, n_positions=6, n_embd=8, n_layer=2, n_head=2)
 

@@ -4,11 +4,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
-from minidist.nn import GPT, MLP, GPTConfig, Module
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn import GPT, MLP, GPTConfig, Module
 from minidist.nn.composite import CompositeBlock
 from minidist.nn.recompute import recompute
 from minidist.planning import block_bytes
@@ -80,7 +80,7 @@ def test_the_composite_block_keeps_what_the_paper_counts(sizes, dtype):
 
 
 def test_the_composite_block_computes_what_the_fused_one_does():
-    from minidist.nn.gpt import Block
+    from minidist.core.nn.gpt import Block
 
     config = GPTConfig(11, 20, 16, 2, 2)
     fused, composite = Block(config, np.float64), CompositeBlock(config, np.float64, seed=5)

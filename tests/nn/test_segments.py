@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Tensor, record
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
-from minidist.nn import GPT, MLP, GPTConfig
+from minidist.core.autograd import Tensor, record
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.nn.llama import Llama, LlamaConfig
 from minidist.nn.recompute import recompute
 from minidist.nn.revolve import revolve, revolve_advances

@@ -7,18 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Parameter
-from minidist.base.errors import UsageError
-from minidist.nn import MLP
-from minidist.nn.flat import FlatParameters
-from minidist.optim import (
-    NORM_BLOCK,
-    ParameterSlice,
-    block_square_sums,
-    clip_coefficient,
-    clip_grad_norm_,
-    norm_from_blocks,
-)
+from minidist.core.autograd import Parameter
+from minidist.core.base.errors import UsageError
+from minidist.core.nn import MLP
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import NORM_BLOCK, ParameterSlice, block_square_sums, clip_coefficient, norm_from_blocks
+from minidist.optim import clip_grad_norm_
 from tests.cases import each
 
 

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Parameter
-from minidist.base.errors import UsageError
-from minidist.base.layout import Layout
 from minidist.comm import SimWorld
-from minidist.nn.flat import FlatParameters
-from minidist.optim import LAMB, LARS, NO_DECAY, ParameterSlice
+from minidist.core.autograd import Parameter
+from minidist.core.base.errors import UsageError
+from minidist.core.base.layout import Layout
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import NO_DECAY, ParameterSlice
+from minidist.core.parallel.flat_shards import Shard
+from minidist.optim import LAMB, LARS
 from minidist.optim.exact_sums import LIMBS, square_sum, value_of
 from minidist.parallel import HostPool, LayerSums
-from minidist.parallel.flat_shards import Shard
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
 
 SHAPES = {"h.0.weight": (5, 7), "h.0.bias": (7,), "head.weight": (3, 5)}
@@ -124,7 +125,7 @@ def test_blocks_do_not_change_bits_and_half_precision_has_masters(optimizer, set
     whole, half = run(np.float32), run(np.float16)
     assert half.dtype == np.float16
     np.testing.assert_allclose(half, whole, rtol=0.05, atol=0.01)
-    monkeypatch.setattr("minidist.optim.optimizer.BLOCK", 3)
+    monkeypatch.setattr("minidist.core.optim.optimizer.BLOCK", 3)
     np.testing.assert_array_equal(run(np.float32), whole)
 
 

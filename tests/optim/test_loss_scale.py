@@ -5,21 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.base.arrays import downcast
-from minidist.base.errors import UsageError
 from minidist.base.half import named_dtype
-from minidist.optim import (
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    DynamicLossScaler,
-    LossScaleError,
-    ParameterSlice,
-    RMSProp,
-    StaticLossScaler,
-    clip_grad_norm_,
-)
+from minidist.core.base.arrays import downcast
+from minidist.core.base.errors import UsageError
+from minidist.core.optim import SGD, Adam, AdamW, ParameterSlice
+from minidist.optim import Adagrad, DynamicLossScaler, LossScaleError, RMSProp, StaticLossScaler, clip_grad_norm_
 from tests.cases import each
 
 FLOAT16 = np.dtype(np.float16)

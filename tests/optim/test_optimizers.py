@@ -10,27 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Parameter
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.nn import MLP
-from minidist.nn.flat import FlatParameters
-from minidist.optim import (
-    LAMB,
-    LARS,
-    NO_DECAY,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    FlatSlice,
-    Group,
-    Muon,
-    ParameterSlice,
-    RMSProp,
-    flat_slices,
-)
-from minidist.optim.optimizer import BLOCK, is_bias_or_norm
+from minidist.core.autograd import Parameter
+from minidist.core.base.errors import UsageError
+from minidist.core.nn import MLP
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import NO_DECAY, SGD, Adam, AdamW, FlatSlice, Group, ParameterSlice, flat_slices
+from minidist.core.optim.optimizer import BLOCK, is_bias_or_norm
+from minidist.optim import LAMB, LARS, Adagrad, Muon, RMSProp
 from tests.cases import each
 from tests.optim import papers
 
@@ -122,7 +109,7 @@ def test_shards_give_the_bits_of_the_whole(optimizer, settings, data):
 def test_blocks_do_not_change_bits(optimizer, settings, monkeypatch):
     start, gradients = numbers(1000, dtype=np.float32)
     whole, _ = train(optimizer, settings, start, gradients)
-    monkeypatch.setattr("minidist.optim.optimizer.BLOCK", 64)
+    monkeypatch.setattr("minidist.core.optim.optimizer.BLOCK", 64)
     blocks, _ = train(optimizer, settings, start, gradients)
     np.testing.assert_array_equal(whole, blocks)
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
@@ -15,7 +15,7 @@ from minidist.job.train.trainer import train
 FILE = '''
 import numpy as np
 from minidist.data import SampleDataset
-from minidist.optim import SGD, Optimizer
+from minidist.core.optim import SGD, Optimizer
 
 class SignSGD(Optimizer):
     """p -= lr sign(g + momentum b), with b the average of the gradients."""
@@ -90,7 +90,7 @@ def test_it_is_saved_and_resumed_to_the_bit():
     ("values", "sentence"),
     [
         ({"optimizer": "mine.py:WithoutRate"}, "takes no lr; let its __init__ have parameters and lr"),
-        ({"optimizer": "mine.py:words"}, "is not a subclass of minidist.optim.Optimizer; derive"),
+        ({"optimizer": "mine.py:words"}, "is not a subclass of minidist.core.optim.Optimizer; derive"),
         ({"optimizer": "mine.py:SignSDG"}, "has no function 'SignSDG' .did you mean 'SignSGD'"),
         (
             {"optimizer": "mine.py:SignSGD", "betas": "0.9,0.99"},

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.optim import DeepSpeedWarmup, Warmup, WarmupCosine, WarmupLinear
 from tests.cases import each
 

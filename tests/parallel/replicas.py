@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from minidist.autograd import Parameter, Tensor, contribution_recorder
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.nn import Linear
-from minidist.nn.flat import FlatParameters
-from minidist.nn.module import Module
+from minidist.core.autograd import Parameter, Tensor, contribution_recorder
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.nn import Linear
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.nn.module import Module
 
 WIDTH, ROWS = 6, 13  # 13 rows: shards of unequal size for 2, 3, 4, 5 and 8 ranks
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from minidist.base.random import batch_coordinates
-from minidist.nn.flat import FlatParameters
-from minidist.optim import SGD, Adam
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import SGD, Adam
 from minidist.parallel.tensor import full_tensor
 
 STEPS, BOUND = 5, 1e-12

@@ -6,11 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist.autograd import FlopCounter, ShapeError, Tensor, causal_attention, grouped_query_attention
 from minidist.comm import SimWorld
+from minidist.core.autograd import FlopCounter, ShapeError, Tensor, causal_attention, grouped_query_attention
+from minidist.core.parallel.context import UlyssesAttention, sequence_positions
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
-from minidist.parallel.context import AllGatherAttention, UlyssesAttention, document_ids, documents, sequence_positions
+from minidist.parallel.context import AllGatherAttention, document_ids, documents
 from minidist.parallel.volume import all_gather_attention_volume
 from minidist.planning.volumes import closed_form_bytes
 from tests.cases import each

@@ -7,18 +7,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist.autograd import FlopCounter, ShapeError, Tensor, causal_attention, grouped_query_attention
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import LinkModel, SimWorld, init_device_mesh
-from minidist.nn import GPT, Block, GPTConfig, Llama
+from minidist.comm import SimWorld
+from minidist.core.autograd import FlopCounter, ShapeError, Tensor, causal_attention, grouped_query_attention
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import LinkModel, init_device_mesh
+from minidist.core.nn import GPT, Block, GPTConfig
+from minidist.core.parallel import DistributedDataParallel
+from minidist.core.parallel.context import RingAttention, UlyssesAttention, gradient_axes, sequence_positions
+from minidist.core.parallel.tensor import gpt_plan, parallelize_module
+from minidist.nn import Llama
 from minidist.nn.recompute import recompute
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.context import RingAttention, UlyssesAttention, gradient_axes, sequence_positions
-from minidist.parallel.tensor import gpt_plan, llama_plan, parallelize_module
+from minidist.parallel.tensor import llama_plan
 from tests.cases import each
 from tests.parallel.split_models import assert_equal, text, train
 from tests.parallel.test_tensor import gpt, llama

@@ -8,14 +8,14 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.base.errors import CommunicationError, MismatchError, UsageError
-from minidist.collectives import all_reduce, volume
 from minidist.comm import SimWorld
-from minidist.nn import MLP, Linear, Module
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel, ZeroOptimizer
-from minidist.parallel.gradients import UnusedParameterError
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.base.errors import CommunicationError, MismatchError, UsageError
+from minidist.core.collectives import all_reduce, volume
+from minidist.core.nn import MLP, Linear, Module
+from minidist.core.optim import SGD
+from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer
+from minidist.core.parallel.gradients import UnusedParameterError
 from tests.cases import each
 from tests.parallel.replicas import (
     ROWS,
@@ -162,7 +162,7 @@ def test_zero_grad_between_forward_and_backward():
 
     def program(comm):
         ddp = trained(comm, Nested(), batch(0), reduction="sum", algorithm="ordered")
-        from minidist.autograd import Tensor
+        from minidist.core.autograd import Tensor
 
         inputs, weights = shard(batch(1), comm.rank, comm.size)
         outputs = ddp(Tensor(inputs))

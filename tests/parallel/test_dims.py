@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.parallel.fitting_dims import dims_of
 
 degrees = st.integers(1, 4)

@@ -9,17 +9,19 @@ from functools import cache
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, concatenate, gelu, linear, softmax
-from minidist.base.errors import UsageError
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import SimWorld, init_device_mesh
-from minidist.nn import GPT, GPTConfig, Module, cross_entropy
-from minidist.nn.experts import Assignment, MixtureOfExperts, expert_capacity
-from minidist.parallel.context import RingAttention, UlyssesAttention, sequence_positions
-from minidist.parallel.expert import ExpertDataParallel, ExpertParallel, ExpertTensorParallel, exchange, expert_gpt_plan
+from minidist.comm import SimWorld
+from minidist.core.autograd import Tensor, concatenate, gelu, linear, softmax
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import init_device_mesh
+from minidist.core.nn import GPT, GPTConfig, Module, cross_entropy
+from minidist.core.nn.experts import Assignment, MixtureOfExperts, expert_capacity
+from minidist.core.parallel.context import RingAttention, UlyssesAttention, sequence_positions
+from minidist.core.parallel.expert import ExpertParallel, exchange
+from minidist.core.parallel.tensor import parallelize_module
+from minidist.parallel.expert import ExpertDataParallel, ExpertTensorParallel, expert_gpt_plan
 from minidist.parallel.replica_check import check_module_replicas
-from minidist.parallel.tensor import parallelize_module
 from minidist.parallel.tensor.grad_norm import global_square_sum
 from tests.cases import each
 from tests.parallel.split_models import assert_equal, text, train
@@ -443,7 +445,7 @@ def test_bad_input():
 
 
 def test_recomputation_that_would_lose_the_auxiliary_loss_is_refused():
-    from minidist.autograd import checkpoint
+    from minidist.nn import checkpoint
 
     model = model_of(4, 1, 1.0)
     block = model.transformer.h[0]

@@ -9,27 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist import autograd, collectives
-from minidist.autograd import Parameter, Tensor, backward_hook, checkpoint
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.comm import LinkModel, SimWorld, init_device_mesh
+from minidist.comm import SimWorld
+from minidist.core import autograd, collectives
+from minidist.core.autograd import Parameter, Tensor, backward_hook
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import LinkModel, init_device_mesh
+from minidist.core.nn import Linear, Module, Sequential
+from minidist.core.optim import SGD, AdamW
+from minidist.core.parallel import DistributedDataParallel, clip_shards_, fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.fsdp_param_group import FSDPParamGroup
+from minidist.core.parallel.fsdp_state import FSDPState
+from minidist.core.parallel.gradients import UnusedParameterError
 from minidist.job.equality.gradient_order import add_in_order
-from minidist.nn import Linear, Module, Sequential
-from minidist.optim import SGD, AdamW
-from minidist.parallel import (
-    CPUOffloadPolicy,
-    DistributedDataParallel,
-    HostPool,
-    clip_shards_,
-    fully_shard,
-    gather_tensors,
-    sharded_parameters,
-    shards_of,
-)
-from minidist.parallel.fsdp_param_group import FSDPParamGroup
-from minidist.parallel.fsdp_state import FSDPState
-from minidist.parallel.gradients import UnusedParameterError
+from minidist.nn import checkpoint
+from minidist.parallel import CPUOffloadPolicy, HostPool, gather_tensors
 from minidist.planning import block_bytes
 from tests.cases import each
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
@@ -507,7 +501,7 @@ def test_unfreezing_after_sharding_is_one_sentence():
 
 def test_evaluation_leaves_no_unit_gathered():
     def main(comm):
-        from minidist.autograd import no_grad
+        from minidist.core.autograd import no_grad
 
         with account_memory() as account, no_grad():
             model = shard_gpt(small_gpt(), comm, reshard_after_forward=False)

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.bench.parallel import bench_data_parallel
 from minidist.comm.launcher import run_under_mpiexec
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson.mpi_leg import mpiexec
+from minidist.report.bench.parallel import bench_data_parallel
 
 
 @pytest.mark.peers
@@ -15,7 +15,9 @@ from minidist.course.lesson.mpi_leg import mpiexec
 def test_gradients_and_weights_are_fsdp2_s_over_five_steps():
     pytest.importorskip("torch")
     report = json.loads(
-        run_under_mpiexec(2, ["-m", "minidist.bench.parallel", "gpt-tiny", "check", "", "torch"], timeout=120).stdout
+        run_under_mpiexec(
+            2, ["-m", "minidist.report.bench.parallel", "gpt-tiny", "check", "", "torch"], timeout=120
+        ).stdout
     )
     assert (report["parameters"], report["steps"]) == (28, 5)
     assert report["largest_gradient"] > 0.05

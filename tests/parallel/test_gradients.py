@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Parameter, Tensor
-from minidist.base.errors import MismatchError, UsageError
-from minidist.comm import LinkModel, SimWorld
-from minidist.nn.flat import FlatParameters
-from minidist.parallel.gradients import GradientReducer, make_buckets
+from minidist.comm import SimWorld
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.base.errors import MismatchError, UsageError
+from minidist.core.comm import LinkModel
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.parallel.gradients import GradientReducer, make_buckets
 from tests.parallel.replicas import Nested, batch, run, shard
 
 
@@ -60,7 +61,7 @@ def test_buckets_travel_while_backward_runs():
     """By the clock: the last bucket of the backward is launched after the first has long been under way."""
 
     def program(comm):
-        from minidist.parallel import DistributedDataParallel
+        from minidist.core.parallel import DistributedDataParallel
 
         ddp = DistributedDataParallel(Nested(), comm, bucket_cap_mb=1e-4)
         ready = ddp.reducer.ready
@@ -91,8 +92,8 @@ def test_each_bucket_leaves_at_the_time_that_backward_has_reached():
     """Links without cost: time passes by the counted computation alone, a part of it between any two buckets."""
 
     def program(comm):
-        from minidist.autograd import FlopCounter
-        from minidist.parallel import DistributedDataParallel
+        from minidist.core.autograd import FlopCounter
+        from minidist.core.parallel import DistributedDataParallel
 
         with FlopCounter() as counter:
             ddp = DistributedDataParallel(Nested(), comm, bucket_cap_mb=1e-4)
@@ -109,7 +110,7 @@ def test_each_bucket_leaves_at_the_time_that_backward_has_reached():
 
 def test_a_parameter_that_is_frozen_on_one_rank_only_is_refused():
     def program(comm):
-        from minidist.parallel import DistributedDataParallel
+        from minidist.core.parallel import DistributedDataParallel
 
         model = Nested()
         model.scale.requires_grad = comm.rank != 1

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.errors import RankDeadError
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
+from minidist.core.base.errors import RankDeadError
 from minidist.parallel import parameter_server as ps
 from tests.cases import each
 from tests.parallel.test_parameter_server import SENDS, config, gradient, initial, same, sparse_gradient

@@ -5,15 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minidist.autograd import Parameter
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.core.autograd import Parameter
+from minidist.core.base.errors import UsageError
+from minidist.core.parallel import ZeroOptimizer, fully_shard, sharded_parameters, shards_of
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.served import compare_served, serve_and_keep
 from minidist.job.train.trainer import train
 from minidist.optim import LAMB
 from minidist.optim.exact_sums import LIMBS
-from minidist.parallel import LayerSums, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
+from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.whole_tensors import gather_tensors
 from minidist.planning.volumes import closed_form_bytes

@@ -3,15 +3,15 @@
 import pytest
 
 from minidist import cli
-from minidist.autograd import Parameter, gelu
-from minidist.base import arrays as xp
 from minidist.comm import SimWorld
+from minidist.core.autograd import Parameter, gelu
+from minidist.core.base import arrays as xp
+from minidist.core.nn.norm import LayerNorm
+from minidist.core.parallel.tensor import layers, sequence_parallel
+from minidist.core.parallel.tensor.regions import reduce_from_tensor_parallel_region
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 from minidist.job.train.trainer import train
-from minidist.nn.norm import LayerNorm
 from minidist.parallel.layout_check import LayoutError
-from minidist.parallel.tensor import layers, sequence_parallel
-from minidist.parallel.tensor.regions import reduce_from_tensor_parallel_region
 
 GPT = {"model": "gpt", "layers": 2, "width": 16, "heads": 4, "context": 8, "data": "markov"}
 JOB = {**GPT, "steps": 2, "microbatches": 2, "global_batch": 8}

@@ -10,26 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.autograd import contribution_recorder
-from minidist.base.arrays import quiet_overflow
 from minidist.base.half import all_finite, named_dtype
 from minidist.base.memory import account_memory
-from minidist.collectives import volume
 from minidist.comm import SimWorld
-from minidist.job.equality.gradient_order import GradientOrder, add_in_order
-from minidist.nn.flat import FlatParameters
-from minidist.optim import AdamW, DynamicLossScaler, block_square_sums, clip_by_norm_, norm_from_blocks
-from minidist.parallel import (
+from minidist.core.autograd import contribution_recorder
+from minidist.core.base.arrays import quiet_overflow
+from minidist.core.collectives import volume
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import AdamW, block_square_sums, clip_by_norm_, norm_from_blocks
+from minidist.core.parallel import (
     DistributedDataParallel,
     ZeroOptimizer,
-    agree_on_overflow,
     clip_shards_,
     fully_shard,
-    gather_tensors,
-    scaled_step,
     sharded_parameters,
     shards_of,
 )
+from minidist.job.equality.gradient_order import GradientOrder, add_in_order
+from minidist.optim import DynamicLossScaler
+from minidist.parallel import agree_on_overflow, gather_tensors, scaled_step
 from tests.cases import each
 from tests.parallel.models import assert_same, loss_of, small_gpt
 

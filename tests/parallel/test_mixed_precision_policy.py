@@ -3,24 +3,16 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, contribution_recorder
-from minidist.base.arrays import downcast, quiet_overflow
 from minidist.base.half import named_dtype
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.nn import MLP
-from minidist.optim import AdamW, DynamicLossScaler, ParameterSlice
-from minidist.parallel import (
-    CPUOffloadPolicy,
-    HostPool,
-    MixedPrecisionPolicy,
-    clip_shards_,
-    fully_shard,
-    gather_tensors,
-    scaled_step,
-    sharded_parameters,
-    shards_of,
-)
+from minidist.core.autograd import Tensor, contribution_recorder
+from minidist.core.base.arrays import downcast, quiet_overflow
+from minidist.core.nn import MLP
+from minidist.core.optim import AdamW, ParameterSlice
+from minidist.core.parallel import clip_shards_, fully_shard, sharded_parameters, shards_of
+from minidist.optim import DynamicLossScaler
+from minidist.parallel import CPUOffloadPolicy, HostPool, MixedPrecisionPolicy, gather_tensors, scaled_step
 from tests.cases import each
 from tests.parallel.models import loss_of, small_gpt
 

@@ -4,14 +4,15 @@ from collections import Counter
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.parallel import ZeroOptimizer, fully_shard, sharded_parameters, shards_of
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.served import compare_served, serve_and_keep
 from minidist.job.train.trainer import train
 from minidist.optim import Muon
-from minidist.parallel import WholeMatrices, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
+from minidist.parallel import WholeMatrices
 from minidist.parallel.whole_matrices import muon_volume
 from minidist.parallel.whole_tensors import gather_tensors
 from minidist.planning.volumes import closed_form_bytes

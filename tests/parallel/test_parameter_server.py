@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.errors import MismatchError, RankDeadError, UsageError
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
-from minidist.optim import SGD, Adam, ParameterSlice
+from minidist.core.base.errors import MismatchError, RankDeadError, UsageError
+from minidist.core.comm import LinkModel
+from minidist.core.optim import SGD, Adam, ParameterSlice
 from minidist.parallel import parameter_server as ps
 from minidist.parallel.parameter_server.server import Server
 from tests.cases import each

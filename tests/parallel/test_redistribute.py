@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.errors import MismatchError
-from minidist.base.trace import purpose
 from minidist.comm import SimWorld
+from minidist.core.base.errors import MismatchError
+from minidist.core.base.trace import purpose
 from minidist.parallel.redistribute import Piece, Range, lacking_bytes, redistribute, table_bytes, transfers
 
 LENGTHS = {"a": 7, "b": 5, "c": 1}

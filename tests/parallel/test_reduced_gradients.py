@@ -6,14 +6,14 @@ The expected gradients are sums over ranks of gradients of one device, of float6
 import numpy as np
 import pytest
 
-from minidist.autograd import AutogradError, Tensor, no_grad
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.nn import MLP
-from minidist.nn.flat import FlatParameters
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel, ZeroOptimizer
+from minidist.core.autograd import AutogradError, Tensor, no_grad
+from minidist.core.base.errors import UsageError
+from minidist.core.nn import MLP
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import SGD
+from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer
 
 RANKS = 3
 

@@ -4,14 +4,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist.autograd import FlopCounter, Tensor
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray, creating_meta
-from minidist.base.trace import purpose
-from minidist.comm import LinkModel
 from minidist.comm.sim.folded import FoldedWorld
-from minidist.parallel.context.ring_attention import RingAttention
+from minidist.core.autograd import FlopCounter, Tensor
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import purpose
+from minidist.core.comm import LinkModel
+from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.parallel.context.ring_event import RingAttentionEvent
 from tests.cases import each
 

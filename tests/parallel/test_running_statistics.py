@@ -5,23 +5,19 @@ import copy
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.base.errors import UsageError
-from minidist.base.random import batch_coordinates
-from minidist.collectives import all_reduce
-from minidist.comm import SimWorld, init_device_mesh
-from minidist.nn import BatchNorm, Linear, Module, Sequential
-from minidist.optim import SGD
-from minidist.parallel import (
-    DistributedDataParallel,
-    ZeroOptimizer,
-    fully_shard,
-    gather_tensors,
-    sharded_parameters,
-    shards_of,
-)
+from minidist.comm import SimWorld
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import init_device_mesh
+from minidist.core.nn import Linear, Module, Sequential
+from minidist.core.optim import SGD
+from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
+from minidist.nn import BatchNorm
+from minidist.parallel import gather_tensors
 from minidist.parallel.tensor import full_state_dict, load_full_state_dict
-from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
 from minidist.pipeline.schedules import get_schedule

@@ -8,9 +8,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from minidist.collectives import reduce_scatter
-from minidist.comm import LinkModel, SimWorld
-from minidist.nn.flat import FlatParameters
+from minidist.comm import SimWorld
+from minidist.core.collectives import reduce_scatter
+from minidist.core.comm import LinkModel
+from minidist.core.nn.flat import FlatParameters
 from mpi_examples.library_in_200_lines import (
     LAYERS,
     LEARNING_RATE,

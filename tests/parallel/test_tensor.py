@@ -11,21 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Tensor, causal_attention_composite, no_grad
-from minidist.base.errors import MismatchError, UsageError
-from minidist.base.layout import Layout
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import SimWorld, init_device_mesh
-from minidist.job.checkpoint import Checkpoint, CheckpointShard, ReplicaId, save
-from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, Llama, LlamaConfig, cross_entropy
-from minidist.nn.recompute import recompute
-from minidist.optim import SGD, Adam
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.replica_check import check_module_replicas
-from minidist.parallel.tensor import (
+from minidist.comm import SimWorld
+from minidist.core.autograd import Tensor, no_grad
+from minidist.core.base.errors import MismatchError, UsageError
+from minidist.core.base.layout import Layout
+from minidist.core.base.random import batch_coordinates
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import init_device_mesh
+from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
+from minidist.core.optim import SGD, Adam
+from minidist.core.parallel import DistributedDataParallel
+from minidist.core.parallel.tensor import (
     ColumnParallelLinear,
     ColwiseParallel,
     HeadParallel,
@@ -35,16 +33,10 @@ from minidist.parallel.tensor import (
     SequenceParallel,
     VocabParallel,
     VocabParallelEmbedding,
-    boxes,
-    clip_grad_norm_,
     copy_to_tensor_parallel_region,
-    full_state_dict,
-    full_tensor,
     gather_from_sequence_parallel_region,
     gather_from_tensor_parallel_region,
     gpt_plan,
-    llama_plan,
-    load_full_state_dict,
     padded_vocab_size,
     parallelize_module,
     reduce_from_tensor_parallel_region,
@@ -55,9 +47,21 @@ from minidist.parallel.tensor import (
     vocab_parallel_cross_entropy,
     vocab_range,
 )
+from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.sharding import take_shard
+from minidist.job.checkpoint import Checkpoint, CheckpointShard, ReplicaId, save
+from minidist.nn import Llama, LlamaConfig, causal_attention_composite
+from minidist.nn.recompute import recompute
+from minidist.parallel.replica_check import check_module_replicas
+from minidist.parallel.tensor import (
+    boxes,
+    clip_grad_norm_,
+    full_state_dict,
+    full_tensor,
+    llama_plan,
+    load_full_state_dict,
+)
 from minidist.parallel.tensor.full_state import join_shards, local_shape
-from minidist.parallel.tensor.shard_context import ShardContext
-from minidist.parallel.tensor.sharding import take_shard
 from tests.cases import each
 from tests.parallel.split_models import assert_equal, replicated, text, train
 

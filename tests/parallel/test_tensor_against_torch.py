@@ -19,7 +19,7 @@ def test_every_gathered_gradient_is_pytorchs():
     pytest.importorskip("torch")
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
-    command = [mpiexec(), "-n", "2", sys.executable, "-m", "minidist.bench.tensor_parallel", "--check"]
+    command = [mpiexec(), "-n", "2", sys.executable, "-m", "minidist.report.bench.tensor_parallel", "--check"]
     process = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
     )

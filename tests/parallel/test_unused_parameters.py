@@ -3,25 +3,17 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor
-from minidist.comm import SimWorld, init_device_mesh
-from minidist.nn import Linear, Module
-from minidist.optim import LAMB, Adam, AdamW, Muon, clip_by_norm_
-from minidist.parallel import (
-    CPUOffloadPolicy,
-    DistributedDataParallel,
-    HostPool,
-    LayerSums,
-    WholeMatrices,
-    ZeroOptimizer,
-    fully_shard,
-    gather_tensors,
-    sharded_parameters,
-    shards_of,
-)
-from minidist.parallel.tensor import ColwiseParallel, parallelize_module
+from minidist.comm import SimWorld
+from minidist.core.autograd import Tensor
+from minidist.core.comm import init_device_mesh
+from minidist.core.nn import Linear, Module
+from minidist.core.optim import Adam, AdamW, clip_by_norm_
+from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.tensor import ColwiseParallel, parallelize_module
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
+from minidist.optim import LAMB, Muon
+from minidist.parallel import CPUOffloadPolicy, HostPool, LayerSums, WholeMatrices, gather_tensors
 from minidist.parallel.tensor.full_state import local_tensor
-from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction
 from minidist.pipeline.schedules import load_plan
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
 from tests.cases import each

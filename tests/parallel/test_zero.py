@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.autograd import Parameter
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.nn.flat import FlatParameters
-from minidist.optim import SGD, AdamW, clip_grad_norm_
-from minidist.parallel import DistributedDataParallel, ZeroOptimizer
-from minidist.parallel.flat_shards import Shard, sharded_flat
-from minidist.parallel.gradients import UnusedParameterError
+from minidist.core.autograd import Parameter
+from minidist.core.base.errors import UsageError
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import SGD, AdamW
+from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer
+from minidist.core.parallel.flat_shards import Shard, sharded_flat
+from minidist.core.parallel.gradients import UnusedParameterError
+from minidist.optim import clip_grad_norm_
 from minidist.parallel.whole_tensors import gather_tensors
 from minidist.planning import block_bytes
 from tests.cases import each

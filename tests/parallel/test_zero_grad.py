@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from minidist.autograd import Tensor
 from minidist.comm import SimWorld
-from minidist.nn import MLP
-from minidist.optim import SGD
-from minidist.parallel import ZeroOptimizer, fully_shard
-from minidist.parallel.fsdp import sharded_parameters
+from minidist.core.autograd import Tensor
+from minidist.core.nn import MLP
+from minidist.core.optim import SGD
+from minidist.core.parallel import ZeroOptimizer, fully_shard
+from minidist.core.parallel.fsdp import sharded_parameters
 from tests.cases import each
 
 STEPS, RATE = 3, 0.25

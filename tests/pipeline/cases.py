@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from minidist.autograd import Tensor, contribution_recorder, cross_entropy
-from minidist.base.random import batch_coordinates
-from minidist.nn import GPT, MLP, GPTConfig
-from minidist.nn.flat import FlatParameters
-from minidist.optim import SGD, Adam
-from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.core.autograd import Tensor, contribution_recorder, cross_entropy
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn import GPT, MLP, GPTConfig
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import SGD, Adam
+from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.schedules import get_schedule
 
 SIZES = {"vocab_size": 11, "n_positions": 6, "n_embd": 8, "n_head": 2}

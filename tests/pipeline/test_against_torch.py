@@ -5,11 +5,11 @@ benchmark runs.
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.bench.harness import join_gloo
-from minidist.bench.pipeline import bench_pipeline, own_pipeline, torch_pipeline
-from minidist.bench.workloads import CASES, make_batch
+from minidist.core.base.errors import UsageError
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.report.bench.harness import join_gloo
+from minidist.report.bench.pipeline import bench_pipeline, own_pipeline, torch_pipeline
+from minidist.report.bench.workloads import CASES, make_batch
 
 
 def gradients_differ(comm, schedule, microbatches):

@@ -5,14 +5,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.nn import MLP, Linear
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError
+from minidist.core.nn import MLP, Linear
+from minidist.core.pipeline.plan import Action, actions_of
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, SkipConnection, split_model
 from minidist.pipeline.passes import recompute
-from minidist.pipeline.plan import Action, actions_of
-from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction, SkipConnection, split_model
 from tests.cases import each
 from tests.pipeline.cases import fold, gpt, gpt_batches, gpt_loss, mlp_loss, plan_of
 

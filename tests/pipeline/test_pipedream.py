@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Parameter, Tensor
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.collectives import volume
 from minidist.comm import SimWorld
-from minidist.nn import MLP
-from minidist.optim import SGD
-from minidist.pipeline.lowering import lower
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import volume
+from minidist.core.nn import MLP
+from minidist.core.optim import SGD
+from minidist.core.pipeline.lowering import lower
+from minidist.core.pipeline.runtime import PipelineStage, messages, split_model
+from minidist.core.pipeline.validate import validate
 from minidist.pipeline.partition import Stage, noam
-from minidist.pipeline.runtime import PipelineStage, messages, split_model
 from minidist.pipeline.runtime.pipedream import WeightVersions, separate
 from minidist.pipeline.runtime.versioned import VersionedPipeline
 from minidist.pipeline.schedules import from_csv
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
-from minidist.pipeline.validate import validate
 from tests.cases import each
 from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp_loss, plan_of
 

@@ -7,14 +7,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
-from minidist.comm.sim.clock import LinkModel
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.optim import DynamicLossScaler
-from minidist.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.runtime.clip import clip_grad_norm_
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.times import GivenTimes, uniform

@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.autograd import FlopCounter, Tensor
-from minidist.base.errors import MismatchError, UsageError
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
-from minidist.comm.sim.clock import LinkModel
-from minidist.nn import MLP, Linear
+from minidist.core.autograd import FlopCounter, Tensor
+from minidist.core.base.errors import MismatchError, UsageError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.nn import MLP, Linear
+from minidist.core.pipeline.lowering import lower
+from minidist.core.pipeline.plan import Plan, actions_of
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.core.pipeline.validate import PlanError
 from minidist.optim import clip_grad_norm_
-from minidist.pipeline.lowering import lower
 from minidist.pipeline.passes import recompute
-from minidist.pipeline.plan import Plan, actions_of
-from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
 from minidist.pipeline.runtime.clip import clip_grad_norm_ as clip_pipeline_
 from minidist.pipeline.schedules import from_csv, load_plan
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
-from minidist.pipeline.validate import PlanError
 from tests.cases import each
 from tests.pipeline.cases import (
     assert_equal,

@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.nn import MLP
-from minidist.optim import Adam
-from minidist.pipeline.runtime import split_model
+from minidist.core.base.errors import UsageError
+from minidist.core.nn import MLP
+from minidist.core.optim import Adam
+from minidist.core.pipeline.runtime import split_model
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.stream import Stream, plan_length
 from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.planning.architecture import MODELS, Architecture
 from minidist.planning.huggingface_config import read_architecture
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.planning.architecture import Architecture, named
 from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.gpus import MACHINES, Machine, machine_of

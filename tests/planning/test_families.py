@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job
 from minidist.planning.cluster.memory import block_activations, memory_by_rank, rank_parameters

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
+from minidist.core.base.errors import UsageError
 from minidist.data import load_dataset
 from minidist.job.config.config_file import read_config
 from minidist.job.config.models import make_model

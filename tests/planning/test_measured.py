@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
+from minidist.core.base.errors import UsageError
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job
 from minidist.planning.cluster.measured import Comparison, compare, plans, read_rows, spearman, summaries, worst

@@ -7,12 +7,12 @@ import time
 import pytest
 
 from minidist import cli
-from minidist.base.errors import UsageError
 from minidist.commands import profile
 from minidist.commands.runner import number_of_ranks
+from minidist.core.base.errors import UsageError
+from minidist.core.nn import MLP, Module
 from minidist.job.config.pipeline_plan import stage_sizes
 from minidist.job.config.train_config import TrainConfig
-from minidist.nn import MLP, Module
 from minidist.pipeline.partition import by_slowest, read_profile
 from minidist.planning import profiler
 from minidist.planning.profiler import profile_layers

@@ -4,7 +4,7 @@ import builtins
 
 import pytest
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job
 from minidist.planning.cluster.step_time import StepModel

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
+from minidist.core.base.errors import UsageError
 from minidist.planning.architecture import MODELS
 from minidist.planning.cluster.gpus import MACHINES
 from minidist.planning.cluster.layout import ClusterLayout, Job
@@ -95,7 +95,8 @@ def own_parameters(model):
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_largest_layer_of_deepspeed_is_one_module_not_a_block(gated, vocabulary):
     """DeepSpeed takes the largest sum of `module.parameters(recurse=False)` over all modules."""
-    from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig
+    from minidist.core.nn import GPT, GPTConfig
+    from minidist.nn import Llama, LlamaConfig
     from minidist.planning.architecture import Architecture
 
     llama = LlamaConfig(vocabulary, 8, 20, 3, 2, max_position_embeddings=7)
@@ -125,7 +126,7 @@ def test_models_have_the_published_numbers_of_parameters(name, parameters):
 
 
 def test_our_gpt_has_the_same_blocks():
-    from minidist.nn import GPT, GPTConfig
+    from minidist.core.nn import GPT, GPTConfig
     from minidist.planning.architecture import Architecture
 
     model = GPT(GPTConfig(vocab_size=11, n_positions=7, n_embd=8, n_layer=3, n_head=2))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from minidist import cli
-from minidist.base.errors import UsageError
 from minidist.base.trace_file import read_traces
-from minidist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from minidist.job.config.train_config import TrainConfig
 from minidist.report import protobuf
 from minidist.report.chakra import COLL, COMP, RECV, SEND, array_bytes, calls_of, read_chakra, write_chakra

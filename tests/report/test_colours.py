@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.collectives import all_reduce
-from minidist.collectives.registry import ALGORITHMS
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_reduce
+from minidist.core.collectives.registry import ALGORITHMS
+from minidist.core.comm import LinkModel
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.report import draw

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.base.trace_file import read_traces
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
+from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.report.from_file import export_trace
 from minidist.report.kineto import write_kineto

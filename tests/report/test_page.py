@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minidist.base.errors import UsageError
 from minidist.base.trace_file import only_steps, read_traces, write_traces
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_comparison, run_training
+from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.report.draw import draw
 from minidist.report.from_file import draw_report

@@ -6,11 +6,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from minidist.base.errors import DeadlockError, UsageError
-from minidist.base.trace import purpose
 from minidist.base.trace_file import read_traces, write_traces
-from minidist.collectives import all_reduce, gather, volume
-from minidist.comm import ANY, LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.base.errors import DeadlockError, UsageError
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce, gather, volume
+from minidist.core.comm import ANY, LinkModel
 from minidist.report import KINDS, draw, save, write_perfetto
 from minidist.report.bytes_matrix import matrix_of
 from minidist.report.memory_over_time import memory_over_time

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minidist.base.errors import UsageError
-from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_reduce
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.report import stepper

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from minidist.base.errors import UsageError
 from minidist.commands.app import program
+from minidist.core.base.errors import UsageError
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 from tests.cases import each
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
-from minidist.collectives import volume
 from minidist.comm import SimWorld
-from minidist.nn.flat import FlatParameters
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import volume
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import SGD
+from minidist.core.parallel import DistributedDataParallel
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 from tests.cases import each
 from tests.parallel.replicas import Nested, batch

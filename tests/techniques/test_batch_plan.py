@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.comm.sim.clock import LinkModel
+from minidist.core.base.errors import UsageError
+from minidist.core.comm.sim.clock import LinkModel
 from minidist.data import cut_batch
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.checkpoint.resume import read_job_state

@@ -5,8 +5,8 @@ not meant.
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.checkpoint.axis_state import load_axis_state
 from minidist.job.checkpoint.rank_state import read_rank_state

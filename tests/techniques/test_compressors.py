@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.autograd import Parameter, Tensor
-from minidist.base.errors import MismatchError, UsageError
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.base.random import Key, normal
-from minidist.base.trace import purpose
-from minidist.collectives import volume
 from minidist.comm import SimWorld
-from minidist.nn.flat import FlatParameters
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.gradients import make_buckets
-from minidist.parallel.guard import new_guard
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.base.errors import MismatchError, UsageError
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.base.random import Key, normal
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import volume
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.parallel import DistributedDataParallel
+from minidist.core.parallel.gradients import make_buckets
+from minidist.core.parallel.guard import new_guard
 from minidist.techniques.compression import (
     NAMES,
     QSGD,

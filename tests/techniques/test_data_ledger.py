@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.errors import MismatchError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import MismatchError
 from minidist.data import PrefetchingSampler
 from minidist.data import sampler as samplers
 from minidist.data.sampler import Batch, GlobalBatchSampler, permutation

@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from minidist.autograd import no_grad
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import load_model
 from minidist.commands.runner import number_of_ranks
+from minidist.core.autograd import no_grad
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import saved_model
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.job.equality.compare import Judge, compare_rank, tier_of

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.autograd import AutogradError, Tensor, gradcheck
-from minidist.base.errors import UsageError
+from minidist.core.autograd import AutogradError, Tensor
+from minidist.core.base.errors import UsageError
+from minidist.nn import gradcheck
 from minidist.techniques.distillation.loss import distillation_loss
 
 modest = settings(max_examples=15, deadline=None)

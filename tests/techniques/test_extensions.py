@@ -11,8 +11,8 @@ import pytest
 
 import minidist
 from minidist import cli
-from minidist.base.errors import UsageError
 from minidist.commands.runner import number_of_ranks
+from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.techniques import Extension, Moment, installed, of_job
 

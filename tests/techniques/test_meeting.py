@@ -12,7 +12,7 @@ from minidist.techniques import Extension
 from tests.techniques.test_local_steps import UNEVEN, config
 
 ONCE = """
-from minidist.collectives import all_reduce
+from minidist.core.collectives import all_reduce
 from minidist.techniques import Extension
 from minidist.techniques.meeting import Meeting, Replay
 

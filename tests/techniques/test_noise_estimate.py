@@ -6,11 +6,11 @@ from math import inf
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
-from minidist.collectives import volume
 from minidist.comm import SimWorld
-from minidist.parallel import DistributedDataParallel
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import volume
+from minidist.core.parallel import DistributedDataParallel
 from minidist.techniques.adaptive_batch.noise_scale import (
     AdaptiveBatch,
     Estimate,

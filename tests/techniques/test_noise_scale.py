@@ -7,15 +7,15 @@ import json
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn import FlatParameters
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
-from minidist.nn import FlatParameters
 from minidist.planning.volumes import closed_form_bytes
 from minidist.techniques import of_job
 from minidist.techniques.adaptive_batch.noise_scale import NoiseScale, estimate

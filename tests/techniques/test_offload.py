@@ -6,15 +6,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from minidist.autograd import FlopCounter, Tensor, checkpoint, no_grad
-from minidist.autograd.backward import backward_hook
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.core.autograd import FlopCounter, Tensor, no_grad
+from minidist.core.autograd.backward import backward_hook
+from minidist.core.base.errors import UsageError
+from minidist.core.optim import Adam, ParameterSlice
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train
-from minidist.optim import Adam, ParameterSlice
+from minidist.nn import checkpoint
 from minidist.parallel import HostPool
 from minidist.techniques.offload.activations import HostCopy, SavedOnHost
 from minidist.techniques.offload.optimizer import OffloadedOptimizer

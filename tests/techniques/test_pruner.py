@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import SimWorld
-from minidist.nn import GPT, MLP, FlatParameters, GPTConfig
-from minidist.optim import SGD, Adam
-from minidist.parallel import DistributedDataParallel
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig
+from minidist.core.optim import SGD, Adam
+from minidist.core.parallel import DistributedDataParallel
 from minidist.parallel.compressor import compress
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable
 from minidist.techniques.pruning.schedule import SparsitySchedule

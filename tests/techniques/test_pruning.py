@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.rules import check_rules, notices
 from minidist.job.config.train_config import TrainConfig, resolve_batches
@@ -208,7 +208,8 @@ def test_wrong_settings_are_one_sentence(values, sentence):
 def test_a_model_without_linear_layers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "from minidist.nn import Embedding\ndef net(config, data):\n    return Embedding(data.features, data.classes)\n"
+        "from minidist.core.nn import Embedding\n"
+        "def net(config, data):\n    return Embedding(data.features, data.classes)\n"
     )
     config = TrainConfig.make(model="mine.py:net", data="glyphs", sparsity=0.5, sparsity_schedule="1")
     with pytest.raises(UsageError, match="Embedding has no Linear or Conv1D layer to prune"):

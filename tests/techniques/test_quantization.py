@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import load_model
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
@@ -140,7 +140,7 @@ def test_a_saved_job_generates_with_integers_and_ranges_that_are_none_are_refuse
 
 
 def make_layer():
-    from minidist.nn import Linear
+    from minidist.core.nn import Linear
 
     return Linear(2, 2)
 
@@ -148,7 +148,7 @@ def make_layer():
 def test_a_model_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "from minidist.nn import MLP, Embedding, Linear\n"
+        "from minidist.core.nn import MLP, Embedding, Linear\n"
         "def net(config, data):\n    return Linear(data.features, data.classes)\n"
         "def table(config, data):\n    return Embedding(data.features, data.classes)\n"
     )

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import ShapeError, Tensor, checkpoint, cross_entropy
-from minidist.base.errors import UsageError
+from minidist.core.autograd import ShapeError, Tensor, cross_entropy
+from minidist.core.base.errors import UsageError
+from minidist.core.nn import GPT, MLP, Conv1D, Embedding, GPTConfig, Linear, Module
+from minidist.core.optim import Adam
 from minidist.data import glyphs
-from minidist.nn import GPT, MLP, Conv1D, Embedding, GPTConfig, Linear, Module
-from minidist.optim import Adam
+from minidist.nn import checkpoint
 from minidist.techniques.quantization.fake_quantize import (
     SMALLEST_SCALE,
     Grid,

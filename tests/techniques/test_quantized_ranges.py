@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import SimWorld
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import SGD, Adam
-from minidist.parallel import DistributedDataParallel, ZeroOptimizer
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.nn import MLP, FlatParameters
+from minidist.core.optim import SGD, Adam
+from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer
 from minidist.techniques.quantization.layers import OBSERVERS, MinMaxObserver, convert, observers_of, prepare_qat
 from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
 from tests.cases import each

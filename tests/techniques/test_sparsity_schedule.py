@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.techniques.pruning.schedule import (
     SparsitySchedule,
     parse_pattern,

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from minidist.base.errors import MinidistError, UsageError
+from minidist.core.base.errors import MinidistError, UsageError
 
 torch = pytest.importorskip("torch")
 program = pytest.importorskip("minidist.debug.torch_ranks.program")

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from minidist import cli
-from minidist.base.errors import DeadlockError, MinidistError, UsageError
+from minidist.core.base.errors import DeadlockError, MinidistError, UsageError
 
 torch = pytest.importorskip("torch")
 program = pytest.importorskip("minidist.debug.torch_ranks.program")

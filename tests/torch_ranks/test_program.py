@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from minidist import cli
-from minidist.base.errors import MinidistError, UsageError
 from minidist.base.trace_file import read_traces
+from minidist.core.base.errors import MinidistError, UsageError
 from tests.torch_ranks import programs
 
 torch = pytest.importorskip("torch")

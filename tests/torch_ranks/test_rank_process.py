@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.debug.rank_process import MARKER, RankProcess, UserModules, own_process_state
 from minidist.debug.torch_ranks.rank_thread import RankThread, current_rank
 from minidist.debug.user_program import UserProgram

@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from minidist.base.errors import DeadlockError
-from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
+from minidist.core.base.errors import DeadlockError
+from minidist.core.collectives import all_reduce
 from minidist.debug.torch_ranks.rank_thread import RankThread, current_rank, in_rank
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minidist.collectives import all_to_all
 from minidist.comm import SimWorld
+from minidist.core.collectives import all_to_all
 from minidist.debug.torch_ranks.split_sizes import elements, exchange_counts, list_counts, row_of
 
 WIDTH = 2

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from minidist.base.errors import BufferReuseError, MinidistError
+from minidist.core.base.errors import BufferReuseError, MinidistError
 from tests.torch_ranks.programs import HEAD
 
 torch = pytest.importorskip("torch")

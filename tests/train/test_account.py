@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import AdamW
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
-from minidist.nn import GPT, GPTConfig
-from minidist.nn.flat import FlatParameters
-from minidist.optim import AdamW
 
 
 def numpy_bytes():

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor
 from minidist.comm import SimWorld
+from minidist.core.autograd import Tensor
+from minidist.core.nn import MLP
 from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
-from minidist.nn import MLP
 from tests.cases import each
 
 SMALL = {"model": "mlp", "layers": 1, "width": 9, "data": "glyphs", "precision": "fp64", "optimizer": "sgd", "lr": 0.5}

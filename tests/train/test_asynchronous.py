@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.comm.launching import execute
 from minidist.commands.runner import number_of_ranks, run_training, summarize
+from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.checkpoint.directory import complete_checkpoints
 from minidist.job.config.train_config import TrainConfig, resolve_batches

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
 from minidist.commands.generation import load_model
 from minidist.commands.runner import run_comparison, run_training
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError
 from minidist.data import glyphs, load_dataset
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.models import make_model

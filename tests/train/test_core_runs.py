@@ -12,20 +12,19 @@ import numpy as np
 import pytest
 
 import minidist
-from minidist.base.errors import UsageError
-from minidist.comm.sim.world import Sim
+from minidist.core.base.errors import UsageError
+from minidist.core.comm.sim.world import Sim
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.optim import SGD
+from minidist.core.train.layout import ParallelLayout
+from minidist.core.train.loop import Loop
+from minidist.core.train.parallelize import parallelize
+from minidist.core.train.task import Task
 from minidist.job.config.train_config import TrainConfig
-from minidist.job.train.layout import ParallelLayout
-from minidist.job.train.loop import Loop
-from minidist.job.train.parallelize import parallelize
-from minidist.job.train.task import Task
 from minidist.job.train.trainer import train
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import SGD
-from tests.test_core import CORE, file_of
 
 PACKAGE = str(Path(minidist.__file__).parent)
-CORE_FILES = {str(file_of(module)) for module in CORE} | {str(file_of(f"{module}.__init__")) for module in CORE}
+CORE_FILES = {str(path) for path in Path(PACKAGE, "core").rglob("*.py")}
 
 GPT_JOB = {"data": "markov", "layers": 1, "width": 8, "heads": 2, "context": 4, "steps": 2, "micro_batch": 2}
 DEEP_JOB = {**GPT_JOB, "layers": 4, "pp": 2, "microbatches": 2}
@@ -67,7 +66,7 @@ HOOKS = {
 }
 # Files that watch messages and modules, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {
-    "autograd/in_place.py",
+    "nn/ops/in_place.py",
     "base/memory.py",
     "collectives/call_checks.py",
     "nn/refusals.py",

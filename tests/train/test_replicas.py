@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import Parameter
-from minidist.base.errors import MismatchError
-from minidist.base.layout import Layout
 from minidist.comm import SimWorld
+from minidist.core.autograd import Parameter
+from minidist.core.base.errors import MismatchError
+from minidist.core.base.layout import Layout
+from minidist.core.pipeline.runtime.shared import SharedGradients
 from minidist.job.checkpoint.parameter_shards import LocalShard
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.parallel.replica_check import check_shard_replicas
-from minidist.pipeline.runtime.shared import SharedGradients
 from tests.cases import each
 from tests.planning.test_volumes import SMALL, table
 
@@ -46,12 +46,14 @@ def test_a_tied_weight_whose_gradients_do_not_meet(monkeypatch):
 
 
 def test_a_norm_whose_gradient_is_not_summed_over_tensor_parallel_ranks(monkeypatch):
-    monkeypatch.setattr("minidist.parallel.tensor.sequence_parallel.copy_to_tensor_parallel_region", lambda x, comm: x)
+    monkeypatch.setattr(
+        "minidist.core.parallel.tensor.sequence_parallel.copy_to_tensor_parallel_region", lambda x, comm: x
+    )
     drifts(2, r"transformer\.(wpe|ln_f|h\.0)", tp=2, sequence_parallel=True)
 
 
 def test_a_data_axis_that_sums_nothing(monkeypatch):
-    monkeypatch.setattr("minidist.parallel.gradients.all_reduce", lambda comm, array, *a, **k: _Done())
+    monkeypatch.setattr("minidist.core.parallel.gradients.all_reduce", lambda comm, array, *a, **k: _Done())
     drifts(2, "transformer", dp=2)
 
 

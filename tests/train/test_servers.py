@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.base.trace_file import read_traces
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import replay, seeded
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
+from minidist.core.base.errors import UsageError
+from minidist.core.train.loss import NonFiniteError
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.job.equality.served import compare_served, serve_and_keep
-from minidist.job.train.loss import NonFiniteError
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.job.train.strategies.parameter_server import parameter_server_bytes
 from minidist.job.train.trainer import train

@@ -106,7 +106,7 @@ def in_the_background(comm):
 
 def killed(comm):
     """Let rank 2 die in its first message; rank 1 is told, the others return."""
-    errors = import_module("minidist.base.errors")
+    errors = import_module("minidist.core.base.errors")
     if comm.rank == 1:
         try:
             comm.recv(Box(), 2)
@@ -119,7 +119,7 @@ def killed(comm):
 
 def simulated_ranks():
     """Run programs of simulated ranks; return what is compared with CPython's results."""
-    comm, errors = import_module("minidist.comm"), import_module("minidist.base.errors")
+    comm, errors = import_module("minidist.comm"), import_module("minidist.core.base.errors")
     links = comm.LinkModel(alpha=1e-6, beta=1e-10, overhead=0.25e-6)
     found = {}
     for ranks in (1, 4, 16):

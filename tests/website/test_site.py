@@ -18,8 +18,8 @@ PAGES = [
     "index",
     "lessons/README",
     "docs/techniques",
-    "api/minidist.collectives",
-    "source/minidist/collectives/ring.py",
+    "api/minidist.core.collectives",
+    "source/minidist/core/collectives/ring.py",
 ]
 # What a browser loads by itself, without a click.
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}
@@ -172,12 +172,12 @@ def test_the_search_finds_the_lesson_and_the_function_on_reduce_scatter(tab):
     tab.wait_for_selector("#search-results li a")
     found = tab.eval_on_selector_all("#search-results li a", "links => links.map(link => link.pathname + link.hash)")
     assert any(link.endswith("lessons/04_all_reduce_without_a_boss.html") for link in found)
-    assert any(link.endswith("#minidist.collectives.reduce_scatter") for link in found)
+    assert any(link.endswith("#minidist.core.collectives.reduce_scatter") for link in found)
 
 
 def test_the_reference_describes_a_function_with_its_parameters(tab):
-    tab.goto(url("api/minidist.collectives"))
-    entry = tab.locator("dt[id='minidist.collectives.reduce_scatter'] + dd").inner_text()
+    tab.goto(url("api/minidist.core.collectives"))
+    entry = tab.locator("dt[id='minidist.core.collectives.reduce_scatter'] + dd").inner_text()
     assert "Give rank r chunk r of the sum of all ranks’ arrays (flattened)" in entry
     assert "counts: elements of each rank’s chunk" in entry
     assert "`" not in entry

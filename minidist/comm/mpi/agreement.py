@@ -12,11 +12,11 @@ Proved by: tests/comm/mpi/test_agreement.py
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minidist.base.errors import UsageError
-from minidist.base.fingerprint import fingerprint
-from minidist.comm.communicator import Comm
 from minidist.comm.mpi.waits import Entering
 from minidist.comm.mpi.world import MPIWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.base.fingerprint import fingerprint
+from minidist.core.comm.communicator import Comm
 
 MAX_SHOWN = 8  # ranks of one value that are listed
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.fibers import Fiber
-from minidist.base.trace import MessageEvent
-from minidist.comm.point_to_point import Request, Work
+from minidist.core.base.fibers import Fiber
+from minidist.core.base.trace import MessageEvent
+from minidist.core.comm.point_to_point import Request, Work
 
 
 @dataclass(slots=True, eq=False)

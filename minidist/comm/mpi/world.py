@@ -26,24 +26,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.errors import (
-    BufferReuseError,
-    MismatchError,
-    RankDeadError,
-    UnmatchedMessageError,
-    UnwaitedRequestError,
-    UsageError,
-)
-from minidist.base.fibers import current, spawn
 from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
-from minidist.base.trace import MessageEvent, SpanEvent, Trace, check_checks, check_record, current_purpose
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog
-from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.claims import Claim
-from minidist.comm.communicator import Comm
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import (
     EQUAL_BYTES,
@@ -70,8 +57,21 @@ from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.mpi.waits import Entering, Returned, Wait
 from minidist.comm.mpi.watchdog import Watchdog
-from minidist.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint, Request, Work
 from minidist.comm.unlike_calls import unlike_calls
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import (
+    BufferReuseError,
+    MismatchError,
+    RankDeadError,
+    UnmatchedMessageError,
+    UnwaitedRequestError,
+    UsageError,
+)
+from minidist.core.base.fibers import current, spawn
+from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, check_checks, check_record, current_purpose
+from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
+from minidist.core.comm.communicator import Comm
+from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint, Request, Work
 
 HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
 

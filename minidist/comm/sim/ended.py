@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.base.errors import UsageError
-from minidist.base.trace import Trace
-from minidist.comm.call_site import CallSite, call_site
-from minidist.comm.point_to_point import PointToPoint
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import Trace
+from minidist.core.comm.call_site import CallSite, call_site
+from minidist.core.comm.point_to_point import PointToPoint
 
 
 class EndedWorld:

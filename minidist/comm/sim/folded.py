@@ -29,14 +29,14 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from minidist.base.errors import UsageError, quoted
-from minidist.base.trace import current_purpose
-from minidist.comm.call_site import CallSite, call_site
-from minidist.comm.communicator import Comm
-from minidist.comm.point_to_point import ANY, PointToPoint, Work
-from minidist.comm.sim.matching import Matching
 from minidist.comm.sim.sim_world import SimWorld
-from minidist.comm.sim.state import Key, SimRequest, Stream
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.trace import current_purpose
+from minidist.core.comm.call_site import CallSite, call_site
+from minidist.core.comm.communicator import Comm
+from minidist.core.comm.point_to_point import ANY, PointToPoint, Work
+from minidist.core.comm.sim.matching import Matching
+from minidist.core.comm.sim.state import Key, SimRequest, Stream
 
 
 class Ports(NamedTuple):

@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import MismatchError
-from minidist.base.fibers import FiberExit
-from minidist.comm.call_site import CallSite
-from minidist.comm.point_to_point import ANY, PointToPoint, Request
 from minidist.comm.sim.checks.call_watch import UnlikeCalls
-from minidist.comm.sim.state import SimState, Stream
 from minidist.comm.unlike_calls import unlike_calls
+from minidist.core.base.errors import MismatchError
+from minidist.core.base.fibers import FiberExit
+from minidist.core.comm.call_site import CallSite
+from minidist.core.comm.point_to_point import ANY, PointToPoint, Request
+from minidist.core.comm.sim.state import SimState, Stream
 
 CALLS = 7  # one less than a world keeps for reports, so that the call that differs is still known
 SECONDS = 2.0

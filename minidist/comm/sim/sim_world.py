@@ -14,7 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import (
+from minidist.base.interrupts import interruptible
+from minidist.comm.has_run import LAZY, has_run
+from minidist.comm.sim.checks.buffer_watch import BufferWatch
+from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
+from minidist.comm.sim.checks.recorder import Recorder, Totals
+from minidist.comm.sim.ended import EndedWorld, used_after_run
+from minidist.comm.sim.failures import Failures
+from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
+from minidist.comm.sim.process_state import ProcessState
+from minidist.core.base.errors import (
     MismatchError,
     RankDeadError,
     RankTimeoutError,
@@ -23,24 +32,15 @@ from minidist.base.errors import (
     UsageError,
     quoted,
 )
-from minidist.base.fibers import FiberExit
-from minidist.base.interrupts import interruptible
-from minidist.base.trace import Trace, check_checks, check_record
-from minidist.comm.call_site import call_site
-from minidist.comm.has_run import LAZY, has_run
-from minidist.comm.point_to_point import PointToPoint, Request, Work
-from minidist.comm.sim.checks.buffer_watch import BufferWatch
-from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
-from minidist.comm.sim.checks.recorder import Recorder, Totals
-from minidist.comm.sim.clock import LinkModel
-from minidist.comm.sim.ended import EndedWorld, used_after_run
-from minidist.comm.sim.failures import Failures
-from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
-from minidist.comm.sim.matching import Matching
-from minidist.comm.sim.process_state import ProcessState
-from minidist.comm.sim.state import Chooser, Stream, earliest
-from minidist.comm.sim.world import Sim
-from minidist.comm.waiting import Waiting
+from minidist.core.base.fibers import FiberExit
+from minidist.core.base.trace import Trace, check_checks, check_record
+from minidist.core.comm.call_site import call_site
+from minidist.core.comm.point_to_point import PointToPoint, Request, Work
+from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import Matching
+from minidist.core.comm.sim.state import Chooser, Stream, earliest
+from minidist.core.comm.sim.world import Sim
+from minidist.core.comm.waiting import Waiting
 
 
 class SimWorld(Sim):

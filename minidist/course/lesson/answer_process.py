@@ -34,12 +34,13 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError, MinidistError, reason, text_of
-from minidist.base.trace import Trace
-from minidist.comm import Comm, SimWorld, call_site
+from minidist.comm import SimWorld
 from minidist.comm.program_lines import line_of_error
-from minidist.comm.sim.matching import Matching
-from minidist.comm.sim.state import SimRequest
+from minidist.core.base.errors import DeadlockError, MinidistError, reason, text_of
+from minidist.core.base.trace import Trace
+from minidist.core.comm import Comm, call_site
+from minidist.core.comm.sim.matching import Matching
+from minidist.core.comm.sim.state import SimRequest
 from minidist.course.lesson.library_calls import refuse_library_calls
 from minidist.course.lesson.one_rank import Task, one_rank
 from minidist.course.lesson.plain import plain
@@ -167,7 +168,7 @@ def serve(channel: Channel) -> None:
         loaded = global_values(function)
     except BaseException as error:
         text = f"the function cannot be loaded in the process that runs it: {reason(error, named=True)}"
-        problem = {"error": ["minidist.base.errors.UsageError"], "message": "".join(text)}
+        problem = {"error": ["minidist.core.base.errors.UsageError"], "message": "".join(text)}
 
     traces: list[Trace] = []
     with contextlib.suppress(EOFError, OSError):

@@ -5,7 +5,8 @@ Proved by: tests/lesson/test_exercises.py, tests/lesson/test_bank.py
 
 from collections.abc import Callable, Sequence
 
-from minidist.base.errors import (
+from minidist.comm.has_run import NotRunError
+from minidist.core.base.errors import (
     BufferReuseError,
     DeadlockError,
     MismatchError,
@@ -14,7 +15,6 @@ from minidist.base.errors import (
     UnwaitedRequestError,
     UsageError,
 )
-from minidist.comm.has_run import NotRunError
 from minidist.course.lesson.answer_patterns import pattern_of, places_of
 from minidist.course.lesson.answer_process import EndlessError
 from minidist.course.lesson.exercise import Exercise, Failure, Hint, is_wrong

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson import solutions  # noqa: F401 - what is refused must be there to be replaced
 
 SOLUTIONS = ("minidist.course.lesson.solutions.solution", "minidist.course.lesson.solutions.loaded")
@@ -43,7 +43,7 @@ def refuse_library_calls(written_by_hand: Sequence[str]) -> Callable[[Any], Any]
 
 
 def _load(entry: str) -> None:
-    """Import the module that a name such as "minidist.parallel" or "minidist.collectives.calls.all_reduce" is in."""
+    """Import the module that has a name such as "minidist.parallel" or "minidist.core.collectives.calls.all_reduce"."""
     name = ""
     for part in entry.split("."):
         try:

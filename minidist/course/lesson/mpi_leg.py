@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import reason
 from minidist.base.plain_pickle import BadPickleError
-from minidist.comm import Comm
+from minidist.core.base.errors import reason
+from minidist.core.comm import Comm
 from minidist.course.lesson.answer_process import Answer, Job, refuse_exercises
 from minidist.course.lesson.exercise import Case, Exercise
 from minidist.course.lesson.one_rank import one_rank

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError
-from minidist.comm import Comm
 from minidist.comm.has_run import has_run
+from minidist.core.base.errors import MinidistError, UsageError
+from minidist.core.comm import Comm
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError
 from minidist.base.read_file import parse_json
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson.exercise import Case, Exercise, find
 
 TABLE = Path(__file__).with_name("par.json")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson.exercise import find
 
 

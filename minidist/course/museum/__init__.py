@@ -27,7 +27,7 @@ tests/museum/test_checks.py
 
 from typing import TYPE_CHECKING
 
-from minidist.base.lazy import lazy_imports
+from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.course.museum.catalogue import exhibits, find

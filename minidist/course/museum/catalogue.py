@@ -3,7 +3,7 @@
 Proved by: tests/museum/test_museum.py
 """
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.course.museum.exhibit import Exhibit
 
 

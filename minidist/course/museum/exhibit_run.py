@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.base.errors import MinidistError, UsageError
+from minidist.core.base.errors import MinidistError, UsageError
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import CheckResult, Exhibit, Patch, Recording
 

@@ -6,13 +6,13 @@ Proved by: tests/museum/test_museum.py
 import contextlib
 from typing import Any
 
-from minidist.autograd.backward import BackwardPass, WeightGradStore
-from minidist.collectives import ALGORITHMS
-from minidist.comm.mesh import Mesh
+from minidist.core.autograd.backward import BackwardPass, WeightGradStore
+from minidist.core.collectives import ALGORITHMS
+from minidist.core.comm.mesh import Mesh
+from minidist.core.optim import Adam
+from minidist.core.parallel import data_parallel, gradients, zero
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch
-from minidist.optim import Adam
-from minidist.parallel import data_parallel, gradients, zero
 
 DATA_PARALLEL, CHECKS = "tests/parallel/test_data_parallel.py", "tests/museum/test_checks.py"
 

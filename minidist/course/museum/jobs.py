@@ -12,19 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, relu
-from minidist.base.arrays import Array
-from minidist.base.random import batch_coordinates
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import Comm, SimWorld, init_device_mesh
+from minidist.comm import SimWorld
+from minidist.core.autograd import Tensor, cross_entropy, relu
+from minidist.core.base.arrays import Array
+from minidist.core.base.random import batch_coordinates
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm, init_device_mesh
+from minidist.core.nn import GPT, MLP, GPTConfig, Module
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import SGD
+from minidist.core.parallel import DistributedDataParallel
 from minidist.course.museum.exhibit import Recording
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
-from minidist.nn import GPT, MLP, GPTConfig, Module
-from minidist.nn.flat import FlatParameters
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel
 
 STEPS = 12
 SMALL = {

@@ -8,16 +8,18 @@ from importlib import import_module
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor
-from minidist.autograd.in_place import SampledTensor
-from minidist.collectives import all_gather
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.collectives import all_gather
+from minidist.core.optim import block_square_sums, clip_by_norm_, norm_from_blocks
+from minidist.core.parallel import flat_shards, zero
+from minidist.core.parallel.fsdp_param_group import FSDPParamGroup
+from minidist.core.train import data_axis
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.job.checkpoint import resume
-from minidist.job.train import data_axis, run
-from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
-from minidist.parallel import flat_shards, overflow, zero
-from minidist.parallel.fsdp_param_group import FSDPParamGroup
+from minidist.job.train import run
+from minidist.nn.ops.in_place import SampledTensor
+from minidist.parallel import overflow
 from minidist.techniques.loss_scaling import extension as loss_scaling
 
 CHECKS = "tests/museum/test_checks.py"
@@ -47,7 +49,7 @@ def norm_counted_once_per_rank(patch: Patch) -> None:
 
 def new_mask(patch: Patch) -> None:
     """the replay continues to count random draws where the forward stopped"""
-    module = import_module("minidist.autograd.ops.checkpoint")  # the package has a function of that name
+    module = import_module("minidist.nn.ops.checkpoint")  # the package has a function of that name
     patch.setattr(module, "replay_calls", lambda calls: nullcontext())
 
 

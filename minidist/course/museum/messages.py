@@ -5,12 +5,12 @@ Proved by: tests/museum/test_museum.py
 
 from typing import Any
 
-from minidist.autograd import Tensor, operands
-from minidist.autograd.ops import elementwise
 from minidist.comm.sim.sim_world import SimWorld
+from minidist.core.autograd import Tensor, operands
+from minidist.core.autograd.ops import elementwise
+from minidist.core.parallel import GradientReducer
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch
-from minidist.parallel import GradientReducer
 
 SIMULATED, CHECKS = "tests/comm/sim/test_world.py", "tests/museum/test_checks.py"
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.errors import MinidistError
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import MinidistError
+from minidist.core.pipeline.runtime import Pipeline, messages, pipeline, shared
+from minidist.core.pipeline.runtime.shapes import exchange_shapes
+from minidist.core.pipeline.validate import validate
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
-from minidist.pipeline.runtime import Pipeline, messages, pipeline, shared
 from minidist.pipeline.runtime.post_validation import PostValidation
-from minidist.pipeline.runtime.shapes import exchange_shapes
 from minidist.pipeline.schedules import from_text, get_schedule
-from minidist.pipeline.validate import validate
 
 RUNTIME, CHECKS = "tests/pipeline/test_runtime.py", "tests/museum/test_checks.py"
 # Rank 1 sends a gradient before it takes the next activation; rank 0 sends that activation before it takes the
@@ -105,11 +105,11 @@ def validated() -> Recording:
 
 def ragged() -> Recording:
     """Train a pipeline of two stages; the last of three micro-batches has one row, the others two."""
-    from minidist.autograd import cross_entropy
-    from minidist.comm import Comm
-    from minidist.nn import GPT, GPTConfig
-    from minidist.optim import SGD
-    from minidist.pipeline.runtime import split_model
+    from minidist.core.autograd import cross_entropy
+    from minidist.core.comm import Comm
+    from minidist.core.nn import GPT, GPTConfig
+    from minidist.core.optim import SGD
+    from minidist.core.pipeline.runtime import split_model
 
     def main(comm: Comm) -> Any:
         plan = get_schedule("1f1b").plan(2, 3)
@@ -145,11 +145,11 @@ class OverflowsOnRank0(Pipeline):
 
 def overflows() -> Recording:
     """Train a pipeline of two stages that steps before the norm is known; the second step overflows on one of them."""
-    from minidist.autograd import cross_entropy
-    from minidist.comm import Comm
-    from minidist.nn import GPT, GPTConfig
-    from minidist.optim import SGD
-    from minidist.pipeline.runtime import split_model
+    from minidist.core.autograd import cross_entropy
+    from minidist.core.comm import Comm
+    from minidist.core.nn import GPT, GPTConfig
+    from minidist.core.optim import SGD
+    from minidist.core.pipeline.runtime import split_model
 
     def main(comm: Comm) -> Any:
         plan = get_schedule("zb-h1").plan(2, 2)

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.comm import Comm
+from minidist.core.autograd import Tensor
+from minidist.core.comm import Comm
+from minidist.core.parallel.tensor import vocabulary
+from minidist.core.parallel.tensor.regions import gather_from_tensor_parallel_region
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch
 from minidist.course.museum.recent_optimizer import TINY
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
-from minidist.parallel.tensor import vocabulary
-from minidist.parallel.tensor.regions import gather_from_tensor_parallel_region
 
 CHECKS = "tests/museum/test_recent_optimizer.py"
 SPLIT: dict[str, Any] = {"tp": 2}

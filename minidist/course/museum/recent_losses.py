@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, no_grad
-from minidist.comm import Comm
+from minidist.core.autograd import Tensor, cross_entropy, no_grad
+from minidist.core.comm import Comm
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import SGD, clip
+from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
-from minidist.nn import GPT, GPTConfig
-from minidist.nn.flat import FlatParameters
-from minidist.optim import SGD, clip, clip_grad_norm_
-from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.optim import clip_grad_norm_
 from minidist.pipeline.schedules import get_schedule
 
 CHECKS = "tests/museum/test_recent.py"

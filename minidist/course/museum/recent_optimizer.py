@@ -7,9 +7,11 @@ Proved by: tests/museum/test_recent_optimizer.py
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from minidist.autograd import Parameter
-from minidist.base.arrays import Array
-from minidist.comm import Comm
+from minidist.core.autograd import Parameter
+from minidist.core.base.arrays import Array
+from minidist.core.comm import Comm
+from minidist.core.parallel.fsdp_param_group import FSDPParamGroup
+from minidist.core.parallel.zero import ShardReducer
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.job.checkpoint import resume
@@ -17,8 +19,6 @@ from minidist.job.train import recipe, run
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.sharded import FullySharded
 from minidist.optim.schedule import WarmupLinear
-from minidist.parallel.fsdp_param_group import FSDPParamGroup
-from minidist.parallel.zero import ShardReducer
 from minidist.techniques.local_sgd.averaging import OuterOptimizer
 
 CHECKS, RESUME = "tests/museum/test_recent_optimizer.py", "tests/checkpoint/test_resume.py"

@@ -8,22 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Function, Tensor, reshape, softmax
-from minidist.base.arrays import Array
-from minidist.comm import Comm, init_device_mesh
+from minidist.core.autograd import Function, Tensor, reshape, softmax
+from minidist.core.base.arrays import Array
+from minidist.core.comm import Comm, init_device_mesh
+from minidist.core.nn import GPT, GPTConfig, experts
+from minidist.core.nn.experts import MixtureOfExperts
+from minidist.core.parallel.context import RingAttention
+from minidist.core.parallel.expert import ExpertParallel
+from minidist.core.parallel.tensor import parallelize_module, vocabulary
+from minidist.core.parallel.tensor.regions import own_part
 from minidist.course.museum import jobs, split_jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.job.train import recipe, run
 from minidist.job.train.job import build
 from minidist.job.train.strategies.data_axis import DataAxis
 from minidist.job.train.strategies.mesh import MeshStrategy
-from minidist.nn import GPT, GPTConfig, experts
-from minidist.nn.experts import MixtureOfExperts
-from minidist.parallel.context import RingAttention
-from minidist.parallel.expert import ExpertDataParallel, ExpertParallel
+from minidist.parallel.expert import ExpertDataParallel
 from minidist.parallel.expert import tensor_parallel as expert_tensor_parallel
-from minidist.parallel.tensor import full_tensor, parallelize_module, vocabulary
-from minidist.parallel.tensor.regions import own_part
+from minidist.parallel.tensor import full_tensor
 
 CHECKS, CONTEXT = "tests/museum/test_recent.py", "tests/parallel/test_context.py"
 EXPERTS: dict[str, Any] = {"experts": 2, "tp": 2}

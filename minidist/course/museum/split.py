@@ -7,28 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import linear
-from minidist.base import arrays
-from minidist.base.layout import Layout
+from minidist.core.autograd import linear
+from minidist.core.base import arrays
+from minidist.core.base.layout import Layout
+from minidist.core.nn import GPT, experts
+from minidist.core.parallel.context import ring_attention
+from minidist.core.parallel.expert import dispatch
+from minidist.core.parallel.tensor import layers, regions, sequence_parallel, sharding, vocabulary
 from minidist.course.museum import split_jobs as jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch
 from minidist.course.museum.jobs import train_job
-from minidist.nn import GPT, Llama, experts
+from minidist.nn import Llama
 from minidist.optim.muon import newton_schulz
 from minidist.parallel import WholeMatrices, replica_guard
-from minidist.parallel.context import ring_attention
 from minidist.parallel.expert import data_parallel as expert_data_parallel
-from minidist.parallel.expert import dispatch
-from minidist.parallel.tensor import (
-    full_state,
-    grad_norm,
-    layers,
-    llama,
-    regions,
-    sequence_parallel,
-    sharding,
-    vocabulary,
-)
+from minidist.parallel.tensor import full_state, grad_norm, llama
 
 TENSOR, CONTEXT, EXPERT = (f"tests/parallel/test_{name}.py" for name in ("tensor", "context", "expert"))
 

@@ -8,18 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.base.arrays import Array
-from minidist.comm import Comm, Mesh, init_device_mesh
+from minidist.core.autograd import Tensor
+from minidist.core.base.arrays import Array
+from minidist.core.comm import Comm, Mesh, init_device_mesh
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.parallel import DistributedDataParallel
+from minidist.core.parallel.context import RingAttention, UlyssesAttention, sequence_positions
+from minidist.core.parallel.context import gradient_axes as axes_of_a_sequence
+from minidist.core.parallel.expert import ExpertParallel
+from minidist.core.parallel.tensor import gpt_plan, parallelize_module
 from minidist.course.museum.exhibit import Recording
 from minidist.course.museum.jobs import BATCH, LENGTH, WORDS, Tensors, loop, recorded, summed, tokens
-from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig
-from minidist.nn.flat import FlatParameters
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.context import RingAttention, UlyssesAttention, sequence_positions
-from minidist.parallel.context import gradient_axes as axes_of_a_sequence
-from minidist.parallel.expert import ExpertDataParallel, ExpertParallel
-from minidist.parallel.tensor import clip_grad_norm_, full_tensor, gpt_plan, llama_plan, parallelize_module
+from minidist.nn import Llama, LlamaConfig
+from minidist.parallel.expert import ExpertDataParallel
+from minidist.parallel.tensor import clip_grad_norm_, full_tensor, llama_plan
 
 
 def gradient_axes(mesh: Mesh) -> Comm:

@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.half import named_dtype
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError, quoted, quoted_path
+from minidist.core.nn import GPT, GPTConfig
 from minidist.debug.dumps.dump import Dump
 from minidist.debug.dumps.dump_names import Heads, Named, to_ours
 from minidist.job.equality.difference_patterns import Context, distance, explain, not_finite
 from minidist.job.equality.rounding import MARGIN
-from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig
+from minidist.nn import Llama, LlamaConfig
 
 LEAST = 1e-6  # of a tolerance
 SMALL = 1e-5  # a gradient with this share of the largest norm is zero but for rounding

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.core.base.errors import UsageError, nearest, quoted
 
 Named = dict[str, np.ndarray]
 

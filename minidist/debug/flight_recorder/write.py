@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError
 from minidist.base.files import writing
-from minidist.base.trace import MessageEvent
 from minidist.comm import SimWorld
-from minidist.comm.point_to_point import Request
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import MessageEvent
+from minidist.core.comm.point_to_point import Request
 
 VERSION = "2.10"
 DTYPES = {"float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "float64": "Double", "int64": "Long"}

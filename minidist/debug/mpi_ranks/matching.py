@@ -25,16 +25,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.base.errors import MismatchError, UsageError
-from minidist.comm.call_site import CallSite, call_site
-from minidist.comm.communicator import Comm
 from minidist.comm.header import dtype_name
-from minidist.comm.point_to_point import ANY, PointToPoint, Work
 from minidist.comm.sim.checks.buffer_watch import Watched
 from minidist.comm.sim.choosers import Candidate
-from minidist.comm.sim.matching import Matching
 from minidist.comm.sim.sim_world import SimWorld
-from minidist.comm.sim.state import SimRequest, Stream, remove
+from minidist.core.base.errors import MismatchError, UsageError
+from minidist.core.comm.call_site import CallSite, call_site
+from minidist.core.comm.communicator import Comm
+from minidist.core.comm.point_to_point import ANY, PointToPoint, Work
+from minidist.core.comm.sim.matching import Matching
+from minidist.core.comm.sim.state import SimRequest, Stream, remove
 from minidist.debug.mpi_ranks.constants import ANY_TAG
 from minidist.debug.mpi_ranks.objects import OBJECT
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.base.user_file import ProgramError
-from minidist.comm import Comm
-from minidist.comm.call_site import is_of_user
 from minidist.comm.program_lines import line_of_error
 from minidist.comm.sim.choosers import Chooser, earliest, explore, seeded
+from minidist.core.base.errors import MinidistError, UsageError, quoted
+from minidist.core.comm import Comm
+from minidist.core.comm.call_site import is_of_user
 from minidist.debug.mpi_ranks.communicator import Aborted
 from minidist.debug.mpi_ranks.constants import Unsupported
 from minidist.debug.mpi_ranks.module import modules_of

@@ -8,9 +8,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from minidist.comm.call_site import call_site
-from minidist.comm.point_to_point import Work
-from minidist.comm.sim.state import SimRequest
+from minidist.core.comm.call_site import call_site
+from minidist.core.comm.point_to_point import Work
+from minidist.core.comm.sim.state import SimRequest
 from minidist.debug.mpi_ranks.buffers import one
 from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Exception, failed, unsupported
 from minidist.debug.mpi_ranks.datatype import BYTE, Datatype

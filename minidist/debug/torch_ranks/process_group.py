@@ -17,10 +17,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from minidist import collectives
-from minidist.base.errors import UsageError
-from minidist.comm import ANY, Comm
 from minidist.comm.call_log import Passed
+from minidist.core import collectives
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import ANY, Comm
 from minidist.debug.torch_ranks.isolation import BACKEND
 from minidist.debug.torch_ranks.rank_thread import RankThread, current_rank
 from minidist.debug.torch_ranks.split_sizes import elements, exchange_counts, list_counts

@@ -15,7 +15,7 @@ dry_storage.py        the files of a dry run, which are counted
 
 from typing import TYPE_CHECKING
 
-from minidist.base.lazy import lazy_imports
+from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, save

@@ -10,10 +10,10 @@ Proved by: tests/techniques/test_compression.py
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
-from minidist.base.errors import UsageError, quoted_path
+from minidist.core.base.errors import UsageError, quoted_path
+from minidist.core.parallel.dims import Axes
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId
 from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
-from minidist.parallel.dims import Axes
 from minidist.techniques import Extension, installed
 
 # What a checkpoint says of state whose technique is not installed.

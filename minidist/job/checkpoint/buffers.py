@@ -8,9 +8,9 @@ Proved by: tests/checkpoint/test_buffers.py
 
 from collections.abc import Iterable
 
-from minidist.base.arrays import Array
+from minidist.core.base.arrays import Array
+from minidist.core.nn import Module
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId
-from minidist.nn import Module
 
 Buffer = tuple[str, Array, ReplicaId]  # name, values, and this rank's number among the ranks that hold them
 

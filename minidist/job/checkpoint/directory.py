@@ -34,15 +34,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, nearest, quoted, quoted_path, reason
 from minidist.base.files import writing
-from minidist.base.fingerprint import fingerprint
 from minidist.base.half import named_dtype
 from minidist.base.read_file import parse_json
-from minidist.base.trace import purpose
-from minidist.collectives import barrier, broadcast
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path, reason
+from minidist.core.base.fingerprint import fingerprint
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import barrier, broadcast
+from minidist.core.comm import Comm
 from minidist.job.checkpoint.storage import SAVING, Storage
 
 FORMAT = "minidist-checkpoint-1"

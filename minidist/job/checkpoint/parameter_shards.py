@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from minidist.autograd import Parameter
-from minidist.base.arrays import Array
+from minidist.core.autograd import Parameter
+from minidist.core.base.arrays import Array
+from minidist.core.parallel.dims import Axes
 from minidist.job.checkpoint.directory import SINGLE, CheckpointShard, ReplicaId
-from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.shard_boxes import boxes as boxes_of_shard
 
 Box = tuple[tuple[int, int], ...]  # (start, stop) for each dim

@@ -21,13 +21,14 @@ from typing import Annotated, Any, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from minidist.autograd import Parameter
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array, creating
-from minidist.base.errors import UsageError, quoted_path, reason
 from minidist.base.meta import NoDevice
-from minidist.comm import Comm
 from minidist.comm.sim.folded import others_of, seen_from
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array, creating
+from minidist.core.base.errors import UsageError, quoted_path, reason
+from minidist.core.comm import Comm
+from minidist.core.parallel.dims import Axes
 from minidist.job.checkpoint.axis_state import NamedAxis, axis_state_shards, load_axis_state
 from minidist.job.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.job.checkpoint.directory import (
@@ -46,7 +47,6 @@ from minidist.job.checkpoint.storage import Storage
 from minidist.job.config.models import llama_inner
 from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import Batches, TrainConfig, flag
-from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.full_state import local_tensor
 from minidist.techniques import Extension, installed, of_job
 

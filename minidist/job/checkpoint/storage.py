@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from minidist.base.errors import UsageError, quoted_path
+from minidist.core.base.errors import UsageError, quoted_path
 
 fcntl: Any
 try:

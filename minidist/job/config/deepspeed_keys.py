@@ -11,7 +11,7 @@ Proved by: tests/config/test_deepspeed.py
 import json
 from typing import Any
 
-from minidist.base.errors import nearest
+from minidist.core.base.errors import nearest
 from minidist.techniques import installed
 from minidist.techniques.deepspeed import Applied, Noted
 

@@ -6,11 +6,12 @@ Proved by: tests/config/test_own_model.py, tests/commands/test_generation.py
 import inspect
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.base.half import DTYPES, named_dtype
 from minidist.base.user_file import load_function
+from minidist.core.base.errors import MinidistError, UsageError, quoted, reason
+from minidist.core.nn import GPT, MLP, GPTConfig, Module
 from minidist.job.config.train_config import TrainConfig, flag
-from minidist.nn import CNN, GPT, MLP, GPTConfig, Llama, LlamaConfig, Module
+from minidist.nn import CNN, Llama, LlamaConfig
 from minidist.nn.cnn import block_shape
 
 ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
@@ -83,7 +84,7 @@ def own_model(config: TrainConfig, dataset: Any) -> Module:
         raise UsageError(f"--model {source} raises {reason(error, named=True)}; correct the function") from error
 
     if not isinstance(model, Module) or not any(True for _ in model.parameters()):
-        raise UsageError(f"--model {source} returns {quoted(model)}; return a minidist.nn.Module that has parameters")
+        raise UsageError(f"--model {source} returns {quoted(model)}; return a minidist.Module that has parameters")
 
     # Names are the places in the model, on every rank the same: checkpoints, comparisons and dropout's draws use them.
     for name, module in model.named_modules():

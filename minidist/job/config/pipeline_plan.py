@@ -11,21 +11,21 @@ from itertools import pairwise
 from math import lcm
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
-from minidist.base.layout import chunk_sizes, offsets
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.pipeline.plan import Plan
+from minidist.core.pipeline.plan.registry import SCHEDULES, Schedule
+from minidist.core.pipeline.runtime import cut_model
+from minidist.core.pipeline.runtime.stages import blocks_per_stage
+from minidist.core.pipeline.validate import validate
 from minidist.data import load_dataset
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig, updates_of
 from minidist.pipeline.partition import by_cost, by_slowest, read_profile, read_stages
 from minidist.pipeline.passes import recompute
-from minidist.pipeline.plan import Plan
-from minidist.pipeline.plan.registry import SCHEDULES, Schedule
-from minidist.pipeline.runtime import cut_model
-from minidist.pipeline.runtime.stages import blocks_per_stage
 from minidist.pipeline.runtime.stream import plan_length
 from minidist.pipeline.schedules import load_plan
 from minidist.pipeline.schedules.load import check_sizes
-from minidist.pipeline.validate import validate
 from minidist.techniques import packs_inputs
 
 

@@ -7,13 +7,13 @@ import os
 from functools import cached_property
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
+from minidist.core.parallel.context import part_order, sequence_positions
 from minidist.data import load_dataset
 from minidist.job.config.models import make_model, parameter_count
 from minidist.job.config.pipeline_plan import load_job_plan, make_plan, replicas_of
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
 from minidist.nn.recompute import budget_of
-from minidist.parallel.context import part_order, sequence_positions
 from minidist.parallel.parameter_server import parse_consistency
 
 

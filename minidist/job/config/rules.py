@@ -13,8 +13,8 @@ Proved by: tests/config/test_rules.py
 import string
 from collections.abc import Callable, Collection, Sequence
 
-from minidist.base.errors import UsageError, quoted
-from minidist.collectives import ALGORITHMS
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.collectives import ALGORITHMS
 from minidist.job.config.pipeline_plan import check_stages
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
@@ -138,9 +138,9 @@ MODEL_AND_DATA = (
             f"use --dp, with or without --zero, --model gpt, or a program of your own with {instead}",
         )
         for name, does, instead in (
-            ("pp", "cuts the model into stages", "minidist.pipeline.runtime.split_model"),
+            ("pp", "cuts the model into stages", "minidist.split_model"),
             ("cp", "splits the sequences of its attention", "minidist.parallel.context"),
-            ("tp", "splits its matrices", "minidist.parallel.tensor.parallelize_module"),
+            ("tp", "splits its matrices", "minidist.parallelize_module"),
         )
     ),
     Rule(
@@ -148,7 +148,7 @@ MODEL_AND_DATA = (
         lambda j: j.is_own_model and j.recompute != "none",
         "--recompute {recompute} runs blocks of a model again, and minidist does not know the blocks of --model"
         " {model}",
-        "call minidist.autograd.ops.checkpoint in its forward, or leave it out",
+        "call minidist.nn.ops.checkpoint in its forward, or leave it out",
     ),
     Rule(
         "momentum-by-optimizer",

@@ -21,12 +21,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from minidist.base.errors import UsageError, nearest, quoted
-from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range, whole_number
 from minidist.base.user_file import is_user_function
+from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.core.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range, whole_number
+from minidist.core.parallel.dims import ParallelDims
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.named import OPTIMIZERS
-from minidist.parallel.dims import ParallelDims
 from minidist.parallel.fitting_dims import dims_of
 from minidist.pipeline.schedules import get_schedule, read_csv
 from minidist.techniques import installed, ranks_beside

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from minidist.autograd import Parameter
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.base.layout import offsets
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
+from minidist.core.base.layout import offsets
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
 from minidist.job.equality.gradient_order import Sites, fold, parts_of
 from minidist.job.train.job import Job

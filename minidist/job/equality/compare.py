@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.arrays import Array
-from minidist.base.errors import UsageError
-from minidist.comm import Comm
+from minidist.core.base.arrays import Array
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import Comm
+from minidist.core.parallel.dims import ParallelDims
 from minidist.data.batch_plan import StepBatch
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 from minidist.job.equality.difference_patterns import not_finite
@@ -29,7 +30,6 @@ from minidist.job.equality.rounding import MARGIN, TOLERANCES, distance_of, grou
 from minidist.job.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.trainer import train
-from minidist.parallel.dims import ParallelDims
 from minidist.techniques import changes_batches, of_job, sums_buckets
 
 FLOAT_BOUND = 1e-12

@@ -15,20 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array
+from minidist.core.autograd import Tensor
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.train.loss import ordered_sum
+from minidist.core.train.task import as_input
 from minidist.job.config.pipeline_plan import cut_stages, make_plan, replicas_of, stream_end
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
 from minidist.job.equality.one_device import evaluate_devices
 from minidist.job.train.job import Job, build
-from minidist.job.train.loss import ordered_sum
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.strategies.asynchronous_pipeline import ScheduledOptimizer, add_record
 from minidist.job.train.strategies.data_axis import Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
-from minidist.job.train.task import as_input
-from minidist.nn.flat import FlatParameters
 
 
 class DelayedUnit:

@@ -15,8 +15,8 @@ Proved by: tests/equality/test_equality.py, tests/train/test_pipelines.py
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
 from minidist.data import Shares
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
 from minidist.job.config.train_config import TrainConfig

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import MinidistError, UsageError
 from minidist.base.process import tune_process
 from minidist.comm import SimWorld
+from minidist.core.base.errors import MinidistError, UsageError
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.job.equality.compare import compare_rank, tier_of

@@ -10,9 +10,9 @@ micro-batch's forward and backward). The ordered tier (`--reduction ordered`) de
     2  Their order is declared.          `GradientOrder` says in which order a layout adds contributions. The `ordered`
                                          all-reduce adds ranks from first to last, and so does this reference.
     3  The norm has blocks.              Squares are summed by blocks of 1,024 elements that no shard boundary crosses,
-                                         and the blocks from first to last (optim/clip.py).
+                                         and the blocks from first to last (core/optim/clip.py).
     4  The loss is gathered.             Every rank adds all micro-batches' losses in their global order
-                                         (job/train/loss.py).
+                                         (core/train/loss.py).
 
 So equal gradients give equal weights, and equal weights give equal losses, step after step. Where an axis cuts a sum
 inside a micro-batch (tensor, context and expert parallelism), 1 does not hold, and runs agree up to rounding: the float
@@ -27,9 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Tensor, concatenate
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array
+from minidist.core.autograd import Tensor, concatenate
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
+from minidist.core.nn import Module
+from minidist.core.nn.experts import MixtureOfExperts
+from minidist.core.parallel.context import part_order, sequence_positions
+from minidist.core.train.loss import ordered_sum
 from minidist.data import GlobalBatchSampler, Shares
 from minidist.data.batch_plan import StepBatch, ToldPlan
 from minidist.data.sampler import Batch
@@ -38,12 +42,8 @@ from minidist.job.equality.delayed_replay import replay
 from minidist.job.equality.gradient_order import addition_of
 from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.train.job import Job, build
-from minidist.job.train.loss import ordered_sum
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.update import finish_step
-from minidist.nn import Module
-from minidist.nn.experts import MixtureOfExperts
-from minidist.parallel.context import part_order, sequence_positions
 
 
 def reference(

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.base import arrays as xp
+from minidist.core.base import arrays as xp
+from minidist.core.train.loss import ordered_sum
 from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.equality.gradient_order import GradientOrder, add_in_order
 from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.equality.snapshot import Snapshot, snapshot
 from minidist.job.train.job import build
-from minidist.job.train.loss import ordered_sum
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.update import finish_step
 

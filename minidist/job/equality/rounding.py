@@ -21,12 +21,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
+from minidist.core.optim.optimizer import MASTER
+from minidist.core.parallel.dims import ParallelDims
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.difference_patterns import distance
 from minidist.job.equality.snapshot import Snapshot
-from minidist.optim.optimizer import MASTER
-from minidist.parallel.dims import ParallelDims
 from minidist.techniques import sums_buckets
 
 MARGIN = 8.0  # times the distance between two of our own runs

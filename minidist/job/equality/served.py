@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.base.trace import Trace
-from minidist.comm import Comm
+from minidist.core.base.trace import Trace
+from minidist.core.comm import Comm
+from minidist.core.train.loss import ordered_sum
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import Comparison, Judge
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.equality.snapshot import Snapshot
 from minidist.job.train.job import build
-from minidist.job.train.loss import ordered_sum
 from minidist.job.train.parameter_server_trainer import ServedJob, run_parameter_server
 from minidist.job.train.progress import Progress
 from minidist.job.train.strategies.parameter_server import Worker, server_config, server_tensors

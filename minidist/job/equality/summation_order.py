@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 
 MAX_TERMS = 512  # of one sum; a sum from right to left is called once for each pair of terms
 MAX_PAIRED_TERMS = 64  # of a sum over ranks, which is always called once for each pair of terms

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
+from minidist.core.train.loss import ordered_sum
 from minidist.job.train.job import Job
-from minidist.job.train.loss import ordered_sum
 from minidist.job.train.strategies.mesh import MeshStrategy
 
 

@@ -13,12 +13,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from minidist.autograd import Tensor, cross_entropy, no_grad
-from minidist.base import arrays as xp
-from minidist.base.arrays import creating
 from minidist.base.half import DTYPES, named_dtype
-from minidist.comm import Comm, init_device_mesh
-from minidist.comm.mesh import Mesh
+from minidist.core.autograd import Tensor, cross_entropy, no_grad
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import creating
+from minidist.core.comm import Comm, init_device_mesh
+from minidist.core.comm.mesh import Mesh
+from minidist.core.optim import Optimizer
+from minidist.core.parallel.dims import Axes
+from minidist.core.parallel.expert import ExpertParallel
+from minidist.core.train.data_axis import Group
+from minidist.core.train.task import Task
 from minidist.data import Dataset, GlobalBatchSampler, data_digest, hold_out, load_dataset
 from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.data.sampler import SIDES
@@ -26,14 +31,10 @@ from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
-from minidist.job.train.data_axis import Group
 from minidist.job.train.layers import change_layers
-from minidist.job.train.task import Task
-from minidist.optim import LayerwiseOptimizer, Muon, Optimizer
+from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.optim.named import optimizer_named, takes
 from minidist.parallel import LayerSums, WholeMatrices
-from minidist.parallel.dims import Axes
-from minidist.parallel.expert import ExpertParallel
 from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.techniques import Extension, of_job
 

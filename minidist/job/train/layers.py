@@ -7,11 +7,11 @@ Proved by: tests/train/test_axes.py, tests/train/test_sharded.py
 
 from typing import Any
 
-from minidist.base import arrays as xp
+from minidist.core.base import arrays as xp
+from minidist.core.parallel.dims import Axes
+from minidist.core.parallel.model_parallel import use_positions
 from minidist.job.config.models import activation_shape
 from minidist.nn.recompute import recompute
-from minidist.parallel.dims import Axes
-from minidist.parallel.model_parallel import use_positions
 from minidist.parallel.sync_batch_norm import convert_sync_batchnorm
 
 

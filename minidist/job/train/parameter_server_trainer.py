@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array
 from minidist.base.memory import account_memory
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather, all_reduce
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather, all_reduce
+from minidist.core.comm import Comm
+from minidist.core.train.loss import ordered_sum
 from minidist.job.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.job.checkpoint.directory import Checkpoint, ReplicaId, save
 from minidist.job.checkpoint.resume import job_state, keep_last, load_extensions, same_job, saving_alone
@@ -27,7 +28,6 @@ from minidist.job.checkpoint.storage import Storage
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import Job, build
 from minidist.job.train.layers import apply_activation_checkpointing
-from minidist.job.train.loss import ordered_sum
 from minidist.job.train.progress import Progress
 from minidist.job.train.state import Observer, StepEnd, StepState, TrainResult
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors

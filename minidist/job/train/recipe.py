@@ -11,11 +11,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
+from minidist.core.train import parallelize as core
+from minidist.core.train.layout import ParallelLayout
 from minidist.job.config.train_config import TrainConfig, updates_of
-from minidist.job.train import parallelize as core
 from minidist.job.train.job import Job, build, mesh_of
-from minidist.job.train.layout import ParallelLayout
 from minidist.job.train.strategies.asynchronous_pipeline import AsynchronousPipeline
 from minidist.job.train.strategies.data_parallel import ReplicaAlone, Replicated
 from minidist.job.train.strategies.mesh import MeshStrategy

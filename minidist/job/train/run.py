@@ -22,18 +22,18 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from minidist.autograd import FlopCounter
-from minidist.base import arrays as xp
 from minidist.base.exponents import count_exponents
 from minidist.base.memory import MemoryAccount, account_memory, thinned
-from minidist.base.trace import SpanEvent
-from minidist.comm import Comm
+from minidist.core.autograd import FlopCounter
+from minidist.core.base import arrays as xp
+from minidist.core.base.trace import SpanEvent
+from minidist.core.comm import Comm
+from minidist.core.train.loop import Loop
 from minidist.job.checkpoint.resume import resume_job, resumed_config, save_job, saved_bytes, saving_alone
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.train.evaluate import evaluate, evaluations
 from minidist.job.train.job import Job, build
-from minidist.job.train.loop import Loop
 from minidist.job.train.recipe import parallelize, rebuild
 from minidist.job.train.state import Observer, Phase, StepState, TrainResult
 from minidist.job.train.strategies.mesh import MeshStrategy

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 from minidist.data import Shares
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes

@@ -8,11 +8,11 @@ Proved by: tests/equality/test_equality.py, tests/techniques/test_extensions.py
 
 import math
 
-from minidist.base import arrays as xp
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.comm import Comm
+from minidist.core.train.loss import NonFiniteError
 from minidist.job.config.train_config import updates_of
 from minidist.job.train.job import Job
-from minidist.job.train.loss import NonFiniteError
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.techniques import Moment, trains_alone
 

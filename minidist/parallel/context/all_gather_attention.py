@@ -16,20 +16,21 @@ Proved by: tests/parallel/test_all_gather_attention.py
 
 from typing import Any
 
-from minidist.autograd import Function, Tensor, concatenate, reshape, softmax, stack, swapaxes, transpose, where
-from minidist.autograd.errors import ShapeError
-from minidist.autograd.ops.attention import WeightDropout
-from minidist.autograd.ops.elementwise import cast
-from minidist.base import arrays as xp
-from minidist.base.arrays import is_half
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather, reduce_scatter
-from minidist.comm import Comm
-from minidist.nn.module import Module
+from minidist.core.autograd import Function, Tensor, concatenate, reshape, softmax, stack, swapaxes, transpose
+from minidist.core.autograd.errors import ShapeError
+from minidist.core.autograd.ops.attention import WeightDropout
+from minidist.core.autograd.ops.elementwise import cast
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import is_half
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather, reduce_scatter
+from minidist.core.comm import Comm
+from minidist.core.nn.module import Module
+from minidist.core.parallel.context.positions import chunks_of, sequence_positions
+from minidist.core.parallel.context.split_attention import SplitAttention
+from minidist.core.parallel.tensor.regions import contiguous
+from minidist.nn import where
 from minidist.parallel.context.document_mask import current_documents
-from minidist.parallel.context.positions import chunks_of, sequence_positions
-from minidist.parallel.context.split_attention import SplitAttention
-from minidist.parallel.tensor.regions import contiguous
 
 
 class AllGatherAttention(SplitAttention):

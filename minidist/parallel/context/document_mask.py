@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from minidist.base import arrays as xp
+from minidist.core.base import arrays as xp
 
 _ids: ContextVar[xp.Array | None] = ContextVar("minidist_document_ids", default=None)
 

@@ -16,12 +16,12 @@ Proved by: tests/parallel/test_ulysses_ring.py
 
 from typing import Any
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError, quoted
-from minidist.comm import Comm, init_device_mesh
-from minidist.nn.module import Module
-from minidist.parallel.context.ring_attention import RingAttention
-from minidist.parallel.context.ulysses import UlyssesAttention
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.comm import Comm, init_device_mesh
+from minidist.core.nn.module import Module
+from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context.ulysses import UlyssesAttention
 
 
 class UlyssesRingAttention(Module):

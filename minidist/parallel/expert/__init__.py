@@ -1,16 +1,13 @@
-"""Expert parallelism: a mixture's experts are sharded over ranks, and all-to-alls bring the tokens to them."""
+"""What minidist.parallel.expert has in addition to minidist.core."""
 
 from typing import TYPE_CHECKING
 
-from minidist.base.lazy import lazy_imports
+from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.parallel.expert.data_parallel import ExpertDataParallel as ExpertDataParallel
-    from minidist.parallel.expert.dispatch import ExpertParallel as ExpertParallel
-    from minidist.parallel.expert.dispatch import exchange as exchange
     from minidist.parallel.expert.ragged import RaggedExpertParallel as RaggedExpertParallel
     from minidist.parallel.expert.tensor_parallel import ExpertTensorParallel as ExpertTensorParallel
     from minidist.parallel.expert.tensor_parallel import expert_gpt_plan as expert_gpt_plan
     from minidist.parallel.expert.tensor_parallel import expert_llama_plan as expert_llama_plan
-
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -8,14 +8,14 @@ Proved by: tests/parallel/test_expert.py
 
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor
-from minidist.base.errors import UsageError, quoted
-from minidist.base.trace import purpose
-from minidist.collectives import broadcast
-from minidist.comm import Comm, Mesh
-from minidist.nn.flat import FlatParameters
-from minidist.nn.module import Module
-from minidist.parallel.gradients import GradientReducer
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import broadcast
+from minidist.core.comm import Comm, Mesh
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.nn.module import Module
+from minidist.core.parallel.gradients import GradientReducer
 
 
 class ExpertDataParallel(Module):

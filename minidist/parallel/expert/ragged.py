@@ -14,15 +14,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.base import arrays as xp
-from minidist.base.layout import cut, offsets
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather, all_to_all
-from minidist.comm import Comm
-from minidist.nn.module import Module
-from minidist.parallel.expert.dispatch import Exchange, ExchangeSlots, ExpertParallel
-from minidist.parallel.tensor.regions import contiguous
+from minidist.core.autograd import Tensor
+from minidist.core.base import arrays as xp
+from minidist.core.base.layout import cut, offsets
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather, all_to_all
+from minidist.core.comm import Comm
+from minidist.core.nn.module import Module
+from minidist.core.parallel.expert.dispatch import Exchange, ExchangeSlots, ExpertParallel
+from minidist.core.parallel.tensor.regions import contiguous
 
 
 class RaggedExpertParallel(ExpertParallel):

@@ -16,24 +16,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from minidist.autograd import Tensor
-from minidist.base.errors import check_divisible
-from minidist.comm import Comm
-from minidist.nn.experts import MixtureOfExperts
-from minidist.nn.gpt import GPT
-from minidist.nn.llama import Llama
-from minidist.nn.module import Module
-from minidist.parallel.tensor.llama import llama_plan
-from minidist.parallel.tensor.parallelize import Plan, gpt_plan
-from minidist.parallel.tensor.regions import (
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import check_divisible
+from minidist.core.comm import Comm
+from minidist.core.nn.experts import MixtureOfExperts
+from minidist.core.nn.gpt import GPT
+from minidist.core.nn.module import Module
+from minidist.core.parallel.tensor.parallelize import Plan, gpt_plan
+from minidist.core.parallel.tensor.regions import (
     Region,
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
     reduce_from_tensor_parallel_region,
     scatter_to_sequence_parallel_region,
 )
-from minidist.parallel.tensor.shard_context import ShardContext
-from minidist.parallel.tensor.styles import ParallelStyle
+from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.styles import ParallelStyle
+from minidist.nn.llama import Llama
+from minidist.parallel.tensor.llama import llama_plan
 
 
 @dataclass

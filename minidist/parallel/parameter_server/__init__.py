@@ -34,7 +34,7 @@ Proved by: tests/parallel/test_parameter_server.py, tests/parallel/test_killed_w
 
 from typing import TYPE_CHECKING
 
-from minidist.base.lazy import lazy_imports
+from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.parallel.parameter_server.server import Server, Updates

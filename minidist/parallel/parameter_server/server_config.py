@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from minidist.base.errors import UsageError, quoted
-from minidist.optim import Optimizer, ParameterSlice
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.optim import Optimizer, ParameterSlice
 
 
 class Consistency(NamedTuple):

@@ -8,9 +8,9 @@ Proved by: tests/parallel/test_parameter_server.py, tests/parallel/test_killed_w
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from minidist.base.errors import RankDeadError, UsageError
-from minidist.base.trace import purpose
-from minidist.comm import CollectiveCall, Comm, PointToPoint, Request
+from minidist.core.base.errors import RankDeadError, UsageError
+from minidist.core.base.trace import purpose
+from minidist.core.comm import CollectiveCall, Comm, PointToPoint, Request
 from minidist.parallel.parameter_server.server import Server, Updates
 from minidist.parallel.parameter_server.server_config import ServerConfig, parse_consistency
 from minidist.parallel.parameter_server.server_shards import ServerShard, Weights, joined, make_shards

@@ -10,12 +10,12 @@ Proved by: tests/parallel/test_parameter_server.py
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.base.errors import UsageError
-from minidist.base.trace import purpose
-from minidist.base.watchers import track
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import purpose
+from minidist.core.base.watchers import track
+from minidist.core.comm import Comm
 from minidist.parallel.parameter_server.server_shards import Rows, ServerShard, Weights
 
 Gradient = Callable[[int, int, Weights], Mapping[str, Any]]  # (worker, clock, weights) -> {key: array or Rows}

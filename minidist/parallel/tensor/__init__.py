@@ -1,22 +1,14 @@
-"""Tensor parallelism: every matrix is sharded over the ranks. `regions` has the borders, `layers` the two splits.
+"""What minidist.parallel.tensor has in addition to minidist.core.
 
-parallelize.py         `parallelize_module`: a model split by a plan
-styles.py              how one module is split
 llama.py               what a Llama needs in addition
-layers.py              the two ways to split a product
-regions.py             the borders of a region of split matrices
-vocabulary.py          embedding and loss with the vocabulary split
-sequence_parallel.py   norms and dropout on a part of the sequence
-sharding.py            a parameter's shard
 shard_boxes.py         where a shard lies in the whole parameter
 full_state.py          the whole arrays of a sharded model
-shard_context.py       what a parallel style is given
 grad_norm.py           the norm of the global gradient
 """
 
 from typing import TYPE_CHECKING
 
-from minidist.base.lazy import lazy_imports
+from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.parallel.tensor.full_state import full_state_dict as full_state_dict
@@ -24,43 +16,7 @@ if TYPE_CHECKING:
     from minidist.parallel.tensor.full_state import load_full_state_dict as load_full_state_dict
     from minidist.parallel.tensor.full_state import local_tensor as local_tensor
     from minidist.parallel.tensor.grad_norm import clip_grad_norm_ as clip_grad_norm_
-    from minidist.parallel.tensor.layers import ColumnParallelLinear as ColumnParallelLinear
-    from minidist.parallel.tensor.layers import RowParallelLinear as RowParallelLinear
     from minidist.parallel.tensor.llama import PrepareModuleInput as PrepareModuleInput
     from minidist.parallel.tensor.llama import llama_plan as llama_plan
-    from minidist.parallel.tensor.parallelize import gpt_plan as gpt_plan
-    from minidist.parallel.tensor.parallelize import mlp_plan as mlp_plan
-    from minidist.parallel.tensor.parallelize import parallelize_module as parallelize_module
-    from minidist.parallel.tensor.regions import copy_to_tensor_parallel_region as copy_to_tensor_parallel_region
-    from minidist.parallel.tensor.regions import (
-        gather_from_sequence_parallel_region as gather_from_sequence_parallel_region,
-    )
-    from minidist.parallel.tensor.regions import (
-        gather_from_tensor_parallel_region as gather_from_tensor_parallel_region,
-    )
-    from minidist.parallel.tensor.regions import (
-        reduce_from_tensor_parallel_region as reduce_from_tensor_parallel_region,
-    )
-    from minidist.parallel.tensor.regions import (
-        reduce_scatter_to_sequence_parallel_region as reduce_scatter_to_sequence_parallel_region,
-    )
-    from minidist.parallel.tensor.regions import (
-        scatter_to_sequence_parallel_region as scatter_to_sequence_parallel_region,
-    )
-    from minidist.parallel.tensor.regions import scatter_to_tensor_parallel_region as scatter_to_tensor_parallel_region
     from minidist.parallel.tensor.shard_boxes import boxes as boxes
-    from minidist.parallel.tensor.shard_context import ShardContext as ShardContext
-    from minidist.parallel.tensor.styles import ColwiseParallel as ColwiseParallel
-    from minidist.parallel.tensor.styles import HeadParallel as HeadParallel
-    from minidist.parallel.tensor.styles import LossParallel as LossParallel
-    from minidist.parallel.tensor.styles import ParallelStyle as ParallelStyle
-    from minidist.parallel.tensor.styles import RowwiseParallel as RowwiseParallel
-    from minidist.parallel.tensor.styles import SequenceParallel as SequenceParallel
-    from minidist.parallel.tensor.styles import VocabParallel as VocabParallel
-    from minidist.parallel.tensor.vocabulary import VocabParallelEmbedding as VocabParallelEmbedding
-    from minidist.parallel.tensor.vocabulary import VocabParallelHead as VocabParallelHead
-    from minidist.parallel.tensor.vocabulary import padded_vocab_size as padded_vocab_size
-    from minidist.parallel.tensor.vocabulary import vocab_parallel_cross_entropy as vocab_parallel_cross_entropy
-    from minidist.parallel.tensor.vocabulary import vocab_range as vocab_range
-
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

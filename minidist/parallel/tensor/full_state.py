@@ -11,15 +11,15 @@ Proved by: tests/parallel/test_tensor.py, tests/checkpoint/test_layouts.py
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from minidist.autograd import Parameter
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, nearest
-from minidist.base.layout import Layout
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather
-from minidist.comm import Comm
-from minidist.nn.module import Module
-from minidist.parallel.tensor.sharding import take_shard
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError, nearest
+from minidist.core.base.layout import Layout
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
+from minidist.core.nn.module import Module
+from minidist.core.parallel.tensor.sharding import take_shard
 
 
 class MeshLike(Protocol):

@@ -14,13 +14,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from minidist.autograd import Parameter
-from minidist.base import arrays as xp
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import Comm
-from minidist.nn.module import Module
-from minidist.optim.clip import clip_coefficient, scale_gradients_
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm
+from minidist.core.nn.module import Module
+from minidist.core.optim.clip import clip_coefficient, scale_gradients_
 from minidist.parallel.tensor.full_state import MeshLike
 
 

@@ -16,16 +16,16 @@ Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_tor
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor, linear
-from minidist.base.errors import check_divisible
-from minidist.comm import Comm
-from minidist.nn.linear import Conv1D, Linear
-from minidist.nn.module import Module
-from minidist.parallel.tensor.layers import ColumnParallelLinear
-from minidist.parallel.tensor.parallelize import Styles
-from minidist.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_sequence_parallel_region
-from minidist.parallel.tensor.shard_context import ShardContext
-from minidist.parallel.tensor.styles import (
+from minidist.core.autograd import Parameter, Tensor, linear
+from minidist.core.base.errors import check_divisible
+from minidist.core.comm import Comm
+from minidist.core.nn.linear import Conv1D, Linear
+from minidist.core.nn.module import Module
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear
+from minidist.core.parallel.tensor.parallelize import Styles
+from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_sequence_parallel_region
+from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.styles import (
     HeadParallel,
     LossParallel,
     ParallelStyle,

@@ -6,7 +6,7 @@
 Proved by: tests/parallel/test_tensor.py, tests/checkpoint/test_layouts.py
 """
 
-from minidist.base.layout import Layout
+from minidist.core.base.layout import Layout
 from minidist.parallel.tensor.full_state import MeshLike, splits
 
 Box = tuple[tuple[int, int], ...]  # (start, stop) for each dim

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
-from minidist.pipeline.plan import Plan
-from minidist.pipeline.runtime.norm import gather_blocks
-from minidist.pipeline.runtime.pipeline import Pipeline
+from minidist.core.base import arrays as xp
+from minidist.core.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
+from minidist.core.pipeline.plan import Plan
+from minidist.core.pipeline.runtime.norm import gather_blocks
+from minidist.core.pipeline.runtime.pipeline import Pipeline
 
 
 def places(plan: Plan) -> list[tuple[int, int]]:

@@ -6,10 +6,10 @@ Proved by: tests/pipeline/test_runtime.py, tests/train/test_pipelines.py
 from collections.abc import Sequence
 from dataclasses import replace
 
+from minidist.core.pipeline.runtime.pipeline import Loss, Pipeline
+from minidist.core.pipeline.runtime.reduction import Reduction
+from minidist.core.pipeline.runtime.shapes import StageMetadata
 from minidist.pipeline.passes import forwards
-from minidist.pipeline.runtime.pipeline import Loss, Pipeline
-from minidist.pipeline.runtime.reduction import Reduction
-from minidist.pipeline.runtime.shapes import StageMetadata
 
 
 class Evaluation(Pipeline):

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.autograd import current_flop_counter
-from minidist.comm import Comm
-from minidist.nn import Module
-from minidist.pipeline.runtime.pipeline import Step
+from minidist.core.autograd import current_flop_counter
+from minidist.core.comm import Comm
+from minidist.core.nn import Module
+from minidist.core.pipeline.runtime.pipeline import Step
 
 
 class LayerTimes(NamedTuple):

@@ -27,15 +27,15 @@ from collections.abc import Callable, Sequence
 from math import lcm
 from typing import Any
 
-from minidist.base.errors import UsageError
-from minidist.base.trace import SpanEvent
-from minidist.comm import Comm
-from minidist.nn.flat import FlatParameters
-from minidist.optim import scale_gradients_
-from minidist.parallel import GradientReducer
-from minidist.pipeline.plan import Plan
-from minidist.pipeline.runtime.shared import Place, SharedGradients
-from minidist.pipeline.runtime.stages import PipelineStage
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import SpanEvent
+from minidist.core.comm import Comm
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import scale_gradients_
+from minidist.core.parallel import GradientReducer
+from minidist.core.pipeline.plan import Plan
+from minidist.core.pipeline.runtime.shared import Place, SharedGradients
+from minidist.core.pipeline.runtime.stages import PipelineStage
 from minidist.pipeline.runtime.versions import SharedUnitVersions, UnitVersions, VersionRule
 
 

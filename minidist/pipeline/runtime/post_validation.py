@@ -22,17 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
-from minidist.base.trace import purpose
-from minidist.base.watchers import track
-from minidist.comm.point_to_point import Request
-from minidist.nn.flat import FlatParameters
-from minidist.optim import add_blocks, check_max_norm, clip_coefficient
-from minidist.pipeline.plan import Action
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import purpose
+from minidist.core.base.watchers import track
+from minidist.core.comm.point_to_point import Request
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import add_blocks, check_max_norm, clip_coefficient
+from minidist.core.pipeline.plan import Action
+from minidist.core.pipeline.runtime.messages import Message
+from minidist.core.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.runtime.clip import block_sums, places
-from minidist.pipeline.runtime.messages import Message
-from minidist.pipeline.runtime.pipeline import Pipeline
 
 
 @dataclass(frozen=True)

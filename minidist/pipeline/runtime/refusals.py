@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from minidist.autograd import Parameter
-from minidist.base import arrays as xp
-from minidist.base.errors import MismatchError, UsageError, nearest
-from minidist.comm import Comm
-from minidist.nn import Module
-from minidist.pipeline.plan import Plan
-from minidist.pipeline.runtime.pipeline import Pipeline
-from minidist.pipeline.runtime.shared import Place, Row, digest_of, word_of
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import MismatchError, UsageError, nearest
+from minidist.core.comm import Comm
+from minidist.core.nn import Module
+from minidist.core.pipeline.plan import Plan
+from minidist.core.pipeline.runtime.pipeline import Pipeline
+from minidist.core.pipeline.runtime.shared import Place, Row, digest_of, word_of
 
 
 def check_flushes(plan: Plan) -> None:

@@ -28,15 +28,15 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.base.trace import purpose
-from minidist.comm.point_to_point import Request
-from minidist.pipeline.plan import Action, Plan
-from minidist.pipeline.plan.action import COMPUTE, actions_of
-from minidist.pipeline.plan.action import Item as ItemOfPlan
-from minidist.pipeline.runtime.pipeline import Item, Step
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import purpose
+from minidist.core.comm.point_to_point import Request
+from minidist.core.pipeline.plan import Action, Plan
+from minidist.core.pipeline.plan.action import COMPUTE, actions_of
+from minidist.core.pipeline.plan.action import Item as ItemOfPlan
+from minidist.core.pipeline.runtime.pipeline import Item, Step
+from minidist.core.pipeline.simulate import Dependencies, Simulation
 from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline
-from minidist.pipeline.simulate import Dependencies, Simulation
 
 
 def plan_length(ranks: int, period: int) -> int:

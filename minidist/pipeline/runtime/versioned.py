@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import Comm
+from minidist.core.pipeline.plan import Plan
+from minidist.core.pipeline.runtime.messages import Orders
+from minidist.core.pipeline.runtime.pipeline import Loss, Observer, Pipeline, Step, prepared
+from minidist.core.pipeline.runtime.reduction import Reduction
+from minidist.core.pipeline.runtime.shapes import Key, StageMetadata
+from minidist.core.pipeline.runtime.stages import PipelineStage
 from minidist.parallel.running_statistics import batch_norms
-from minidist.pipeline.plan import Plan
-from minidist.pipeline.runtime.messages import Orders
 from minidist.pipeline.runtime.pipedream import WeightVersions
-from minidist.pipeline.runtime.pipeline import Loss, Observer, Pipeline, Step, prepared
-from minidist.pipeline.runtime.reduction import Reduction
-from minidist.pipeline.runtime.shapes import Key, StageMetadata
-from minidist.pipeline.runtime.stages import PipelineStage
 
 V = TypeVar("V")
 

@@ -12,13 +12,13 @@ Proved by: tests/pipeline/test_pipedream.py
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.trace import purpose
-from minidist.base.watchers import track
-from minidist.comm import Comm
-from minidist.comm.point_to_point import Request
-from minidist.nn.flat import FlatParameters
-from minidist.pipeline.runtime.shared import Place
+from minidist.core.base import arrays as xp
+from minidist.core.base.trace import purpose
+from minidist.core.base.watchers import track
+from minidist.core.comm import Comm
+from minidist.core.comm.point_to_point import Request
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.pipeline.runtime.shared import Place
 
 VersionRule = Callable[[int], int]  # micro-batch -> the version of its forward
 

@@ -11,9 +11,9 @@ refusals.py   sizes and options that a schedule cannot have
 updates.py    plans that update their weights on the way: the versions of the weights that they need
 """
 
-from minidist.base.registry import import_modules
-from minidist.pipeline.plan.registry import get_schedule as get_schedule
-from minidist.pipeline.plan.registry import schedules as schedules
+from minidist.core.base.registry import import_modules
+from minidist.core.pipeline.plan.registry import get_schedule as get_schedule
+from minidist.core.pipeline.plan.registry import schedules as schedules
 from minidist.pipeline.schedules.load import load_plan as load_plan
 from minidist.pipeline.schedules.text import from_cells as from_cells
 from minidist.pipeline.schedules.text import from_csv as from_csv

@@ -8,8 +8,8 @@ so sharded weights are gathered once per pass. Source: Lamy-Poirier, Breadth-fir
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.pipeline.plan.action import B, F, every
-from minidist.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.action import B, F, every
+from minidist.core.pipeline.plan.registry import Orders, schedule
 
 
 @schedule("looped-bfs", aliases=("ScheduleLoopedBFS", "breadth-first"), chunks=None)

@@ -22,11 +22,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
-from minidist.pipeline.plan.action import STEP, Action, actions_of
-from minidist.pipeline.plan.one_f_one_b import stage_order
-from minidist.pipeline.plan.plan import Plan
-from minidist.pipeline.plan.registry import Orders, schedule
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.pipeline.plan.action import STEP, Action, actions_of
+from minidist.core.pipeline.plan.one_f_one_b import stage_order
+from minidist.core.pipeline.plan.plan import Plan
+from minidist.core.pipeline.plan.registry import Orders, schedule
 
 
 def _complete(plan: Plan, options: Mapping[str, Any]) -> Plan:

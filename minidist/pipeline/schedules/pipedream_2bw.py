@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from minidist.base.errors import UsageError
-from minidist.pipeline.plan.one_f_one_b import stage_order
-from minidist.pipeline.plan.plan import Plan
-from minidist.pipeline.plan.registry import Orders, schedule
+from minidist.core.base.errors import UsageError
+from minidist.core.pipeline.plan.one_f_one_b import stage_order
+from minidist.core.pipeline.plan.plan import Plan
+from minidist.core.pipeline.plan.registry import Orders, schedule
 
 
 def _at_least_p(p: int, m: int, v: int) -> str | None:

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.read_file import read_text
-from minidist.pipeline.plan.action import KINDS, MICROBATCH_BITS, Action, Item, actions_of
-from minidist.pipeline.plan.plan import Plan
+from minidist.core.base.errors import UsageError, quoted, quoted_path
+from minidist.core.pipeline.plan.action import KINDS, MICROBATCH_BITS, Action, Item, actions_of
+from minidist.core.pipeline.plan.plan import Plan
 
 _ACTION = re.compile(r"(\d+)(" + "|".join(sorted(KINDS, key=len, reverse=True)) + r")(\d*)")
 _OVERLAP = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")

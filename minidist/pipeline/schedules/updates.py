@@ -8,9 +8,9 @@
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_pipedream.py
 """
 
-from minidist.pipeline.plan.action import Action
-from minidist.pipeline.plan.plan import Plan, PlanError
-from minidist.pipeline.plan.registry import UPDATE_RULES, UpdateRule
+from minidist.core.pipeline.plan.action import Action
+from minidist.core.pipeline.plan.plan import Plan, PlanError
+from minidist.core.pipeline.plan.registry import UPDATE_RULES, UpdateRule
 
 
 def waits_for_replicas(plan: Plan) -> dict[Action, list[Action]]:

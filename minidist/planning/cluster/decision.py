@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.planning.cluster.gpus import Machine
 from minidist.planning.cluster.layout import Job
 from minidist.planning.cluster.search import Plan, remedies, search

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from itertools import islice, product
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.fit import Fit
 from minidist.planning.cluster.gpus import MACHINES, Machine

@@ -10,7 +10,7 @@ Proved by: tests/techniques/test_noise_scale.py, tests/techniques/test_batch_pla
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 from minidist.data import measured_every
 from minidist.optim.schedule import lr_scaling
 from minidist.techniques.adaptive_batch.meter import NoiseMeter, shards_gradients

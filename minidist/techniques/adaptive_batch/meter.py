@@ -9,8 +9,8 @@ Proved by: tests/techniques/test_noise_scale.py
 from math import isfinite
 from typing import Any
 
-from minidist.autograd import Parameter
-from minidist.parallel.dims import ParallelDims
+from minidist.core.autograd import Parameter
+from minidist.core.parallel.dims import ParallelDims
 from minidist.techniques.adaptive_batch.noise_scale import (
     LocalGradient,
     NoiseScale,

@@ -24,14 +24,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minidist.autograd import Parameter
-from minidist.base.arrays import Array
-from minidist.base.errors import UsageError
-from minidist.base.limits import check_number
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import Comm
-from minidist.parallel.gradients import Bucket, GradientReducer, Reduction
+from minidist.core.autograd import Parameter
+from minidist.core.base.arrays import Array
+from minidist.core.base.errors import UsageError
+from minidist.core.base.limits import check_number
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm
+from minidist.core.parallel.gradients import Bucket, GradientReducer, Reduction
 
 
 class Estimate(NamedTuple):

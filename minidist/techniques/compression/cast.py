@@ -3,11 +3,11 @@
 Proved by: tests/techniques/test_compressors.py
 """
 
-from minidist.base.errors import UsageError, quoted
 from minidist.base.half import named_dtype
-from minidist.collectives import all_reduce
-from minidist.comm import Comm, PointToPoint
-from minidist.parallel.gradients import Bucket
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm, PointToPoint
+from minidist.core.parallel.gradients import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, ring_bytes
 
 

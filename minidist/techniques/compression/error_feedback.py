@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.arrays import is_half
-from minidist.base.errors import UsageError
-from minidist.base.watchers import track
-from minidist.collectives import volume
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import is_half
+from minidist.core.base.errors import UsageError
+from minidist.core.base.watchers import track
+from minidist.core.collectives import volume
+from minidist.core.comm import Comm
+from minidist.core.parallel.gradients import Bucket
 from minidist.parallel.compressor import Compressor
-from minidist.parallel.gradients import Bucket
 
 
 class GradientCompressor(Compressor):

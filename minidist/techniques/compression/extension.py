@@ -10,9 +10,9 @@ Proved by: tests/techniques/test_compression.py
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from minidist.base.arrays import Array
-from minidist.base.errors import UsageError
-from minidist.comm import Comm
+from minidist.core.base.arrays import Array
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import Comm
 from minidist.parallel.compressor import compress
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import make_compressor

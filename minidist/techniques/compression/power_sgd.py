@@ -13,12 +13,12 @@ from math import prod
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.limits import check_whole
-from minidist.base.random import Key, normal
-from minidist.collectives import all_reduce
-from minidist.comm import Comm, PointToPoint
-from minidist.parallel.gradients import Bucket
+from minidist.core.base import arrays as xp
+from minidist.core.base.limits import check_whole
+from minidist.core.base.random import Key, normal
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm, PointToPoint
+from minidist.core.parallel.gradients import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, ring_bytes, wide
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
-from minidist.base.limits import check_whole
-from minidist.base.random import Key, uniform
-from minidist.collectives import all_gather
-from minidist.comm import Comm, PointToPoint
-from minidist.parallel.gradients import Bucket
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.base.limits import check_whole
+from minidist.core.base.random import Key, uniform
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm, PointToPoint
+from minidist.core.parallel.gradients import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, gather_bytes, wide
 
 MAX_LEVELS = 127  # a signed byte

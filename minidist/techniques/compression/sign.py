@@ -6,10 +6,10 @@ Proved by: tests/techniques/test_compressors.py
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.collectives import all_gather
-from minidist.comm import PointToPoint
-from minidist.parallel.gradients import Bucket
+from minidist.core.base import arrays as xp
+from minidist.core.collectives import all_gather
+from minidist.core.comm import PointToPoint
+from minidist.core.parallel.gradients import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, gather_bytes, wide
 
 

@@ -8,12 +8,12 @@ from math import ceil
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
-from minidist.base.limits import check_number
-from minidist.collectives import all_gather
-from minidist.comm import Comm, PointToPoint
-from minidist.parallel.gradients import Bucket
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.base.limits import check_number
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm, PointToPoint
+from minidist.core.parallel.gradients import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, gather_bytes
 
 

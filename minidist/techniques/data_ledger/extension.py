@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 from minidist.techniques.data_ledger.ledger import DataLedger, data_check_volume
 from minidist.techniques.extension import Extension, Moment, Run, Settings
 

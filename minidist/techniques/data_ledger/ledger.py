@@ -31,10 +31,10 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import MismatchError
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.core.base.errors import MismatchError
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
 from minidist.data.sampler import SIDES, permutation
 
 ROW = 8 * (1 + 2 * len(SIDES))  # bytes that a rank tells every other one: its copy, and a count and a digest per side

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted_path
 from minidist.base.half import DTYPES, named_dtype
-from minidist.comm import Comm
+from minidist.core.base.errors import UsageError, quoted_path
+from minidist.core.comm import Comm
 from minidist.data import load_dataset
 from minidist.data.workers import open_sampler
 from minidist.parallel.replica_guard import startup_bytes

@@ -21,16 +21,16 @@ from math import inf
 from operator import imul
 from typing import Any
 
-from minidist.autograd import Tensor
-from minidist.autograd.errors import ShapeError
-from minidist.autograd.operands import operand
-from minidist.autograd.ops.cross_entropy import divisor_and_rows
-from minidist.autograd.tensor import named_mean, record
-from minidist.base import arrays as xp
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import Comm
-from minidist.parallel.tensor.vocabulary import vocab_range
+from minidist.core.autograd import Tensor
+from minidist.core.autograd.errors import ShapeError
+from minidist.core.autograd.operands import operand
+from minidist.core.autograd.ops.cross_entropy import divisor_and_rows
+from minidist.core.autograd.tensor import named_mean, record
+from minidist.core.base import arrays as xp
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm
+from minidist.core.parallel.tensor.vocabulary import vocab_range
 from minidist.parallel.volume import Volume
 from minidist.techniques.distillation.loss import log_softmax, teacher_rows
 

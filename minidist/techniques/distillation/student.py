@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from minidist.autograd import Tensor
-from minidist.base.arrays import Array
-from minidist.comm import Comm
+from minidist.core.autograd import Tensor
+from minidist.core.base.arrays import Array
+from minidist.core.comm import Comm
 from minidist.techniques.distillation.loss import distillation_loss
 from minidist.techniques.distillation.split_loss import vocab_parallel_distillation_loss
 

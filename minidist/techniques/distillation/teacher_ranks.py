@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.trace import purpose
-from minidist.comm import Comm, Request
-from minidist.parallel.context import part_order, sequence_positions
-from minidist.parallel.dims import Axes
+from minidist.core.base.trace import purpose
+from minidist.core.comm import Comm, Request
+from minidist.core.parallel.context import part_order, sequence_positions
+from minidist.core.parallel.dims import Axes
 from minidist.techniques.distillation.teacher import Teacher
 
 

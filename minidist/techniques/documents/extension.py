@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import Field
 
-from minidist.base.arrays import Array
-from minidist.comm import Comm
+from minidist.core.base.arrays import Array
+from minidist.core.comm import Comm
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.context.all_gather_attention import mask_documents
 from minidist.techniques.extension import Extension, Settings

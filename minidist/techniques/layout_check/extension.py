@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from minidist.base.watchers import watching
+from minidist.core.base.watchers import watching
 from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
 from minidist.techniques.extension import Extension, Settings
 from minidist.techniques.rule import Rule

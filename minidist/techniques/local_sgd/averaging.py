@@ -25,14 +25,14 @@ Proved by: tests/techniques/test_averaging.py, tests/techniques/test_local_steps
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.limits import check_number, check_whole
-from minidist.base.trace import purpose
-from minidist.base.watchers import track
-from minidist.collectives import all_reduce, broadcast
-from minidist.comm import Comm
-from minidist.nn.flat import FlatParameters
-from minidist.optim import SGD, OptimizerWrapper, flat_slices
+from minidist.core.base import arrays as xp
+from minidist.core.base.limits import check_number, check_whole
+from minidist.core.base.trace import purpose
+from minidist.core.base.watchers import track
+from minidist.core.collectives import all_reduce, broadcast
+from minidist.core.comm import Comm
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import SGD, OptimizerWrapper, flat_slices
 from minidist.parallel.axes_check import check_axes
 from minidist.parallel.replica_guard import mode_of, next_model
 from minidist.parallel.running_statistics import batch_norms

@@ -6,8 +6,8 @@ Proved by: tests/techniques/test_local_steps.py, tests/techniques/test_streaming
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.base.errors import UsageError
-from minidist.comm import Comm
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import Comm
 from minidist.techniques.extension import Extension, Run
 from minidist.techniques.local_sgd.averaging import local_sgd_volume
 from minidist.techniques.local_sgd.meetings import LocalSteps, StreamingSteps

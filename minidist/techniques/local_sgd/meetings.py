@@ -9,9 +9,9 @@ Proved by: tests/techniques/test_local_steps.py, tests/techniques/test_streaming
 
 from typing import Any
 
-from minidist.base.trace import purpose
-from minidist.collectives import broadcast
-from minidist.nn.flat import FlatParameters
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import broadcast
+from minidist.core.nn.flat import FlatParameters
 from minidist.parallel.replica_guard import check_same_model
 from minidist.techniques.local_sgd.averaging import OuterOptimizer, PeriodicModelAverager
 from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer

@@ -21,15 +21,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
-from minidist.base.limits import check_number, check_whole
-from minidist.base.trace import purpose
-from minidist.base.watchers import track
-from minidist.collectives import all_reduce
-from minidist.comm import Comm, Work
-from minidist.nn.flat import FlatParameters
-from minidist.optim import OptimizerWrapper
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.base.limits import check_number, check_whole
+from minidist.core.base.trace import purpose
+from minidist.core.base.watchers import track
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm, Work
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import OptimizerWrapper
 from minidist.techniques.local_sgd.averaging import OUTER, local_sgd_volume
 
 OWN, SENT = "own", "outer_gradient"  # names in the state of a parameter

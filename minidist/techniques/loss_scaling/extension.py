@@ -13,10 +13,10 @@ Proved by: tests/techniques/test_loss_scaling.py
 from collections.abc import Mapping
 from typing import Any
 
-from minidist import collectives
-from minidist.autograd import Tensor
 from minidist.base.half import all_finite
-from minidist.comm import Comm
+from minidist.core import collectives
+from minidist.core.autograd import Tensor
+from minidist.core.comm import Comm
 from minidist.optim import DynamicLossScaler, StaticLossScaler
 from minidist.parallel import agree_on_overflow
 from minidist.techniques.extension import Extension, Run

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from minidist.autograd import saved_tensors_hook
-from minidist.base import arrays as xp
-from minidist.base.watchers import Watcher, watching
 from minidist.comm.mpi.staging import is_device_array
+from minidist.core.autograd import saved_tensors_hook
+from minidist.core.base import arrays as xp
+from minidist.core.base.watchers import Watcher, watching
 from minidist.parallel.host_pool import HostPool, Transfer
 
 

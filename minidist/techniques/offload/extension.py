@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 from minidist.parallel import CPUOffloadPolicy, HostPool
 from minidist.techniques.extension import Extension
 from minidist.techniques.offload.activations import HostCopy, SavedOnHost

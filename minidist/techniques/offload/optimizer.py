@@ -14,10 +14,11 @@ Proved by: tests/techniques/test_offload.py
 from collections.abc import Callable
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.errors import MinidistError, UsageError
-from minidist.optim import LayerwiseOptimizer, Muon, Optimizer, OptimizerWrapper, check_optimizer_class
-from minidist.optim.slices import as_slices, have_gradient, source_of
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import MinidistError, UsageError
+from minidist.core.optim import Optimizer, OptimizerWrapper, check_optimizer_class
+from minidist.core.optim.slices import as_slices, have_gradient, source_of
+from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.parallel.host_pool import HostPool, Transfer
 
 

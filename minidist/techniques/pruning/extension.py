@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 from minidist.techniques.extension import AxisRun, Extension, Moment, Run
 from minidist.techniques.pruning.layouts import exchange_masks, leave_out, parts, prunable_units, shard_comm
 from minidist.techniques.pruning.pruner import Pruner, check_prunable, prunable

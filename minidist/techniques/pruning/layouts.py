@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.layout import cut
-from minidist.base.trace import purpose
-from minidist.base.watchers import track
-from minidist.collectives import all_gather, reduce_scatter
-from minidist.comm import Comm, Work
+from minidist.core.base import arrays as xp
+from minidist.core.base.layout import cut
+from minidist.core.base.trace import purpose
+from minidist.core.base.watchers import track
+from minidist.core.collectives import all_gather, reduce_scatter
+from minidist.core.comm import Comm, Work
+from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.fsdp_param_group import FSDPParamGroup, Reduce
+from minidist.core.parallel.gradients import Bucket, Then
+from minidist.core.parallel.zero import ShardReducer
 from minidist.parallel.compressor import compress
-from minidist.parallel.flat_shards import Shard
-from minidist.parallel.fsdp_param_group import FSDPParamGroup, Reduce
-from minidist.parallel.gradients import Bucket, Then
-from minidist.parallel.zero import ShardReducer
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner
 
 

@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.base.errors import UsageError
-from minidist.base.watchers import track
-from minidist.collectives import all_reduce, volume
-from minidist.comm import Comm, PointToPoint
-from minidist.nn.linear import Conv1D, Linear
-from minidist.nn.module import Module
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
+from minidist.core.base.errors import UsageError
+from minidist.core.base.watchers import track
+from minidist.core.collectives import all_reduce, volume
+from minidist.core.comm import Comm, PointToPoint
+from minidist.core.nn.linear import Conv1D, Linear
+from minidist.core.nn.module import Module
+from minidist.core.parallel.gradients import Bucket
 from minidist.parallel.compressor import Compressor
-from minidist.parallel.gradients import Bucket
 from minidist.techniques.pruning.schedule import SparsitySchedule, pattern_mask
 from minidist.techniques.pruning.selection import keep_largest, magnitude_keys
 

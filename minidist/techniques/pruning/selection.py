@@ -17,11 +17,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather, all_reduce
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather, all_reduce
+from minidist.core.comm import Comm
 
 DIGITS = 256  # values of 8 bits
 COUNT_BYTES = 8  # of an int64

@@ -5,9 +5,9 @@ Proved by: tests/techniques/test_pruning.py
 
 from collections.abc import Sequence
 
-from minidist.parallel.data_parallel import ddp_volume
-from minidist.parallel.fsdp import fsdp_gather_volume, fsdp_volume
-from minidist.parallel.zero import zero_volume
+from minidist.core.parallel.data_parallel import ddp_volume
+from minidist.core.parallel.fsdp import fsdp_gather_volume, fsdp_volume
+from minidist.core.parallel.zero import zero_volume
 from minidist.techniques.extension import AxisRun, Run
 from minidist.techniques.pruning.schedule import SparsitySchedule
 from minidist.techniques.pruning.selection import selection_bytes

@@ -8,8 +8,8 @@ Proved by: tests/techniques/test_quantization.py
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.comm import Comm
 from minidist.techniques.extension import Extension, Moment, Run
 from minidist.techniques.quantization.layers import (
     convert,

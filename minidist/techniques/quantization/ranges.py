@@ -14,10 +14,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from minidist.base import arrays as xp
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce, volume
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce, volume
+from minidist.core.comm import Comm
 from minidist.techniques.quantization.layers import MinMaxObserver
 
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from minidist.base.arrays import Array
-from minidist.base.layout import offsets
+from minidist.core.base.arrays import Array
+from minidist.core.base.layout import offsets
 from minidist.pipeline.partition import by_slowest
 from minidist.pipeline.runtime.layer_profile import LayerTimes
 

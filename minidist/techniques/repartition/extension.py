@@ -21,9 +21,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
 from minidist.parallel.redistribute import NUMBER, table_bytes
 from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
 from minidist.techniques.extension import Extension, Run

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array, is_half
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array, is_half
+from minidist.core.comm import Comm
 from minidist.parallel.redistribute import Piece, lacking_bytes, redistribute
 
 Shards = dict[str, list[Any]]  # what a technique keeps beside the weights of a data axis, by kind

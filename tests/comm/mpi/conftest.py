@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[3]
 PREAMBLE = """
 import os, sys, time
 import numpy as np
-from minidist.comm import launch, ANY
-from minidist.collectives import all_reduce, broadcast
+from minidist.comm import launch
+from minidist.core.comm import ANY
+from minidist.core.collectives import all_reduce, broadcast
 def one(value=0.0):
     return np.array([float(value)])
 """

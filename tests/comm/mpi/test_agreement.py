@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.comm.launcher import mpiexec_command
 from minidist.comm.mpi.agreement import check_same_settings, difference
 from minidist.comm.mpi.execute import end_job, packed
 from minidist.commands import runner
 from minidist.commands.runner import settings_to_agree_on
+from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 
 JOB = ["-m", "minidist", "train", "--model", "mlp", "--width", "8", "--steps", "2", "--dp", "2"]

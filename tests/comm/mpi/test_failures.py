@@ -418,7 +418,7 @@ def test_unlike_roots_are_a_hint(run):
     """Both ranks wait for the other's part, and no two messages meet that could be compared."""
     code, output = run(
         """
-from minidist.collectives import reduce
+from minidist.core.collectives import reduce
 def main(comm):
     reduce(comm, one(), root=comm.rank)
 """,
@@ -573,7 +573,7 @@ UNLIKE = {
 @pytest.mark.parametrize("what", UNLIKE)
 def test_ranks_that_pass_unlike_arguments_are_told_at_the_first_message(run, what):
     call, words = UNLIKE[what]
-    code, output = run(f"from minidist.collectives import all_gather\ndef main(comm):\n    {call}\n", 2)
+    code, output = run(f"from minidist.core.collectives import all_gather\ndef main(comm):\n    {call}\n", 2)
     assert code == 1
     assert re.search(words, output), output
     assert re.search(r"at \S*program.py:\d+; ", output), output

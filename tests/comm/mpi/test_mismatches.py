@@ -10,7 +10,7 @@ def test_mpi_ranks_that_disagree(run):
     rows = [row for row in TABLE if row.both]
     _, output = run(
         """
-from minidist.base.errors import CommunicationError
+from minidist.core.base.errors import CommunicationError
 from tests.comm.mismatches import TABLE
 def main(comm):
     for row in TABLE:

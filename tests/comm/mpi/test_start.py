@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from minidist.base.errors import LauncherError
 from minidist.comm.launched import check_family, launched_rank, launched_size
+from minidist.core.base.errors import LauncherError
 from tests.cases import each
 from tests.comm.mpi.conftest import UNRECEIVED
 
@@ -220,7 +220,7 @@ def test_a_communicator_that_is_used_after_its_run(run, what):
         "\ndef main(comm):\n    return comm\n",
         2,
         last=f"""
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.comm.mpi.world import MPIWorld
 world = MPIWorld()
 comm = world.run(main)[0]
@@ -308,7 +308,7 @@ def test_no_rank_leaves_while_another_has_something_to_report(run):
         2,
         last="""
 from minidist.comm.mpi.world import MPIWorld
-from minidist.base.errors import UnmatchedMessageError
+from minidist.core.base.errors import UnmatchedMessageError
 world = MPIWorld()
 try:
     world.run(main)

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from greenlet import getcurrent
 
-from minidist.base.errors import UsageError
-from minidist.base.trace import Trace
 from minidist.comm import SimWorld
 from minidist.comm.mpi import ending, job_folder
 from minidist.comm.mpi import world as mpi_world
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
 from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.watchdog import Watchdog
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import Trace
 from tests.cases import each
 
 

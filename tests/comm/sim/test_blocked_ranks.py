@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from minidist.base.errors import RankTimeoutError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import RankTimeoutError
 
 ROOT = Path(__file__).parents[3]
 BLOCKS = {

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from minidist.base.errors import DeadlockError
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.base.errors import DeadlockError
+from minidist.core.comm import LinkModel
 
 
 def test_an_empty_message_is_synchronous_by_default():

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.base.errors import DeadlockError, MismatchError
-from minidist.base.trace import Trace
 from minidist.base.trace_file import read_traces, write_traces
-from minidist.comm import ANY, LinkModel, SimWorld, earliest, explore, replay, seeded
+from minidist.comm import SimWorld, earliest, explore, replay, seeded
 from minidist.comm.sim.choosers import Candidate, drawn
+from minidist.core.base.errors import DeadlockError, MismatchError
+from minidist.core.base.trace import Trace
+from minidist.core.comm import ANY, LinkModel
 from tests.cases import each
 
 

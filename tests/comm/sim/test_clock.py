@@ -2,8 +2,9 @@
 
 import pytest
 
-from minidist.base.errors import UsageError
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import LinkModel
 
 
 def test_each_operation_costs_its_slower_part():

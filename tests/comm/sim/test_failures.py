@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.base.errors import DeadlockError, RankDeadError, UnmatchedMessageError, UsageError
-from minidist.collectives import all_reduce
-from minidist.comm import ANY, LinkModel, SimWorld, explore
+from minidist.comm import SimWorld, explore
+from minidist.core.base.errors import DeadlockError, RankDeadError, UnmatchedMessageError, UsageError
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import ANY, LinkModel
 from minidist.report import draw
 from tests.cases import each
 

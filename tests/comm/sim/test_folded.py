@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from minidist.base.errors import DeadlockError, UsageError
-from minidist.collectives import all_gather, all_reduce, barrier
-from minidist.comm import Mesh, SimWorld
-from minidist.comm.sim.clock import LinkModel
+from minidist.comm import SimWorld
 from minidist.comm.sim.folded import FoldedWorld, others_of, seen_from
+from minidist.core.base.errors import DeadlockError, UsageError
+from minidist.core.collectives import all_gather, all_reduce, barrier
+from minidist.core.comm import Mesh
+from minidist.core.comm.sim.clock import LinkModel
 
 # Powers of two: sums of times have no rounding, so equal times are equal numbers.
 LINKS = LinkModel(alpha=2.0**-20, beta=2.0**-33)
@@ -146,7 +147,7 @@ def test_unequal_chunks_end_at_the_time_of_the_slowest_rank():
 
 
 def test_messages_before_the_first_step_may_be_free():
-    from minidist.base.trace import purpose
+    from minidist.core.base.trace import purpose
 
     def main(comm):
         with purpose("startup"):
@@ -176,7 +177,7 @@ def from_any_rank(comm):
 
 
 def scattered(comm):
-    from minidist.collectives import scatter
+    from minidist.core.collectives import scatter
 
     scatter(comm, None, np.zeros(2), root=1)
 

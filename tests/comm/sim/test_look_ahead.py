@@ -6,10 +6,11 @@ import traceback
 import numpy as np
 import pytest
 
-from minidist.base.errors import MismatchError
-from minidist.collectives import all_gather, all_reduce, broadcast
-from minidist.comm import ANY, SimWorld
+from minidist.comm import SimWorld
 from minidist.comm.sim import look_ahead
+from minidist.core.base.errors import MismatchError
+from minidist.core.collectives import all_gather, all_reduce, broadcast
+from minidist.core.comm import ANY
 
 
 def reduce_all(comm, sizes, **options):

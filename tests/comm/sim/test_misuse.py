@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minidist.base.errors import BufferReuseError, DeadlockError, MismatchError, UsageError
-from minidist.base.trace import SpanEvent, purpose
-from minidist.collectives import TwoLevel, all_reduce, broadcast
+from minidist.collectives import TwoLevel
 from minidist.comm import SimWorld, buffers
 from minidist.comm.buffers import OpenMessages
+from minidist.core.base.errors import BufferReuseError, DeadlockError, MismatchError, UsageError
+from minidist.core.base.trace import SpanEvent, purpose
+from minidist.core.collectives import all_reduce, broadcast
 from tests.cases import each
 
 

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.base.errors import (
+from minidist.comm import SimWorld, launch, seeded
+from minidist.comm.buffers import checksum
+from minidist.core.base.errors import (
     BufferReuseError,
     DeadlockError,
     MismatchError,
@@ -22,12 +24,11 @@ from minidist.base.errors import (
     UnwaitedRequestError,
     UsageError,
 )
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce, broadcast
-from minidist.comm import ANY, LinkModel, SimWorld, launch, seeded
-from minidist.comm.buffers import checksum
-from minidist.comm.sim.world import Sim
-from minidist.comm.waiting import Waiting, circle_text, find_cycle
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce, broadcast
+from minidist.core.comm import ANY, LinkModel
+from minidist.core.comm.sim.world import Sim
+from minidist.core.comm.waiting import Waiting, circle_text, find_cycle
 from tests.cases import each
 
 

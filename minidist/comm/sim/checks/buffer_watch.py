@@ -13,8 +13,8 @@ from typing import NoReturn
 import numpy as np
 
 from minidist.comm.buffers import OpenMessages, WorkArrays, changed, checksum
-from minidist.comm.point_to_point import Request, Work
-from minidist.comm.sim.state import SimRequest, SimState, Stream
+from minidist.core.comm.point_to_point import Request, Work
+from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 
 
 class Watched:

@@ -5,10 +5,10 @@
 Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
 
-from minidist.base.trace import MessageEvent, current_purpose
 from minidist.comm.header import dtype_name
-from minidist.comm.point_to_point import ANY
-from minidist.comm.sim.state import SimRequest, SimState
+from minidist.core.base.trace import MessageEvent, current_purpose
+from minidist.core.comm.point_to_point import ANY
+from minidist.core.comm.sim.state import SimRequest, SimState
 
 
 class Recorder:

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Parameter, mse_loss
-from minidist.comm import Comm
+from minidist.core.autograd import Parameter, mse_loss
+from minidist.core.comm import Comm
+from minidist.core.nn import MLP
+from minidist.core.optim import SGD, AdamW
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, difference, drawing
-from minidist.nn import MLP
-from minidist.optim import SGD, AdamW
 
 STEPS, RATE = 3, 0.1
 
@@ -186,7 +186,7 @@ EXERCISES = [
                 "the ranks agree, on other weights than one device has: the mean of the ranks' gradients, once each",
             ),
         ),
-        written_by_hand=("minidist.parallel",),
+        written_by_hand=("minidist.core.parallel", "minidist.parallel"),
         functions=("get_ddp", "ddp_on_after_backward"),
         adapter=use_ddp,
     ),
@@ -210,7 +210,7 @@ EXERCISES = [
                 "after the step every rank needs the new values of all parameters: broadcast each from its owner",
             ),
         ),
-        written_by_hand=("minidist.parallel",),
+        written_by_hand=("minidist.core.parallel", "minidist.parallel"),
         functions=("get_sharded_optimizer",),
         adapter=use_sharded_optimizer,
     ),
@@ -234,7 +234,7 @@ EXERCISES = [
                 "shards start as rank 0's parameters, and the gradient of a shard is the mean over the ranks",
             ),
         ),
-        written_by_hand=("minidist.parallel",),
+        written_by_hand=("minidist.core.parallel", "minidist.parallel"),
         functions=("get_fsdp", "fsdp_on_after_backward", "fsdp_gather_full_params"),
         adapter=use_fsdp,
     ),

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minidist.base.errors import DeadlockError, UnmatchedMessageError, UsageError
-from minidist.comm import Comm, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.base.errors import DeadlockError, UnmatchedMessageError, UsageError
+from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
 
 SPEAKING = 1e-3  # seconds that a sentence takes; without it a rank that passes the token too early would not be noticed

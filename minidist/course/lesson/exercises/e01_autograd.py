@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
+from minidist.core.autograd import Tensor, cross_entropy
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, is_wrong, returns
 
 Shape = tuple[int, ...]

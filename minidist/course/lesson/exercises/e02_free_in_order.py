@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.memory import MemoryAccount
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 # rows, widths: sometimes the activations are the larger part, sometimes the weights

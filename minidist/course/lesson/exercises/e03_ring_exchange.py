@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import BufferReuseError, DeadlockError, UnwaitedRequestError, UsageError
+from minidist.core.base.errors import BufferReuseError, DeadlockError, UnwaitedRequestError, UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
 
 

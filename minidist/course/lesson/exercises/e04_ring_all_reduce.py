@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.base.errors import MismatchError, UsageError
+from minidist.core.base.errors import MismatchError, UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, is_wrong, reduced_to_all
 
 
@@ -49,7 +49,7 @@ EXERCISES = [
         least=reduced_to_all(lambda case: case.size),
         par=Case(4, 16),
         limits=("bytes",),
-        written_by_hand=("minidist.collectives",),
+        written_by_hand=("minidist.core.collectives", "minidist.collectives"),
         hints=(
             Hint(
                 unchanged,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError, MismatchError, UsageError
-from minidist.collectives import seconds
+from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
+from minidist.core.collectives import seconds
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, is_wrong, reduced_to_all
 
 NAMES = ("binomial", "recursive_doubling", "rabenseifner", "ring")
@@ -77,7 +77,7 @@ EXERCISES = [
         least=reduced_to_all(lambda case: case.size),
         par=Case(6, 16),
         limits=("messages", "bytes"),
-        written_by_hand=("minidist.collectives",),
+        written_by_hand=("minidist.core.collectives", "minidist.collectives"),
         hints=(
             Hint(
                 lambda f: unchanged(f) and f.case.ranks > 1 and is_power(f.case.ranks),
@@ -126,7 +126,7 @@ EXERCISES = [
         arguments=lambda case, rank: setting(case),
         expected=lambda case: [min(costs_of(case), key=costs_of(case).__getitem__)],
         check_answers=check_answers,
-        written_by_hand=("minidist.collectives.auto", "minidist.collectives.registry"),
+        written_by_hand=("minidist.collectives.auto", "minidist.core.collectives.registry"),
         # A wrong choice is shown where it costs most; the others are where two algorithms cost nearly the same.
         cases=lambda: sorted((Case(1, k, seed) for k in range(1, 11) for seed in range(12)), key=is_close),
         draw=drawing((1, 1), (1, 12)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError
+from minidist.core.base.errors import DeadlockError
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, returns, summed
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError, MismatchError, UnmatchedMessageError, UnwaitedRequestError
-from minidist.collectives import all_reduce
-from minidist.comm import Comm, Work
+from minidist.core.base.errors import DeadlockError, MismatchError, UnmatchedMessageError, UnwaitedRequestError
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm, Work
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, summed
 
 SECONDS = 2e-6  # seconds that backward takes for one contribution

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError, UnmatchedMessageError
-from minidist.comm import Comm
+from minidist.core.base.errors import DeadlockError, UnmatchedMessageError
+from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing, short
 
 SLACK = 0.01  # seconds; a gradient takes whole seconds, a message microseconds

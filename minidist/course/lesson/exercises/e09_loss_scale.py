@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError, MismatchError, UnmatchedMessageError
-from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.core.base.errors import DeadlockError, MismatchError, UnmatchedMessageError
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
 
 FIRST, GROWTH = 2.0**16, 3  # the first scale, and how many good steps in a row double it

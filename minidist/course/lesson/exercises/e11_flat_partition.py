@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import MismatchError, UsageError
+from minidist.core.base.errors import MismatchError, UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, difference, is_wrong, reduced_to_all
 
 RATE = 0.5

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UnwaitedRequestError
 from minidist.base.memory import MemoryAccount
-from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.core.base.errors import UnwaitedRequestError
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, drawing, is_wrong, returns
 
 SECONDS = 2e-6  # of computing, for each rank that takes part: longer than a gather takes

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UnwaitedRequestError
 from minidist.base.memory import MemoryAccount
-from minidist.comm import Comm
+from minidist.core.base.errors import UnwaitedRequestError
+from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing
 
 SECONDS = 1e-5  # a piece on the link, each way

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, is_wrong, reduced_to_all, returns
 
 ROWS, WIDTH, HEAD = 3, 4, 2

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.pipeline.plan import Plan
+from minidist.core.pipeline.validate import validate
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 from minidist.course.lesson.plain import form
-from minidist.pipeline.plan import Plan
 from minidist.pipeline.schedules import from_cells, get_schedule
 from minidist.pipeline.timing import time_plan
-from minidist.pipeline.validate import validate
 
 
 def plan_of(answer: Any, case: Case) -> Plan:
@@ -83,7 +83,7 @@ def exercise(name: str, schedule: str, lives: bool, hints: tuple[Hint, ...]) -> 
         par=Case(1, 4, 8),
         label=describe,
         communicates=False,
-        written_by_hand=("minidist.pipeline.plan", "minidist.pipeline.schedules"),
+        written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
         hints=(*hints, *COMMON),
     )
 

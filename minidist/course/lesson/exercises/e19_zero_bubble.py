@@ -6,7 +6,7 @@ Proved by: tests/lesson/test_exercises.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing
 from minidist.course.lesson.exercises.e16_gpipe import COMMON, cases, describe, in_the_readers_words, plan_of, says
 from minidist.pipeline.schedules import get_schedule
@@ -43,7 +43,7 @@ EXERCISES = [
         par=Case(1, 4, 8),
         label=describe,
         communicates=False,
-        written_by_hand=("minidist.pipeline.plan", "minidist.pipeline.schedules"),
+        written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
         hints=(
             Hint(
                 says("holds"),

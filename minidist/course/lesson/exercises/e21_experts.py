@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Parameter, Tensor
-from minidist.base.errors import MismatchError
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.base.errors import MismatchError
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
 
 WIDTH = 3

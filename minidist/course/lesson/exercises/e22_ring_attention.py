@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import MismatchError
-from minidist.base.layout import chunk_sizes, offsets
+from minidist.core.base.errors import MismatchError
+from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, returns
 
 SIZE = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, difference, drawing
 
 LENGTH = 3  # numbers of a residual

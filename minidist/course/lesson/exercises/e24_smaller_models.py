@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError, MismatchError, UsageError
+from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, reduced_to_all, returns
 
 # --- 24.one_grid ------------------------------------------------------------------------------------------------------

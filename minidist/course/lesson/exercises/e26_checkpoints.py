@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.comm import Comm
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing, is_wrong, standard_cases
 
 # A save that may die --------------------------------------------------------------------------------------------------

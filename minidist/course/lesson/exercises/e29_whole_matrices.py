@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.base.layout import chunk_sizes, cut
+from minidist.core.base.layout import chunk_sizes, cut
 from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, is_wrong
 from minidist.optim.muon import newton_schulz
 

@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError, UsageError
+from minidist.core.base.errors import DeadlockError, UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
 
 

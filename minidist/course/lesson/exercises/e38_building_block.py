@@ -77,7 +77,7 @@ EXERCISES = [
         par=Case(1, 4, 1),
         label=lambda case: f"{case.size} rank{'s' * (case.size != 1)}, offsets {_offsets_of(case)}",
         communicates=False,
-        written_by_hand=("minidist.pipeline.plan", "minidist.pipeline.schedules"),
+        written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
         hints=(
             Hint(
                 _says("same unit"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from textwrap import dedent
 from typing import Any
 
-from minidist.base.trace import Trace
+from minidist.core.base.trace import Trace
 from minidist.course.lesson.exercise import Case, Exercise, Hint
 
 BLANK = "____"

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import MismatchError, UsageError
-from minidist.comm import Comm
+from minidist.core.base.errors import MismatchError, UsageError
+from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Hint, Least, returns
 from minidist.course.lesson.exercises import (
     e02_free_in_order,
@@ -430,7 +430,7 @@ PUZZLES += [
         With ZeRO 1 each rank updates 1/n of the weights, then all ranks gather the whole. The gradients are summed
         already. Take the rank's slice of both.
 
-        from minidist.collectives import all_gather, all_reduce
+        from minidist.core.collectives import all_gather, all_reduce
 
 
         def only_my_shard(comm, weights, gradient):
@@ -452,7 +452,7 @@ PUZZLES += [
         With ZeRO 2 no rank needs the whole sum of the gradients. reduce_scatter(comm, array) returns a rank's shard
         of it, for half the bytes of all_reduce.
 
-        from minidist.collectives import all_gather, all_reduce, reduce_scatter
+        from minidist.core.collectives import all_gather, all_reduce, reduce_scatter
 
 
         def only_its_gradient(comm, weights, gradient):

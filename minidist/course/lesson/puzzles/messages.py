@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import BufferReuseError, DeadlockError, MismatchError, UnmatchedMessageError, UsageError
+from minidist.core.base.errors import BufferReuseError, DeadlockError, MismatchError, UnmatchedMessageError, UsageError
 from minidist.course.lesson.exercise import Case, Hint, Least, returns, summed
 from minidist.course.lesson.exercises import (
     e00_start_here,
@@ -315,7 +315,7 @@ PUZZLES = [
         Rank 0 adds the arrays of all ranks. Rank 1 is the last to be ready: do not wait for it while others are
         there. comm.recv(x, ANY) takes the first message that comes, from any rank.
 
-        from minidist.comm import ANY
+        from minidist.core.comm import ANY
 
 
         def as_they_come(comm, x):

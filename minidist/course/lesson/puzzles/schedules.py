@@ -9,16 +9,16 @@ Proved by: tests/lesson/test_puzzles.py
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minidist.base.errors import UsageError
-from minidist.base.trace import SpanEvent, Trace
-from minidist.comm import Comm
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import SpanEvent, Trace
+from minidist.core.comm import Comm
+from minidist.core.pipeline.plan import show
+from minidist.core.pipeline.simulate import Dependencies, simulate
 from minidist.course.lesson.exercise import Case, Hint
 from minidist.course.lesson.exercises import e16_gpipe, e17_one_f_one_b, e19_zero_bubble, e38_building_block
 from minidist.course.lesson.exercises.e16_gpipe import COMMON, describe, in_the_readers_words, plan_of
 from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, says
-from minidist.pipeline.plan import show
 from minidist.pipeline.schedules import from_cells, get_schedule
-from minidist.pipeline.simulate import Dependencies, simulate
 from minidist.pipeline.timing import Timing, time_plan
 
 MICROSECOND, ACTIVATION = 1e-6, 1000
@@ -95,7 +95,7 @@ def plan_puzzle(text: str, sizes: Sequence[tuple[int, int]], *hints: Hint) -> Pu
         label=describe,
         communicates=False,
         limits=("time", "memory"),
-        written_by_hand=("minidist.pipeline.plan.registry.get_schedule",),
+        written_by_hand=("minidist.core.pipeline.plan.registry.get_schedule",),
     )
 
 

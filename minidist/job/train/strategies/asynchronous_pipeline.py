@@ -25,22 +25,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.parallel.dims import Axes
+from minidist.core.parallel.gradients import GradientReducer
+from minidist.core.pipeline.runtime import PipelineStage
+from minidist.core.train.layout import ParallelLayout
+from minidist.core.train.pipeline import MakeDataAxes, release_other_stages
 from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.config.pipeline_plan import cut_stages, make_plan, period_of, stream_end, streams
 from minidist.job.train.job import Job, make_optimizer
-from minidist.job.train.layout import ParallelLayout
-from minidist.job.train.pipeline import MakeDataAxes, release_other_stages
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.pipeline import gather_tensors, input_arrays
-from minidist.nn.flat import FlatParameters
 from minidist.parallel import reduced_elements
-from minidist.parallel.dims import Axes
-from minidist.parallel.gradients import GradientReducer
-from minidist.pipeline.runtime import PipelineStage
 from minidist.pipeline.runtime.evaluation import Evaluation
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.stream import Stream

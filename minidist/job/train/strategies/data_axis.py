@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
-from minidist.autograd import Parameter
-from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.comm import Comm
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
+from minidist.core.comm import Comm
+from minidist.core.train import data_axis
 from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
-from minidist.job.train import data_axis
 from minidist.nn.segments import recomputed_modules
 from minidist.parallel import reduced_elements
 from minidist.parallel.running_statistics import batch_norms

@@ -8,15 +8,15 @@ Proved by: tests/equality/test_equality.py, tests/techniques/test_compression.py
 tests/techniques/test_streaming_diloco.py
 """
 
-from minidist.base import arrays as xp
-from minidist.comm import Comm
+from minidist.core.base import arrays as xp
+from minidist.core.comm import Comm
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.train import data_axis
+from minidist.core.train.data_axis import Group
 from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
-from minidist.job.train import data_axis
-from minidist.job.train.data_axis import Group
 from minidist.job.train.job import Job, exchange_of, make_optimizer
 from minidist.job.train.strategies.data_axis import DataAxis, Replicas, Tensors
-from minidist.nn.flat import FlatParameters
 from minidist.techniques.meeting import Replica
 
 

@@ -15,12 +15,12 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, Self
 
-from minidist.autograd import Parameter
-from minidist.base.arrays import Array
-from minidist.comm import Comm
+from minidist.core.autograd import Parameter
+from minidist.core.base.arrays import Array
+from minidist.core.comm import Comm
+from minidist.core.train import strategy
 from minidist.job.checkpoint.buffers import Buffer
 from minidist.job.checkpoint.directory import ReplicaId
-from minidist.job.train import strategy
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.parallel.tensor import full_tensor

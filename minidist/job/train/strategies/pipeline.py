@@ -6,21 +6,21 @@ Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from minidist.base.layout import offsets
-from minidist.base.trace import purpose
-from minidist.comm import Comm
+from minidist.core.base.layout import offsets
+from minidist.core.base.trace import purpose
+from minidist.core.comm import Comm
+from minidist.core.nn import Module
+from minidist.core.pipeline.plan import Plan
+from minidist.core.train import pipeline
+from minidist.core.train.layout import ParallelLayout
+from minidist.core.train.pipeline import input_array
 from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.buffers import Buffer
 from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.config.pipeline_plan import cut_sizes, cut_stages, make_plan
-from minidist.job.train import pipeline
 from minidist.job.train.job import Job
-from minidist.job.train.layout import ParallelLayout
-from minidist.job.train.pipeline import input_array
 from minidist.job.train.strategies.data_axis import Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
-from minidist.nn import Module
-from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.evaluation import Evaluation
 
 

@@ -7,19 +7,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Self
 
-from minidist.autograd import Parameter
-from minidist.base.arrays import Array
-from minidist.comm import Comm
-from minidist.comm.mesh import Mesh
+from minidist.core.autograd import Parameter
+from minidist.core.base.arrays import Array
+from minidist.core.comm import Comm
+from minidist.core.comm.mesh import Mesh
+from minidist.core.nn import Module
+from minidist.core.optim import Optimizer
+from minidist.core.parallel import Shard
+from minidist.core.train import data_axis
+from minidist.core.train.data_axis import Group, unit_modules
 from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
-from minidist.job.train import data_axis
-from minidist.job.train.data_axis import Group, unit_modules
 from minidist.job.train.job import Job, mesh_of, shard_comm
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
-from minidist.nn import Module
-from minidist.optim import Optimizer
-from minidist.parallel import Shard, gather_tensors, reduced_elements
+from minidist.parallel import gather_tensors, reduced_elements
 
 
 class Sharded(DataAxis):

@@ -1,0 +1,309 @@
+"""The backward pass: visit the nodes that a loss depends on, the newest first, and pass each gradient to older nodes.
+
+    loss ── node 9 ── node 8 ── ... ── node 0         forward recorded them in the order 0, 1, ..., 9
+            [1] collect the nodes that the loss depends on; count the uses (sites) of each parameter in them
+            [2] visit the newest: the work that its products share, then one vector-Jacobian product
+                per input and per weight
+            [3] a parameter whose last site was visited is ready; observers are told
+
+Nodes drop what they saved as they are visited, so memory falls during the pass. Input gradients and weight gradients
+are separate work: with `weight_gradients="deferred"` the pass computes the first and returns the second to be run
+later (the W of zero-bubble pipelines: Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
+
+Proved by: tests/autograd/test_backward.py, tests/autograd/test_deferred_and_recorded.py
+"""
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from minidist.core.autograd.errors import AutogradError, ShapeError
+from minidist.core.autograd.modes import contribution_recorder
+from minidist.core.autograd.parameter import BackwardObserver, Parameter
+from minidist.core.autograd.tensor import MeanOfRows, Node, Tensor, record
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import quoted
+from minidist.core.base.hooks import elsewhere
+from minidist.core.base.watchers import watchers
+
+_creation = attrgetter("index")
+
+_running: ContextVar["BackwardPass | None"] = ContextVar("minidist_running_backward_pass", default=None)
+current_pass = _running.get  # the pass that is running on this rank, or None
+is_in_backward = _running.get  # true while one is
+
+
+def backward(
+    tensor: Tensor, gradient: Any = None, *, observers: Sequence[BackwardObserver] = (), weight_gradients: str = "now"
+) -> "WeightGradStore | None":
+    """Compute the gradients of `tensor` for every leaf and parameter that it depends on, and add them there.
+
+    gradient: d(something)/d(tensor), an array or tensor of the tensor's shape and dtype; it may be left out when the
+    tensor has one element. It is not modified.
+    observers: they are told how the pass goes on, as those are that are registered on parameters (`BackwardObserver`).
+    weight_gradients: "now", or "deferred": then parameters get nothing yet, and a `WeightGradStore` is returned.
+
+    The graph is used up: a second backward through any node of it raises AutogradError.
+    """
+    if weight_gradients not in ("now", "deferred"):
+        raise AutogradError(f"weight_gradients must be 'now' or 'deferred', not {quoted(weight_gradients)}")
+    root = tensor.node
+    if root is None:
+        raise AutogradError(
+            f"backward from a tensor of shape {tensor.shape} that needs no gradient: nothing in it is trained"
+        )
+
+    # The gradient of the tensor itself: ones for a loss, checked and in the tensor's dtype otherwise.
+    data = tensor.data
+    if gradient is None:
+        if data.size != 1:
+            raise AutogradError(
+                f"backward from a tensor of shape {data.shape} needs gradient=; only one element can do without"
+            )
+        gradient = xp.ones_like(data)
+    else:
+        gradient = xp.as_array(gradient if xp.is_array(gradient) else getattr(gradient, "data", gradient), data.dtype)
+        if gradient.shape != data.shape:
+            raise ShapeError(f"backward: gradient of shape {gradient.shape} for a tensor of shape {data.shape}")
+    return BackwardPass(observers, weight_gradients).run(root, gradient)
+
+
+class BackwardPass:
+    """One pass over one graph. A recomputed block (a replay) has a graph of its own, visited in the same pass."""
+
+    def __init__(self, observers: Sequence[BackwardObserver] = (), weight_gradients: str = "now") -> None:
+        self.store = WeightGradStore(self) if weight_gradients == "deferred" else None
+        self.sites: dict[Parameter, int] = {}  # contributions still to come, by parameter
+        self.observers: list[BackwardObserver] = []  # in the order in which they joined
+        self.over = False  # also when an error has ended it
+        self.means = ""  # what the loss is the mean over, "22 rows"; "" of other losses, or a gradient that is not 1
+        self.is_mean = False  # is it one that nothing divides, or a sum that has one?
+        self.watchers = watchers.get()
+        self._told_all = observers
+        for observer in observers:
+            self.attach(observer)
+
+    def attach(self, observer: BackwardObserver) -> None:
+        """Let `observer` join the pass, if it has not yet."""
+        if observer not in self.observers:
+            self.observers.append(observer)
+            observer.started()
+
+    def run(self, root: Any, gradient: xp.Array) -> "WeightGradStore | None":
+        """Visit what the node `root` depends on, with the gradient of its output."""
+        if root.__class__ is not Node:  # backward from a parameter itself
+            root.accumulate(gradient)
+            return self.store
+        token = _running.set(self)
+        try:
+            tape = self._collect(root)
+            may_average = isinstance(root.name, MeanOfRows) or root.hook is not None or root.name in _LINEAR
+            if may_average and gradient.size == 1 and gradient.item() == 1:
+                self.means, self.is_mean = _means_in(root)
+            self._visit_all(root, gradient, tape)
+            for observer in self.observers:
+                observer.finished()
+        finally:
+            self.over = True
+            _running.reset(token)
+        return self.store
+
+    def run_nested(self, root: Any, gradient: xp.Array, replayed: tuple[Parameter, ...]) -> None:
+        """Visit a graph that a node of this pass has just recomputed; the node itself is no longer a use site."""
+        tape = self._collect(root) if root is not None else []
+        for parameter in replayed:
+            self._site_done(parameter)
+        if tape:
+            self._visit_all(root, gradient, tape)
+
+    def _collect(self, root: Node) -> list[Node]:
+        """[1] Return the nodes that `root` depends on, oldest first; count each parameter's use sites on the way."""
+        sites = self.sites
+        seen = {root}
+        todo = [root]
+        tape = []
+        while todo:
+            node = todo.pop()
+            if node.inputs is None:
+                raise AutogradError(
+                    f"second backward through {node.name!r}: the first one freed what it saved; run the forward again"
+                )
+            tape.append(node)
+            for source, _ in node.inputs:
+                if source not in seen:
+                    seen.add(source)
+                    todo.append(source)
+            for parameter, _ in node.weights:
+                sites[parameter] = sites.get(parameter, 0) + 1
+            for parameter in node.replays:
+                sites[parameter] = sites.get(parameter, 0) + 1
+        tape.sort(key=_creation)
+        return tape
+
+    def _visit_all(self, root: Node, gradient: xp.Array, tape: list[Node]) -> None:
+        root.receive(gradient, fresh=False)
+        while tape:
+            self._visit(tape.pop())
+            for observer in self.observers:
+                observer.node_done()
+
+    def _visit(self, node: Node) -> None:
+        """[2] Pass the gradient of the node's output to its inputs and weights, and free what the node saved."""
+        if node.name == "leaf":  # the gradient stays, as an array that belongs to the leaf alone
+            node.grad = xp.as_array(node.grad) if node.owned else xp.array(node.grad)
+            node.owned = True
+            return
+        inputs, weights, prepare, hook, gradient = node.inputs, node.weights, node.prepare, node.hook, node.grad
+        node.inputs, node.weights, node.prepare, node.hook, node.grad = None, (), None, None, None
+
+        # The work that all products share.
+        if prepare is not None:
+            gradient = prepare(gradient)
+        elif hook is not None:
+            gradient = hook(self, gradient)
+
+        # Gradients of the inputs, which older nodes wait for.
+        told = self.watchers
+        costs = iter((node.costs if told else None) or ())
+        for source, vjp in inputs:  # type: ignore[union-attr]
+            result = gradient if vjp is None else vjp(gradient)
+            if told:
+                cost = next(costs, None)
+                for watcher in told:
+                    watcher.input_gradient(result, cost)
+            # A new array that is not a view is the source's own; what may be shared is never added to in place.
+            fresh = result is not gradient and result.base is None
+            if source.grad is None:
+                source.grad, source.owned = result, fresh
+            else:
+                source.receive(result, fresh)
+
+        # Gradients of the weights, now or later.
+        for parameter, vjp in weights:
+            cost = next(costs, None)
+            if self.store is not None:
+                self.store.put(parameter, vjp, gradient, cost)
+            else:
+                self.contribute(parameter, vjp, gradient, cost)
+
+    def contribute(
+        self, parameter: Parameter, vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None
+    ) -> None:
+        """Compute one weight gradient and add it to its parameter."""
+        parameter.accumulate(partial(vjp, gradient))
+        for watcher in self.watchers:
+            watcher.weight_gradient(cost)
+        self._site_done(parameter)
+
+    def _site_done(self, parameter: Parameter) -> None:
+        """[3] One contribution less to wait for; the last one makes the parameter ready."""
+        self.sites[parameter] -= 1
+        if self.sites[parameter] == 0:
+            if parameter.gradient.local is None and contribution_recorder.get() is None:
+                parameter.zero_fill()  # a replay read it and did not differentiate it
+            for hook in parameter.ready_hooks:
+                hook(parameter)
+            for observer in (*parameter.observers, *self._told_all):
+                self.attach(observer)
+                observer.parameter_ready(parameter)
+
+
+_LINEAR = ("add", "sub", "neg", "div", "cast")  # operations between means and a loss that averages them
+
+
+def _means_in(loss: Node) -> tuple[str, bool]:
+    """Return what a loss is the mean over ("22 rows", "8 rows + 5 rows" of a sum), and whether one is not divided.
+
+    A mean that is divided, as by the number of micro-batches, is one, too. Of one that is multiplied nothing is said:
+    its factor may be this rank's part of all rows.
+    """
+    found, pending, seen = [], [(loss, False)], set()
+    while pending:
+        node, divided = pending.pop()
+        if isinstance(node.name, MeanOfRows):
+            found.append((node.name.over, divided))
+        elif node not in seen and node.inputs and (node.name in _LINEAR or (node.hook and node.name != "checkpoint")):
+            seen.add(node)
+            divided = divided or node.name == "div"
+            pending += [(source, divided) for source, _ in reversed(node.inputs)]
+    return " + ".join(over for over, _ in found), not all(divided for _, divided in found)
+
+
+class WeightGradStore:
+    """Weight gradients that a backward pass left to be computed, in the order of the pass.
+
+    It keeps the arrays that they need alive. (Megatron-LM and DualPipe have a class of this name for the same purpose.)
+    """
+
+    def __init__(self, owner: BackwardPass) -> None:
+        self._owner = owner
+        self._work: list[tuple[Parameter, Callable[..., Any], Any, tuple[int, int] | None]] | None = []
+
+    def put(self, parameter: Parameter, vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None) -> None:
+        """Append one weight gradient."""
+        assert self._work is not None
+        self._work.append((parameter, vjp, gradient, cost))
+
+    def __len__(self) -> int:
+        return len(self._work or ())
+
+    def run(self) -> None:
+        """Compute them all, once; a second run is an error, because every weight would be counted twice."""
+        if self._work is None:
+            raise AutogradError("deferred weight gradients ran already; each backward pass leaves them once")
+        work, self._work = self._work, None
+        self._owner.watchers = watchers.get()  # those of the time at which the work is done
+        work.reverse()
+        while work:
+            self._owner.contribute(*work.pop())
+        for observer in self._owner.observers:
+            observer.weights_done()
+
+
+# --- hooks on tensors: a strategy learns how far the backward pass has come ---
+#
+# A hook is an identity node on the tape. Backward reaches it when the gradient of the tensor is complete, which is
+# after everything recorded later and before everything recorded earlier:
+#
+#     x ── backward_hook ── layer ── backward_hook ── y        forward ──▶
+#          [2] the layer's        [1] the layer's
+#          backward is done       backward begins               ◀── backward
+#
+# So FSDP gathers a layer's parameters in [1] and reduces their gradients in [2].
+
+
+def backward_hook(x: Tensor, hook: Callable[[BackwardPass], None], name: str = "backward hook") -> Tensor:
+    """Return x as a tensor behind a node that calls hook(the pass) when backward reaches it.
+
+    When x needs no gradient (the input of the first layer), backward never gets here and the hook is not called.
+    """
+
+    def call(running: BackwardPass, gradient: Any) -> Any:
+        hook(running)
+        return gradient
+
+    return record(name, x.data, ((x, None),), hook=call, cost=0)
+
+
+def backward_hooks(value: Any, hook: Callable[[BackwardPass], None], name: str = "backward hook") -> Any:
+    """Return `value` with a `backward_hook` on every tensor in it that needs a gradient.
+
+    Looks into tuples, named tuples, lists, dicts, and the attributes of objects of other classes (dataclasses, a user's
+    own), of which it makes a shallow copy; everything else is returned as it is.
+    """
+    return map_tensors(value, lambda x: x if x.node is None else backward_hook(x, hook, name))
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return `value` with function(tensor) in the place of every tensor in it; see `backward_hooks`."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its items one by one
+        return type(value)(*(map_tensors(item, function) for item in value))
+    if type(value) in (tuple, list):
+        return type(value)(map_tensors(item, function) for item in value)
+    if type(value) is dict:
+        return {key: map_tensors(item, function) for key, item in value.items()}
+    return elsewhere.map_object(value, function)

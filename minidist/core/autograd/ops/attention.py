@@ -1,0 +1,276 @@
+"""Causal self-attention as one node: softmax(Q K^T / sqrt(d)) V, where position i sees positions 0..i.
+
+Queries go in blocks of 64 (256 on a GPU), and a block meets only the keys up to its own end: half of the score matrix
+is never computed and none of it is ever masked except the diagonal blocks. The exponentials are saved unnormalised; the
+division by their row sums is folded into the (much smaller) outputs and output gradients. Heads are strided views of
+the packed projection, so nothing is copied. Scores lie as (keys, queries), so that a maximum over keys compares whole
+rows at once, and no product reads them transposed, because CuPy would copy them. With P the softmax, dS = P *
+(dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
+
+Dropout of the weights multiplies P by a mask M of 0 and 1 / (1 - p) before it meets V; then dS = P * (M * dO V^T -
+rowsum(dO * O)), with the same row sums. Only the mask is kept besides, as bools.
+
+Proved by: tests/autograd/test_fused.py
+"""
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Protocol
+
+from minidist.core.autograd.errors import ShapeError
+from minidist.core.autograd.operands import mismatch, operand
+from minidist.core.autograd.ops import shaping
+from minidist.core.autograd.tensor import Tensor, record
+from minidist.core.base import arrays as xp
+from minidist.core.base.hooks import elsewhere
+
+_BLOCK = 64  # queries at once
+_GPU_BLOCK = 256  # on a GPU, which needs more work per kernel
+_CACHE = 256 * 1024  # bytes of scores at once
+
+
+class WeightDropout(Protocol):
+    """Which weights of attention stay (`nn.AttentionDropout`), and what those are multiplied by."""
+
+    @property
+    def scale(self) -> float: ...
+
+    def mask(self, samples: int, heads: int, length: int, first: int = 0) -> xp.Array:
+        """Bools (samples, heads, length queries, length keys) of `heads` heads, from the `first` of those here on."""
+
+
+def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = None) -> Tensor:
+    """Packed form: qkv (batch, T, 3 D) -> (batch, T, D); queries, keys, values side by side, and heads in each."""
+    if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
+        raise ShapeError(f"causal_attention: shape {qkv.shape} is not (batch, T, 3 x {heads} heads x head size)")
+    batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    qkv = operand(qkv)
+    values = qkv.data
+    q, k, v = _heads(values, 3, heads)
+    out = xp.empty((batch, length, width), values.dtype, values)
+    drop = None if dropout is None else (dropout.mask(batch, heads, length), dropout.scale)
+    saved = _forward(q, k, v, _heads(out, 1, heads)[0], qkv, drop)
+    y, kept = qkv.save(out), qkv.saved()
+    out = y.stored
+
+    def grad(g: xp.Array) -> xp.Array:
+        q, k, v = _heads(kept.data, 3, heads)
+        dqkv = xp.empty((batch, length, 3 * width), g.dtype, g)
+        (o,), (do,), (dq, dk, dv) = _heads(y.data, 1, heads), _heads(g, 1, heads), _heads(dqkv, 3, heads)
+        _backward(q, k, v, o, do, saved, (dq, dk, dv), drop)
+        return dqkv
+
+    flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
+
+    def cost() -> tuple[int, list[tuple[int, int]]]:
+        return flops, [(flops * 5 // 2, 2 * qkv.stored.nbytes + 2 * out.nbytes)]  # backward has five products, not two
+
+    return record("causal_attention", out, ((qkv, grad),), cost=cost, saved=_arrays(saved, drop))
+
+
+def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+    """Separate form: q, k, v (batch, heads, T, head size) -> the same shape."""
+    if q.ndim != 4 or q.shape != k.shape or k.shape != v.shape:
+        raise mismatch(
+            "causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)"
+        )
+    q, k, v = operand(q), operand(k), operand(v)
+    values = q.data
+    o = xp.empty(q.shape, values.dtype, values)
+    drop = None if dropout is None else (dropout.mask(q.shape[0], q.shape[1], q.shape[2]), dropout.scale)
+    saved = _forward(values, k.data, v.data, o, q, drop)
+    y = q.save(o)
+    o = y.stored
+    kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
+
+    def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
+        out = y.data
+        result = xp.empty_like(out), xp.empty_like(out), xp.empty_like(out)
+        _backward(kept_q.data, kept_k.data, kept_v.data, out, g, saved, result, drop)
+        return result
+
+    edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
+    flops = 2 * q.size * q.shape[2]
+    return record(
+        "causal_attention_heads",
+        o,
+        edges,
+        prepare=prepare,
+        cost=lambda: (flops, [(flops * 5 // 6, 3 * o.nbytes)] * 3),  # five products, shared by three inputs
+        saved=_arrays(saved, drop),
+    )
+
+
+def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+    """Causal attention in which consecutive query heads share a key-value head: (batch, T, heads, n) -> the same.
+
+    k, v (batch, T, kv heads, n), with heads a multiple of kv heads. Source: Ainslie et al., "GQA", 2023.
+    """
+    batch, length, heads, size = q.shape
+    shared = heads // k.shape[2]
+
+    def repeated(x: Tensor) -> Tensor:
+        """(batch, T, kv heads, n) -> (batch, heads, T, n): each key-value head once per query head that reads it."""
+        x = shaping.transpose(x, (0, 2, 1, 3))
+        if shared == 1:
+            return x
+        # A view with the key-value head repeated; backward sums over the query heads that read it.
+        x = shaping.reshape(x, (batch, x.shape[1], 1, length, size))
+        repeats = shaping.broadcast_to(x, (batch, x.shape[1], shared, length, size))
+        return shaping.reshape(repeats, (batch, heads, length, size))
+
+    # All are (batch, heads, T, n) now.
+    mixed = causal_attention_heads(shaping.transpose(q, (0, 2, 1, 3)), repeated(k), repeated(v), dropout)
+    return shaping.transpose(mixed, (0, 2, 1, 3))
+
+
+Drop = tuple[xp.Array, float] | None  # which weights stay (batch, heads, queries, keys), and their factor
+
+
+Saved = list[tuple[Tensor, xp.Array]]  # of each block: exponentials, 1 / row sums
+
+
+def _arrays(saved: Saved, drop: Drop) -> list[xp.Array]:
+    return [array for e, inverse in saved for array in (e.stored, inverse)] + ([] if drop is None else [drop[0]])
+
+
+def _dropped(e: xp.Array, drop: Drop, n: int, step: int, start: int, end: int) -> xp.Array:
+    """e (samples n.., heads, keys ..end, queries start..end) less the dropped weights; `e` itself without dropout."""
+    if drop is None:
+        return e
+    keep, scale = drop
+    e = e * keep[n : n + step, :, start:end, :end].swapaxes(2, 3)
+    e *= scale
+    return e
+
+
+def _heads(packed: xp.Array, parts: int, heads: int) -> list[xp.Array]:
+    """(batch, T, parts x heads x size) as `parts` views (batch, heads, T, size)."""
+    batch, length, width = packed.shape
+    split = packed.reshape(batch, length, parts, heads, width // (parts * heads))
+    return [split[:, :, part].transpose(0, 2, 1, 3) for part in range(parts)]
+
+
+def _at_once(q: xp.Array) -> tuple[int, int]:
+    """The samples and queries per block: as many samples as fit into the cache together; on a GPU the whole batch."""
+    batch, heads, length, _ = q.shape
+    if xp.on_gpu(q):
+        return max(1, batch), _GPU_BLOCK
+    return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize)), _BLOCK
+
+
+def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, drop: Drop = None) -> Saved:
+    """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums).
+
+    The exponentials, numbers from 0 to 1, are saved as `source` says; the row sums, one number a query, as they are.
+    """
+    batch, _, length, size = q.shape
+    scale = size**-0.5 if size else 1.0
+    step, queries = _at_once(q)
+    if not xp.has_values(q):
+        return elsewhere.saved_shapes(q, step, queries, source)
+    exponentials = _exponentials(q, min(queries, length))
+    saved = []
+    for n in range(0, batch, step):
+        qn, kn, vn, on = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step]
+        for start in range(0, length, queries):
+            end = min(start + queries, length)
+            # e = exp(K Q^T / sqrt(d) - maximum), of the keys up to the block's end.
+            e = kn[:, :, :end] @ (qn[:, :, start:end] * scale).swapaxes(2, 3)
+            inverse = exponentials(e)
+            # O^T = V^T e / row sums: the division is done on the output, which is much smaller than the scores.
+            part = on[:, :, start:end]
+            weights = _dropped(e, drop, n, step, start, end)
+            xp.matmul(vn[:, :, :end].swapaxes(2, 3), weights, out=part.swapaxes(2, 3))
+            part *= inverse
+            saved.append((source.save(e), inverse))
+    return saved
+
+
+def _backward(
+    q: xp.Array,
+    k: xp.Array,
+    v: xp.Array,
+    o: xp.Array,
+    g: xp.Array,
+    saved: Saved,
+    gradients: Sequence[xp.Array],
+    drop: Drop = None,
+) -> None:
+    """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys: it goes first and writes, others add."""
+    batch, _, length, size = q.shape
+    scale = size**-0.5 if size else 1.0
+    step, queries = _at_once(q)
+    if not xp.has_values(q):
+        while saved:
+            kept, inverse = saved.pop()
+            e = kept.data
+        return
+    for n in reversed(range(0, batch, step)):
+        qn, kn, vn, on, gn = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step], g[n : n + step]
+        dqn, dkn, dvn = (array[n : n + step] for array in gradients)
+        for start in reversed(range(0, length, queries)):
+            end = min(start + queries, length)
+            kept, inverse = saved.pop()
+            e = kept.data
+            # dS = P * (dO V^T - rowsum(dO * O)); P = e / row sums, and the division is in dO already.
+            do = gn[:, :, start:end] * inverse
+            delta = xp.dot_rows(do, on[:, :, start:end])
+            ds = _dropped(vn[:, :, :end] @ do.swapaxes(2, 3), drop, n, step, start, end)
+            _score_gradients(ds, delta.swapaxes(2, 3), e)
+            # dQ^T = K^T dS, dK = dS Q, dV = P dO, with scores as (keys, queries).
+            part = dqn[:, :, start:end]
+            xp.matmul(kn[:, :, :end].swapaxes(2, 3), ds, out=part.swapaxes(2, 3))
+            part *= scale
+            scaled_q = qn[:, :, start:end] * scale
+            e = _dropped(e, drop, n, step, start, end)
+            if end == length:
+                xp.matmul(ds, scaled_q, out=dkn)
+                xp.matmul(e, do, out=dvn)
+            else:
+                dkn[:, :, :end] += ds @ scaled_q
+                dvn[:, :, :end] += e @ do
+
+
+def _exponentials(q: xp.Array, queries: int) -> Callable[[xp.Array], xp.Array]:
+    """A function that turns a block's scores (..., keys, at most `queries`) into exponentials, in place.
+
+    It returns 1 / row sums (..., queries, 1). The last key is the last query's own; keys after a query's own are 0.
+    """
+    if (kernels := xp.kernels_of(q)) is not None:
+        return kernels.causal_exponentials
+    diagonal, ones = _diagonal(queries, q), xp.ones(q.shape[2], q.dtype, q)
+
+    def exponentials(e: xp.Array) -> xp.Array:
+        keys, n = e.shape[2:]
+        e[:, :, keys - n :] += diagonal[:n, :n]
+        e -= _largest(e)
+        xp.exp(e, out=e)
+        return xp.reciprocal(ones[:keys] @ e)[..., None]
+
+    return exponentials
+
+
+def _score_gradients(ds: xp.Array, delta: xp.Array, e: xp.Array) -> None:
+    """ds = (ds - delta) * e, in place."""
+    if (kernels := xp.kernels_of(ds)) is not None:
+        kernels.score_gradients(ds, delta, e)
+        return
+    ds -= delta
+    ds *= e
+
+
+def _largest(e: xp.Array) -> xp.Array:
+    """Maximum over the keys, (..., keys, queries) -> (..., 1, queries), by folding: halves that may overlap."""
+    while (n := e.shape[-2]) > 1:
+        half = (n + 1) // 2
+        e = xp.maximum(e[:, :, :half], e[:, :, n - half :])
+    return e
+
+
+def _diagonal(n: int, like: xp.Array) -> xp.Array:
+    """(keys, queries): 0 where the key is not later than the query, -inf where it is."""
+    positions = xp.device_arange(n)
+    mask = xp.zeros((n, n), like.dtype, like)
+    mask[positions[:, None] > positions] = -xp.inf
+    return mask

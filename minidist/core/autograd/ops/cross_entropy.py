@@ -1,0 +1,180 @@
+"""Softmax and cross-entropy as one node: the loss of a classifier or language model.
+
+Strategies sum: a rank divides by the *global* number of tokens (`divisor`), so that the sum over ranks and
+micro-batches is the loss of the whole batch, also when shards or masks are uneven.
+
+Proved by: tests/autograd/test_fused.py
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import inf, prod
+from operator import imul
+from typing import Any
+
+from minidist.core.autograd.errors import AutogradError, ShapeError
+from minidist.core.autograd.operands import operand
+from minidist.core.autograd.tensor import Tensor, named_mean, record
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.limits import check_number
+
+Reduce = Callable[[xp.Array, str], Any]  # (array, "max" or "sum"): combine the array's numbers over the ranks, in place
+
+
+def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ignore_index: int = -100) -> Tensor:
+    """Sum over rows of -log softmax(logits)[target], divided by `divisor`; a tensor of shape ().
+
+    logits (..., classes); targets (...), integers in [0, classes), or `ignore_index` for a row that does not count; the
+    latter may be a class.
+    divisor: None is the number of rows that count (the mean; nan with a gradient of zero when there are none). Pass the
+    global number of tokens of the step when this batch is one of several: ranks that average means need as many rows.
+    """
+    if not isinstance(logits, Tensor):
+        raise AutogradError(
+            f"cross_entropy: the logits are a value of type {type(logits).__name__}, through which no gradient gets;"
+            " pass the Tensor that the model computes (Tensor(logits) where no gradient is wanted)"
+        )
+    flat, counted = checked_targets("cross_entropy", logits, targets, ignore_index)
+    mean_over = ""
+    if divisor.__class__ is not float or not 0 < divisor < inf:
+        divisor, mean_over = divisor_and_rows("cross_entropy", divisor, flat, counted)
+    result = softmax_loss("cross_entropy", logits, (xp.arange(flat.size), flat), counted, divisor)
+    return named_mean(result, mean_over) if mean_over else result
+
+
+def softmax_loss(
+    name: str,
+    logits: Tensor,
+    own: tuple[xp.Array, xp.Array],
+    counted: xp.Array | None,
+    divisor: float,
+    words: int | None = None,
+    reduce: Reduce | None = None,
+) -> Tensor:
+    """The sum over rows of log(sum of exp(logits)) - the target's logit, divided by `divisor`; a tensor of shape ().
+
+    logits (..., classes), of all classes or of a rank's part. own: the rows whose target is in it, and its column.
+    counted: which rows count, None for all. Of a part: words, how many of its columns are no padding; reduce.
+    """
+    shape, classes = logits.shape, logits.shape[-1]
+    if logits.data.itemsize == 2:
+        logits = operand(logits)  # half precision computes in float32
+    scores = logits.data.reshape(prod(shape[:-1]), classes)
+
+    # The largest logit of a row is taken from all others, so that nothing overflows.
+    if reduce is None:
+        largest = scores.max(axis=-1, keepdims=True)
+        exponentials = scores - largest
+        picked = exponentials[own]
+        xp.exp(exponentials, out=exponentials)
+        totals = exponentials @ xp.ones(classes, scores.dtype, scores)
+    else:
+        largest, exponentials, picked, totals = _over_ranks(scores, own, words, reduce)
+    losses = xp.log(totals) - picked
+    if counted is not None:
+        losses *= counted
+    loss = losses.sum() / divisor
+    part = 1 / divisor if divisor == divisor else 0.0  # the mean over no rows is nan, and its gradient is zero
+
+    def gradient_from(exponentials: xp.Array) -> xp.Array:
+        """softmax / divisor, less 1 / divisor at the target; in place."""
+        exponentials *= (xp.reciprocal(totals) * part)[:, None]
+        exponentials[own] -= part
+        if counted is not None:
+            exponentials *= counted[:, None]
+        return exponentials.reshape(shape)
+
+    if logits.half:
+        # Half precision does not hold 1 / divisor before the loss scale: keep the logits, and compute it once more.
+        kept = logits.saved()
+
+        def grad_again(g: xp.Array) -> xp.Array:
+            again = kept.data.reshape(-1, classes)
+            again -= largest
+            if words is not None:
+                again[:, words:] = -inf
+            result = gradient_from(xp.exp(again, out=again))
+            result *= g
+            return result
+
+        return record(name, loss, ((logits, grad_again),), cost=5 * scores.size, saved=(largest, totals))
+
+    # The exponentials are not needed any more: they become the gradient now, and backward only scales it, in place.
+    gradient = gradient_from(exponentials)
+    return record(name, loss, ((logits, partial(imul, gradient)),), cost=5 * scores.size, saved=(gradient,))
+
+
+def _over_ranks(
+    scores: xp.Array, own: tuple[xp.Array, xp.Array], words: int | None, reduce: Reduce
+) -> tuple[xp.Array, xp.Array, xp.Array, xp.Array]:
+    """Return the numbers of `softmax_loss` where each rank has a part of the classes; of exponentials its own part."""
+    # [1] The largest logit; a rank that has only padding contributes minus infinity.
+    largest = xp.largest(scores[:, :words])
+    reduce(largest, "max")
+    exponentials = scores - largest
+    exponentials[:, words:] = -inf  # the padding
+
+    # [2] The target's logit, less the largest. A rank without the target adds zero.
+    picked = xp.zeros(len(scores), scores.dtype, scores)
+    picked[own[0]] = exponentials[own]
+    reduce(picked, "sum")
+
+    # [3] The sum of the exponentials; each rank adds those of its classes.
+    xp.exp(exponentials, out=exponentials)
+    totals = exponentials @ xp.ones(scores.shape[1], scores.dtype, scores)
+    reduce(totals, "sum")
+    return largest, exponentials, picked, totals
+
+
+def divisor_and_rows(name: str, divisor: float | None, flat: xp.Array, counted: xp.Array | None) -> tuple[float, str]:
+    """Return what a loss's sum is divided by, and of a mean the number of its rows, in words. counted: None is all."""
+    if divisor is None:
+        count = flat.size if counted is None else int(counted.sum())
+        return count or float("nan"), f"{count} rows"
+    return checked_divisor(name, divisor), ""  # a NumPy float64 would promote the loss
+
+
+def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:
+    """Return a loss's targets, one per row of the logits, and which rows count (None: all); errors for wrong ones.
+
+    Rows with ignore_index have class 0, so that it can be looked up; their losses have to be multiplied by zero.
+    """
+    targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
+    if targets.shape != logits.shape[:-1] or not logits.shape:
+        raise ShapeError(f"{name}: targets of shape {targets.shape} for logits of shape {logits.shape}")
+    if targets.dtype.kind not in "iu":
+        raise AutogradError(f"{name}: targets must be integers, not {targets.dtype}")
+    classes, flat = logits.shape[-1], targets.reshape(-1)
+
+    # Any target out of range but ignore_index is an error.
+    counted = None
+    inside = 0 <= ignore_index < classes  # the id of a padding token may be a class itself
+    if flat.size and (inside or flat.min() < 0 or flat.max() >= classes):
+        counted = flat != ignore_index
+        wrong = flat[counted & ((flat < 0) | (flat >= classes))]
+        if wrong.size:
+            raise AutogradError(f"{name}: target {int(wrong[0])} is out of range: classes are 0..{classes - 1}")
+        flat = xp.where(counted, flat, 0)
+    return flat, counted
+
+
+def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> Tensor:
+    """Sum of squared differences divided by `divisor` (None: the number of elements)."""
+    difference = prediction - target
+    total = (difference * difference).sum()
+    if divisor is None:
+        return named_mean(total * (1 / float(prediction.size or "nan")), f"{prediction.size} elements")
+    return total * (1 / checked_divisor("mse_loss", divisor))
+
+
+def checked_divisor(name: str, divisor: Any) -> float:
+    """Return a loss's divisor as a float; raise UsageError for 0, a negative, infinite or NaN one, and for True."""
+    try:
+        number = divisor.item() if xp.is_array(divisor) and divisor.size == 1 else divisor
+        return check_number("divisor", number, above=0)
+    except UsageError:
+        raise UsageError(
+            f"{name}: divisor={quoted(divisor)}; give the number of rows (tokens) that all ranks and micro-batches"
+            " count in this step, a finite number above 0"
+        ) from None

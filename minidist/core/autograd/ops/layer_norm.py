@@ -1,0 +1,77 @@
+"""Layer normalisation as one node (Ba, Kiros, Hinton, "Layer Normalization", 2016).
+
+y = (x - mean) / sqrt(variance + eps) * weight + bias over the last dim. The normalised rows are saved, because the
+input gradient and the weight gradient both need them. Row sums are products with a vector: several times faster than
+`sum`.
+
+Proved by: tests/autograd/test_fused.py
+"""
+
+from minidist.core.autograd.operands import mismatch, operand, operands
+from minidist.core.autograd.tensor import Tensor, record
+from minidist.core.base import arrays as xp
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """x (..., n), weight (n,), bias (n,) -> (..., n), of one dtype."""
+    x, weight = operands("layer_norm", x, weight)
+    bias = operand(bias)
+    n = x.shape[-1] if x.ndim else 0
+    if weight.shape != (n,) or bias.shape != (n,):
+        raise mismatch("layer_norm", x, weight, "do not fit: weight and bias must have the last dim of x")
+    y, normal, inverse = _normalized(x.data, weight.data, bias.data, eps)
+    kept, kept_w = x.save(normal), weight.saved()  # in half precision; the statistics, one number per row, stay float32
+    del normal
+
+    def grad_x(g: xp.Array) -> xp.Array:
+        return _gradient(g, kept_w.data, kept.data, inverse)
+
+    def grad_weight(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        return xp.sum_rows(g * kept.data, out)
+
+    return record(
+        "layer_norm",
+        y,
+        ((x, grad_x),),
+        ((weight, grad_weight), (bias, xp.sum_rows)),
+        cost=lambda: (8 * x.size, [(9 * y.size, 4 * y.nbytes), (3 * y.size, 2 * y.nbytes), (y.size, y.nbytes)]),
+        saved=(kept.stored, inverse),
+    )
+
+
+def _normalized(x: xp.Array, weight: xp.Array, bias: xp.Array, eps: float) -> tuple[xp.Array, xp.Array, xp.Array]:
+    """y, the normalised rows, and 1 / standard deviation of each row, (..., 1)."""
+    if x.size and (kernels := xp.kernels_of(x)) is not None:
+        return kernels.layer_norm(x, weight, bias, eps)
+
+    # Row means and row sums of squares are products with a vector.
+    average = _average(x)
+    normal = x - (x @ average)[..., None]
+    inverse = xp.dot_rows(normal, normal)  # becomes 1 / standard deviation
+    inverse *= 1 / len(average) if len(average) else 0
+    inverse += eps
+    xp.sqrt(inverse, out=inverse)
+    xp.reciprocal(inverse, out=inverse)
+    normal *= inverse
+    y = normal * weight
+    y += bias
+    return y, normal, inverse
+
+
+def _gradient(g: xp.Array, weight: xp.Array, rows: xp.Array, inverse: xp.Array) -> xp.Array:
+    """dx = (d - mean(d) - n mean(d n)) / std, with d = g weight and n the normalised row."""
+    if g.size and (kernels := xp.kernels_of(g)) is not None:
+        return kernels.layer_norm_gradient(g, weight, rows, inverse)
+    average, dx = _average(g), g * weight
+    along = xp.dot_rows(dx, rows)
+    along *= 1 / len(average) if len(average) else 0
+    dx -= (dx @ average)[..., None]
+    dx -= rows * along
+    dx *= inverse
+    return dx
+
+
+def _average(x: xp.Array) -> xp.Array:
+    """A vector whose product with a row of x is the row's mean."""
+    n = x.shape[-1]
+    return xp.full(n, 1 / n if n else 0, x.dtype, x)

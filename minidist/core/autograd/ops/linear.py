@@ -1,0 +1,97 @@
+"""The fused affine map: product, bias and activation in one node, in place where nothing else looks.
+
+Input gradient and weight gradient are separate products. The derivative of the activation is applied once, in
+`prepare`, for both; it is computed in forward and stored, so nothing of the forward is repeated.
+
+Proved by: tests/autograd/test_fused.py
+"""
+
+from collections.abc import Callable
+
+from minidist.core.autograd.errors import AutogradError
+from minidist.core.autograd.operands import mismatch, operand, operands
+from minidist.core.autograd.ops.gelu import gelu_with_derivative
+from minidist.core.autograd.tensor import Tensor, record
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import downcast
+from minidist.core.base.errors import quoted
+
+Prepare = Callable[[xp.Array], xp.Array]
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, weight_is_in_out: bool = False
+) -> Tensor:
+    """activation(x W^T + b), or activation(x W + b) when the weight is stored as (in, out).
+
+    x (..., in), weight (out, in) or (in, out), bias (out,); all of one dtype. activation: None, "relu" or "gelu" (tanh
+    form). 2 rows in out FLOP in forward, and as many for each of input gradient and weight gradient.
+    """
+    # Two tensors of one dtype are used as they are; half precision computes in float32.
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)) or x.dtype != weight.dtype or x.dtype.itemsize == 2:
+        x, weight = operands("linear", x, weight)
+    shape, w_shape = x.shape, weight.shape
+    if len(w_shape) != 2 or not shape or shape[-1] != w_shape[0 if weight_is_in_out else 1]:
+        raise mismatch("linear", x, weight, "do not fit: the last dim of x must be the weight's in dim")
+    if activation not in (None, "relu", "gelu"):
+        raise AutogradError(f"linear: unknown activation {quoted(activation)}; one of None, 'relu', 'gelu'")
+
+    # The product goes straight into the result's array, and everything after it works there in place.
+    kept_x, kept_w = x.saved(), weight.saved()
+    w = weight.data if weight_is_in_out else weight.data.T
+    n_in, n_out = w.shape
+    z = xp.empty((*shape[:-1], n_out), w.dtype, w)
+    rows = xp.as_rows(z)
+    xp.matmul(xp.as_rows(x.data), w, out=rows)
+    biases = []
+    if bias is not None:
+        if bias.dtype.itemsize == 2:
+            bias = operand(bias)
+        if bias.shape != (n_out,):
+            raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
+        rows += bias.data
+        biases.append((bias, xp.sum_rows))
+
+    prepare: Prepare | None = None
+    saved: tuple[xp.Array, ...] = ()
+    if activation is not None:
+        z, prepare, saved = _activated(x, z, activation)
+
+    def grad_x(g: xp.Array) -> xp.Array:
+        w = kept_w.data.T if weight_is_in_out else kept_w.data
+        dx = xp.empty(shape, g.dtype, g)
+        xp.matmul(xp.as_rows(g), w, out=xp.as_rows(dx))
+        return dx
+
+    def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        x_rows, g_rows = xp.as_rows(kept_x.data), xp.as_rows(g)
+        return xp.matmul(x_rows.T, g_rows, out=out) if weight_is_in_out else xp.matmul(g_rows.T, x_rows, out=out)
+
+    flops = 2 * z.size * n_in
+
+    def cost() -> tuple[int, list[tuple[int, int]]]:
+        nbytes = z.size * x.dtype.itemsize
+        product = (flops, x.stored.nbytes + weight.stored.nbytes + nbytes)
+        return flops, [product, product] + [(z.size, nbytes)] * len(biases)
+
+    weights = [(weight, grad_w), *biases]
+    return record("linear", z, ((x, grad_x),), weights, prepare=prepare, cost=cost, saved=saved)
+
+
+def _activated(x: Tensor, z: xp.Array, activation: str) -> tuple[xp.Array, Prepare, tuple[xp.Array, ...]]:
+    """Return activation(z), computed in place; the step of backward through it; and what this step keeps."""
+    if activation == "relu":
+        xp.maximum(z, 0, out=z)
+        result = downcast(z, x.dtype) if x.half else z
+        # The sign of the result is that of z.
+        return result, lambda g: g * (result > 0), ()
+
+    z, derivative = gelu_with_derivative(z)
+    kept = x.save(derivative)
+    del derivative
+
+    def prepare(g: xp.Array) -> xp.Array:
+        factor = kept.data
+        return xp.multiply(g, factor, out=factor)  # in place: this node runs once
+
+    return z, prepare, (kept.stored,)

@@ -1,0 +1,350 @@
+"""A parameter is a leaf that outlives the graph: its array may be rebound between forward and backward, and its
+gradient has a buffer that it may share with others.
+
+FSDP frees and gathers parameters, a pipeline stashes older versions, an optimizer updates them. A node therefore keeps
+the Parameter and the `version` that it saw in forward, never the array, and backward refuses to use another version.
+A write into the array itself (`p.data[...] *= 3`) counts no version, so a node also keeps a sample of the values
+(in_place.py).
+
+Gradients enter through one method, `accumulate`, which adds to the parameter's `Gradient`.
+
+Proved by: tests/autograd/test_backward.py, tests/autograd/test_in_place.py, tests/parallel/test_reduced_gradients.py
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from minidist.core.autograd.errors import AutogradError, DtypeError, ShapeError
+from minidist.core.autograd.modes import contribution_recorder
+from minidist.core.autograd.tensor import Tensor
+from minidist.core.base import arrays as xp
+from minidist.core.base.hooks import elsewhere
+from minidist.core.base.layout import Layout
+from minidist.core.base.watchers import track, watchers
+
+
+class Gradient:
+    """The gradient of one parameter as two summands: what this rank added, and what is already summed over ranks.
+
+        add()          local = what backward passes contributed since the last reduction
+        was_reduced()  total = local, which a reduction has just replaced by the sum over ranks, + the total before
+        value          local + total, where None counts nothing
+
+    Keeping the two apart lets a second backward pass follow a reduction: only what is new is summed over ranks again.
+    There is one buffer. The first summand to come lies in it; a total moves to a separate array when local
+    contributions follow it.
+    """
+
+    __slots__ = ("buffer", "local", "total")
+
+    def __init__(self) -> None:
+        self.buffer: xp.Array | None = None  # the memory, perhaps a slice of a flat array; its values mean nothing
+        self.local: xp.Array | None = None  # the buffer, or None: nothing was added since the last reduction
+        self.total: xp.Array | None = None
+
+    @property
+    def value(self) -> xp.Array | None:
+        """The whole gradient: the array of the only summand, a new array for two, None without any."""
+        if self.local is None or self.total is None:
+            return self.local if self.total is None else self.total
+        return self.local + self.total
+
+    def add(self, contribution: Any) -> None:
+        """Add an array, or what a function compute(out) returns or writes to `out`. The buffer must be allocated.
+
+        The first contribution is written straight into the buffer. A later one is computed whole and then added, so
+        the bits depend on the order of the contributions and on nothing else.
+        """
+        if self.local is None:
+            local: Any = self.buffer if self.total is None else self._begin_local()
+            if callable(contribution):
+                contribution(local)
+            else:
+                xp.copyto(local, contribution)
+            self.local = local
+            return
+        value = contribution(None) if callable(contribution) else contribution
+        if value.shape != self.local.shape:
+            raise ShapeError(f"a gradient of shape {value.shape} for a parameter of shape {self.local.shape}")
+        if value.itemsize == 2:
+            xp.add_into(self.local, value)
+        else:
+            self.local += value
+
+    def fill_zeros(self) -> None:
+        """Let `local` be zeros when nothing was added. The buffer must be allocated."""
+        if self.local is None:
+            self.local = self._begin_local()
+            self.local.fill(0)
+
+    def was_reduced(self) -> None:
+        """Note that a reduction has replaced `local` by its sum over ranks: it becomes part of `total`."""
+        if self.local is not None:
+            if self.total is not None:
+                self.local += self.total
+            self.local, self.total = None, self.local
+
+    def clear(self) -> None:
+        """Forget both summands. The buffer stays, and what is added next overwrites it."""
+        self.local = self.total = None
+
+    def release(self) -> None:
+        """Forget both summands and the buffer."""
+        self.buffer = self.local = self.total = None
+
+    def _begin_local(self) -> xp.Array:
+        """The buffer, free for local contributions: a total that lies in it moves to a separate array."""
+        assert self.buffer is not None
+        if self.total is self.buffer:
+            self.total = track(xp.array(self.total), "gradient")
+        return self.buffer
+
+
+class BackwardObserver:
+    """What a strategy learns of a backward pass. Every method may be left out.
+
+    An observer joins a pass when it is given to `backward`, attached by a `backward_hook`, or registered on a parameter
+    that becomes ready. It is told of ready parameters on which it is registered (of all, when given to `backward`).
+    """
+
+    def started(self) -> None:
+        """Called when the observer joins a pass, before anything else."""
+
+    def parameter_ready(self, parameter: "Parameter") -> None:
+        """Called right after the last contribution to `parameter` was added."""
+
+    def node_done(self) -> None:
+        """Called after each visited node; the place to let communication progress."""
+
+    def finished(self) -> None:
+        """Called when the pass has visited every node; not when an error ends it."""
+
+    def weights_done(self) -> None:
+        """Called when the weight gradients that the pass deferred have been computed."""
+
+
+class Parameter(Tensor):
+    """A leaf tensor that a model trains.
+
+    shape, dtype: known also while the data is released.
+    name: qualified name, set by the module tree; used in errors and as the key of random draws.
+    version: number of updates so far; belongs to the `FlatParameters` when one owns the parameter.
+    gradient: its summands; `grad` reads and sets their sum.
+    """
+
+    __slots__ = (
+        "_data",
+        "_requires_grad",
+        "_version",
+        "flat",
+        "gradient",
+        "init",
+        "layout",
+        "name",
+        "observers",
+        "dtype",
+        "shape",
+        "ready_hooks",
+    )
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __init__(
+        self, data: Any, requires_grad: bool = True, name: str = "", init: tuple[str, float] | None = None
+    ) -> None:
+        self._data: xp.Array | None = track(xp.as_array(data), "parameter")
+        self.shape = self._data.shape
+        self.dtype = self._data.dtype
+        self.name = name
+        self.requires_grad = requires_grad
+        self.gradient = Gradient()
+        self._version = 0
+        self.flat: Any = None  # the FlatParameters that owns the storage
+        self.ready_hooks: list[Callable[[Parameter], None]] = []
+        self.observers: list[BackwardObserver] = []  # of every pass that makes this parameter ready
+        self.layout: Layout | None = None  # how it lies over a mesh; None: it is not sharded
+        self.init = init  # (law, scale) of the initial values, see base.random.initial_weight
+
+    # --- values ---
+
+    @property
+    def data(self) -> xp.Array:
+        """The array now bound; an error while the parameter is released."""
+        if self._data is None:
+            raise AutogradError(
+                f"parameter {self.name!r} of shape {self.shape} is released: the module that it was sharded with is not"
+                " computing now; call that module itself (not a part of it), read this rank's part from"
+                " shards_of(model), or all parts with gather_tensors(shards_of(model), optimizer)"
+            )
+        for watcher in watchers.get():
+            watcher.parameter_read(self)
+        return self._data
+
+    @data.setter
+    def data(self, value: xp.Array) -> None:
+        if value.shape != self.shape:
+            raise ShapeError(f"parameter {self.name!r} has shape {self.shape}; cannot bind data of shape {value.shape}")
+        if self.flat is None:
+            self.bind(value)
+            self.updated()
+            return
+        if value.dtype != self.dtype:
+            raise DtypeError(
+                f"parameter {self.name!r} is {self.dtype} in a flat array; cannot assign data of {value.dtype}"
+            )
+        # What is whole of a sharded parameter is a copy, and the next gather would undo the change.
+        if self.flat.shard is not None and self.flat.shard.own is not None:
+            raise AutogradError(
+                f"parameter {self.name!r} is sharded, and a change of the gathered copy would be lost; set the values"
+                " before fully_shard, or change this rank's part, the `data` of shards_of(model)"
+            )
+        xp.copyto(self.data, value)  # it stays a view of the flat array
+        self.updated()
+
+    def bind(self, array: xp.Array) -> None:
+        """Let `array` itself, without a copy, be the data; for the owner of the storage."""
+        self._data, self.dtype = array, array.dtype
+
+    def release(self) -> None:
+        """Let go of the data, so that its memory can be freed; reading it is an error until `bind`."""
+        self._data = None
+
+    @property
+    def node(self) -> Any:
+        """The parameter is its own leaf in the graph; None when it is frozen."""
+        return self if self._requires_grad else None
+
+    @property
+    def requires_grad(self) -> bool:
+        """False for a frozen parameter: it gets no gradient."""
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        if value and self.dtype.kind in "biu":
+            raise DtypeError(
+                f"parameter {self.name!r} is {self.dtype}: only floats have gradients; use requires_grad=False, or"
+                " cast it"
+            )
+        self._requires_grad = value
+
+    @property
+    def is_leaf(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def size(self) -> int:
+        """Number of elements, also while the data is released."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+    @property
+    def version(self) -> int:
+        """Number of updates of the values now bound."""
+        return self._version if self.flat is None else self.flat.version
+
+    def updated(self, by: str = "") -> None:
+        """Say that the values changed: nodes recorded before may no longer run their backward.
+
+        by: what an optimizer's step says of itself, see `FlatParameters.updated`.
+        """
+        if self.flat is None:
+            self._version += 1
+        else:
+            self.flat.updated(by)
+
+    def saved(self) -> Any:
+        """What a node keeps: the parameter, the version and a sample of the values, never the array."""
+        return elsewhere.saved_tensor(self, self.version, self._data)
+
+    # --- gradient ---
+
+    @property
+    def grad(self) -> xp.Array | None:
+        """The gradient; None before the first contribution since `zero_grad`, and always when frozen.
+
+        While one part is summed over ranks and another is not, this is a new array, the sum of both.
+        """
+        return self.gradient.value if self._requires_grad else None
+
+    @grad.setter
+    def grad(self, value: xp.Array | None) -> None:
+        if value is None:
+            self.zero_grad()
+            return
+        self._check(value)
+        self._allocate_gradient()
+        self.gradient.clear()
+        self.gradient.add(value)
+
+    def zero_grad(self) -> None:
+        """Forget the gradient, also what a shard holds of it. Nothing is cleared: the next contribution overwrites."""
+        self.gradient.clear()
+        if self.flat is not None and self.flat.shard is not None:
+            self.flat.shard.forget(self)
+
+    def zero_fill(self) -> None:
+        """Make a gradient without local contributions zeros (an unused parameter that takes part in a reduction)."""
+        self._allocate_gradient()
+        self.gradient.fill_zeros()
+
+    def accumulate(self, contribution: Any) -> None:
+        """Add one contribution: an array of this shape, or a function compute(out) that returns it.
+
+        The function is called with out=None to make a new array, or with the gradient's buffer to write into. With a
+        `contribution_recorder` set, the recorder gets the whole contribution as a separate array, and the gradient
+        stays as it is.
+        """
+        recorder = contribution_recorder.get()
+        if recorder is not None:
+            recorder(self, self._check(contribution(None) if callable(contribution) else xp.array(contribution)))
+            return
+        if self.gradient.buffer is None:
+            self._allocate_gradient()
+        self.gradient.add(contribution if callable(contribution) else self._check(contribution))
+
+    def _allocate_gradient(self) -> None:
+        if self.gradient.buffer is None:
+            if self.flat is None:
+                self.gradient.buffer = track(xp.empty(self.shape, self.dtype, self._data), "gradient")
+            else:
+                self.flat.make_grad_of(self)  # binds the buffers of its neighbours too
+
+    def _check(self, value: xp.Array) -> xp.Array:
+        if value.shape != self.shape:
+            raise ShapeError(
+                f"gradient of parameter {self.name!r} has shape {value.shape}; the parameter has {self.shape}"
+            )
+        return value
+
+    def register_post_accumulate_grad_hook(self, hook: "Callable[[Parameter], None]") -> Callable[[], None]:
+        """Call hook(parameter) in each backward pass after the parameter's last contribution. Returns a remover."""
+        self.ready_hooks.append(hook)
+        return lambda: self.ready_hooks.remove(hook)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A copy has the values and the name, and no gradient, hook or owner, as in PyTorch.
+        if self._data is None:
+            raise AutogradError(
+                f"parameter {self.name!r} of a sharded module cannot be copied or pickled, because each rank has a part"
+                " of it; copy the model before fully_shard, or load"
+                " gather_tensors(shards_of(model), optimizer)['weights'] into another one"
+            )
+        return _copied, (self.data, self._requires_grad, self.name, self.init, self.layout)
+
+    def __repr__(self) -> str:
+        state = "released" if self._data is None else repr(self._data)
+        return f"Parameter({self.name!r}, {state})"
+
+
+def _copied(
+    data: xp.Array, requires_grad: bool, name: str, init: tuple[str, float] | None, layout: Layout | None
+) -> Parameter:
+    """Return the parameter that copy.deepcopy and pickle make."""
+    parameter = Parameter(data, requires_grad, name, init)
+    parameter.layout = layout
+    return parameter

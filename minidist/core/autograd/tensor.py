@@ -1,0 +1,367 @@
+"""A tensor is an array and, when it needs a gradient, the node that computed it. `record` is the one way to make nodes.
+
+An operation computes its result with array functions, then calls `record` with one edge (input, vjp) for each input;
+the tape is the set of nodes that this leaves behind. Everything else in this package is operations.
+
+    y = a * b      y.node: "mul" ──▶ a.node, with the vjp  g -> g b
+                                 ──▶ b.node, with the vjp  g -> g a
+
+The graph is nodes that point to older nodes. A node never points to the tensor that it produced, so there are no
+cycles, and a graph that is not needed any more is freed at once by reference counting.
+
+Proved by: tests/autograd/test_operations.py, tests/autograd/test_backward.py
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+from minidist.core.autograd.errors import AutogradError, DtypeError, VersionError
+from minidist.core.autograd.modes import grad_enabled, saved_tensors
+from minidist.core.base import arrays as xp
+from minidist.core.base.hooks import Elsewhere, elsewhere
+from minidist.core.base.watchers import watchers
+
+# A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.
+# None stands for the identity.
+VectorJacobianProduct = Callable[..., Any]
+
+# Only the order of these numbers ever matters, and only between nodes of one graph, so one counter serves all ranks.
+_creation_index = itertools.count().__next__
+
+
+class Node:
+    """One operation, or a leaf (no inputs, no weights: the gradient stays in `grad`).
+
+    index: creation index; backward visits reachable nodes in falling order of it, which is reverse order of execution.
+    name: the operation, for error messages.
+    inputs: pairs (node, vjp), the gradients that later (older) nodes wait for. None once backward has passed: freed.
+    weights: pairs (parameter, vjp); vjp(grad, out=None) writes the whole contribution to `out` when it is given.
+    prepare: applied once to the gradient of the output; every vjp receives its result. Work that the vjps share.
+    hook: like `prepare`, of nodes that deal with the pass itself: hook(pass, gradient).
+    grad: sum of the gradients that have arrived so far; `owned` says that nothing else holds that array.
+    costs: when a counter was on in forward, (flops, bytes) of the vjp of each input, and then of each weight.
+    replays: parameters to which a replay inside this node will contribute (recomputation).
+    """
+
+    __slots__ = ("costs", "grad", "hook", "index", "inputs", "name", "owned", "prepare", "replays", "weights")
+
+    def __init__(
+        self,
+        name: str,
+        inputs: "tuple[tuple[Node, VectorJacobianProduct | None], ...]" = (),
+        weights: tuple[tuple[Any, VectorJacobianProduct], ...] = (),
+        prepare: Callable[[Any], Any] | None = None,
+        hook: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self.index = _creation_index()
+        self.name = name
+        self.inputs: tuple[tuple[Node, VectorJacobianProduct | None], ...] | None = inputs
+        self.weights = weights
+        self.prepare = prepare
+        self.hook = hook
+        self.grad: Any = None
+        self.owned = False
+        self.costs: list[tuple[int, int]] | None = None
+        self.replays: tuple[Any, ...] = ()
+
+    def receive(self, gradient: Any, fresh: bool) -> None:
+        """Add one gradient of this node's output. `fresh`: the caller gives the array away and keeps no reference."""
+        if self.grad is None:
+            self.grad, self.owned = gradient, fresh
+        elif self.owned:
+            self.grad = xp.add_into(self.grad, gradient)
+        elif fresh:
+            self.grad, self.owned = xp.add_into(gradient, self.grad), True
+        else:
+            self.grad, self.owned = self.grad + gradient, True
+
+
+Method = Callable[..., "Tensor"]  # of a tensor and other operands
+
+
+class Tensor:
+    """An array with a gradient. Not mutable through this class; operations return new tensors.
+
+    data: a NumPy or CuPy array (anything else is converted). requires_grad=True makes a leaf, whose `grad` a backward
+    pass fills (and adds to, when it is filled already).
+    """
+
+    __slots__ = ("data", "node")
+    __array_ufunc__ = None  # makes `numpy_scalar * tensor` come to our __rmul__
+    __hash__ = object.__hash__
+
+    data: xp.Array
+    node: Any  # Node | None; a Parameter is its own leaf
+    half: ClassVar[bool] = False  # is it a HalfOperand of precision.py?
+    version: Any = 0  # of the values; a Parameter's counts its updates
+    flat: Any = None  # the owner of a Parameter's storage
+    name: Any = ""
+
+    def __init__(self, data: Any, requires_grad: bool = False) -> None:
+        self.data = data if type(data) is xp.ndarray else xp.as_array(data)
+        if requires_grad and self.data.dtype.kind in "biu":
+            raise DtypeError(
+                f"requires_grad=True for a tensor of {self.data.dtype}: only floats have gradients; cast it first"
+            )
+        self.node = Node("leaf") if requires_grad else None
+
+    @property
+    def requires_grad(self) -> bool:
+        """True when a backward pass would compute a gradient for this tensor."""
+        return self.node is not None
+
+    @property
+    def is_leaf(self) -> bool:
+        """True when no recorded operation made this tensor."""
+        return self.node is None or self.node.name == "leaf"
+
+    @property
+    def grad(self) -> xp.Array | None:
+        """Gradient of a leaf as an array of the tensor's shape; None before backward and for results of operations."""
+        return None if self.node is None else self.node.grad
+
+    @grad.setter
+    def grad(self, value: xp.Array | None) -> None:
+        if self.node is None:
+            raise AutogradError("cannot set the gradient of a tensor with requires_grad=False")
+        self.node.grad, self.node.owned = value, False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each dim."""
+        return self.data.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The array's dtype."""
+        return self.data.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return self.data.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.data.size
+
+    def item(self) -> float:
+        """The value of a tensor of one element, as a Python number."""
+        return self.data.item()
+
+    def detach(self) -> "Tensor":
+        """The same array without the node: gradients stop here."""
+        return Tensor(self.data)
+
+    def saved(self) -> Any:
+        """What a node keeps to read `.data` in backward: the tensor itself, of a Parameter or input a checked use."""
+        node = self.node
+        if (node is not None and node.name != "leaf") or self.data.ndim == 0 or not grad_enabled.get():
+            return self if saved_tensors.get() is None else kept(self.data, self)
+        return elsewhere.saved_tensor(self, 0, self.data)
+
+    def save(self, array: xp.Array) -> Any:
+        """An array of an operation on this tensor, to read `.data` of in backward."""
+        return kept(array)
+
+    @property
+    def stored(self) -> xp.Array:
+        """The array; of a `HalfOperand`, which computes in float32, the 16-bit one."""
+        return self.data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise AutogradError(
+                f"the truth value of a Tensor of shape {self.shape} is asked for, which has {self.size} elements; ask"
+                " for that of (x.data > 0).all(), or of x is not None"
+            )
+        return bool(self.data.reshape(-1)[0])
+
+    def __iter__(self) -> Iterator["Tensor"]:
+        return (self[row] for row in range(len(self)))
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise AutogradError(
+            f"an array of a Tensor of shape {self.shape} was asked for, and no gradient gets through an array; take its"
+            " values, x.data, or combine Tensors with stack()"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The graph is functions and other nodes' arrays; a copy of it would share them with the original.
+        if not self.is_leaf:
+            raise AutogradError(
+                f"a tensor of shape {self.shape} that {self.node.name!r} computed cannot be copied or pickled: it is"
+                " part of a graph; copy x.detach()"
+            )
+        return Tensor, (self.data, self.requires_grad)
+
+    def __repr__(self) -> str:
+        node = "" if self.node is None else f", node={self.node.name!r}"
+        return f"Tensor({self.data!r}{node})"
+
+    # operators.py sets these, because the operations need Tensor.
+    __add__: ClassVar[Method]
+    __radd__: ClassVar[Method]
+    __sub__: ClassVar[Method]
+    __rsub__: ClassVar[Method]
+    __mul__: ClassVar[Method]
+    __rmul__: ClassVar[Method]
+    __truediv__: ClassVar[Method]
+    __rtruediv__: ClassVar[Method]
+    __pow__: ClassVar[Method]
+    __neg__: ClassVar[Method]
+    __matmul__: ClassVar[Method]
+    __rmatmul__: ClassVar[Method]
+    __getitem__: ClassVar[Method]
+    backward: ClassVar[Callable[..., Any]]
+    astype: ClassVar[Method]
+    sum: ClassVar[Method]
+    mean: ClassVar[Method]
+    max: ClassVar[Method]
+    reshape: ClassVar[Method]
+    transpose: ClassVar[Method]
+    T: Any
+    exp: ClassVar[Method]
+    log: ClassVar[Method]
+    sqrt: ClassVar[Method]
+    tanh: ClassVar[Method]
+    relu: ClassVar[Method]
+
+
+class SavedTensor:
+    """One use of a parameter or an input by a node: reads the array bound at the time of the backward, if it fits.
+
+    in_place.py adds a check that notices writes into the array itself.
+    """
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: Any, version: int) -> None:
+        self.tensor, self.version = tensor, version
+
+    @property
+    def data(self) -> xp.Array:
+        """The array; an error when it has another version than forward saw."""
+        if self.tensor.version != self.version:
+            raise self.outdated()
+        return self.tensor.data
+
+    def outdated(self) -> VersionError:
+        """Return the error of a parameter that has another version now."""
+        tensor = self.tensor
+        return VersionError(
+            f"parameter {tensor.name!r} was changed between forward and backward: it has version {tensor.version},"
+            f" and forward used version {self.version}; call backward before optimizer.step() and before any other"
+            " change of its values"
+        )
+
+
+def _unwatched(tensor: Any, version: int, array: xp.Array) -> SavedTensor:
+    return SavedTensor(tensor, version)
+
+
+Elsewhere.saved_tensor = staticmethod(_unwatched)  # where nobody watches the array itself
+
+
+def kept(array: xp.Array, tensor: Tensor | None = None) -> Any:
+    """An object to read `.data` of in backward: `tensor`, or one of `array`; or what a `saved_tensors_hook` keeps."""
+    keeper = saved_tensors.get()
+    if keeper is not None and array.ndim and grad_enabled.get():
+        return keeper(array)
+    return Tensor(array) if tensor is None else tensor
+
+
+Edge = tuple[Tensor, Callable[..., Any] | None]
+
+
+def record(
+    name: str,
+    data: xp.Array,
+    edges: Sequence[Edge],
+    weights: Sequence[Edge] = (),
+    *,
+    prepare: Callable[[Any], Any] | None = None,
+    hook: Callable[[Any, Any], Any] | None = None,
+    cost: Any = None,
+    saved: Sequence[xp.Array] = (),
+) -> Tensor:
+    """The tensor of an operation's result; with a node when an input needs a gradient and recording is on.
+
+    edges: one (input, vjp) for each differentiable input; vjp(grad) returns the input's gradient, in the input's shape
+    and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
+    weights: edges whose vjp takes (grad, out=None) and writes to `out` when given; meant for inputs that are mostly
+    Parameters, so that the gradient lands in its buffer without a copy.
+    prepare, hook: see `Node`.
+
+    For watchers. cost: FLOPs of the forward (None: one per element), which each vjp costs too; or a function that
+    returns them and a list of the (flops, bytes) of each vjp, edges first. saved: arrays that the vjps keep besides
+    inputs and result.
+    """
+    first = edges or weights
+    if first and first[0][0].half:
+        data, edges, weights, prepare = elsewhere.precision().in_half(name, data, edges, weights, prepare)
+
+    # The node points to the nodes of the inputs, and to parameters, which are their own leaves.
+    out = Tensor(data)
+    if grad_enabled.get():
+        inputs: tuple[Any, ...] = ()
+        parameters: tuple[Any, ...] = ()
+        for group in (edges, weights):
+            for source, vjp in group:
+                node = source.node
+                if node.__class__ is Node:
+                    inputs += ((node, vjp),)
+                elif node is not None:
+                    parameters += ((node, vjp if group is weights else into_buffer(vjp)),)
+        if inputs or parameters:
+            out.node = Node(name, inputs, parameters, prepare, hook)
+
+    told = watchers.get()
+    if told:
+        _tell(told, name, out, (*edges, *weights), cost, saved)
+    return out
+
+
+def _tell(
+    told: Sequence[Any], name: str, out: Tensor, edges: Sequence[Edge], cost: Any, saved: Sequence[xp.Array]
+) -> None:
+    """Tell the watchers of an operation."""
+    sources = [source for source, _ in edges]
+    for watcher in told:
+        watcher.recorded(name, out, sources, cost, saved)
+
+
+class MeanOfRows(str):
+    """The name of a node whose loss is the mean over the rows at hand; a strategy that adds losses refuses it.
+
+    over: "22 rows", which a strategy that averages losses compares between its ranks.
+    """
+
+    __slots__ = ("over",)
+    over: str
+
+
+def named_mean(loss: Tensor, over: str) -> Tensor:
+    """Mark the node of a loss that is the mean over the rows at hand; returns the loss."""
+    if loss.node is not None:
+        loss.node.name = name = MeanOfRows(loss.node.name)
+        name.over = over
+    return loss
+
+
+def into_buffer(vjp: Callable[..., Any] | None) -> Callable[..., Any]:
+    """An ordinary vjp as one that can write to `out`."""
+
+    def write(grad: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        value = grad if vjp is None else vjp(grad)
+        if out is None:
+            return xp.array(value) if value is grad else value
+        xp.copyto(out, value)
+        return out
+
+    return write

@@ -1,0 +1,342 @@
+"""The array functions that autograd, nn, optim and the strategies use, for NumPy, CuPy and meta arrays alike.
+
+What of NumPy is imported here is what `ArrayModule` lists in array_interface.py; of an array itself a program uses what
+`ArrayInterface` lists. A test compares both with all three implementations and with the source above base/.
+
+NumPy's functions pass CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
+to their own library, so one name serves both. This file adds what the protocols do not cover: creating an array *like*
+another one, scattering into rows, and sums that are fast on both.
+
+Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
+"""
+
+# NumPy's names that are imported here are offered to all other modules.
+# mypy: implicit_reexport
+# ruff: noqa: F401, F811
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from functools import cache
+from math import gcd, prod
+from typing import Any, Protocol
+
+import numpy as np
+from numpy import (
+    absolute,
+    add,
+    arange,
+    argsort,
+    array_equal,
+    bincount,
+    broadcast_to,
+    compress,
+    concatenate,
+    copyto,
+    cos,
+    divide,
+    dtype,
+    empty_like,
+    exp,
+    float32,
+    float64,
+    floor,
+    frexp,
+    generic,
+    inf,
+    int64,
+    isfinite,
+    isnan,
+    log,
+    matmul,
+    maximum,
+    minimum,
+    moveaxis,
+    multiply,
+    ndarray,
+    ones_like,
+    packbits,
+    place,
+    put_along_axis,
+    reciprocal,
+    sign,
+    sin,
+    sqrt,
+    square,
+    stack,
+    subtract,
+    swapaxes,
+    take,
+    tanh,
+    transpose,
+    unpackbits,
+    where,
+    zeros_like,
+)
+
+from minidist.core.base.hooks import elsewhere
+
+# Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Device(Protocol):
+    """Makes arrays. `asarray` copies one of NumPy's to the device."""
+
+    def empty(self, shape: Any, dtype: Any) -> Any: ...
+
+    def zeros(self, shape: Any, dtype: Any) -> Any: ...
+
+    def asarray(self, value: Any) -> Any: ...
+
+
+# The device of new arrays that are not made like another one; None: the host, with NumPy. Set by device.py.
+creating: ContextVar[Device | None] = ContextVar("minidist_creating", default=None)
+
+# Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
+GPU_BLOCK = 1 << 24
+
+
+def is_array(value: Any) -> bool:
+    """True for NumPy arrays and for CuPy arrays, false for Python and NumPy scalars, lists and tensors."""
+    return isinstance(value, ndarray) or (hasattr(value, "__array_function__") and not isinstance(value, generic))
+
+
+def array(value: Any, dtype: Any = None) -> Array:
+    """A new array with the values of `value`; a CuPy array stays on its device."""
+    if is_array(value):
+        return value.astype(dtype or value.dtype, copy=True)  # type: ignore[no-any-return]
+    return np.array(value, dtype=dtype)
+
+
+def as_array(value: Any, dtype: Any = None) -> Array:
+    """`value` as an array, without a copy when it is one of that dtype already."""
+    if type(value) is ndarray or is_array(value):
+        return value if dtype is None or value.dtype == dtype else value.astype(dtype)  # type: ignore[no-any-return]
+    made = np.asarray(value, dtype=dtype)
+    return made if creating.get() is None else to_device(made)
+
+
+def channels_last_rows(images: Array) -> Array:
+    """(N, C, ...) as a C-contiguous matrix (N ..., C), a view where the memory allows it.
+
+    Sums and products of it have the same bits whatever the strides of `images` are.
+    """
+    rows = moveaxis(images, 1, -1)
+    return rows.astype(rows.dtype, order="C", copy=False).reshape(-1, images.shape[1])
+
+
+def device_arange(*arguments: Any) -> Array:
+    """NumPy's arange, on the device on which new arrays are made."""
+    return to_device(np.arange(*arguments))
+
+
+def to_device(value: Array) -> Array:
+    """One of NumPy's arrays, on the device on which new arrays are made."""
+    device = creating.get()
+    return value if device is None else device.asarray(value)
+
+
+def to_host(value: Any) -> Any:
+    """A device's array as one of NumPy's; NumPy's own as it is."""
+    return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
+
+
+def store(place: Array, value: Array) -> None:
+    """Copy values into an array, from the host to a device or back where they lie elsewhere."""
+    place[...] = on_device_of(place, value)
+
+
+def on_device_of(other: Array, value: Array) -> Array:
+    """`value` on the host or on the device, where `other` is."""
+    if type(value) is type(other):
+        return value
+    return to_host(value) if type(other) is ndarray else to_device(value)
+
+
+def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
+    """An uninitialised C-contiguous array on the device of `like` (the host when None)."""
+    if like is None and (device := creating.get()) is not None:
+        return device.empty(shape, dtype)  # type: ignore[no-any-return]
+    if like is None or type(like) is ndarray:
+        return np.empty(shape, dtype)
+    return np.empty(shape, dtype, like=like)
+
+
+def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
+    """An array of zeros on the device of `like`."""
+    if like is None and (device := creating.get()) is not None:
+        return device.zeros(shape, dtype)  # type: ignore[no-any-return]
+    return np.zeros(shape, dtype) if like is None or type(like) is ndarray else np.zeros(shape, dtype, like=like)
+
+
+def ones(shape: Any, dtype: Any, like: Array | None = None) -> Array:
+    """An array of ones on the device of `like`."""
+    result = empty(shape, dtype, like)
+    result.fill(1)
+    return result
+
+
+def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array:
+    """An array filled with `value` on the device of `like`."""
+    result = empty(shape, dtype, like)
+    result.fill(value)
+    return result
+
+
+def is_meta(value: Any) -> bool:
+    """Whether an array has a shape and no data. `meta.py`, which makes such arrays, is loaded by dry runs alone."""
+    return type(value) is not ndarray and getattr(value, "is_meta", False)
+
+
+def on_gpu(value: Array) -> bool:
+    """Whether it is an array of a GPU: neither one of NumPy's nor a meta array."""
+    return type(value) is not ndarray and not is_meta(value)
+
+
+def has_values(value: Array) -> bool:
+    """Whether an array has values. A meta array has none, so what would only compute values can be skipped."""
+    return not is_meta(value)
+
+
+def kernels_of(value: Array) -> Any:
+    """The module of whole operations: cuda_kernels.py for CuPy's arrays, meta_kernels.py for meta arrays.
+
+    None for all others, for which the array functions next to each call are the operation.
+    """
+    return None if type(value) is ndarray else elsewhere.kernels_of(value)
+
+
+def block_length(value: Array, block: int) -> int:
+    """How many elements of a 1-D array a loop takes at once: `block`, which fits into the cache, and more on a GPU."""
+    return max(block, GPU_BLOCK) if on_gpu(value) else block
+
+
+def blocks(value: Array, block: int) -> Iterator[slice]:
+    """The blocks of `block_length` elements of a 1-D array; of a meta array only the first: all use the same memory."""
+    block = block_length(value, block)
+    for start in range(0, min(value.size, 1) if is_meta(value) else value.size, block):
+        yield slice(start, min(start + block, value.size))
+
+
+def owner(value: Array) -> Array:
+    """The array that owns the memory that `value` is a view of (itself when it is not a view)."""
+    base: Any = value
+    while is_array(getattr(base, "base", None)):
+        base = base.base
+    return base  # type: ignore[no-any-return]
+
+
+def as_rows(value: Array) -> Array:
+    """A view as a matrix whose rows are the last dim: (..., n) as (product of the others, n); may be empty."""
+    return value if value.ndim == 2 else value.reshape(prod(value.shape[:-1]), value.shape[-1])
+
+
+def sum_rows(value: Array, out: Array | None = None) -> Array:
+    """Sums over all but the last dim: one product with a vector of ones, several times faster than `sum(axis=0)`."""
+    matrix = as_rows(value)
+    return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
+
+
+def largest(value: Array, axis: int = -1, keepdims: bool = True) -> Array:
+    """Maximum over an axis; -inf of no elements. (CuPy's max has no `initial`.)"""
+    if value.shape[axis]:
+        return value.max(axis=axis, keepdims=keepdims)  # type: ignore[no-any-return]
+    shape = list(value.shape)
+    shape[axis : axis + 1 or None] = [1] if keepdims else []
+    return full(tuple(shape), -inf, value.dtype, value)
+
+
+def dot_rows(a: Array, b: Array) -> Array:
+    """Sum of a*b over the last axis, which stays with length 1. (CuPy has no vecdot.)"""
+    if type(a) is ndarray:
+        return np.vecdot(a, b)[..., None]  # type: ignore[no-any-return]
+    return (a * b).sum(axis=-1, keepdims=True)  # type: ignore[no-any-return]
+
+
+def scatter_add(target: Array, index: Any, values: Array) -> None:
+    """`target[index] += values` where an index that occurs twice is added twice, in index order.
+
+    `values` has the shape of target[index].
+    """
+    if (kernels := kernels_of(target)) is not None:
+        kernels.scatter_add(target, index, values)
+    else:
+        np.add.at(target, index, values)
+
+
+def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
+    """`target[rows[i]] += values[i]` for each i, repeats included: target (n, width), rows (m,), values (m, width).
+
+    The order of addition depends on the rows alone, so equal calls give equal bits.
+    """
+    if (kernels := kernels_of(target)) is not None:
+        kernels.scatter_add_rows(target, rows, values)
+    elif type(target) is not ndarray:
+        np.add.at(target, rows, values)
+    elif rows.size:
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        target[ordered[starts]] += np.add.reduceat(values[order], starts, axis=0)
+
+
+# --- half precision: the sums and products of 16-bit floats are done in float32, see half.py ---
+
+
+def is_half(dtype: Any) -> bool:
+    """Whether it is a 16-bit float. (bfloat16 is of NumPy's kind "V", because ml_dtypes defines it.)"""
+    return dtype.itemsize == 2 and dtype.kind in "fV"
+
+
+def named_dtype(name: str) -> Any:
+    """The dtype called `name`, "bfloat16" among them (which NumPy knows once ml_dtypes is imported)."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def upcast(value: Array) -> Array:
+    """`value` itself, or its exact values in a new float32 array (memory purpose workspace) when it is 16-bit."""
+    if value.itemsize != 2 or not is_half(value.dtype):
+        return value
+    return elsewhere.half().widened(value)  # type: ignore[no-any-return]
+
+
+def downcast(value: Array, dtype: Any) -> Array:
+    """`value` itself when it is of `dtype`, or its values rounded to the nearest (ties to even) in a new array.
+
+    What is too large becomes infinite, without a warning: a loss scaler looks for it.
+    """
+    if value.dtype is dtype or value.dtype == dtype:
+        return value
+    return elsewhere.half().rounded(value, dtype)  # type: ignore[no-any-return]
+
+
+def add_into(total: Array, contribution: Array) -> Array:
+    """total += contribution; returns `total`. Each sum of 16-bit floats is rounded once."""
+    if contribution.itemsize == 2 and is_half(contribution.dtype):
+        return elsewhere.half().add_into(total, contribution)  # type: ignore[no-any-return]
+    total += contribution
+    return total
+
+
+# --- a sample of the values, which notices most writes to an array ---
+
+SAMPLED = 61  # elements that are compared, at least, of an array that has as many
+
+
+@cache
+def sample_step(shape: tuple[int, ...]) -> int:
+    """The distance of two sampled values: without a common divisor with the row length, so that columns differ."""
+    step = max(1, prod(shape) // SAMPLED)
+    while step > 1 and gcd(step, shape[-1]) != 1:
+        step -= 1
+    return step
+
+
+def quiet_overflow() -> AbstractContextManager[object]:
+    """Inside the block an overflow or a NaN is not a warning (NumPy warns once an operation; CuPy never does)."""
+    return np.errstate(over="ignore", invalid="ignore")

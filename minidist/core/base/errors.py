@@ -1,0 +1,152 @@
+"""Exceptions with one class per way in which a run can fail, so that programs and tests can tell them apart.
+
+An error message is one sentence that names the rank, the value, the place and the remedy. The classes carry no logic.
+
+Proved by: tests/base/test_errors.py
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class MinidistError(Exception):
+    """Base of every error that minidist raises on purpose. exit_code: of the command line when this ends it."""
+
+    exit_code = 1
+
+
+class UsageError(MinidistError, ValueError):
+    """Wrong input from the user: a flag, a file, a shape. The command line prints it and exits with code 2."""
+
+    exit_code = 2
+
+
+class CommunicationError(MinidistError):
+    """Base of everything that can go wrong between ranks."""
+
+
+class DeadlockError(CommunicationError):
+    """Every unfinished rank waits for something that no rank will send or receive.
+
+    waiting: the blocked streams (`minidist.core.comm.waiting.Waiting`). cycle: ranks of which each waits only for the
+    next, or [].
+    """
+
+    def __init__(self, message: str, waiting: Sequence[Any] = (), cycle: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.waiting, self.cycle = list(waiting), list(cycle)
+
+
+class MismatchError(CommunicationError):
+    """Two sides of one message disagree: another operation, dtype, shape or size."""
+
+
+class UnmatchedMessageError(CommunicationError):
+    """A message was sent and never received."""
+
+
+class UnwaitedRequestError(CommunicationError):
+    """A nonblocking operation was started and never waited for."""
+
+
+class BufferReuseError(CommunicationError):
+    """A buffer changed while a nonblocking operation still used it."""
+
+
+class RankTimeoutError(CommunicationError):
+    """A rank computed, or waited, longer than --timeout."""
+
+
+class RankDeadError(CommunicationError):
+    """A rank was killed. rank: the world rank that is dead."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class LauncherError(CommunicationError):
+    """There is no launcher, it does not belong to the MPI library, or it could not start the ranks."""
+
+    exit_code = 2
+
+
+MAX_QUOTED = 80  # characters of a user's value in a message
+MAX_REASON = 200  # characters of the text of another program's error
+MAX_PATH = 4096  # characters of a path that can exist
+
+
+def quoted(value: object, marks: bool = True, most: int = MAX_QUOTED) -> str:
+    """Return a user's value for an error message: its repr, of which at most `most` characters are shown.
+
+    The middle is left out. marks: with quotation marks around a text. A path is `quoted_path`.
+    """
+    # A text is cut before its repr is made: it may have megabytes. Other values may be too deep or too large for one.
+    size = 0
+    if isinstance(value, str):
+        size = len(value)
+        if size > most:
+            value = value[:most] + value[-most:]
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a very large {type(value).__name__}"
+    if isinstance(value, str) and not marks:
+        text = text[1:-1]
+
+    # Control characters grow in a repr, so it is measured again.
+    if max(size, len(text) - 2 * marks) <= most:
+        return text
+    half = most // 2 - 2
+    return f"{text[:half]}...{text[-half:]}" + (f" ({size:,} characters)" if size > most else "")
+
+
+def quoted_path(path: object, marks: bool = True) -> str:
+    """Return a path for an error message, whole, so that it can be copied; what is too long for a path is shortened."""
+    text = str(path)
+    return quoted(text, marks, MAX_PATH if len(text) <= MAX_PATH else MAX_QUOTED)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of an error message: `" (did you mean 'adam'?)"`, or nothing when no name is near."""
+    # No name is near a text of a thousand characters, and comparing one takes long.
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5) if len(name) <= MAX_QUOTED else []
+    return f" (did you mean {quoted(close[0])}?)" if close else ""
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's text; of one whose `str()` raises, its class."""
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__name__} without a text: its str() raises>"
+
+
+def reason(error: BaseException, named: bool = False) -> str:
+    """Return the text of another program's exception for an error message: one line of at most MAX_REASON characters.
+
+    named: after the name of its class. An exception without a text is its class.
+    """
+    text, kind = quoted(text_of(error), marks=False, most=MAX_REASON), type(error).__name__
+    return f"{kind}: {text}" if named and text else text or kind
+
+
+def check_divisible(
+    number: int, what: str, ranks: int, group: str = "", *, blocks: int = 1, or_else: str | None = None
+) -> None:
+    """Raise a UsageError with the nearest numbers that work unless `number` can be cut into `ranks` equal parts.
+
+    what: the things that are divided ("heads of attn"). group: the kind of ranks ("tensor-parallel"). blocks: the
+    things lie in so many equal blocks, each of which is cut. or_else: another remedy ("use ring attention").
+    """
+    unit = ranks * blocks
+    if number % unit == 0:
+        return
+    below, above = number // unit * unit, (number // unit + 1) * unit
+    divisors = ", ".join(str(n) for n in range(1, number + 1) if number % (n * blocks) == 0)
+    raise UsageError(
+        f"{number} {what} cannot be divided among {ranks} {group}{'-parallel ' if group else ''}ranks;"
+        f" use {f'{below} or {above}' if below else above}, or one of {divisors} ranks"
+        + (f", or {or_else}" if or_else else "")
+    )

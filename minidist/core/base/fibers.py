@@ -1,0 +1,48 @@
+"""Fibers: programs in one thread that run until they pause. Ranks of the simulated world and asynchronous works are
+fibers. Two backends have the same interface, and `sys.platform` decides between them once:
+
+    greenlet                        CPython on every system
+    promises (promise_fibers.py)    Pyodide, in a browser or under Node, where there is no greenlet and no thread
+
+    hub = current()                                    what runs now
+    fiber = spawn(program, argument, context, hub)     nothing runs yet; control goes to the hub when it ends
+    fiber.switch()        called on the hub: run it until it pauses or ends; raises what it raises
+    hub.switch()          called in a fiber: pause
+    throw(fiber, error)   raise `error` where the fiber has paused, and return when it has ended; FiberExit ends it and
+                          is not raised here. A fiber that is thrown at by another one must not pause again
+    fiber.dead            whether it has ended
+    fiber.gr_frame        the frame in which it has paused, or None; always None with promises
+
+Proved by: tests/base/test_fibers.py
+"""
+
+import sys
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any
+
+from minidist.core.base.hooks import elsewhere
+
+__all__ = ["Fiber", "FiberExit", "current", "spawn", "throw"]
+
+if sys.platform == "emscripten":
+    backend = elsewhere.fibers()
+    Fiber, FiberExit = backend.Fiber, backend.FiberExit
+    current, spawn, throw = backend.current, backend.spawn, backend.throw
+else:
+    from functools import partial
+
+    from greenlet import GreenletExit as FiberExit
+    from greenlet import getcurrent as current
+    from greenlet import greenlet as Fiber
+
+    def spawn(program: Callable[[Any], None], argument: Any, context: Context, hub: Fiber) -> Fiber:
+        """Return a fiber that will run `program(argument)` in a context of its own."""
+        fiber = Fiber(partial(program, argument), parent=hub)
+        fiber.gr_context = context
+        return fiber
+
+    def throw(fiber: Fiber, error: type[BaseException] | BaseException) -> None:
+        """Raise `error` in a fiber that has paused."""
+        fiber.parent = current()  # where control goes when it has ended
+        fiber.throw(error)

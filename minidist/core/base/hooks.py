@@ -1,0 +1,110 @@
+"""Where a library takes part in what the core does: tables that are empty until somebody adds a function to them.
+
+    calls.py    algorithm="auto"  ──▶  choosers["auto"](comm, "all_reduce", 4096)  ──▶  "recursive_doubling"
+
+The core calls what it finds here, and runs without any of it. `minidist/additions.py` adds the functions of this
+package when the package is imported; they import what they need when they are called.
+
+Proved by: tests/base/test_hooks.py
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+# Names that stand for a choice among algorithms: (comm, operation, bytes of the whole array) -> the algorithm's name.
+choosers: dict[str, Callable[[Any, str, int], str]] = {}
+
+# Each registers more algorithms; called once, when a name is none of those that are there.
+more_algorithms: list[Callable[[], None]] = []
+
+# Each registers more schedules of pipelines; called once, when a name is none of those that are there.
+more_schedules: list[Callable[[], None]] = []
+
+# (operation, name) -> the algorithm that the name describes, or None.
+algorithm_sources: list[Callable[[str, str], Any]] = []
+
+# Each looks at a call of a collective before it is made: (comm, operation, array, op, out).
+call_checks: list[Callable[..., None]] = []
+
+# The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
+guards: list[Callable[..., Any]] = []
+
+# What ZeRO adds to the arguments of an optimizer: (optimizer's class, parameters, communicator) -> further arguments.
+shard_arguments: list[Callable[[Any, Any, Any], dict[str, Any]]] = []
+
+# Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
+one_event: list[Callable[[], Any]] = []
+
+# Each is told of (operation, module, communicator) before a model is split over the communicator's ranks.
+model_checks: list[Callable[[str, Any, Any], None]] = []
+
+# Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
+plan_sources: list[Callable[[Any, bool], Any]] = []
+
+# Attention of split sequences, by name: (comm, tokens of a sequence, the model's attention so far, neighbours that
+# exchange heads) -> the module that takes the place of every `attention_fn`.
+attentions: dict[str, Callable[[Any, int, Any, int], Any]] = {}
+
+
+class _NoChecks:
+    """A module of checks that checks nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return _nothing
+
+
+def _nothing(*_: Any) -> None:
+    """Look at nothing, and return None."""
+
+
+def _no_checks() -> Any:
+    return _NO_CHECKS
+
+
+_NO_CHECKS = _NoChecks()
+
+
+class Elsewhere:
+    """The functions, as attributes. They are the same for all ranks and hold no state.
+
+    Where the core runs alone, nothing is checked, and what has no value here is not there.
+    """
+
+    # The backend of core/base/fibers.py where there is no greenlet: a module with its five names.
+    fibers: Callable[[], Any]
+    # An array that is not one of NumPy's -> the module of whole operations on it, or None.
+    kernels_of: Callable[[Any], Any] = staticmethod(_nothing)
+    # The module base/half.py: conversions and sums of 16-bit floats.
+    half: Callable[[], Any]
+    # The module nn/ops/precision.py: operands in half precision, and in which precision an operation computes.
+    precision: Callable[[], Any]
+    # (tensor, version, array) -> the `SavedTensor` that a node keeps of a parameter or an input.
+    saved_tensor: Callable[[Any, int, Any], Any]
+    # (object, function) -> the object, or a shallow copy with its tensors replaced.
+    map_object: Callable[[Any, Callable[[Any], Any]], Any] = staticmethod(lambda value, function: value)
+    # (queries, samples at once, queries at once, tensor) -> what attention keeps of arrays without values.
+    saved_shapes: Callable[[Any, int, int, Any], Any]
+    # The module nn/refusals.py: what a module's call refuses.
+    refusals: Callable[[], Any] = staticmethod(_no_checks)
+    # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
+    load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]]
+    # The module optim/checks.py: what an optimizer refuses.
+    optimizer_checks: Callable[[], Any] = staticmethod(_no_checks)
+    # (optimizer, saved) -> None: copies a state into an optimizer.
+    load_optimizer: Callable[[Any, Any], None]
+    # A module of a model -> the text that `print` shows.
+    describe: Callable[[Any], str] = staticmethod(object.__repr__)
+    # (module, device) -> None: moves a model's parameters, gradients and buffers.
+    move: Callable[[Any, Any], None]
+    # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
+    check_schedule: Callable[..., None] = staticmethod(_nothing)
+    # (plan, items) -> whether a plan has sends and receives; PlanError where they do not match.
+    check_transfers: Callable[[Any, Any], bool] = staticmethod(lambda plan, items: True)
+    # The module pipeline/runtime/refusals.py: what a pipeline refuses.
+    pipeline_refusals: Callable[[], Any] = staticmethod(_no_checks)
+    # (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
+    # its layers after a step, or None.
+    combine_statistics: Callable[..., Callable[[], None] | None] = staticmethod(_nothing)
+
+
+elsewhere = Elsewhere()

@@ -1,0 +1,175 @@
+"""Random numbers that depend on *what* they are for, never on who draws them or in which order.
+
+Each draw is a function of a key, hashed from (seed, purpose, step, qualified module name, call index), and of a
+counter, the place of the element in the *global* array: (global sample, position, feature), row-major. A rank that
+holds rows [a:b) of the global batch skips to row a and draws exactly those rows, so dropout masks and initial weights
+are the same numbers under every strategy and every number of ranks.
+
+The generator is Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): counter-based, so
+skipping is free. NumPy's `Philox.advance(k)` skips 4k doubles.
+
+Proved by: tests/base/test_random.py
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError, quoted
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a stream of draws is for. Two keys that differ anywhere give independent streams."""
+
+    seed: int
+    purpose: str
+    step: int = 0
+    name: str = ""
+    call: int = 0
+
+    def words(self) -> np.ndarray:
+        """The 128-bit key of the generator."""
+        text = repr((self.seed, self.purpose, self.step, self.name, self.call)).encode()
+        return np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), dtype=np.uint64)
+
+
+@dataclass(frozen=True)
+class BatchCoordinates:
+    """Where the rows of the current (micro-)batch lie in the global batch of the step.
+
+    `sample_offset` is the global number of the first row. `calls` counts the calls of each module in this batch, so
+    that a module that runs twice draws twice; it starts empty for each batch. `positions`: of each row only these
+    places of a text of `length` tokens are here (context parallel); None: all.
+    """
+
+    step: int = 0
+    sample_offset: int = 0
+    seed: int = 0
+    calls: dict[str, int] = field(default_factory=dict)
+    positions: Any = None
+    length: int = 0
+
+    def next_call(self, name: str) -> int:
+        """Number of earlier calls of module `name` in this batch."""
+        call = self.calls.get(name, 0)
+        self.calls[name] = call + 1
+        return call
+
+
+_coordinates: ContextVar[BatchCoordinates | None] = ContextVar("minidist_batch_coordinates", default=None)
+
+
+def current_coordinates(who: str = "dropout") -> BatchCoordinates:
+    """The coordinates of the current batch; an error outside `batch_coordinates`. who: needs them."""
+    coordinates = _coordinates.get()
+    if coordinates is None:
+        raise UsageError(
+            f"{who} needs to know the step and the place of its rows in the global batch; wrap the step in"
+            " minidist.core.base.random.batch_coordinates(step=...), or call model.eval() first"
+        )
+    return coordinates
+
+
+@contextmanager
+def batch_coordinates(
+    step: int = 0, sample_offset: int = 0, seed: int = 0, positions: Any = None, length: int = 0
+) -> Iterator[BatchCoordinates]:
+    """Rows computed in the block are rows `sample_offset`, `sample_offset` + 1, ... of the global batch of `step`.
+
+    positions, length: with the sequence split, the places (integers, rising) that are here of texts of `length` tokens.
+    """
+    coordinates = BatchCoordinates(step, sample_offset, seed, positions=positions, length=length)
+    token = _coordinates.set(coordinates)
+    try:
+        yield coordinates
+    finally:
+        _coordinates.reset(token)
+
+
+def snapshot_calls() -> dict[str, int] | None:
+    """The call counts now, for `replay_calls`; None outside `batch_coordinates`."""
+    coordinates = _coordinates.get()
+    return None if coordinates is None else dict(coordinates.calls)
+
+
+@contextmanager
+def replay_calls(calls: dict[str, int] | None) -> Iterator[None]:
+    """Inside the block modules count their calls from `calls` again, so that recomputation draws the same masks."""
+    coordinates = _coordinates.get()
+    if coordinates is None or calls is None:
+        yield
+        return
+    token = _coordinates.set(replace(coordinates, calls=dict(calls)))
+    try:
+        yield
+    finally:
+        _coordinates.reset(token)
+
+
+class _Seed(ISeedSequence):
+    """Gives Philox its key. `Philox(key=...)` does, too, but asks the operating system for entropy first."""
+
+    def __init__(self, key: Key) -> None:
+        self.words = key.words()
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
+        """Return the 128 bits of the key, which is all that Philox asks for."""
+        return self.words
+
+
+def _generator(key: Key, skip: int) -> np.random.Generator:
+    seed: Any = _Seed(key)  # NumPy takes it, and its annotation does not name it
+    bits = np.random.Philox(seed)
+    bits.advance(skip // 4)
+    generator = np.random.Generator(bits)
+    generator.random(skip % 4)
+    return generator
+
+
+def uniform(key: Key, start: int, count: int) -> np.ndarray:
+    """Elements `start` to `start + count` of the key's stream of float64 uniforms in [0, 1)."""
+    return _generator(key, start).random(count)
+
+
+def uniform_rows(key: Key, row_start: int, rows: int, row_shape: tuple[int, ...]) -> np.ndarray:
+    """Rows [row_start, row_start + rows) of the global array (any number of rows, *row_shape) of uniforms, float64."""
+    size = prod(row_shape)
+    return uniform(key, row_start * size, rows * size).reshape(rows, *row_shape)
+
+
+def normal(key: Key, shape: tuple[int, ...]) -> np.ndarray:
+    """The global array of standard normals of `shape`, float64. (Not sliceable without drawing it whole.)"""
+    return _generator(key, 0).standard_normal(shape)
+
+
+def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale: float) -> xp.Array:
+    """The initial value, float64, of the parameter `name` of global `shape`; depends on nothing but the arguments.
+
+    `law` is "normal" (standard deviation `scale`), "uniform" (in [-scale, scale)) or "constant" (all `scale`). A rank
+    that holds a slice draws the whole and cuts.
+    """
+    device = xp.creating.get()
+    if getattr(device, "is_meta", False):
+        return xp.empty(shape, np.float64)  # nothing is drawn for a dry run
+    key = Key(seed, "weight", name=name + repr(tuple(shape)))
+    if law == "normal":
+        values = normal(key, shape) * scale
+    elif law == "uniform":
+        values = (uniform(key, 0, prod(shape)).reshape(shape) * 2 - 1) * scale
+    elif law == "constant":
+        values = np.full(shape, scale, dtype=np.float64)
+    else:
+        raise ValueError(
+            f"unknown law {quoted(law)} of the initial weight {quoted(name)}; one of normal, uniform, constant"
+        )
+    # Drawn on the host, so that a model has the same values on every device.
+    return xp.to_device(values)

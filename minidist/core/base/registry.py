@@ -1,0 +1,62 @@
+"""Entries that are found by name, so that a new algorithm or schedule is one new file and nothing else.
+
+A decorator in the file adds the entry when the file is imported, and the package imports all its files when it is
+imported itself:
+
+    ring.py        @algorithm("all_reduce", "ring", ...)      adds the entry "ring"
+    __init__.py    import_modules(__name__, __path__)         imports ring.py and its siblings
+
+Nothing is searched for later, so the first call is as fast as every other one.
+
+Proved by: tests/base/test_registry.py
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Collection, Iterable
+from typing import TypeVar
+
+from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
+
+Entry = TypeVar("Entry")
+
+
+class Registry(dict[str, Entry]):
+    """Entries by name. Looking up an unknown name raises a UsageError that lists the names and says the nearest one.
+
+    kind: what an entry is, for that sentence: "schedule", "all_reduce algorithm".
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.aliases: dict[str, str] = {}  # other spellings, in lower case -> name
+
+    def add(self, name: str, entry: Entry, aliases: Iterable[str] = ()) -> None:
+        """Add an entry; a name that is added again replaces it. Aliases are found in upper and lower case alike."""
+        self[name] = entry
+        self.aliases.update({alias.lower(): name for alias in (name, *aliases)})
+
+    def __missing__(self, name: str) -> Entry:
+        known = self.aliases.get(name.lower())
+        if known is None and name.endswith(".py"):
+            raise UsageError(without_function(name))
+        if known is None:
+            hint = nearest(name.lower(), self.aliases)
+            raise UsageError(f"unknown {self.kind} {quoted(name)}{hint}; there are {', '.join(sorted(self))}")
+        return self[known]
+
+
+def without_function(source: str) -> str:
+    """Return the sentence about a FILE.py where FILE.py:FUNCTION is expected."""
+    return f"{quoted_path(source)} names no function; write FILE.py:FUNCTION"
+
+
+def import_modules(package: str, path: Iterable[str], without: Collection[str] = ()) -> None:
+    """Import every module of a package, so that the entries of all its files are registered.
+
+    without: modules that register nothing, and are imported by what uses them.
+    """
+    for info in pkgutil.iter_modules(path):
+        if info.name not in without:
+            importlib.import_module(f"{package}.{info.name}")

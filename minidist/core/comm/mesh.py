@@ -1,0 +1,106 @@
+"""Ranks in a grid: the *axes* of a mesh are the kinds of parallelism, and a slice along one axis is a communicator.
+
+    init_device_mesh(comm, (2, 2, 2), ("pp", "dp", "tp"))        the last axis is the fastest:
+
+                 tp 0  tp 1
+    pp 0  dp 0    0     1        mesh["tp"] of rank 5 is {4, 5}: its neighbours differ in tp only
+          dp 1    2     3        mesh["dp"] of rank 5 is {5, 7}
+    pp 1  dp 0    4     5        mesh["pp"] of rank 5 is {1, 5}
+          dp 1    6     7
+
+Proved by: tests/comm/test_mesh.py
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from minidist.core.base.errors import UsageError, nearest
+from minidist.core.comm.communicator import Comm
+from minidist.core.comm.point_to_point import PointToPoint
+
+
+class Mesh:
+    """A grid of ranks, seen from one of them.
+
+    `mesh["tp"]` is this rank's communicator along axis tp, and `mesh["dp", "tp"]` is the one over both axes, in which
+    the last axis is the fastest.
+    """
+
+    def __init__(self, comm: Comm, shape: Sequence[int], axis_names: Sequence[str]) -> None:
+        # [1] The product of the axes must be the number of ranks.
+        self.comm, self.shape, self.axis_names = comm, tuple(shape), tuple(axis_names)
+        if len(self.shape) != len(self.axis_names) or len(set(self.axis_names)) != len(self.axis_names):
+            raise UsageError(
+                f"a mesh needs one distinct name for each axis, got shape {self.shape} and names {self.axis_names}"
+            )
+        if prod(self.shape) != comm.size or any(n < 1 for n in self.shape):
+            product = " x ".join(map(str, self.shape)) or "1"
+            raise UsageError(
+                f"mesh {dict(zip(self.axis_names, self.shape, strict=True))}: {product} = {prod(self.shape)} ranks, "
+                f"but there are {comm.size}; make the product of the axes equal to the number of ranks"
+            )
+
+        # [2] ranks[coordinate] is the rank at a coordinate; the last axis is the fastest. `coordinate` is this rank's.
+        self.ranks = np.arange(comm.size).reshape(self.shape)
+        self.coordinate = tuple(int(c) for c in np.unravel_index(comm.rank, self.shape)) if self.shape else ()
+
+        # [3] One communicator per axis. All ranks make them here in the same order, so they have the same numbers on
+        # all ranks.
+        self._comms: dict[tuple[str, ...], Comm] = {(name,): self._slice((name,)) for name in self.axis_names}
+
+    def __repr__(self) -> str:
+        return (
+            f"Mesh({dict(zip(self.axis_names, self.shape, strict=True))}, rank {self.comm.rank} at {self.coordinate})"
+        )
+
+    def _index(self, name: str) -> int:
+        if name not in self.axis_names:
+            raise UsageError(
+                f"the mesh has no axis {name!r}{nearest(name, self.axis_names)}; it has {', '.join(self.axis_names)}"
+            )
+        return self.axis_names.index(name)
+
+    def _slice(self, names: tuple[str, ...]) -> Comm:
+        # All ranks that differ from this one on the named axes only.
+        axes = [self._index(name) for name in names]
+        index = tuple(slice(None) if axis in axes else self.coordinate[axis] for axis in range(len(self.shape)))
+        return self.comm.group(self.ranks[index].reshape(-1).tolist(), "x".join(names) + self._others(axes))
+
+    def _others(self, axes: list[int]) -> str:
+        """Return this rank's coordinates on the other axes, as text: part of the communicator's name."""
+        return "".join(f"_{self.axis_names[a]}{self.coordinate[a]}" for a in range(len(self.shape)) if a not in axes)
+
+    def __getitem__(self, names: str | tuple[str, ...]) -> Comm:
+        names = (names,) if isinstance(names, str) else tuple(names)
+        if names not in self._comms:
+            self._comms[names] = self._slice(names)
+        return self._comms[names]
+
+    def size(self, name: str) -> int:
+        """Return the number of ranks along an axis."""
+        return self.shape[self._index(name)]
+
+    def get_local_rank(self, name: str) -> int:
+        """Return this rank's coordinate on an axis."""
+        return self.coordinate[self._index(name)]
+
+
+def init_device_mesh(comm: Comm, mesh_shape: Sequence[int], mesh_dim_names: Sequence[str]) -> Mesh:
+    """Return a mesh over all ranks of `comm`; the last axis is the fastest. No message is sent."""
+    return Mesh(comm, mesh_shape, mesh_dim_names)
+
+
+def check_communicator(comm: object, who: str) -> None:
+    """Raise UsageError unless `comm` is a communicator. For a mesh the error names its axes; pass one of them.
+
+    who: the name of the function or class that needs the communicator; the error begins with it.
+    """
+    if isinstance(comm, PointToPoint):
+        return
+    remedy = "pass the communicator that the program was given, or the axis of a mesh, such as mesh['dp']"
+    if isinstance(comm, Mesh):
+        axes = " or ".join(f"mesh[{name!r}]" for name in comm.axis_names) or "mesh.comm"
+        remedy = f"a mesh has one communicator per axis: pass {axes}"
+    raise UsageError(f"{who} needs a communicator, and got a value of type {type(comm).__name__}; {remedy}")

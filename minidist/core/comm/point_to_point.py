@@ -1,0 +1,455 @@
+"""Point-to-point messages: the interface that algorithms are written against, whatever a rank really is.
+
+`PointToPoint` is what a communicator and one collective call on it have in common (both are in `communicator`), so an
+algorithm runs on either. It checks the arguments and hands the message to its `World`, of which there are two:
+`Sim` and `MPIWorld`.
+
+    comm.send(array, dest) ──▶ PointToPoint._post ──▶ World.post ──▶ Request
+                               PointToPoint.wait  ──▶ World.wait
+
+There is no second, asynchronous version of any collective. A `Work` is a blocking function that runs in a *stream*: a
+greenlet beside the rank's main program, one for each communicator, first started, first run.
+
+Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
+"""
+
+import math
+import operator
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from minidist.core.base.errors import BufferReuseError, RankDeadError, UsageError, reason
+from minidist.core.base.flop_counter import FlopCounter
+from minidist.core.base.layout import MASKED, is_masked, may_overlap
+from minidist.core.base.trace import Trace
+from minidist.core.base.watchers import watchers
+from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
+
+Part = TypeVar("Part", bound="PointToPoint")
+
+ANY = -1  # "from any rank": a wildcard source
+# Messages inside a layer belong to the pass that they are sent in; their purpose says which.
+PASS_OF = {"tensor_forward": "forward", "tensor_backward": "backward", "regather": "backward"}
+MAX_TAG = 2**14 - 1  # MPI guarantees tags up to 2**15 - 1; the upper half is for headers
+# Inside a collective call the tag of a message is the call's number; a tag of its own lies above the header's bit, so
+# that messages are told apart as they would be outside, and still belong to their call. 2**23 - 1 is the highest tag of
+# UCX, the lowest limit of today's MPI libraries.
+OWN_TAG = 2**15
+MAX_OWN_TAG = 255
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A nonblocking send or receive; each world has a subclass with what it must remember until the wait.
+
+    kind: "send" or "receive". peer: a rank of `comm`; that of a wildcard receive is known after the wait. posted_at:
+    the line that posted it, None where the world can find it when it is asked for.
+    """
+
+    comm: "PointToPoint"
+    kind: str
+    array: np.ndarray
+    peer: int
+    tag: int
+    posted_at: CallSite | None
+    finished: bool = field(default=False, init=False)  # has it been waited for?
+
+    @property
+    def site(self) -> CallSite:
+        """The line that posted it."""
+        return self.posted_at or NOWHERE
+
+    def wait(self) -> np.ndarray:
+        """Block until the message is complete; return its array."""
+        return self.comm.wait(self)
+
+    def describe(self) -> str:
+        """Return the operation, the peer, the tag, the bytes and the line, for reports."""
+        direction = "to" if self.kind == "send" else "from"
+        other = "any rank" if self.peer == ANY else f"rank {self.comm.members[self.peer]}"
+        key = self.comm.match_key
+        what = self.kind if key == "message" else f"{key}: {self.kind}"
+        return f"{what} {direction} {other}, tag {tag_text(self.tag, key)}, {self.array.nbytes} B, at {self.site}"
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A function that runs in a communicator's stream; `wait()` returns what the blocking call would have returned.
+
+    arrays: what the function reads and writes, so that the program must leave them alone until the wait.
+    """
+
+    comm: "PointToPoint"
+    function: Callable[[], Any]
+    site: CallSite
+    started: float
+    arrays: Sequence[np.ndarray] = ()
+    context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
+    guards: list[Any] = field(default_factory=list)  # of the arrays, where the world watches them
+    finished: bool = False
+    result: Any = None
+    error: RankDeadError | None = None  # what wait() raises instead
+    end: float = 0.0
+    waiter: Any = None  # the stream that is blocked in wait()
+
+    def wait(self) -> Any:
+        """Block until the function is done; return its result."""
+        return self.comm.world.wait_work(self)
+
+    def describe(self) -> str:
+        """Return the operation and the line, for reports."""
+        return f"{self.comm.operation}, started at {self.site}"
+
+
+class World(Protocol):
+    """What a world offers to its communicators: messages, streams and a clock."""
+
+    kind: str  # "simulated" | "mpi"
+    checks: bool  # what both sides of a message say of it is compared
+    unchecked: bool  # nothing is checked or recorded, and no line of the program is looked for
+    finds_lines: bool  # the line of a rank that waits can be found when it is asked for
+    folds: bool  # some ranks stand for others, so that a collective of theirs is one event (`collectives.one_event`)
+    place: str  # where the program says that it is, for reports: "step 3 of 10; the last checkpoint is ..."
+
+    @property
+    def dead(self) -> dict[int, float]:
+        """World ranks that were killed, and when."""
+        ...
+
+    def register(self, comm: "PointToPoint", origin: str, label: str) -> None:
+        """Note that a communicator was made on this rank. origin, label: see `Comm`."""
+
+    def called(self, comm: "PointToPoint", call: "PointToPoint", array: np.ndarray | None) -> None:
+        """Note that this rank begins a collective call on `comm`, and what it passes to it."""
+
+    def compare_calls(self, call: "PointToPoint", value: int) -> None:
+        """Raise MismatchError when another rank has begun this collective call with another value, where that shows.
+
+        value: the root, or a checksum of what every rank must have equal when the call sends nothing.
+        """
+
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        """Return the places in `members` (world ranks) of those that are near to each other, node by node."""
+        ...
+
+    def post(
+        self,
+        comm: "PointToPoint",
+        kind: str,
+        array: np.ndarray,
+        peer: int,
+        tag: int,
+        site: CallSite | None,
+        guarded: bool,
+    ) -> Request:
+        """Start a send or a receive; `guarded` when the user's program runs before the wait."""
+        ...
+
+    def wait(self, request: Request) -> None:
+        """Return when the request is complete; the rank's other streams run meanwhile."""
+
+    def exchange(
+        self, comm: "PointToPoint", outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
+    ) -> bool:
+        """Do a whole sendrecv at once, in an unchecked world; False when it must be posted instead."""
+        ...
+
+    def run_async(self, work: Work) -> Work:
+        """Queue work in the stream of its communicator."""
+        ...
+
+    def wait_work(self, work: Work) -> Any:
+        """Return the work's result once it is finished."""
+
+    def progress(self) -> None:
+        """Advance the streams, where they need it."""
+
+    def time(self) -> float:
+        """Return the seconds since the run began."""
+        ...
+
+    def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
+        """Record computing, and advance a virtual clock by its time."""
+
+    def trace_of(self, comm: "PointToPoint") -> Trace:
+        """Return the record of the rank that `comm` belongs to."""
+        ...
+
+
+class PointToPoint:
+    """Messages among a group of ranks, seen from one of them.
+
+    rank, size: this rank's number in the group, and the group's size. members: the world rank of each member. ranks:
+    the number of each member in the communicator, which differs from its own only in a part of a collective call.
+    name: of the communicator. context: messages of different contexts never meet. operation: for traces and reports.
+    match_key: what both sides of a message must have equal. tag: that of messages that name none; in a collective call
+    its number, which all its messages carry. site: the line of all messages (None: look for the caller's line at each
+    message, and take `opened` where there is none). nodes: the ranks node by node, where a `TwoLevel` knows them.
+    calls_before: what the messages say of the collective calls before this one (see `call_log`).
+
+    Arrays must be C-contiguous; nothing is copied.
+    """
+
+    highest_tag = MAX_TAG  # that a message may name
+    calls_before = bytes(2)
+
+    def __init__(self, world: World, name: str, members: Sequence[int], rank: int) -> None:
+        self.world, self.name, self.context, self.members, self.rank = world, name, name, members, rank
+        self.size = len(members)
+        self.ranks: Sequence[int] = range(self.size)
+        self.operation = self.match_key = "message"
+        self.tag = 0
+        self.site: CallSite | None = None
+        self.opened: CallSite | None = None
+        self.nodes: list[list[int]] | None = None
+
+    def part(self, kind: "type[Part]", **changes: Any) -> "Part":
+        """Return this group as an object of class `kind`, with other values of some attributes; it sends nothing."""
+        other = object.__new__(kind)
+        other.__dict__.update(self.__dict__, **changes)
+        return other
+
+    def matching(self, operation: str, equal: str) -> "PointToPoint":
+        """Return this group for messages of `operation`, of which both sides must pass `equal` alike; it sends nothing.
+
+        Every rank that sends or receives such a message must call it.
+        """
+        return self.part(PointToPoint, operation=operation, match_key=f"{operation} {equal}")
+
+    # messages ---------------------------------------------------------------------------------------------------------
+
+    def isend(self, array: np.ndarray, dest: int, tag: int | None = None) -> Request:
+        """Start sending `array` (its bytes, to rank `dest`); do not touch it before `wait`."""
+        return self._post("send", array, dest, tag, True)
+
+    def irecv(self, array: np.ndarray, source: int, tag: int | None = None) -> Request:
+        """Start receiving into `array` from rank `source` (or ANY); do not touch it before `wait`."""
+        return self._post("receive", array, source, tag, True)
+
+    def wait(self, request: Request) -> np.ndarray:
+        """Block until the request is complete; return its array."""
+        if not isinstance(request, Request):
+            raise UsageError(
+                f"rank {self.rank}: wait for {_article(request)}, at {self.site or call_site(sys._getframe(1))}; pass"
+                " what isend or irecv returned (a Work has a wait() of its own)"
+            )
+        if not request.finished:
+            self.world.wait(request)
+            request.finished = True
+        return request.array
+
+    def waitall(self, requests: Sequence[Request]) -> None:
+        """Wait for each request, in the order given."""
+        for request in requests:
+            self.wait(request)
+
+    def send(self, array: np.ndarray, dest: int, tag: int | None = None) -> None:
+        """Send; block until the buffer may be used again: at once, or when the receiver arrives. Rely on neither."""
+        self.world.wait(self._post("send", array, dest, tag, False))
+
+    def recv(self, array: np.ndarray, source: int, tag: int | None = None) -> int:
+        """Receive into `array`; return the source's rank (of interest with ANY)."""
+        request = self._post("receive", array, source, tag, False)
+        self.world.wait(request)
+        return request.peer
+
+    def sendrecv(
+        self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
+    ) -> None:
+        """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
+        # The short way, where nothing is checked or recorded: one call of MPI's.
+        world = self.world
+        if world.unchecked and world.exchange(self, outgoing, dest, incoming, source, tag):
+            return
+        if world.checks and may_overlap(outgoing, incoming):
+            raise BufferReuseError(
+                f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
+                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a buffer of its own"
+            )
+
+        # The receive first: when the partner's message comes, its buffer is known.
+        receive = self._post("receive", incoming, source, tag, False)
+        send = self._post("send", outgoing, dest, tag, False)
+        world.wait(receive)
+        world.wait(send)
+
+    def send_object(self, value: Any, dest: int, tag: int | None = None) -> None:
+        """Send any picklable object: two messages, its length (8 B) and its bytes."""
+        # The receiver cannot know how much to allocate, so the length travels first.
+        try:
+            data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+        except Exception as error:  # an object's own __reduce__ may raise anything
+            raise UsageError(
+                f"rank {self.rank}: send_object of {_article(value)}, which cannot be pickled ({reason(error)}), at "
+                f"{self.site or call_site(sys._getframe(1))}; send arrays, numbers and text"
+            ) from None
+        self.send(np.array([data.size], dtype=np.int64), dest, tag)
+        self.send(data, dest, tag)
+
+    def recv_object(self, source: int, tag: int | None = None) -> Any:
+        """Receive what `send_object` sent."""
+        length = np.empty(1, dtype=np.int64)
+
+        source = self.recv(length, source, tag)
+        data = np.empty(int(length[0]), dtype=np.uint8)
+        self.recv(data, source, tag)
+        return pickle.loads(data.tobytes())
+
+    def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, guarded: bool) -> Request:
+        # The message's line: a collective call has it already, and that of a rank that waits can be found later.
+        world, site = self.world, self.site
+        if site is None and (guarded or not world.finds_lines):
+            site = call_site(sys._getframe(2), self.opened)
+        if tag is None:
+            tag = self.tag
+        elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
+            tag = self._tag_of(tag)
+
+        # Refuse what no world could send, where the caller can see it.
+        if type(peer) is not int:
+            peer = self._whole("rank", peer)
+        if not 0 <= peer < self.size and (peer != ANY or kind == "send"):
+            raise self._refusal(f"{kind} names rank {peer}, but {self.name} has ranks 0..{self.size - 1}")
+        if type(array) is not np.ndarray:
+            self._check_array(kind, array)
+        else:
+            flags = array.flags
+            if not flags.c_contiguous or array.dtype.hasobject or not (flags.writeable or kind == "send"):
+                self._check_array(kind, array)
+        return world.post(self, kind, array, peer, tag, site, guarded)
+
+    def _tag_of(self, tag: Any) -> int:
+        """Return the tag of a message that names one; inside a collective call it lies above the call's number."""
+        own = self._whole("tag", tag)
+        inside = self.highest_tag != MAX_TAG
+        if not 0 <= own <= self.highest_tag:
+            where = " inside a collective call" if inside else ""
+            raise self._refusal(f"tag {own} is outside 0..{self.highest_tag}{where}")
+        return self.tag + OWN_TAG * own if inside else own
+
+    def _check_array(self, kind: str, array: Any) -> None:
+        """Raise UsageError for what is not an array of numbers, contiguous and, of a receive, writeable."""
+        flags = getattr(array, "flags", None)  # one on a GPU has no `writeable`
+        if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
+            raise self._refusal(f"{kind} of {_why_not(array)}")
+        if is_masked(array):
+            raise self._refusal(f"{kind} of {MASKED}")
+        if array.dtype.hasobject:
+            raise self._refusal(
+                f"{kind} of an array of Python objects, which are addresses in this process; convert it to numbers, or"
+                " use send_object"
+            )
+
+    def _whole(self, what: str, value: Any) -> int:
+        """Return a rank or a tag as an int of Python's; one of NumPy's would go into traces and reports."""
+        try:
+            number: int = operator.index(value)
+            return number
+        except TypeError:
+            raise self._refusal(
+                f"the {what} of a message is {str(value)[:80]!r}, a {type(value).__name__}", "; pass an integer"
+            ) from None
+
+    def _refusal(self, what: str, remedy: str = "") -> UsageError:
+        """Return the error for a message that no world could send, with the line of the program."""
+        site = self.site or call_site(sys._getframe(1), self.opened)
+        return UsageError(f"rank {self.rank}: {what}, at {site}{remedy}")
+
+    def collective(
+        self,
+        operation: str,
+        equal: str = "",
+        root: int | None = None,
+        sends_itself: bool = False,
+        array: np.ndarray | None = None,
+    ) -> "PointToPoint":
+        """Return the collective call whose messages an algorithm is to send: a new one, or this one itself."""
+        raise NotImplementedError
+
+    def barrier(self) -> None:
+        """Return when every rank has entered: ceil(log2 n) rounds of empty messages (Hensgen et al. 1988)."""
+        # Round k: tell rank + 2^k, hear from rank - 2^k. Afterwards this rank knows of 2^(k+1) ranks that they have
+        # entered.
+        call = self.collective("barrier")
+        nothing = np.empty(0, dtype=np.uint8)
+        distance = 1
+        while distance < self.size:
+            dest, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            call.sendrecv(nothing, dest, nothing, source)
+            distance *= 2
+
+    # streams and time -------------------------------------------------------------------------------------------------
+
+    def run_async(self, function: Callable[[], Any], arrays: Sequence[np.ndarray] = ()) -> Work:
+        """Run `function` in the communicator's stream.
+
+        arrays: what it reads and writes; the program must leave them alone until the wait.
+        """
+        # The line that a report names: the user's call, found once for all messages of the work.
+        site = call_site(sys._getframe(1)) if self.site in (None, NOWHERE) else self.site
+        assert site is not None
+        return self.world.run_async(Work(self, function, site, self.world.time(), arrays))
+
+    def progress(self) -> None:
+        """Advance nonblocking operations. Returns nothing, so results cannot depend on timing."""
+        self.world.progress()
+
+    def time(self) -> float:
+        """Return the seconds since the run began, on this stream's clock (virtual or real)."""
+        return self.world.time()
+
+    def compute(
+        self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
+    ) -> None:
+        """Record what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
+        if not 0.0 <= seconds < math.inf:
+            raise UsageError(f"rank {self.rank}: compute of {seconds:g} s; it must be a finite number of at least 0")
+        self.world.compute(operations, seconds, name)
+
+    def advance_clock(self, name: str) -> None:
+        """Advance a virtual clock by the time of the operations that a `FlopCounter` counted since the last call.
+
+        Called before messages are sent, so that they depart when the computation before them is done. Without a counter
+        nothing happens. name: of the span in the trace, such as "forward", or the purpose of the messages that follow.
+        """
+        for watcher in watchers.get():
+            if isinstance(watcher, FlopCounter):
+                self.compute(watcher.take(), name=PASS_OF.get(name, name))
+
+    @property
+    def trace(self) -> Trace:
+        """This rank's record."""
+        return self.world.trace_of(self)
+
+
+def tag_text(tag: int, key: str = "") -> str:
+    """Return a message's tag in words: "3", or in a collective call that tells its messages apart "3 (own tag 1)".
+
+    key: the match key of the message. A program's own may have any tag, and its receives may take any.
+    """
+    if key == "message":
+        return "any" if tag < 0 else f"{tag}"
+    own, number = divmod(tag, OWN_TAG)
+    return f"{number} (own tag {own})" if own else f"{number}"
+
+
+def _article(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _why_not(array: Any) -> str:
+    """Return why this cannot be a message, and what to pass instead."""
+    if not hasattr(array, "flags"):
+        return f"{_article(array)}; messages are arrays: pass numpy.array(...), or use send_object"
+    if not array.flags.c_contiguous:
+        return (
+            f"an array with strides {array.strides}; messages need C-contiguous arrays: "
+            "pass numpy.ascontiguousarray(array) or receive into a fresh one"
+        )
+    return "an array that is read-only; receive into one that may be written"

@@ -1,0 +1,145 @@
+"""What the parts of the simulated world share: the streams, the messages in flight, and how the run is set up.
+
+`Matching` pairs sends with receives, `deadlock_report` looks on, and `Sim` schedules the streams. Each is given this
+one object, so that none needs to know another.
+
+Proved by: tests/comm/sim/test_world.py
+"""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from minidist.core.base.errors import RankDeadError
+from minidist.core.base.fibers import Fiber
+from minidist.core.base.trace import MessageEvent, Trace
+from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
+from minidist.core.comm.point_to_point import Request, Work
+from minidist.core.comm.sim.clock import LinkModel
+
+Key = tuple[str, int, int, int]  # context, source, destination (world ranks), tag: what a send and a receive must share
+AnyKey = tuple[str, int, int]  # context, destination, tag: of a receive from any rank
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """An execution context of a rank, with a clock and two ports: its main program, or one for each communicator."""
+
+    rank: int
+    name: str
+    is_main: bool
+    fiber: Fiber | None = None
+    time: float = 0.0
+    out_free: float = 0.0  # the ports are free from then on
+    in_free: float = 0.0
+    waiting: Request | Work | None = None
+    handling: BaseException | None = None  # the exception that led into a wait inside `except` or `finally`
+    queue: deque[Work] = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
+class SimRequest(Request):
+    """A request and what the simulated world must remember of it until it has been waited for.
+
+    other: the world rank of its peer, or ANY. order: among all posts of the run. posted: the time of its post. guarded:
+    the user's program runs before the wait. event: its record, where one is kept.
+    """
+
+    stream: Stream
+    other: int
+    nbytes: int
+    order: int
+    posted: float
+    guarded: bool
+    eager: bool = field(default=False, init=False)  # a buffered send, which is complete at once
+    matched: bool = field(default=False, init=False)
+    is_free: bool = field(default=False, init=False)  # it takes no time: see `LinkModel.free_startup`
+    waiter: Stream | None = field(default=None, init=False)
+    error: RankDeadError | None = field(default=None, init=False)  # it cannot complete any more
+    depart: float = field(default=0.0, init=False)
+    sent: float = field(default=0.0, init=False)
+    arrival: float = field(default=0.0, init=False)
+    event: MessageEvent | None = field(default=None, init=False)
+
+    @property
+    def site(self) -> CallSite:
+        """The line that posted it. A blocking call still is at its line while its request is open."""
+        if self.posted_at is not None:
+            return self.posted_at
+        fiber = self.stream.fiber
+        if fiber is None or fiber.dead:
+            return NOWHERE
+        return call_site(fiber.gr_frame or sys._getframe(1), self.comm.opened)
+
+
+class Candidate(NamedTuple):
+    """A possible match: `receiver` (world rank) would get the oldest message of `sender`, ready at virtual `time`.
+
+    context, tag: of the receive; a rank may have several wildcard receives open.
+    """
+
+    time: float
+    receiver: int
+    sender: int
+    context: str = ""
+    tag: int = 0
+
+
+Chooser = Callable[[Sequence[Candidate]], int]  # which of the candidates a receive from any rank gets
+
+
+def earliest(candidates: Sequence[Candidate]) -> int:
+    """Choose the message that is there first; ties by receiver, then sender. The default."""
+    return min(range(len(candidates)), key=candidates.__getitem__)
+
+
+@dataclass(eq=False)
+class SimState:
+    """One run of a simulated world."""
+
+    size: int
+    links: LinkModel
+    chooser: Chooser
+    eager_limit: int  # sends of at most so many bytes are buffered; -1: none, not even an empty one
+    traces: list[Trace]
+    ready: deque[Stream]  # streams that can run
+    mains: list[Stream]
+    running: Stream  # whose turn it is
+    side: dict[tuple[int, str], Stream] = field(default_factory=dict)  # by rank and communicator
+    sends: dict[Key, list[SimRequest]] = field(default_factory=dict)
+    receives: dict[Key, list[SimRequest]] = field(default_factory=dict)
+    wildcards: dict[AnyKey, list[SimRequest]] = field(default_factory=dict)
+    returned: set[int] = field(default_factory=set)
+    dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
+
+    def __post_init__(self) -> None:
+        # By rank and id: the requests and works that no wait has been called for.
+        self.unwaited: list[dict[int, Request | Work]] = [{} for _ in range(self.size)]
+
+    def line_of(self, rank: int) -> CallSite:
+        """Return the line at which the main program of a rank is; NOWHERE when it has ended or cannot be seen."""
+        main = self.mains[rank]
+        frame = sys._getframe(1) if main is self.running else getattr(main.fiber, "gr_frame", None)
+        return call_site(frame, NOWHERE)
+
+    def streams(self) -> list[Stream]:
+        """Return all streams: the ranks' main programs, then the others."""
+        return [*self.mains, *self.side.values()]
+
+
+def take(queues: dict[Any, list[SimRequest]], key: Any) -> SimRequest:
+    """Remove and return the oldest request of a queue; an empty queue is deleted."""
+    queue = queues[key]
+    if len(queue) == 1:
+        del queues[key]
+    return queue.pop(0)
+
+
+def remove(queues: dict[Any, list[SimRequest]], key: Any, request: SimRequest) -> None:
+    """Remove a request from its queue; an empty queue is deleted."""
+    queue = queues[key]
+    queue.remove(request)
+    if not queue:
+        del queues[key]

@@ -1,0 +1,296 @@
+"""The simulated world: ranks are fibers in this process, time is virtual, and a deadlock is a certainty.
+
+This module runs the ranks; how their messages meet is in `matching`. Fibers switch only where a rank blocks, so a run
+is deterministic; when no fiber can run, none ever will, and the report can say exactly which rank waits for
+which. Sends are synchronous by default (they complete when the receive is posted): a program that relies on buffering
+deadlocks here, always, instead of on the day when its messages grow.
+
+    hub (the scheduler) ──▶ a stream runs until it blocks ──▶ hub ──▶ the next stream that is ready
+    none is ready:  [1] match one receive from any rank, else  [2] all have returned, or it is a deadlock
+
+`Sim` moves messages and checks nothing. The world that programs run in is `SimWorld`: a `Sim` with guards, which
+compare, record, and end what hangs.
+
+Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
+"""
+
+import contextvars
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from minidist.core.base.errors import CommunicationError, UsageError
+from minidist.core.base.fibers import FiberExit, current, spawn, throw
+from minidist.core.base.trace import SpanEvent, Trace
+from minidist.core.comm.communicator import Comm
+from minidist.core.comm.point_to_point import PointToPoint, Request, Work
+from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.deadlock_report import deadlock
+from minidist.core.comm.sim.matching import Matching
+from minidist.core.comm.sim.state import Chooser, SimState, Stream, earliest
+from minidist.core.comm.waiting import Waiting
+
+
+class Sim:
+    """`ranks` virtual ranks that run one function.
+
+    eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
+    synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets.
+
+    `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
+    on any rank ends the run and is raised here, with a note naming the rank.
+    """
+
+    kind = "simulated"
+    checks = unchecked = folds = False
+    place = ""
+    state: SimState  # of the run, or of the last one
+    matching: Matching
+    post: Callable[..., Request]  # the messages of a run go straight to its `Matching`
+    wait: Callable[[Any], None]
+
+    def __init__(
+        self, ranks: int, *, eager_bytes: int = 0, links: LinkModel | None = None, chooser: Chooser = earliest
+    ) -> None:
+        if ranks < 1:
+            raise UsageError(f"a world needs at least 1 rank, got {ranks}")
+        self.size, self.eager_bytes, self.links, self.chooser = ranks, eager_bytes, links or LinkModel(), chooser
+        self.finds_lines = sys.platform != "emscripten"  # the stack of a fiber made of promises cannot be looked at
+
+    # running ----------------------------------------------------------------------------------------------------------
+
+    def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
+        """Call `main(comm, *arguments)` on every rank; return the list of results."""
+        # Everything that belongs to this run is new: streams, queues, clocks, records.
+        mains = [Stream(rank, "main", is_main=True) for rank in range(self.size)]
+        state = self.state = SimState(
+            self.size,
+            self.links,
+            self.chooser,
+            self.eager_bytes or -1,
+            self._traces(),
+            self._ready_queue([mains[rank] for rank in self.running_ranks()]),
+            mains,
+            running=mains[0],
+        )
+        self.on_switch: list[Callable[[Stream], None]] = []
+        self.on_block: list[Callable[[Stream, Request | Work], None]] = []
+        self.on_resume: list[Callable[[Stream], None]] = []
+        self.matching = self._new_matching()
+        self.post, self.wait = self.matching.post, self.matching.wait
+
+        # What every rank does: a fiber each.
+        results: list[Any] = [None] * self.size
+
+        def program(stream: Stream) -> None:
+            comm = Comm(self, "world", range(self.size), stream.rank)
+            results[stream.rank] = self._result(lambda: main(comm, *arguments, **keywords), main, stream.rank)
+            state.returned.add(stream.rank)
+
+        # Each with a separate context, because ranks set context variables (purpose, autocast).
+        self.hub = current()
+        for rank in self.running_ranks():
+            mains[rank].fiber = spawn(program, mains[rank], contextvars.copy_context(), self.hub)
+
+        # Run them. Whatever ends the run, no fiber stays behind.
+        try:
+            self._schedule()
+            self._finish()
+        finally:
+            self._end_streams()
+        return results
+
+    def running_ranks(self) -> Sequence[int]:
+        """Return the ranks that run: all of them. A subclass may let some stand for others."""
+        return range(self.size)
+
+    def _traces(self) -> list[Trace]:
+        """Return the empty record of every rank."""
+        return [Trace(rank, self.size, keeps_events=False) for rank in range(self.size)]
+
+    def _ready_queue(self, streams: Sequence[Stream]) -> deque[Stream]:
+        """Return the queue of streams that can run. A test takes another order: times and results must not change."""
+        return deque(streams)
+
+    def _new_matching(self) -> Matching:
+        """Return what pairs the messages of a run. A subclass may limit or watch them."""
+        return Matching(self.state, self._block)
+
+    def _result(self, program: Callable[[], Any], main: Callable[..., Any], rank: int) -> Any:
+        """Run the program of a rank and return its result. main: the function that it calls."""
+        return program()
+
+    def _finish(self) -> None:
+        """Do what is to be done when all programs have returned."""
+
+    def _schedule(self) -> None:
+        # Round after round: every stream that is ready runs until it blocks.
+        state, ready = self.state, self.state.ready
+        while True:
+            while ready:
+                state.running = stream = ready.popleft()
+                stream.waiting = None
+                for switched in self.on_switch:
+                    switched(stream)
+                assert stream.fiber is not None
+                try:
+                    stream.fiber.switch()
+                except (Exception, SystemExit) as error:
+                    self._annotate(error, stream)
+                    raise
+            if not self._idle():  # [1] of the picture
+                break
+
+        # [2] A rank that has not returned, or a stream that it left behind, waits for ever.
+        if any(stream.fiber is not None and not stream.fiber.dead for stream in state.streams()):
+            raise deadlock(state, self._hints)
+
+    def _idle(self) -> bool:
+        """No stream can run: let one go on. Returns False when there is none."""
+        return self.matching.match_one_wildcard()
+
+    def _hints(self, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
+        """Return sentences about what was probably meant by a program that waits for ever."""
+        return []
+
+    def _annotate(self, error: BaseException, stream: Stream) -> None:
+        if isinstance(error, CommunicationError):
+            return  # its text names the ranks, and which one was running means nothing
+        where = "" if stream.is_main else f" ({stream.name})"
+        error.add_note(f"raised on rank {stream.rank} of {self.size}{where}, virtual time {stream.time:.6g} s")
+
+    def _end_streams(self) -> None:
+        # Blocked fibers would stay in memory with all their arrays; ending them runs their `finally` blocks.
+        for stream in self.state.streams():
+            if stream.fiber is not None and not stream.fiber.dead:
+                # Where it waited is known as long as it waits.
+                if isinstance(stream.waiting, Request):
+                    stream.waiting.posted_at = stream.waiting.site
+                self.state.running = stream
+                with suppress(Exception):  # of the rank's own `finally`; the error that ended the run is what counts
+                    throw(stream.fiber, FiberExit)
+
+    def _block(self, on: Request | Work) -> None:
+        """Let the other streams run until `on` wakes this one."""
+        stream = self.state.running
+        for pausing in self.on_block:
+            pausing(stream, on)
+        stream.waiting = on
+        stream.handling = sys.exc_info()[1]
+        self.hub.switch()
+        for resumed in self.on_resume:
+            resumed(stream)
+
+    # streams ----------------------------------------------------------------------------------------------------------
+
+    def run_async(self, work: Work) -> Work:
+        # One stream per communicator and rank: works run one after the other, in the order of their starts.
+        state = self.state
+        rank, name = state.running.rank, work.comm.name
+        stream = state.side.get((rank, name))
+        if stream is None:
+            stream = state.side[rank, name] = Stream(rank, f"lane:{name}", is_main=False)
+        stream.queue.append(work)
+
+        # A stream whose queue was empty has ended; it starts again.
+        if stream.fiber is None or stream.fiber.dead:
+            stream.fiber = spawn(self._run_stream, stream, contextvars.copy_context(), self.hub)
+            state.ready.append(stream)
+        return work
+
+    def _run_stream(self, stream: Stream) -> None:
+        while stream.queue:
+            # A work starts when the stream is free, but not before it was asked for.
+            work = stream.queue.popleft()
+            stream.time = max(stream.time, work.started)
+            self._run_work(work)
+
+            # Done: the rank that waits for it can run.
+            work.end, work.finished = stream.time, True
+            if work.waiter is not None:
+                self.state.ready.append(work.waiter)
+                work.waiter = None
+
+    def _run_work(self, work: Work) -> None:
+        """Run the function of a work, in the context in which it was asked for."""
+        work.result = work.context.run(work.function)
+
+    def wait_work(self, work: Work) -> Any:
+        # The waiting stream's clock moves on to the end of the work; what ended earlier costs nothing.
+        stream = self.state.running
+        if not work.finished:
+            work.waiter = stream
+            self._block(work)
+        stream.time = max(stream.time, work.end)
+        if work.error is not None:
+            raise work.error
+        return work.result
+
+    def progress(self) -> None:
+        """Nothing to do: the scheduler runs streams whenever this rank blocks, and virtual time does not pass here."""
+
+    # clock and record -------------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self.state.running.time
+
+    def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
+        # The roofline of each operation, or the seconds given; nothing runs meanwhile on this stream.
+        stream = self.state.running
+        start = stream.time
+        spent = seconds + (self.links.seconds(list(operations)) if operations else 0.0)
+        if self.links.slowdown is not None:
+            spent *= self.links.slowdown(stream.rank)
+        end = start + spent
+        if not start <= end < math.inf:
+            raise UsageError(
+                f"rank {stream.rank}: compute of {end - start:g} s; it must be a finite number of at least 0"
+            )
+        stream.time = end
+        trace = self.state.traces[stream.rank]
+        trace.computed += spent
+        trace.busy += spent if stream.is_main else 0.0
+        if end > start:
+            trace.add_span(SpanEvent(stream.rank, stream.name, name, start, end))
+
+    def trace_of(self, comm: PointToPoint) -> Trace:
+        return self.state.traces[comm.members[comm.rank]]
+
+    @property
+    def traces(self) -> list[Trace]:
+        """The record of every rank."""
+        return self.state.traces
+
+    @property
+    def dead(self) -> dict[int, float]:
+        """The ranks that were killed in this run (the last one), and the virtual time of each death."""
+        return self.state.dead
+
+    @property
+    def end_time(self) -> float:
+        """Virtual seconds until the last rank's main program returned."""
+        return max(stream.time for stream in self.state.mains)
+
+    # what a world offers in addition ----------------------------------------------------------------------------------
+
+    def register(self, comm: PointToPoint, origin: str, label: str) -> None:
+        """Nothing to do: a communicator needs no preparation here."""
+
+    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
+        """Nothing to do."""
+
+    def compare_calls(self, call: PointToPoint, value: int) -> None:
+        """Nothing to do."""
+
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        """Return the places in `members`, all in one node."""
+        return [list(range(len(members)))]
+
+    def exchange(self, *_: Any) -> bool:
+        """Not called: a sendrecv has no shorter way here."""
+        return False

@@ -1,0 +1,221 @@
+"""A mixture of experts: many MLPs, and each token uses one or two of them. More parameters, the same work per token.
+
+    tokens ──▶ router: softmax(x W) ──▶ each token's expert(s) and gate(s)
+    tokens ──▶ slots (experts, capacity, D) ──▶ expert MLPs ──▶ back to the tokens, times their gates
+
+An expert has `capacity` slots for a group of tokens, assigned in token order (with two choices: all first choices
+before all second ones). A token without a slot is *dropped*: the layer adds nothing to it. A *group* is the input of
+one call, one rank's micro-batch; capacity and auxiliary loss belong to the group, also on a single device.
+
+top_k=1 is Switch (Fedus et al., "Switch Transformers", 2021): the gate is the probability, and the auxiliary loss
+N sum_e f_e P_e. top_k=2 is GShard (Lepikhin et al., 2020): the two gates are divided by their sum, the auxiliary loss
+is (1/E) sum_e (c_e / S) m_e, and the second expert is always used (their random dropping of it is left out). f_e = c_e
+/ S is the share of first choices, P_e = m_e the mean probability; the gradient flows through the latter alone.
+
+Proved by: tests/parallel/test_expert.py, tests/nn/test_llama.py
+"""
+
+from collections.abc import Callable, Iterable
+from math import ceil
+from typing import Any, ClassVar
+
+from minidist.core.autograd import Function, Parameter, Tensor, gelu, is_grad_enabled, linear, reshape, softmax
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import downcast, is_half
+from minidist.core.base.errors import UsageError
+from minidist.core.nn.module import Identity, Module
+
+
+def expert_capacity(tokens: int, experts: int, top_k: int, factor: float) -> int:
+    """Return the slots of an expert for a group: top_k tokens / experts x factor, rounded up, at least 1."""
+    return max(1, ceil(top_k * tokens / experts * factor))
+
+
+class Assignment:
+    """The experts and slots of a group's tokens, from the router's probabilities (n, experts).
+
+    choices: for each of the top_k choices (experts (n,), slots (n,)); slot -1 says that the token is dropped.
+    """
+
+    def __init__(self, probabilities: xp.Array, top_k: int, capacity: int) -> None:
+        n, experts = probabilities.shape
+
+        # `taken`: the slots of each expert that earlier choices have filled.
+        rest = xp.array(probabilities)
+        rows = xp.device_arange(n)
+        taken = xp.zeros(experts, xp.int64, probabilities)
+        self.capacity, self.choices = capacity, []
+        self.first_counts = taken
+        for choice in range(top_k):
+            # Each token's best expert that it has not chosen yet.
+            expert = rest.argmax(axis=1)
+            rest[rows, expert] = -1.0
+            mine = xp.zeros((n, experts), xp.int64, probabilities)
+            mine[rows, expert] = 1
+            # Its place among the tokens with the same expert, behind those of the choice before.
+            place = (mine.cumsum(axis=0) - 1)[rows, expert] + taken[expert]
+            taken = taken + mine.sum(axis=0)
+            if choice == 0:
+                self.first_counts = taken
+            self.choices.append((expert, xp.where(place < capacity, expert * capacity + place, -1)))
+
+    @property
+    def dropped(self) -> int:
+        """How many choices are without a slot."""
+        return sum(int((slots < 0).sum()) for _, slots in self.choices)
+
+
+class _ToSlots(Function):
+    """x (n, D) -> (slots, D): each token's row at its slots, zeros in empty ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: xp.Array, slots: list[xp.Array], total: int) -> xp.Array:
+        ctx.slots = slots
+        out = xp.zeros((total, x.shape[1]), x.dtype, x)
+        for slot in slots:
+            out[slot[slot >= 0]] = x[slot >= 0]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        result = xp.zeros((ctx.slots[0].size, grad.shape[1]), grad.dtype, grad)
+        for slot in ctx.slots:
+            result[slot >= 0] += grad[slot[slot >= 0]]
+        return result
+
+
+class _FromSlots(Function):
+    """rows (slots, D) -> (n, D): each token's slot, zeros for dropped tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: xp.Array, slot: xp.Array) -> xp.Array:
+        ctx.slot, ctx.total = slot, rows.shape[0]
+        out = xp.zeros((slot.size, rows.shape[1]), rows.dtype, rows)
+        out[slot >= 0] = rows[slot[slot >= 0]]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        result = xp.zeros((ctx.total, grad.shape[1]), grad.dtype, grad)
+        result[ctx.slot[ctx.slot >= 0]] = grad[ctx.slot >= 0]
+        return result
+
+
+class MixtureOfExperts(Module):
+    """x (batch, T, width) -> the same shape. The weights of all experts lie in one parameter each, experts first.
+
+    After a call, `auxiliary_loss` is the group's, a tensor of shape () not yet weighted, and `assignment` says which
+    expert and slot each token got. Four submodules that do nothing on one device are the places for parallelism:
+    `dispatch` and `combine` take the slots (experts, capacity, width) to the experts' ranks and back (expert
+    parallelism), `f` and `g` are the borders of the region in which each expert's inner width is split (tensor
+    parallelism). expert_dims: the experts' parameters by name, each with the dim of the inner width, or None.
+    """
+
+    expert_dims: ClassVar[dict[str, int | None]] = {"fc_weight": 2, "fc_bias": 2, "proj_weight": 1, "proj_bias": None}
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        experts: int,
+        top_k: int = 1,
+        capacity_factor: float = 1.25,
+        dtype: Any = xp.float32,
+        scale: float = 0.02,
+        out_scale: float | None = None,
+        seed: int | None = 0,
+    ) -> None:
+        if top_k not in (1, 2) or top_k > experts:
+            raise UsageError(
+                f"top_k {top_k} of {experts} experts; use 1 (Switch) or 2 (GShard), and as many experts or more"
+            )
+        if capacity_factor <= 0:
+            raise UsageError(f"capacity_factor {capacity_factor} leaves no slots; use 1.0 or more, 1.25 is usual")
+        self.num_experts, self.top_k, self.capacity_factor = experts, top_k, capacity_factor
+
+        def weight(*shape: int, scale: float = scale) -> Parameter:
+            return Parameter(xp.zeros(shape, dtype), init=("normal", scale) if scale else ("constant", 0.0))
+
+        # The weights of all experts lie in one parameter each, so that a batched product computes them all.
+        self.router = weight(experts, width)
+        self.make_experts(weight, experts, width, hidden, scale if out_scale is None else out_scale)
+
+        # Places where a parallel style puts its communication.
+        self.dispatch: Module = Identity()
+        self.combine: Module = Identity()
+        self.f: Module = Identity()
+        self.g: Module = Identity()
+        self.auxiliary_loss: Tensor | None = None
+        self.assignment: Assignment | None = None
+        self.initialize(seed)
+
+    def make_experts(
+        self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int, out_scale: float
+    ) -> None:
+        """Make the experts' parameters with `weight(*shape, scale=)`."""
+        self.fc_weight, self.fc_bias = weight(experts, width, hidden), weight(experts, 1, hidden, scale=0.0)
+        self.proj_weight = weight(experts, hidden, width, scale=out_scale)
+        self.proj_bias = weight(experts, 1, width, scale=0.0)
+
+    def compute(self, work: Tensor) -> Tensor:
+        """(experts, capacity, width) -> the same shape: one batched product per layer, for all experts."""
+        hidden = gelu(self.f(work) @ self.fc_weight + self.fc_bias)
+        return self.g(hidden @ self.proj_weight) + self.proj_bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T, width) -> (batch, T, width); zeros for dropped tokens."""
+        shape, experts = x.shape, self.num_experts
+
+        # All tokens of the call are one group: (n, width).
+        x = reshape(x, (-1, shape[-1]))
+        n = x.shape[0]
+
+        # The router chooses experts and slots.
+        probabilities = softmax(linear(x, self.router))
+        capacity = expert_capacity(n, experts, self.top_k, self.capacity_factor)
+        self.assignment = assignment = Assignment(probabilities.data, self.top_k, capacity)
+        self.auxiliary_loss = self._auxiliary_loss(probabilities, assignment.first_counts)
+
+        # Tokens to slots, slots to their experts' ranks, two products per expert, and the way back.
+        # (experts x capacity, width), zeros in empty slots.
+        slots = _ToSlots.apply(x, [slot for _, slot in assignment.choices], experts * capacity)
+        work = self.dispatch(reshape(slots, (experts, capacity, shape[-1])))
+
+        done = reshape(self.combine(self.compute(work)), (experts * capacity, shape[-1]))
+
+        # Each token gets its slots' rows times its gates; GShard's two gates are divided by their sum.
+        rows = xp.device_arange(n)
+        gates = [probabilities[rows, expert] for expert, _ in assignment.choices]
+        if self.top_k == 2:
+            total = gates[0] + gates[1]
+            gates = [gate / total for gate in gates]
+        parts = [
+            _FromSlots.apply(done, slot) * reshape(gate, (n, 1))
+            for gate, (_, slot) in zip(gates, assignment.choices, strict=True)
+        ]
+        return reshape(parts[0] if len(parts) == 1 else parts[0] + parts[1], shape)
+
+    def _auxiliary_loss(self, probabilities: Tensor, first_counts: xp.Array) -> Tensor:
+        """Switch: N sum_e f_e P_e. GShard: (1/E) sum_e (c_e / S) m_e. Shape ()."""
+        n, experts = probabilities.shape
+        # The share of first choices is a constant; the gradient flows through the mean probability.
+        kind = xp.float32 if is_half(probabilities.dtype) else probabilities.dtype  # n may be too large for two bytes
+        share = Tensor(downcast(xp.as_array(first_counts, kind) / xp.as_array(n, kind), probabilities.dtype))
+        both = (probabilities.mean(0) * share).sum()
+        return both * experts if self.top_k == 1 else both / experts
+
+
+def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Tensor:
+    """Return the sum of the blocks' auxiliary losses, shape (1,), added to that of the blocks `before`."""
+    for block in blocks:
+        auxiliary = block.mlp.auxiliary_loss
+        # A loss without a node would leave the router unbalanced, and nothing else would show it.
+        if is_grad_enabled() and auxiliary.node is None:
+            raise UsageError(
+                f"{block.mlp.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the"
+                " router would not be balanced; return it from the segment, or call nn.recompute, which does"
+            )
+        auxiliary = reshape(auxiliary, (1,))
+        before = auxiliary if before is None else before + auxiliary
+    assert before is not None
+    return before

@@ -1,0 +1,237 @@
+"""One flat array for the parameters of a unit and one for their gradients; the parameters are views of them.
+
+Optimizers, clipping, collectives, shards and checkpoints all work on slices of these two arrays. A unit is the model
+(data parallelism), a module (FSDP) or a stage's chunk (pipelines). Gathering, freeing, stashing and offloading
+parameters are `bind` and `release` and nothing else.
+
+    data    | weight 0 | bias 0 | weight 1 | bias 1 |pad|      parameter.data is a view of its slice,
+    grad    | weight 0 | bias 0 | weight 1 | bias 1 |pad|      and so is the buffer of parameter.gradient
+
+Proved by: tests/nn/test_flat.py
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from minidist.core.autograd import AutogradError, DtypeError, Parameter, ShapeError
+from minidist.core.base import arrays as xp
+from minidist.core.base.watchers import track, watchers
+
+
+class FlatParameters:
+    """Owns the storage of `parameters`, in the given order (registration order); a parameter given twice counts once.
+
+    pad_to: the flat arrays are padded with zeros at the end to a multiple of this many elements.
+    numel, padded_numel: elements without and with padding. offsets: start of each parameter, and `numel` at the end.
+    parameters, names: as registered. version: number of updates of the bound data. shard: see `attach_shard`.
+
+    A frozen parameter (requires_grad=False) has its place in both arrays, so that one slice serves data and gradient;
+    its gradient stays zero. A parameter has one owner: a second one is an error.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter], pad_to: int = 1) -> None:
+        self.parameters: list[Parameter] = list(dict.fromkeys(parameters))
+        self.names = [parameter.name for parameter in self.parameters]
+        self.offsets = [0]
+
+        # One owner and one dtype, because the parameters become views of one array.
+        for parameter in self.parameters:
+            if parameter.flat is not None:
+                raise AutogradError(
+                    f"parameter {parameter.name!r} belongs to another FlatParameters, wrapper or sharded module"
+                    " already; wrap or shard a model once, and give an existing FlatParameters to"
+                    " DistributedDataParallel(..., flat=...)"
+                )
+            if parameter.dtype != self.parameters[0].dtype:
+                raise DtypeError(
+                    f"one flat array has one dtype: {self.names[0]!r} is {self.parameters[0].dtype}, "
+                    f"{parameter.name!r} is {parameter.dtype}"
+                )
+            self.offsets.append(self.offsets[-1] + parameter.size)
+
+        self.numel = self.offsets[-1]
+        self.padded_numel = -(-self.numel // pad_to) * pad_to
+        self.version = 0
+        self.version_is_given = False  # has the owner said which version it bound?
+        self.updates = "0 updates"  # what the last optimizer's step said of itself; replicas compare it
+        self.unsynchronized = False  # are there gradients of passes under `no_sync` alone?
+        self.shard: Any = None
+        self._filled: set[Parameter] = set()  # whose gradient is zeros because `grad` was read
+        self.load_checks: list[Callable[[], None]] = []  # called after a `load_state_dict` of these parameters
+        self._make_buffer_of: Callable[[Parameter], None] | None = None
+        self._index = {parameter: i for i, parameter in enumerate(self.parameters)}
+        self._data: xp.Array | None = None
+        self._grad: xp.Array | None = None
+
+        # Copy the values, and gradients that are there already, into the flat arrays.
+        like = self.parameters[0].data if self.parameters else None
+        self.dtype = like.dtype if like is not None else xp.dtype(xp.float32)
+        data = xp.zeros(self.padded_numel, self.dtype, like)
+        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
+            data[start:end] = parameter.data.reshape(-1)
+            parameter.flat = self
+        self.bind(data)
+
+        # Gradients that exist already move into the flat gradient, which is made only if there are any.
+        kept = [(parameter, parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+        for parameter in self.parameters:
+            parameter.gradient.release()
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise AutogradError(
+            f"the FlatParameters of {self._unit()} cannot be copied or pickled; copy the model, and make"
+            " FlatParameters(copy.parameters()) and the optimizer anew"
+        )
+
+    def __len__(self) -> int:
+        return len(self.parameters)
+
+    # --- data ---
+
+    @property
+    def data(self) -> xp.Array:
+        """The bound flat array of `padded_numel` elements; an error while released."""
+        if self._data is None:
+            raise AutogradError(
+                f"the values of {self._unit()} are released; read this rank's part from shards_of(model), or all parts"
+                " with gather_tensors(shards_of(model), optimizer)"
+            )
+        return self._data
+
+    @property
+    def released(self) -> bool:
+        """True while no data is bound."""
+        return self._data is None
+
+    def bind(self, array: xp.Array, version: int | None = None) -> None:
+        """Make the parameters views of `array`, 1-D, of `numel` or `padded_numel` elements. No copy, no communication.
+
+        version: of the values in `array`, when they are not the latest (a stashed copy, bound with the version it had).
+        """
+        # A stashed or gathered array may come with the padding or without it.
+        if array.shape not in ((self.numel,), (self.padded_numel,)):
+            raise ShapeError(
+                f"bind: array of shape {array.shape} for {self._unit()}; "
+                f"expected ({self.padded_numel},) or ({self.numel},)"
+            )
+
+        # Every parameter is a view from now on; the array that was bound before is freed when nothing else holds it.
+        self._data = track(array, "parameter")
+        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
+            parameter.bind(array[start:end].reshape(parameter.shape))
+        self.version_is_given = version is not None
+        if version is not None:
+            self.version = version
+
+    def release(self) -> xp.Array:
+        """Unbind the data and return it (dropped, it is freed). Reading a parameter is an error until `bind`."""
+        data = self.data
+        self._data = None
+        # A parameter that still had its view would keep the whole array alive.
+        for parameter in self.parameters:
+            parameter.release()
+        return data
+
+    def updated(self, by: str = "") -> None:
+        """Note that the values changed: one more version. by: what an optimizer's step says of itself."""
+        self.version += 1
+        self.updates = by or self.updates
+
+    def set_dtype(self, dtype: Any) -> None:
+        """Set the dtype of the arrays bound, and of the gradients made, from now on; the data must be released."""
+        assert self.released
+        self.dtype = xp.dtype(dtype)
+
+    def attach_shard(self, shard: Any) -> None:
+        """Let `shard` hold the reduced gradient, so that `zero_grad` and `Parameter.zero_grad` reach it."""
+        self.shard = shard
+
+    def make_buffers_with(self, make: Callable[[Parameter], None]) -> None:
+        """Let make(parameter) give a parameter its gradient buffer; no buffer for all is made (ZeRO 2, per bucket)."""
+        self._make_buffer_of = make
+
+    # --- gradients ---
+
+    @property
+    def grad(self) -> xp.Array:
+        """The flat gradient of `padded_numel` elements; parameters without a contribution, and the padding, are zeros.
+
+        Raises AutogradError while a gradient is partly summed over ranks (a pass under `no_sync` came last).
+        """
+        grad = self.grad_buffer
+        for parameter in self.parameters:
+            # A sum of both would add one rank's own gradient to the sum over ranks.
+            local, total = parameter.gradient.local, parameter.gradient.total
+            if local is not None and total is not None:
+                raise AutogradError(
+                    f"the gradient of {parameter.name!r} is partly summed over ranks and partly local; end the step"
+                    " with a backward pass whose forward ran outside no_sync"
+                )
+            if local is None and total is None:
+                parameter.zero_fill()
+                self._filled.add(parameter)
+        return grad
+
+    def have_grad(self, parameters: Iterable[Parameter]) -> list[bool]:
+        """Return which of these parameters have a gradient; zeros that reading `grad` has filled in are none."""
+        # Each step asks for every parameter: `grad` itself would take twice as long.
+        filled = self._filled
+        if not filled:
+            both = ((p, p.gradient) for p in parameters)
+            return [(g.local is not None or g.total is not None) and p.requires_grad for p, g in both]
+        return [
+            (grad := p.grad) is not None and (p not in filled or not xp.has_values(grad) or not (grad == 0).all())
+            for p in parameters
+        ]
+
+    @property
+    def grad_buffer(self) -> xp.Array:
+        """The flat gradient as it is: before its first contribution a parameter's slice holds old values."""
+        return self._make_grad() if self._grad is None else self._grad
+
+    def _make_grad(self) -> xp.Array:
+        """Allocate the gradient buffer and make the parameters' gradients views of it."""
+        self._grad = xp.empty(self.padded_numel, self.dtype, self._data)
+        for watcher in watchers.get():
+            watcher.allocated(self._grad, "gradient")
+        # Only the padding is cleared: a first contribution overwrites, `grad` fills in what has none.
+        self._grad[self.numel :] = 0
+        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
+            parameter.gradient.buffer = self._grad[start:end].reshape(parameter.shape)
+        return self._grad
+
+    def make_grad_of(self, parameter: Parameter) -> None:
+        """Give `parameter` a gradient buffer, before its first contribution."""
+        # ZeRO 2 makes one buffer per bucket; otherwise one array serves all parameters.
+        if self._make_buffer_of is not None:
+            self._make_buffer_of(parameter)
+        else:
+            self._make_grad()
+
+    def zero_grad(self) -> None:
+        """Forget all gradients. No memory is cleared: the next contribution overwrites, `grad` fills in zeros."""
+        self.unsynchronized = False
+        self._filled.clear()
+        for parameter in self.parameters:
+            parameter.gradient.clear()
+        if self.shard is not None:
+            self.shard.zero_grad()
+
+    def release_grad(self) -> None:
+        """Drop the gradient buffer (after its shards are reduced); the next contribution makes a new one."""
+        self._grad = None
+        self._filled.clear()
+        for parameter in self.parameters:
+            parameter.gradient.release()
+
+    # --- places ---
+
+    def slice_of(self, parameter: Parameter) -> slice:
+        """Return where `parameter` lies in the flat arrays."""
+        i = self._index[parameter]
+        return slice(self.offsets[i], self.offsets[i + 1])
+
+    def _unit(self) -> str:
+        return f"the unit [{self.names[0]!r} .. {self.names[-1]!r}]" if self.names else "an empty unit"

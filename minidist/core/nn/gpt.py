@@ -1,0 +1,214 @@
+"""GPT-2's architecture under GPT-2's parameter names, so that a GPT-2 state dict loads as it is.
+
+Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. Blocks normalise first; the output
+projection is the token embedding, transposed (`lm_head.weight` is `transformer.wte.weight`); weights of `Conv1D` have
+the shape (in, out).
+
+    tokens ──▶ wte + wpe ──▶ n_layer x [ x + attn(ln_1(x)), then x + mlp(ln_2(x)) ] ──▶ ln_f ──▶ wte^T ──▶ logits
+
+Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from minidist.core.autograd import ShapeError, Tensor, causal_attention
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.nn.dropout import AttentionDropout, Dropout, require_coordinates
+from minidist.core.nn.embedding import Embedding
+from minidist.core.nn.experts import MixtureOfExperts, auxiliary_losses
+from minidist.core.nn.language_model import LanguageModel, TiedHead, with_own_weight
+from minidist.core.nn.linear import Conv1D
+from minidist.core.nn.module import Module, run_blocks
+from minidist.core.nn.norm import LayerNorm
+
+# (qkv (batch, T, 3 D), heads) -> (batch, T, D); with attention dropout (qkv, heads, dropout)
+AttentionFunction = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a GPT. The defaults are GPT-2's smallest, with no dropout.
+
+    dropout applies to the sum of the embeddings and to the outputs of attention and MLP, attention_dropout to
+    attention's weights (GPT-2's embd_pdrop and resid_pdrop, and attn_pdrop).
+    n_experts above 0: a mixture of experts takes the place of each MLP (see `experts`); aux_loss_weight times
+    the mean of the groups' auxiliary losses, summed over layers, is added to the loss.
+    """
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    dropout: float = 0.0
+    layer_norm_epsilon: float = 1e-5
+    n_experts: int = 0
+    expert_top_k: int = 1
+    capacity_factor: float = 1.25
+    aux_loss_weight: float = 0.01
+    attention_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.n_embd % self.n_head:
+            raise UsageError(f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}")
+
+
+class Attention(Module):
+    """Causal self-attention. attention_fn(qkv, heads): (batch, T, 3 D) -> (batch, T, D) may be replaced (ring
+    attention); while weights are dropped it gets the AttentionDropout as a third argument.
+
+    The number of heads is that of `c_attn`'s output: under tensor parallelism a rank has some of them.
+    """
+
+    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
+        width = config.n_embd
+        self.head_size = width // config.n_head
+        self.attention_fn = attention_fn
+        self.c_attn = Conv1D(width, 3 * width, dtype=dtype, seed=None)
+        self.c_proj = Conv1D(width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
+        self.attn_dropout = AttentionDropout(config.attention_dropout, config.n_head)
+        self.resid_dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T, D) -> (batch, T, D)."""
+        # (batch, T, 3 D); under tensor parallelism this rank's heads only, (batch, T, 3 D / t).
+        qkv = self.c_attn(x)
+        heads = qkv.shape[-1] // (3 * self.head_size)
+        dropout = (self.attn_dropout,) if self.attn_dropout.active else ()
+        return self.resid_dropout(self.c_proj(self.attention_fn(qkv, heads, *dropout)))
+
+
+class FeedForward(Module):
+    """Two affine layers of inner width 4 D with GELU between."""
+
+    def __init__(self, config: GPTConfig, dtype: Any) -> None:
+        width = config.n_embd
+        self.c_fc = Conv1D(width, 4 * width, activation="gelu", dtype=dtype, seed=None)
+        self.c_proj = Conv1D(4 * width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T, D) -> (batch, T, D)."""
+        return self.dropout(self.c_proj(self.c_fc(x)))
+
+
+class Block(Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
+        self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
+        self.attn = Attention(config, dtype, attention_fn)
+        self.ln_2 = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
+        self.mlp: FeedForward | MixtureOfExperts = FeedForward(config, dtype)
+
+        # A mixture takes the place of the MLP, with the initial values of its layers.
+        if config.n_experts:
+            width, scale = config.n_embd, 0.02 * (2 * config.n_layer) ** -0.5
+            self.mlp = MixtureOfExperts(
+                width,
+                4 * width,
+                config.n_experts,
+                config.expert_top_k,
+                config.capacity_factor,
+                dtype,
+                out_scale=scale,
+                seed=None,
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, T, D) -> (batch, T, D)."""
+        # Normalise first: the residual stream itself is never normalised inside the blocks.
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Transformer(Module):
+    """Embeddings, blocks and the last layer norm. A pipeline stage is a slice of these (see `embed` and `h`)."""
+
+    def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
+        self.wte = Embedding(config.vocab_size, config.n_embd, dtype, scale=0.02, seed=None)
+        self.wpe = Embedding(config.n_positions, config.n_embd, dtype, scale=0.01, seed=None)
+        self.drop = Dropout(config.dropout)
+        self.h = [Block(config, dtype, attention_fn) for _ in range(config.n_layer)]
+        self.ln_f = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
+
+    def embed(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
+        """Tokens (batch, T) -> (batch, T, D). positions (T,): of the tokens in their text; default 0..T-1."""
+        length, known = tokens.shape[1], self.wpe.weight.shape[0]
+        if length > known:
+            raise ShapeError(f"GPT: {length} positions (tokens of shape {tokens.shape}) but n_positions is {known}")
+        if positions is not None and self.drop.active:
+            require_coordinates(positions)
+        return self.drop(self.wte(tokens) + self.wpe(xp.arange(length) if positions is None else positions))
+
+    def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
+        """Tokens (batch, T) -> (batch, T, D)."""
+        return self.ln_f(run_blocks(self.h, self.embed(tokens, positions)))
+
+
+class GPT(LanguageModel):
+    """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
+
+    seed: of the initial values (GPT-2's: normal 0.02, output projections of the residual branches 0.02 / sqrt(2
+    n_layer)).
+    """
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        dtype: Any = xp.float32,
+        seed: int | None = 0,
+        attention_fn: AttentionFunction = causal_attention,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.aux_loss_weight = config.aux_loss_weight if config.n_experts else None
+        # The head reuses the embedding's weight: one parameter, under two names.
+        self.transformer = Transformer(config, dtype, attention_fn)
+        self.lm_head = TiedHead(self.transformer.wte)
+        self.initialize(seed)
+
+    @property
+    def decoder(self) -> Transformer:
+        """Tokens (batch, T) -> features (batch, T, D)."""
+        return self.transformer
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
+        return self.transformer.h
+
+    def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> Module:
+        """Return blocks first..last-1 as a stage of a pipeline: the first one embeds, the last one has the head."""
+        return GPTStage(self, first, last, is_first, is_last)
+
+
+class GPTStage(Module):
+    """Blocks first..last-1 of a GPT, with the embedding in front or the head behind."""
+
+    def __init__(self, model: GPT, first: int, last: int, embeds: bool, heads: bool) -> None:
+        transformer = model.transformer
+        self.embeds, self.heads = embeds, heads
+        if embeds:
+            self.wte, self.wpe, self.drop = transformer.wte, transformer.wpe, transformer.drop
+            self._embed = transformer.embed
+        self.h = transformer.h[first:last]
+        self.experts = bool(model.config.n_experts)
+        if heads:
+            self.ln_f = transformer.ln_f
+            self.head = model.lm_head if embeds else with_own_weight(model.lm_head)  # last: its weight may be a copy
+
+    def forward(self, x: Any, auxiliary: Tensor | None = None) -> Any:
+        """Return activations (batch, T, D), or logits on the last stage, from tokens or activations.
+
+        With experts also the sum of their auxiliary losses so far, shape (1,).
+        """
+        if self.embeds:
+            x = self._embed(x)
+        for block in self.h:
+            x = block(x)
+        out = self.head(self.ln_f(x)) if self.heads else x
+        return (out, auxiliary_losses(self.h, auxiliary)) if self.experts else out

@@ -1,0 +1,72 @@
+"""Affine layers: PyTorch's Linear and GPT-2's Conv1D, which differ only in the order of the weight's dims.
+
+Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
+"""
+
+from typing import Any
+
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.autograd.ops.linear import linear
+from minidist.core.base import arrays as xp
+from minidist.core.nn.module import Module
+
+
+class Linear(Module):
+    """y = activation(x W^T + b): x (..., in), weight (out, in), bias (out,), y (..., out).
+
+    Initial values as PyTorch's: uniform in +-1/sqrt(in). seed=None leaves zeros for the model's `initialize` to fill.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        activation: str | None = None,
+        dtype: Any = xp.float32,
+        seed: int | None = 0,
+    ) -> None:
+        self.in_features = in_features
+        self.out_features = out_features
+        self.activation = activation
+        # PyTorch's range, 1 / sqrt(fan in), for the bias too.
+        law = ("uniform", in_features**-0.5 if in_features else 0.0)
+        self.weight = Parameter(xp.zeros((out_features, in_features), dtype), init=law)
+        self.bias = Parameter(xp.zeros(out_features, dtype), init=law) if bias else None
+        self.initialize(seed)
+
+    def extra_repr(self) -> str:
+        """The activation, when there is one."""
+        return f"activation={self.activation!r}" if self.activation else ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return linear(x, self.weight, self.bias, self.activation)
+
+
+class Conv1D(Module):
+    """y = activation(x W + b) with the weight stored as (in, out), as in GPT-2's state dict."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        activation: str | None = None,
+        dtype: Any = xp.float32,
+        scale: float = 0.02,
+        seed: int | None = 0,
+    ) -> None:
+        self.in_features = in_features
+        self.out_features = out_features
+        self.activation = activation
+        self.weight = Parameter(xp.zeros((in_features, out_features), dtype), init=("normal", scale))
+        self.bias = Parameter(xp.zeros(out_features, dtype), init=("constant", 0.0))
+        self.initialize(seed)
+
+    def extra_repr(self) -> str:
+        """The activation, when there is one."""
+        return f"activation={self.activation!r}" if self.activation else ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return linear(x, self.weight, self.bias, self.activation, weight_is_in_out=True)

@@ -1,0 +1,315 @@
+"""A module is a tree of parameters with a forward function. The tree is the attributes: nothing is registered.
+
+Parameters and modules are found among the attributes in the order in which they were set, in lists by position and in
+dicts by key, so that `model.transformer.h[0].attn.c_attn.weight` is called "transformer.h.0.attn.c_attn.weight".
+
+    module(x)  =  forward pre-hooks ──▶ forward ──▶ forward hooks
+
+Parallelism changes a model in two ways only: it replaces a submodule by its parallel class, or registers a hook.
+
+Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py, tests/nn/test_describe.py, tests/nn/test_module_to.py
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.base.hooks import elsewhere
+from minidist.core.base.random import initial_weight
+
+ForwardPreHook = Callable[..., Any]  # (module, args), or (module, args, kwargs) with with_kwargs=True
+ForwardHook = Callable[..., Any]  # (module, args, output), or (module, args, kwargs, output) with with_kwargs=True
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # attributes of a module that hold no part of the model
+
+
+class Module:
+    """Base of layers and models. Subclasses set parameters and submodules as attributes and define `forward`.
+
+    name: qualified name in the model, set by `initialize`; keys of random draws are made of it.
+    training: True until `eval()`; dropout looks at it.
+    """
+
+    name: str = ""
+    training: bool = True
+
+    # Each entry is (hook, with_kwargs). Registering and removing replace the dict, so the class's empty one is shared.
+    _forward_pre_hooks: Mapping["HookHandle", tuple[ForwardPreHook, bool]] = {}
+    _forward_hooks: Mapping["HookHandle", tuple[ForwardHook, bool]] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output; called through `module(...)`."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._forward_pre_hooks:
+            args, kwargs = self._run_pre_hooks(args, kwargs)
+        output = self.forward(*args, **kwargs)
+        if output.__class__ is not Tensor and xp.is_array(output) and output.dtype.kind == "f":
+            elsewhere.refusals().refuse_output(self, args, output)
+        for hook, with_kwargs in self._forward_hooks.values():
+            changed = hook(self, args, kwargs, output) if with_kwargs else hook(self, args, output)
+            if changed is not None:
+                elsewhere.refusals().refuse_changed(self, "forward hook", hook, output, changed)
+                output = changed
+        return output
+
+    def _run_pre_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what `forward` gets: each pre-hook sees what the one before has returned."""
+        for hook, with_kwargs in self._forward_pre_hooks.values():
+            if with_kwargs:
+                changed = hook(self, args, kwargs)
+                args, kwargs = (args, kwargs) if changed is None else changed
+            else:
+                changed = hook(self, args)
+                if changed is not None:
+                    elsewhere.refusals().refuse_changed(self, "forward pre-hook", hook, args, changed)
+                    args = changed if isinstance(changed, tuple) else (changed,)
+        return args, kwargs
+
+    # --- hooks: how a strategy attaches itself to a module ---
+
+    def register_forward_pre_hook(
+        self, hook: ForwardPreHook, *, prepend: bool = False, with_kwargs: bool = False
+    ) -> "HookHandle":
+        """Call hook(module, args) before each forward. It returns None, or what takes the place of the arguments.
+
+        prepend: run it before the hooks registered so far, not after them. with_kwargs: the hook is called with
+        (module, args, kwargs) and returns None or (args, kwargs). Returns a handle with `remove()`.
+        """
+        handle = HookHandle(self, "_forward_pre_hooks")
+        entry = {handle: (hook, with_kwargs)}
+        self._forward_pre_hooks = (
+            {**entry, **self._forward_pre_hooks} if prepend else {**self._forward_pre_hooks, **entry}
+        )
+        return handle
+
+    def register_forward_hook(
+        self, hook: ForwardHook, *, prepend: bool = False, with_kwargs: bool = False
+    ) -> "HookHandle":
+        """Call hook(module, args, output) after each forward. It returns None, or what takes the place of the output.
+
+        prepend: run it before the hooks registered so far, not after them. with_kwargs: the hook is called with
+        (module, args, kwargs, output). Returns a handle with `remove()`.
+        """
+        handle = HookHandle(self, "_forward_hooks")
+        entry = {handle: (hook, with_kwargs)}
+        self._forward_hooks = {**entry, **self._forward_hooks} if prepend else {**self._forward_hooks, **entry}
+        return handle
+
+    # --- the tree ---
+
+    def _members(self) -> Iterator[tuple[str, Any]]:
+        """Yield (name, module or parameter) of the attributes, and of the entries of lists, tuples and dicts."""
+        for key, value in vars(self).items():
+            # Attributes in the order in which they were set; the entries of a list by position.
+            if isinstance(value, (Module, Parameter)):
+                yield key, value
+            elif isinstance(value, (list, tuple, dict, set, frozenset)) and key not in _HOOKS:
+                yield from _entries(key, value)
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, "Module"]]:
+        """Yield (qualified name, module) of this module and all below it, parents first."""
+        yield prefix, self
+        for key, value in self._members():
+            if isinstance(value, Module):
+                yield from value.named_modules(f"{prefix}.{key}" if prefix else key)
+
+    def modules(self) -> Iterator["Module"]:
+        """This module and all below it."""
+        return (module for _, module in self.named_modules())
+
+    def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """As `named_parameters`, but a tied parameter under each of its names."""
+        # Its own parameters, then those of the modules below it.
+        below: list[tuple[str, Module]] = []
+        for key, value in self._members():
+            name = f"{prefix}.{key}" if prefix else key
+            if isinstance(value, Parameter):
+                yield name, value
+            else:
+                below.append((name, value))
+        for path, module in below:
+            yield from module._all_parameters(path)
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """Yield (qualified name, parameter); a tied parameter once, under its first name."""
+        seen: set[Parameter] = set()
+        for name, parameter in self._all_parameters(prefix):
+            if parameter not in seen:
+                seen.add(parameter)
+                yield name, parameter
+
+    def parameters(self) -> Iterator[Parameter]:
+        """The parameters, a tied one once."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    # --- values ---
+
+    def initialize(self, seed: int | None = 0, prefix: str = "") -> Self:
+        """Name every module and parameter from here on and draw the initial values.
+
+        A value depends on (seed, qualified name, global shape) only, so every rank draws the same model. Call it on
+        the whole model (models of this package do so themselves); a part of a model gets its qualified name as
+        `prefix`. Does nothing with seed=None, for a part of a model that the whole initializes.
+        """
+        if seed is None:
+            return self
+        # Modules need their names, too: dropout's draws are keyed by them.
+        for name, module in self.named_modules(prefix):
+            module.name = name
+
+        # Drawn by name and global shape. A shard cannot be: it does not know the rest of the array.
+        for name, parameter in self.named_parameters(prefix):
+            parameter.name = name
+            if parameter.layout is not None and parameter.layout.axes:
+                raise UsageError(
+                    f"parameter {name!r} is a shard {parameter.shape} of {parameter.layout.global_shape}; "
+                    "initialize the whole model first, and shard it then"
+                )
+            if parameter.init is not None:
+                law, scale = parameter.init
+                parameter.data[...] = xp.as_array(
+                    initial_weight(seed, name, parameter.shape, law, scale), parameter.dtype
+                )
+                parameter.updated()
+        return self
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        # Flat units that lie in this module as a whole are cleared at once, with their shards.
+        mine = dict.fromkeys(self.parameters())
+        for flat in dict.fromkeys(p.flat for p in mine if p.flat is not None):
+            if all(p in mine for p in flat.parameters):
+                flat.zero_grad()
+        for parameter in mine:
+            parameter.zero_grad()
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode on (dropout drops) or off."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Training mode off."""
+        return self.train(False)
+
+    def to(self, device: str | xp.Device | None) -> Self:
+        """Move all parameters, their gradients and the buffers to a device, in place; returns this module.
+
+        device: "cpu", "cuda", or an object that makes arrays (base/device.py); None is the host. See nn/moving.py for
+        an example. Errors: UsageError for a device that is not there, and for a meta array, which has no values to
+        move; AutogradError for a model that is wrapped.
+        """
+        elsewhere.move(self, device)
+        return self
+
+    def own_buffers(self) -> dict[str, xp.Array]:
+        """Arrays of this module alone that are state and not trained, by name: running statistics. Usually none."""
+        return {}
+
+    def load_buffers(self, values: dict[str, xp.Array]) -> None:
+        """Take over values of `own_buffers`, some or all of them."""
+
+    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, xp.Array]]:
+        """Yield (qualified name, array) of the buffers of this module and all below it."""
+        for path, module in self.named_modules(prefix):
+            for key, value in module.own_buffers().items():
+                yield (f"{path}.{key}" if path else key), value
+
+    def state_dict(self) -> dict[str, xp.Array]:
+        """Qualified name to array, of parameters and buffers; a tied parameter under each of its names.
+
+        The arrays of parameters are their own, not copies.
+        """
+        return {name: parameter.data for name, parameter in self._all_parameters()} | dict(self.named_buffers())
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
+        """Copy values in; returns (missing, unexpected) names. With strict, any of them is an error that names the key.
+
+        A shape that differs is always an error, naming the key and both shapes.
+        """
+        return elsewhere.load_state_dict(self, state, strict)
+
+    # --- for people ---
+
+    def extra_repr(self) -> str:
+        """Return what `print(module)` says of it in addition to its parameters: its settings. Usually nothing."""
+        return ""
+
+    def __repr__(self) -> str:
+        return elsewhere.describe(self)
+
+
+def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, module or parameter) of the entries of a list, tuple or dict, and of those inside them."""
+    if isinstance(value, (set, frozenset)):
+        if any(isinstance(item, (Module, Parameter)) for item in value):
+            raise UsageError(f"the modules in the set {name!r} have no order and so no names; put them into a list")
+        return
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(item, (Module, Parameter)):
+            yield f"{name}.{key}", item
+        elif isinstance(item, (list, tuple, dict, set, frozenset)):
+            yield from _entries(f"{name}.{key}", item)
+
+
+@dataclass(frozen=True, eq=False)
+class HookHandle:
+    """Names one registered hook of one module, so that it can be removed."""
+
+    module: Module
+    kind: str  # the attribute of the module that holds its hooks of this kind
+
+    def remove(self) -> None:
+        """Remove the hook; a second call has no effect."""
+        # A new dict, so that a forward that is running goes on with the hooks it began with.
+        left = {handle: entry for handle, entry in getattr(self.module, self.kind).items() if handle is not self}
+        setattr(self.module, self.kind, left)
+
+
+class Identity(Module):
+    """Returns its input. It marks a place in a module where a parallel style puts a module that communicates."""
+
+    def forward(self, x: Any) -> Any:
+        """x, unchanged."""
+        return x
+
+
+class Sequential(Module):
+    """Modules (or functions of one tensor) applied one after the other; their names are their positions: "layers.0"."""
+
+    def __init__(self, *layers: Any) -> None:
+        self.layers = list(layers)
+
+    @property
+    def blocks(self) -> list[Any]:
+        """The layers, in order: what a pipeline cuts between."""
+        return self.layers
+
+    def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> "Sequential":
+        """Return layers first..last-1 as a stage of a pipeline."""
+        return Sequential(*self.layers[first:last])
+
+    def forward(self, x: Any) -> Any:
+        """The last layer's output."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def run_blocks(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *others: Any) -> Tensor:
+    """blocks[-1](...blocks[0](x)): one after the other, or as the list itself says (`segments.SegmentedBlocks`).
+
+    others: what each block takes in addition to x (no tensor that needs a gradient).
+    """
+    run: Callable[..., Tensor] | None = getattr(blocks, "run", None)
+    if run is not None:
+        return run(x, *others)
+    for block in blocks:
+        x = block(x, *others)
+    return x

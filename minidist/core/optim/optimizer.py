@@ -1,0 +1,383 @@
+"""What all optimizers share: the loop over slices in blocks, groups of parameters, the step counter and the state.
+
+The update of a large model is bound by memory bandwidth, so it runs in place, block by block: a block of 64 K elements
+of data, gradient and state stays in the cache while all arithmetic passes over it, and the temporaries are one block
+large. Nothing here sends anything: an optimizer on shards is the same optimizer on other slices.
+
+For half-precision parameters the state holds a float32 copy, "master", which is what is updated: steps smaller than
+the last digit of a float16 would all be lost. The parameter is the master, downcast. With Adam that makes 2 + 2 + 12
+bytes per parameter: itself, its gradient, and master, m and v (Micikevicius et al., "Mixed precision training", 2018,
+section 3.1; Rajbhandari et al., "ZeRO", 2020, section 3.1). The first master is the parameter, upcast, as in DeepSpeed.
+
+Proved by: tests/optim/test_optimizers.py
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar
+from zlib import crc32
+
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import downcast, is_half, upcast
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.hooks import elsewhere
+from minidist.core.base.limits import check_number
+from minidist.core.base.watchers import track
+from minidist.core.optim.slices import FlatSlice, as_slices, have_gradient, source_of
+
+BLOCK = 65536  # elements
+MASTER = "master"  # the state that is the float32 copy of half-precision parameters
+
+State = dict[str, xp.Array]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Settings for the parameters whose qualified name `matches`: `lr` times `lr_scale`, and another weight decay."""
+
+    matches: Callable[[str], bool]
+    lr_scale: float = 1.0
+    weight_decay: float | None = None  # None: the optimizer's
+
+    def __post_init__(self) -> None:
+        if not callable(self.matches):
+            raise UsageError(f"matches={quoted(self.matches)}; it must be a function of a parameter's name")
+        check_number("lr_scale", self.lr_scale)
+        if self.weight_decay is not None:
+            check_number("weight_decay", self.weight_decay)
+
+
+def is_bias_or_norm(name: str) -> bool:
+    """Return True for "h.0.attn.c_attn.bias" and for "h.0.ln_1.weight": parameters that are usually not decayed."""
+    return re.search(r"(^|\.)(bias$|(ln|norm|layer_?norm)(_\w+|\d+)?(\.|$))", name) is not None
+
+
+NO_DECAY = Group(is_bias_or_norm, weight_decay=0.0)
+
+
+def _every_name(name: str) -> bool:
+    return True
+
+
+_DEFAULT = Group(_every_name)  # a function, not a lambda, so that an optimizer can be pickled
+
+
+@dataclass
+class _Run:
+    """Neighbouring slices of one source and one group, updated together, which have had equally many steps.
+
+    pieces: (name, start, stop) in the run. parameters: of the pieces, where the source has several. count: of steps.
+    """
+
+    slice: Any
+    group: Group
+    pieces: list[tuple[str, int, int]]
+    parameters: list[Any]
+    state: State | None = None
+    count: int = 0
+
+    def cut(self, kinds: list[Any]) -> "list[_Run]":
+        """Return the run as runs of neighbours of one kind; kinds: one per piece. The state becomes views of it."""
+        if kinds.count(kinds[0]) == len(kinds):
+            return [self]
+        starts = [i for i in range(len(kinds)) if i == 0 or kinds[i] != kinds[i - 1]]
+        runs = []
+        for i, end in pairwise([*starts, len(kinds)]):
+            pieces = self.pieces[i:end]
+            start, stop = pieces[0][1], pieces[-1][2]
+            run = replace(
+                self,
+                slice=replace(self.slice, start=self.slice.start + start, stop=self.slice.start + stop),
+                pieces=[(name, first - start, last - start) for name, first, last in pieces],
+                parameters=self.parameters[i:end],
+                state=None if self.state is None else {key: a[start:stop] for key, a in self.state.items()},
+            )
+            runs.append(run)
+        return runs
+
+
+class Optimizer:
+    """Base class of all optimizers; a subclass defines `initial_state` and `update`.
+
+    parameters: a `FlatParameters`, slices (see slices.py), parameters, or an iterable of any of these.
+    lr: the base learning rate; `lr_factor` multiplies it and is what a schedule sets before each step.
+    groups: the first group that matches a parameter's name applies to it.
+    grad_scale: multiplies gradients while the next step reads them, and is 1 again afterwards: 1 / loss scale times the
+    clip coefficient, for half-precision gradients, which would lose bits if they were scaled in place.
+    step_count: the number of steps taken. A parameter without a gradient is not stepped, and `update` gets the number
+    of steps that the parameter itself has had, as in PyTorch: the first step of a parameter that is used, or unfrozen,
+    late is corrected as a first step. A step in which no parameter has a gradient is none.
+    settings: name -> check(name, value), which returns the value to keep. A setting is checked whenever it is set, here
+    or later, and all ranks must have the same: see `Bucket.equal` of core/parallel/gradients.py.
+    Raises UsageError for a name that occurs twice, for gradients of another dtype or shape, for a wrong state.
+    """
+
+    temporaries = 1
+    joins = True  # may neighbouring parameters be updated as one array?
+    settings: ClassVar[dict[str, Callable[[str, Any], Any]]] = {
+        "lr": check_number,
+        "lr_factor": check_number,
+        "weight_decay": check_number,
+    }
+
+    def __init__(self, parameters: Any, lr: float, weight_decay: float = 0.0, groups: Iterable[Group] = ()) -> None:
+        self.lr = lr
+        self.lr_factor = 1.0
+        self.grad_scale = 1.0
+        self.weight_decay = weight_decay
+        self.groups = [*groups, _DEFAULT]
+        self.step_count = 0
+        self.last_step = ""  # what the last step says of itself to the owners of the values
+        self._runs: list[_Run] = []
+        self._work: dict[Any, list[xp.Array]] = {}
+
+        # State is kept by name, so a name may occur once only.
+        names: set[str] = set()
+        for number, piece in enumerate(as_slices(parameters)):
+            name = getattr(piece, "name", "") or str(number)
+            if name in names:
+                raise UsageError(
+                    f"two parameters are called {name!r}, and the optimizer keeps its state by name; call"
+                    " initialize(seed) at the end of the model's __init__, which names every parameter by its path and"
+                    " draws its values"
+                )
+            names.add(name)
+            self._add(piece, name)
+        if not names:
+            raise UsageError("the optimizer got no trainable parameter; it needs at least one")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check = self.settings.get(name)
+        super().__setattr__(name, value if check is None else check(name, value))
+
+    def _add(self, piece: Any, name: str) -> None:
+        """Append a slice; one that continues the last run joins it, so that both are updated as one array."""
+        # The last group matches every name, so there always is one.
+        group = next(group for group in self.groups if group.matches(name))
+        # Neighbours in memory of one group: one update of the joined array instead of two short ones.
+        last = self._runs[-1] if self._runs else None
+        if isinstance(piece, FlatSlice):
+            size = piece.stop - piece.start
+            if self.joins and last and last.group is group and isinstance(last.slice, FlatSlice):
+                before = last.slice
+                if before.source is piece.source and before.stop == piece.start:
+                    last.slice = replace(before, stop=piece.stop)
+                    last.pieces.append((name, piece.start - before.start, piece.stop - before.start))
+                    last.parameters.append(piece.parameter)
+                    return
+        else:
+            size = piece.data.size
+        self._runs.append(_Run(piece, group, [(name, 0, size)], [getattr(piece, "parameter", None)]))
+
+    @property
+    def parameter_bytes(self) -> int:
+        """The bytes of the parameters that a step updates."""
+        return sum(run.slice.data.nbytes for run in self._runs)
+
+    def initial_state(self) -> dict[str, float]:
+        """Return the names of the state arrays of each parameter, and the value each starts with."""
+        return {}
+
+    def initial_state_of(self, name: str) -> dict[str, float]:
+        """Return `initial_state` of one parameter, for an optimizer that treats parameters differently."""
+        return self.initial_state()
+
+    def update(
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
+    ) -> None:
+        """Update one block in place: 1-D arrays of one length; `work` has `temporaries` more, to overwrite.
+
+        `grad` must not be changed. `count` is t of the papers: 1 in the first step of these elements.
+        """
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient, then call `updated()` of their owners."""
+        # Gradients that are not those of all ranks are refused before anything changes.
+        checks = elsewhere.optimizer_checks()
+        for run in self._runs:
+            checks.check_reduced(run)
+
+        runs, sources = self._with_gradient()
+        self.step_count += bool(sources)
+        for run in runs:
+            run.count += 1
+        self._step_runs(runs)
+
+        # What ranks with replicas compare when they reduce the next gradient, before grad_scale is 1 again.
+        self.last_step = self._describe_step()
+
+        # Each owner (flat parameters, a shard) hears once that its data have changed, however many slices it has.
+        self.grad_scale = 1.0
+        for owner in sources.values():
+            if hasattr(owner, "updated"):
+                owner.updated(self.last_step)
+
+    def _with_gradient(self) -> tuple[list[_Run], dict[int, Any]]:
+        """Return the runs that have a gradient, and the sources that have one, also on other ranks, by their `id`.
+
+        A run is cut first when only some of its parameters have a gradient.
+        """
+        runs: list[_Run] = []
+        ready: list[_Run] = []
+        sources: dict[int, Any] = {}
+        for run in self._runs:
+            source = source_of(run.slice)
+            have = have_gradient(source, run.parameters)
+            parts = run.cut(have)
+            runs += parts
+            # Neighbours differ, so that every second part has a gradient.
+            ready += parts[not have[0] :: 2]
+            # All ranks with shards of a source count its steps, also those whose part of it has no gradient.
+            if any(have) or getattr(source, "used", None):
+                sources[id(source)] = source
+        self._runs = runs
+        return ready, sources
+
+    def _step_runs(self, runs: list[_Run]) -> None:
+        """Update runs whose parameters all have a gradient."""
+        for run in runs:
+            self._each_block(run, self.update)
+
+    def _each_block(self, run: _Run, function: Callable[..., None], lr_scale: float = 1.0) -> None:
+        """Call `function` (`update`, or one like it) for each block of a run.
+
+        lr_scale: multiplies the learning rate that `function` gets.
+        """
+        data, grad = run.slice.data, run.slice.grad
+        elsewhere.optimizer_checks().check_run(run, data, grad, self.state_names(data.dtype, run.pieces[0][0]))
+
+        # Settings and arrays of the whole run.
+        data, grad = data.reshape(-1), grad.reshape(-1)
+        state = self._make_state(run, data) if run.state is None else run.state
+        work = self._workspace(data)
+        lr = float(self.lr * self.lr_factor * run.group.lr_scale * lr_scale)  # a NumPy scalar would promote
+        decay, half = self._decay_of(run), is_half(data.dtype)
+
+        # Block by block, so that all arithmetic finds its data in the cache.
+        for block in xp.blocks(data, BLOCK):
+            parts = {name: array[block] for name, array in state.items()}
+            # What is updated: the float32 master in half precision, else the parameter itself.
+            values = parts.pop(MASTER) if half else data[block]
+            # The gradient in float32; the loss scale and the clip coefficient are multiplied in here, not in place.
+            gradient = upcast(grad[block])
+            if self.grad_scale != 1.0:
+                gradient = gradient * float(self.grad_scale)
+            temporaries = [array[: block.stop - block.start] for array in work]
+            function(values, gradient, parts, temporaries, lr, decay, run.count)
+            if half:
+                data[block] = downcast(values, data.dtype)
+
+    def _decay_of(self, run: _Run) -> float:
+        """Return the weight decay of a run's group."""
+        return float(self.weight_decay if run.group.weight_decay is None else run.group.weight_decay)
+
+    def _describe_step(self) -> str:
+        """Return the number of steps, the learning rate, and a checksum of all settings, in one line."""
+        values = [type(self).__name__, *(getattr(self, name) for name in self.settings), float(self.grad_scale)]
+        groups = [(float(g.lr_scale), None if (w := g.weight_decay) is None else float(w)) for g in self.groups]
+        checksum, count = crc32(repr((values, groups)).encode()), self.step_count
+        lr = self.lr * self.lr_factor
+        return f"{count} update{'s' * (count != 1)} with lr {lr:.6g}, checksum of the settings {checksum:08x}"
+
+    def state_names(self, dtype: Any, name: str) -> list[str]:
+        """Return the names of the state arrays of parameter `name` of `dtype`; half precision has the master, too."""
+        return [*([MASTER] if is_half(dtype) else []), *self.initial_state_of(name)]
+
+    def _make_state(self, run: _Run, data: xp.Array) -> State:
+        # The master begins as the parameter itself; all other state begins as one number.
+        run.state, dtype = {}, _computing(data.dtype)
+        if is_half(data.dtype):
+            run.state[MASTER] = track(data.astype(dtype), "optimizer")
+        for name, value in self.initial_state_of(run.pieces[0][0]).items():
+            run.state[name] = track(xp.full(data.size, value, dtype, data), "optimizer")
+        return run.state
+
+    def empty_state(self, name: str, data: xp.Array) -> State:
+        """Return arrays with the names, shapes and dtypes of the state of `data`, a part of parameter `name`."""
+        return {key: xp.empty(data.size, _computing(data.dtype), data) for key in self.state_names(data.dtype, name)}
+
+    def _workspace(self, data: xp.Array) -> list[xp.Array]:
+        # Temporaries of one block, made once for each dtype and used by every run.
+        dtype = _computing(data.dtype)
+        arrays, size = self._work.get(dtype), min(data.size, xp.block_length(data, BLOCK))
+        if arrays is None or (arrays and arrays[0].size < size):
+            arrays = [track(xp.empty(size, dtype, data), "workspace") for _ in range(self.temporaries)]
+            self._work[dtype] = arrays
+        return arrays
+
+    @property
+    def state(self) -> dict[str, State]:
+        """The state, {parameter name: {state name: 1-D view}}, of the parameters that have had a step."""
+        return {
+            name: {key: array[start:stop] for key, array in run.state.items()}
+            for run in self._runs
+            if run.state is not None
+            for name, start, stop in run.pieces
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"step": steps taken, "state": `state`}. The arrays are views, not copies (as in PyTorch).
+
+        Where parameters have had other numbers of steps, these are in "counts", {parameter name: number}.
+        """
+        counts = self.counts
+        return {"step": self.step_count, "state": self.state, **({"counts": counts} if counts else {})}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The steps of each parameter that has had fewer than `step_count`, by name; usually none."""
+        return {name: run.count for run in self._runs if run.count != self.step_count for name, _, _ in run.pieces}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Copy a `state_dict` of the same slices into this optimizer.
+
+        Without "counts" all parameters have had all steps. Raises UsageError for a state that is missing, unknown, or
+        of another shape or dtype, with its parameter's name.
+        """
+        elsewhere.load_optimizer(self, saved)
+
+    def refresh(self) -> None:
+        """Note that the parameters were changed elsewhere; for an optimizer that steps copies of them."""
+
+
+class OptimizerWrapper:
+    """Base class of what has an optimizer and steps it: `optimizer`, whose attributes are found here, too.
+
+    A setting (`lr`, `lr_factor`, ...) or `grad_scale` that is set here is set there; it would be ignored otherwise.
+    """
+
+    optimizer: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if "optimizer" not in self.__dict__:  # it is being made
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        inside = self.__dict__.get("optimizer")
+        if inside is not None and (name == "grad_scale" or name in inside.settings):
+            setattr(inside, name, value)
+        else:
+            super().__setattr__(name, value)
+
+
+def check_optimizer_class(wrapper: str, given: Any, arguments: str) -> None:
+    """Raise UsageError when `wrapper`, which makes an optimizer itself, is `given` one instead of a class.
+
+    arguments: of the wrapper around the class and its settings, for the remedy: "model, {}, comm=comm".
+    """
+    if not callable(given):
+        name = type(given).__name__ if isinstance(given, Optimizer) else "SGD"
+        raise UsageError(
+            f"{wrapper} got a value of type {type(given).__name__} where it needs an optimizer's class: it makes the"
+            " optimizer itself, of its own slices of the parameters; pass the class and its settings:"
+            f" {wrapper}({arguments.format(name)}, lr=...)"
+        )
+
+
+def _computing(dtype: Any) -> Any:
+    """Return the dtype of an update: float32 for half-precision parameters."""
+    return xp.dtype(xp.float32) if is_half(dtype) else dtype

@@ -1,0 +1,65 @@
+"""The *global* positions of the tokens that a rank holds when the sequence is split, so that all compute equally long.
+
+    contiguous (Ulysses)   | 0 0 | 1 1 | 2 2 | 3 3 |
+    zig-zag (the others)   | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |
+
+A causal query sees the keys before it, so with contiguous parts the last rank would compute P times what the first
+does. In zig-zag rank r holds chunk r and chunk 2P-1-r of 2P: one with little to see, one with much, and all ranks
+compute the same. Whatever is indexed by position (position embeddings, rotary angles) must use these numbers: starting
+from 0 on every rank is a known bug.
+
+Source of the balance: Brandon et al., "Striped Attention", 2023; the chunk pairs are those of Llama 3 (2024, 3.3.2).
+
+Proved by: tests/parallel/test_context.py
+"""
+
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.core.base.layout import chunk_sizes, offsets
+
+ORDERS = ("zigzag", "contiguous")
+
+
+def chunks_of(length: int, rank: int, ranks: int) -> list[tuple[int, int]]:
+    """Return [start, end) of the two zig-zag chunks of a rank, the earlier first."""
+    # 2P chunks: rank r holds number r from the front and number r from the end.
+    starts = offsets(chunk_sizes(length, 2 * ranks))
+    late = 2 * ranks - 1 - rank
+    return [(starts[rank], starts[rank + 1]), (starts[late], starts[late + 1])]
+
+
+def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag") -> xp.Array:
+    """Return the global positions, rising, of the tokens that `rank` of `ranks` holds. Ragged lengths are fine.
+
+    order: "zigzag", "contiguous", or "zigzag/2" for groups of 2 neighbours that share the part of a smaller ring.
+
+    Raises UsageError when there are fewer tokens than ranks.
+    """
+    if ranks > length:
+        raise UsageError(
+            f"a sequence of {length} tokens over {ranks} context-parallel ranks leaves ranks without any; use at most "
+            f"{length} ranks, or at least {ranks} tokens"
+        )
+    # Ulysses x ring: a group of neighbours holds what a rank of a smaller ring holds, each a consecutive part of it.
+    whole, _, neighbours = order.partition("/")
+    if neighbours.isdecimal() and int(neighbours) > 0 and ranks % int(neighbours) == 0:
+        near = int(neighbours)
+        group = sequence_positions(length, rank // near, ranks // near, whole)
+        starts = offsets(chunk_sizes(len(group), near))
+        return group[starts[rank % near] : starts[rank % near + 1]]
+    if order == "zigzag":
+        return xp.concatenate([xp.device_arange(start, end) for start, end in chunks_of(length, rank, ranks)])
+    if order == "contiguous":
+        starts = offsets(chunk_sizes(length, ranks))
+        return xp.device_arange(starts[rank], starts[rank + 1])
+    raise UsageError(f"unknown order {quoted(order)} of a sequence{nearest(order, ORDERS)}; one of {', '.join(ORDERS)}")
+
+
+def part_order(attention: str, ulysses: int = 1) -> str:
+    """Return the order of the parts that an attention needs: "ring", "all-gather", "ulysses" or "ulysses-ring".
+
+    ulysses: of the last, how many neighbours exchange heads.
+    """
+    if attention == "ulysses-ring":
+        return f"zigzag/{ulysses}"
+    return "contiguous" if attention == "ulysses" else "zigzag"

@@ -1,0 +1,107 @@
+"""Expert parallelism: each rank has some of the experts and its own tokens; an all-to-all brings them together.
+
+    rank 0: tokens ─ slots | e0 | e1 | e2 | e3 |        rank 0 computes e0, e1 for the tokens of all ranks
+    rank 1: tokens ─ slots | e0 | e1 | e2 | e3 |        rank 1 computes e2, e3
+                             └──▶ rank 0 └──▶ rank 1    then the way back
+
+All slots of an expert lie together, so (experts, capacity, D) becomes (experts / P, P x capacity, D). There
+are two all-to-alls in forward and two in backward, each of (P-1)/P experts x capacity x D numbers per rank, whether the
+slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x factor that is (P-1)/P k factor tokens
+D.
+
+An ep rank is a data rank too: it has its own rows. So the replicated parameters' gradients are summed over dp, cp
+and ep, but those of an expert over dp and cp only; its own rank has seen the tokens of all ep ranks.
+
+Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2021.
+
+Proved by: tests/parallel/test_expert.py
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from minidist.core.autograd import Function, Tensor
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import check_divisible
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_to_all
+from minidist.core.comm import Comm
+from minidist.core.nn.experts import MixtureOfExperts
+from minidist.core.nn.module import Module
+from minidist.core.parallel.tensor.regions import contiguous
+from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.styles import ParallelStyle
+
+
+class ExpertParallel(ParallelStyle):
+    """A MixtureOfExperts for `parallelize_module(model, mesh["ep"], plan, axis="ep")`: each rank keeps its experts.
+
+    The ranks must have equal numbers of tokens; `RaggedExpertParallel` is for others.
+    """
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return the mixture with its experts' weights sharded and all-to-alls as its `dispatch` and `combine`."""
+        self.expect(module, name, MixtureOfExperts)
+        comm, experts = context.comm, module.num_experts
+        check_divisible(experts, f"experts of {name}", comm.size, "expert")
+
+        # Experts are the first dim. Every rank routes its own tokens, so the router is a replica.
+        for part in module.expert_dims:
+            setattr(module, part, context.shard_of(getattr(module, part), 0))
+        context.replica_of(module.router)
+        if comm.size > 1:
+            module.dispatch, module.combine = self.exchanges(comm)
+        return module
+
+    def exchanges(self, comm: Comm) -> tuple[Module, Module]:
+        """Return the modules that bring the slots to the experts' ranks, and back."""
+        return Exchange(comm, to_experts=True), Exchange(comm, to_experts=False)
+
+
+class Exchange(Module):
+    """An all-to-all of slots as a node of the tape: to the experts' ranks, or back to the tokens'."""
+
+    def __init__(self, comm: Comm, to_experts: bool) -> None:
+        self.comm, self.to_experts = comm, to_experts
+
+    def forward(self, slots: Tensor) -> Tensor:
+        """(experts, C, D) -> (experts / P, P C, D), or with to_experts=False back; backward does the opposite."""
+        return ExchangeSlots.apply(slots, exchange, self.comm, self.to_experts)
+
+
+class ExchangeSlots(Function):
+    """send: `exchange`, or another function of (comm, slots, to_experts) that does its work."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, slots: xp.Array, send: Callable[[Comm, xp.Array, bool], xp.Array], comm: Comm, to_experts: bool
+    ) -> xp.Array:
+        ctx.settings = send, comm, to_experts
+        return send(comm, slots, to_experts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        send, comm, to_experts = ctx.settings
+        return send(comm, grad, not to_experts)
+
+
+def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:
+    """Exchange slots (experts, C, D) -> (experts / P, P C, D), or with to_experts=False back, by one all-to-all."""
+    ranks, width = comm.size, slots.shape[-1]
+    if to_experts:
+        # (ranks x local experts, C, D): the experts of rank j are neighbours, so what it receives lies together.
+        outgoing = contiguous(slots)
+        local, capacity = slots.shape[0] // ranks, slots.shape[1]
+    else:
+        # (local experts, ranks x C, D) -> (ranks, local experts, C, D): what returns to rank j lies together.
+        local, capacity = slots.shape[0], slots.shape[1] // ranks
+        outgoing = contiguous(slots.reshape(local, ranks, capacity, width).swapaxes(0, 1))
+
+    comm.advance_clock("dispatch")
+    with purpose("dispatch"):
+        received = all_to_all(comm, outgoing.reshape(-1)).reshape(ranks, local, capacity, width)
+
+    # (ranks, local experts, C, D): on the way back the ranks are joined with the experts, before with the slots.
+    if not to_experts:
+        return received.reshape(ranks * local, capacity, width)
+    return contiguous(received.swapaxes(0, 1)).reshape(local, ranks * capacity, width)

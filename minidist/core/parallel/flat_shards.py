@@ -1,0 +1,235 @@
+"""One rank's shard of a flat unit, and what every strategy that shards needs: slices, the clip norm, whole tensors.
+
+    flat unit   | rank 0 | rank 1 | rank 2 |pad|       equal shards; the padding lies at the end and holds zeros
+
+A shard begins at a multiple of `alignment` elements. With 1,024, the block of the gradient norm, no block crosses from
+one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on anything else.
+
+Proved by: tests/parallel/test_zero.py, tests/parallel/test_fully_shard.py
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from typing import Any, Self
+
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.limits import check_whole
+from minidist.core.base.trace import purpose
+from minidist.core.base.watchers import track
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import (
+    NORM_BLOCK,
+    FlatSlice,
+    block_square_sums,
+    check_max_norm,
+    clip_by_norm_,
+    flat_slices,
+    norm_from_blocks,
+)
+
+
+def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int) -> FlatParameters:
+    """Return flat parameters with the padding that `comm.size` shards at multiples of `alignment` elements need."""
+    check_whole("alignment", alignment, 1)
+    return FlatParameters(parameters, pad_to=comm.size * alignment)
+
+
+class Placement:
+    """Where shards live: here in the memory in which the whole is. `host_pool.CPUOffloadPolicy` has another one."""
+
+    apart = False  # must a sum of gradients move before it can be added to the shard's?
+
+    def keep(self, values: xp.Array) -> xp.Array:
+        """Return a copy of a shard's values, where it lives."""
+        return track(xp.array(values), "parameter")
+
+    def memory(self) -> AbstractContextManager[None]:
+        """Return the context in which arrays that live with the shard are allocated."""
+        return nullcontext()
+
+    def gather(self, comm: Comm, mine: xp.Array, out: xp.Array, equal: str) -> Any:
+        """Start to gather the values `mine` of all ranks into `out`; return what waits for it."""
+        return all_gather(comm, mine, out=out, async_op=True, equal=equal)
+
+    def store(self, piece: xp.Array, out: xp.Array | None) -> Any:
+        """Start to move a sum of gradients to where the shard lives (into `out`); return what waits for it."""
+        raise NotImplementedError
+
+
+DEVICE = Placement()
+
+
+class Shard:
+    """Elements [start, stop) of `flat`, the part that rank `comm.rank` updates.
+
+    data: the values, 1-D: a view of the whole flat array, or a separate array while the whole is released (ZeRO-3).
+    grad: the gradient summed over ranks, or None before the first one since `zero_grad`.
+    """
+
+    def __init__(self, flat: FlatParameters, comm: Comm, alignment: int = NORM_BLOCK) -> None:
+        if flat.padded_numel % (comm.size * alignment):
+            raise UsageError(
+                f"a unit of {flat.padded_numel} elements does not cut into {comm.size} shards of a multiple of"
+                f" {alignment}; make it with FlatParameters(..., pad_to={comm.size * alignment})"
+            )
+        self.flat, self.alignment = flat, alignment
+        self._place(comm)
+        self.own: xp.Array | None = None  # the values, when they are not a view of the whole
+        self.placement = DEVICE  # where values and gradient live
+        self._grad: xp.Array | None = None
+        self.filled = False  # does _grad hold sums of this step?
+        self.used: set[Parameter] | None = None  # whose gradient some rank has computed; None: all
+        flat.attach_shard(self)
+
+    def _place(self, comm: Comm) -> None:
+        self.comm, self.size = comm, self.flat.padded_numel // comm.size
+        self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
+
+    def seen_from(self, comm: Comm) -> Self:
+        """Return the shard that rank `comm.rank` has of the unit; its arrays have the shapes, and not the values."""
+        other = copy(self)
+        other._place(comm)
+        return other
+
+    def detach(self, placement: Placement = DEVICE) -> None:
+        """Keep the values in a separate array, so that the whole can be released."""
+        self.placement, self.own = placement, placement.keep(self.flat.data[self.start : self.stop])
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of values and summed gradient; the whole unit may have another one (`MixedPrecisionPolicy`)."""
+        return self.flat.dtype if self.own is None else self.own.dtype
+
+    @property
+    def data(self) -> xp.Array:
+        """The values of this rank's elements; an update changes them in place."""
+        return self.flat.data[self.start : self.stop] if self.own is None else self.own
+
+    @property
+    def grad(self) -> xp.Array | None:
+        """The summed gradient of this rank's elements; frozen parameters and padding read as zeros."""
+        return self._grad if self.filled else None
+
+    def zero_grad(self) -> None:
+        """Forget the gradient; the next one overwrites it."""
+        self.filled, self.used = False, None
+
+    def have_grad(self, parameters: Sequence[Parameter]) -> list[bool]:
+        """Return those of these parameters whose gradient some rank has computed since `zero_grad`."""
+        if not self.filled or self.used is None:
+            return [self.filled] * len(parameters)
+        return [parameter in self.used for parameter in parameters]
+
+    def note_used(self, parameters: set[Parameter]) -> None:
+        """Note for which parameters some rank has computed a gradient, in one more backward pass."""
+        self.used = parameters | (self.used or set())
+
+    def forget(self, parameter: Parameter) -> None:
+        """Forget one parameter's elements of the gradient."""
+        if self.filled:
+            self.grad_buffer()[self.place(self.flat.slice_of(parameter))] = 0
+
+    def updated(self, by: str = "") -> None:
+        """An optimizer's step changed the values."""
+        self.flat.updated(by)
+
+    def place(self, piece: slice) -> slice:
+        """Return where elements `piece` of the unit lie in this shard; the slice may be empty."""
+        # Both ends are clamped to [self.start, self.stop], then counted from the shard's start.
+        start = min(max(piece.start, self.start), self.stop)
+        return slice(start - self.start, max(start, min(piece.stop, self.stop)) - self.start)
+
+    def counts(self, piece: slice) -> list[int]:
+        """Return how many of the elements `piece` each rank owns: a piece that crosses a boundary has two owners."""
+        ranks = range(self.comm.size)
+        return [max(0, min(piece.stop, (r + 1) * self.size) - max(piece.start, r * self.size)) for r in ranks]
+
+    def grad_buffer(self) -> xp.Array:
+        """Return the array of the shard's gradient; at first it holds zeros."""
+        if self._grad is None:
+            with self.placement.memory():
+                self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
+        return self._grad
+
+    def ranges(self) -> list[tuple[Parameter, slice, int, int]]:
+        """Return (parameter, place in the shard, start, stop in the flattened parameter), frozen ones included."""
+        result = []
+        for parameter in self.flat.parameters:
+            # A shard boundary may cut a parameter; its part in another shard is that rank's.
+            whole = self.flat.slice_of(parameter)
+            place = self.place(whole)
+            if place.stop > place.start:
+                start = place.start + self.start - whole.start
+                result.append((parameter, place, start, start + place.stop - place.start))
+        return result
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        """Return (parameter, start, stop in the flattened parameter) of the state of an optimizer on `slices()`."""
+        ranges = [(parameter, start, stop) for parameter, _, start, stop in self.ranges() if parameter.requires_grad]
+        return ranges or [(p, 0, 0) for p in self.flat.parameters if p.requires_grad][:1]
+
+    def slices(self) -> list[FlatSlice]:
+        """Return this rank's trainable elements, one slice per parameter, for an optimizer.
+
+        A rank that owns none of them (padding, frozen parameters) gets one empty slice, so that its optimizer steps
+        and says `updated()` like that of every other rank.
+        """
+        slices = flat_slices(self.flat, self.start, self.stop, source=self)
+        if not slices:
+            slices = [FlatSlice(self, 0, 0, p.name, p) for p in self.flat.parameters if p.requires_grad][:1]
+        return slices
+
+
+def shard_square_sums(
+    comm: Comm, shards: Sequence[Shard], skip: Collection[Parameter] = (), equal: str = ""
+) -> xp.Array:
+    """Return the sums of squares of the whole gradient by blocks of 1,024 elements, in global order, on every rank.
+
+    skip: parameters that do not count, because another group of ranks counts them. equal: what every rank must pass
+    equal. Each rank sends the float64 sums of
+    its own blocks (8 B each) to all others, under purpose `clip_norm`. Raises UsageError when blocks cross shard
+    boundaries, or the shards lie on other ranks than those of `comm`: blocks would count twice, or not at all.
+    """
+    # Each rank's sums of its own blocks, shard after shard.
+    sums = []
+    for shard in shards:
+        if shard.alignment % NORM_BLOCK:
+            raise UsageError(
+                f"clipping needs shards that begin at multiples of {NORM_BLOCK} elements, these begin at multiples of "
+                f"{shard.alignment}; build them with alignment={NORM_BLOCK}"
+            )
+        if shard.comm is not comm and list(shard.comm.members) != list(comm.members):
+            raise UsageError(
+                f"rank {comm.members[comm.rank]}: the norm is taken over ranks {quoted(list(comm.members))}, but the"
+                f" unit of {shard.flat.names[0]!r} has its shards on ranks {quoted(list(shard.comm.members))}; pass the"
+                " communicator over which it is sharded (of a mesh of two axes the second one)"
+            )
+        gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
+        sums.append(block_square_sums(gradient, [place for p, place, _, _ in shard.ranges() if p in skip]))
+
+    # One all-gather brings those of all shards; a unit's blocks are in order when its ranks' parts follow each other.
+    with purpose("clip_norm"):
+        gathered = all_gather(comm, xp.concatenate(sums), equal=equal).reshape(comm.size, -1)
+
+    # (ranks, blocks of all shards) -> unit by unit, rank by rank: the order of the blocks on one device.
+    blocks, start = [], 0
+    for part in sums:
+        blocks.append(gathered[:, start : start + part.size].reshape(-1))
+        start += part.size
+    return xp.concatenate(blocks)
+
+
+def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer: Any = None) -> float:
+    """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank returns the norm before.
+
+    See `shard_square_sums`; every rank adds the sums in the global order, unit by unit. optimizer: as for
+    `optim.clip_by_norm_`, for gradients in half precision.
+    """
+    check_max_norm(max_norm)
+    sums = shard_square_sums(comm, shards, equal=f"max_norm {float(max_norm):g}")
+    return clip_by_norm_(list(shards), norm_from_blocks(sums), max_norm, optimizer)

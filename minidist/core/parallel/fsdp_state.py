@@ -1,0 +1,235 @@
+"""When FSDP gathers, releases and reduces: hooks around a module's forward, and around its part of backward.
+
+    forward    [1] gather | module computes | [2] release
+    backward   [3] gather | its gradients are computed | [4] reduce-scatter them, release
+               [5] at the end of the pass, finish what is in flight
+    weights    [6] of a pass that deferred weight gradients: reduce-scatter each module's when its last one is there
+
+[1] and [2] are forward hooks. They mark the module's inputs and outputs on the tape, and backward calls [3] when the
+gradients of the outputs are complete and [4] when those of the inputs are. Autograd needs to know nothing of this: a
+node keeps the Parameter and not its array, so dropping the flat array frees the memory.
+
+Source: Zhao et al., PyTorch FSDP, VLDB 2023; the names are those of PyTorch's FSDP2.
+Proved by: tests/parallel/test_fully_shard.py
+"""
+
+import weakref
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Any
+
+from minidist.core.autograd import (
+    BackwardObserver,
+    BackwardPass,
+    Parameter,
+    backward_hooks,
+    current_pass,
+    is_grad_enabled,
+)
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import Comm
+from minidist.core.nn.module import Module
+from minidist.core.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup, Precision
+
+# A state is kept alive by the hooks of its module; this only finds it.
+_states: "weakref.WeakKeyDictionary[Module, weakref.ref[FSDPState]]" = weakref.WeakKeyDictionary()
+
+
+def states_of(module: Module) -> "list[FSDPState]":
+    """Return the states of `module` and of the modules inside it that have one, in the order of the module tree."""
+    references = (_states.get(m) for m in module.modules())
+    return [state for reference in references if reference is not None and (state := reference()) is not None]
+
+
+class FSDPState(BackwardObserver):
+    """A sharded module's parameter groups, and its hooks.
+
+    groups: none, one, or, with persistent parameters, two. The state of the outermost module, `root`, also knows what
+    all states share: the communication in flight (`context`) and the order in which modules ran.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        comm: Comm,
+        groups: Sequence[FSDPParamGroup],
+        context: FSDPCommContext,
+        prefetch: int,
+        precision: Precision,
+        replicas: Comm | None = None,
+        ignored: Collection[Parameter] = (),
+    ) -> None:
+        self.module, self.comm, self.groups, self.context = module, comm, groups, context
+        self.prefetch, self.precision, self.replicas = prefetch, precision, replicas
+        self.forward_order: list[FSDPState] = []  # as forwards began in the last pass, and how they ended: reversed,
+        self.ended_order: list[FSDPState] = []  # the order in which backward will reach them
+        self.began: list[FSDPState] = []  # the same of the pass that is running
+        self.ended: list[FSDPState] = []
+        self.in_backward = False
+        self.running: BackwardPass | None = None  # the last pass
+        self.ignored = set(ignored)  # the user takes care of these
+        context.guard.covers(module, (*module.parameters(), *self.ignored))
+
+        # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
+        self.root = self
+        _states[module] = weakref.ref(self)
+        for state in states_of(module):
+            state.root = self
+        for group in groups:
+            for parameter in group.trainable:
+                parameter.register_post_accumulate_grad_hook(partial(self._weight_ready, group))
+        module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self._post_forward)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            f"rank {self.comm.rank}: a sharded module cannot be copied or pickled, because each rank has a part of it;"
+            " copy the model before fully_shard, or load gather_tensors(shards_of(model), optimizer)['weights'] into"
+            " another one"
+        )
+
+    # --- forward ---
+
+    def _pre_forward(
+        self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """[1] Gather this module, start to gather the next ones, and mark the inputs for backward."""
+        root = self.root
+        if root.in_backward and root.running is not None and root.running.over:
+            root._forget_pass()
+        self._advance_clock()
+
+        # A rank in training and one in evaluation compute other things, with messages that look the same.
+        if self is root and not root.in_backward:
+            root.context.guard.forward_begins(module)
+
+        # The order of forwards predicts the next pass. A forward that backward replays (recomputation) does not count.
+        if not root.in_backward:
+            if self is root:
+                root.began, root.ended = [], []
+            root.began.append(self)
+
+        # Wait for this module's parameters, then let the next ones travel while it computes.
+        self._gather()
+        if not root.in_backward:
+            self._prefetch(root.forward_order)
+
+        # The inputs are marked after their cast: [4] comes as soon as the module's own gradients are computed.
+        args, kwargs = self.precision.inputs(args), self.precision.inputs(kwargs)
+        if is_grad_enabled():
+            args = backward_hooks(args, self._post_backward, f"input of {module.name or 'model'}")
+        return args, kwargs
+
+    def _post_forward(self, module: Module, args: tuple[Any, ...], output: Any) -> Any:
+        """[2] Mark the outputs for backward and release this module."""
+        root, recording = self.root, is_grad_enabled()
+        output = self.precision.outputs(output)
+        self._advance_clock()
+        if recording:
+            output = backward_hooks(output, self._pre_backward, f"output of {module.name or 'model'}")
+
+        # A replayed forward is followed by its backward, which needs the module at once: it stays whole.
+        if not root.in_backward:
+            for group in self.groups:
+                group.after_forward(recording)
+            root.ended.append(self)
+            if self is root:
+                root.forward_order, root.ended_order = root.began, root.ended
+        return output
+
+    # --- backward ---
+
+    def _pre_backward(self, running: BackwardPass) -> None:
+        """[3] Backward has reached the module's output: its parameters are needed, and soon those of the one before."""
+        root = self.root
+        if not root.in_backward:
+            root.context.guard.backward_begins(running)
+        root.in_backward, root.running = True, running
+        self._advance_clock()
+
+        # The root hears of the pass's end, and of every node: `node_done`, `finished`.
+        running.attach(root)
+
+        # Backward reaches the modules in the reverse order of their forwards' ends.
+        self._gather()
+        self._prefetch(root.ended_order[::-1])
+        for group in self.groups:
+            group.before_backward()
+
+    def _forget_pass(self) -> None:
+        """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
+        self.in_backward, self.running = False, None
+        self.context.guard.forget()
+        self.context.discard()
+        for group in param_groups_of(self.module):
+            group.differentiating = False
+            group.flat.release_grad()
+            group.end_pass()
+
+    def _post_backward(self, running: BackwardPass) -> None:
+        """[4] Backward has reached the module's input: everything inside it is done."""
+        self._advance_clock()
+        for group in self.groups:
+            group.after_backward(self.root.context, deferred=running.store is not None)
+
+    def _weight_ready(self, group: FSDPParamGroup, parameter: Parameter) -> None:
+        """[6] Outside of a pass, a deferred weight gradient was computed."""
+        if current_pass() is None:
+            group.weight_computed(parameter, self.root.context)
+
+    def weights_done(self) -> None:
+        """[6] The deferred weight gradients of a pass have been computed, unit by unit: finish what is in flight."""
+        self._advance_clock()
+        for group in param_groups_of(self.module):
+            group.weights_done(self.context)
+        self.context.finish()
+
+    def node_done(self) -> None:
+        """Let gathers and reductions travel while backward goes on."""
+        self.comm.progress()
+
+    def finished(self) -> None:
+        """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""
+        self._advance_clock()
+        groups = [group for state in states_of(self.module) for group in state.groups]
+        deferred = self.running is not None and self.running.store is not None
+        for group in groups:
+            group.after_backward(self.context, deferred)
+        for group in groups if not deferred else ():
+            group.reduce_unused(self.context)
+
+        # The sums that are still in flight: the reduction of the last group, and its way to its shard.
+        self.context.finish()
+        self.in_backward, self.running = False, None
+        for group in groups:
+            group.end_pass()
+        self.context.guard.backward_ended()
+
+    # --- steps of the above ---
+
+    def _gather(self) -> None:
+        # Start all before waiting for any: a persistent group and the other one travel together.
+        for group in self.groups:
+            group.start_gather(self.root.context)
+        for group in self.groups:
+            group.finish_gather()
+
+    def _prefetch(self, order: "Sequence[FSDPState]") -> None:
+        """Start to gather the modules that follow this one in `order`."""
+        if self in order:
+            place = order.index(self) + 1
+            for following in order[place : place + self.root.prefetch]:
+                for group in following.groups:
+                    group.start_gather(self.root.context)
+
+    def _advance_clock(self) -> None:
+        """Let virtual time pass for what has been computed so far."""
+        self.comm.advance_clock("backward" if self.root.in_backward else "forward")
+
+
+def param_groups_of(module: Module) -> list[FSDPParamGroup]:
+    """Return the parameter groups of a sharded module and of those inside it, in the order of the module tree."""
+    states = states_of(module)
+    if not states:
+        raise UsageError(f"{type(module).__name__} is not sharded; call fully_shard(module, mesh=comm) first")
+    return [group for state in states for group in state.groups]

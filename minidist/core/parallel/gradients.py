@@ -1,0 +1,335 @@
+"""Sum gradients over ranks while backward still runs. Every strategy that reduces whole gradients goes through here.
+
+Backward produces gradients from the last parameter to the first. The flat gradient is therefore cut into buckets from
+the end, and a bucket travels while the layers before it are still being differentiated:
+
+    flat gradient   | bucket 2 | bucket 1 | bucket 0 |
+    backward        ◀───────────────────────────────── time
+    [1] ready(p)    the last contribution to p was added; when that completes p's bucket ...
+    [2] launch(b)   ... the sum of the bucket over the ranks starts, in a stream of its own
+    [3] finish()    at the end of the pass, wait for all of them
+
+All ranks launch buckets in index order, whatever the order in which their parameters get ready; otherwise one rank's
+bucket 0 would be added to another's bucket 1. A bucket that never completes is an error that names the parameter,
+because a gradient that is silently not reduced is a wrong gradient.
+
+Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
+Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.py, tests/misuse/test_misuse.py
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
+from minidist.core.base.arrays import Array
+from minidist.core.base.errors import MinidistError, UsageError, quoted
+from minidist.core.base.limits import check_number
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import ALGORITHMS, all_reduce
+from minidist.core.comm import Comm, Work
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.parallel.guard import Guard, new_guard
+
+BUCKET_MEGABYTES = 25.0  # PyTorch's default
+
+
+class UnusedParameterError(MinidistError):
+    """A parameter got no gradient in a step in which the reducer waits for it."""
+
+
+class Reduction(Protocol):
+    """A reduction that is under way: a `Work`, or one that something follows."""
+
+    def wait(self) -> Any:
+        """Wait for it; return its result."""
+
+
+@dataclass(frozen=True)
+class Then:
+    """A reduction, and the function of its result that whoever waits for it gets."""
+
+    work: Reduction
+    function: Callable[[Any], Any]
+
+    def wait(self) -> Any:
+        """Wait for the reduction; return function(its result)."""
+        return self.function(self.work.wait())
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A stretch of the flat gradient that is reduced as one message. Bucket 0 lies at the end and is ready first.
+
+    array: the gradients, where the flat gradient does not exist.
+    """
+
+    index: int
+    slice: slice
+    parameters: tuple[Parameter, ...]
+    flat: FlatParameters
+    guard: Guard = field(compare=False)
+    array: Array | None = field(default=None, compare=False)
+
+    @property
+    def buffer(self) -> Array:
+        """The gradients, 1-D, as a view."""
+        return self.flat.grad_buffer[self.slice] if self.array is None else self.array
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(self.slice.stop - self.slice.start)
+
+    @property
+    def equal(self) -> str:
+        """What every rank must have equal when it reduces the bucket, for `equal=` of a collective: see `Guard`."""
+        return self.guard.of_bucket(self)
+
+
+def make_buckets(flat: FlatParameters, cap_bytes: float, guard: Guard | None = None) -> list[Bucket]:
+    """Cut the trainable parameters, from the end, into buckets of at most `cap_bytes` (a larger parameter is alone)."""
+    groups: list[list[Parameter]] = []
+    filled, previous = 0, -1
+    for index in range(len(flat.parameters) - 1, -1, -1):
+        parameter = flat.parameters[index]
+        if not parameter.requires_grad:
+            continue
+        nbytes = parameter.size * flat.dtype.itemsize
+        # Start a bucket when the last one is full, or a frozen parameter lies in between: it is one contiguous slice.
+        if not groups or filled + nbytes > cap_bytes or previous != index + 1:
+            groups.append([])
+            filled = 0
+        groups[-1].append(parameter)
+        filled, previous = filled + nbytes, index
+
+    # Within a group the parameters run backward, so the last one has the slice's start and the first one its stop.
+    buckets, guard = [], guard or Guard("sum")
+    for i, group in enumerate(groups):
+        whole = slice(flat.slice_of(group[-1]).start, flat.slice_of(group[0]).stop)
+        buckets.append(Bucket(i, whole, tuple(group), flat, guard))
+    return buckets
+
+
+class GradientReducer(BackwardObserver):
+    """Sums (or averages) the gradients of one FlatParameters over `comm`, bucket by bucket, while backward runs.
+
+    `observe` makes plain `loss.backward()` do all of it. Without it, call `ready` for each parameter and then `finish`.
+
+    op: "sum" or "avg". algorithm: of the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
+    faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter
+    without a gradient takes part with zeros; where it has none on any rank, it has none afterwards). Per step, each
+    rank sends the all-reduce's volume of each bucket under purpose `gradient_reduce`: 2 (n-1)/n of its bytes, in
+    2 (n-1) messages; with "zeros" also that of one byte per parameter. "fill": with zeros, without asking the others.
+    """
+
+    operation = "all_reduce"  # whose algorithm it is
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        comm: Comm,
+        *,
+        op: str = "sum",
+        algorithm: str = "ring",
+        bucket_cap_mb: float = BUCKET_MEGABYTES,
+        unused: str = "error",
+        guard: Guard | None = None,
+    ) -> None:
+        if unused not in ("error", "zeros", "fill"):
+            raise UsageError(f"unused={quoted(unused)}; it must be 'error', 'zeros' or 'fill'")
+        if bucket_cap_mb != math.inf:  # one bucket
+            check_number("bucket_cap_mb", bucket_cap_mb, above=0)
+        if algorithm != "auto":
+            ALGORITHMS[self.operation][algorithm]  # an unknown name is an error now, not in the first backward pass
+        self.flat, self.comm, self.op, self.algorithm, self.unused = flat, comm, op, algorithm, unused
+
+        # The plan of the messages, which is the same on every rank.
+        self.guard = guard or new_guard(op, comm)
+        self.buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.guard)
+        self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        self._communicate: Callable[[Bucket], Reduction] = self._all_reduce
+
+        # The progress of the running pass.
+        self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
+        self.works: list[Reduction | None] = []  # of the buckets launched so far
+        self.synchronizing = True  # False while gradients stay local, in `no_sync`
+        self.manually = False  # does the caller call `ready` and `finish`?
+        self._graph_synchronizes: bool | None = None  # the running pass's own; goes before that
+        self._taking_part = False  # did a parameter get ready in the running pass?
+        self._in_pass = False  # False again at the pass's end; not when an error ended it
+
+    def replace_communication(self, start: Callable[[Bucket], Reduction]) -> Callable[[Bucket], Reduction]:
+        """Let `start(bucket)` start the reduction of each bucket from now on; return what did so before."""
+        before, self._communicate = self._communicate, start
+        return before
+
+    # --- in a backward pass ---
+
+    def observe(self) -> None:
+        """Take part in every backward pass that reaches these parameters."""
+        # Frozen parameters are observed, too: when one is unfrozen later, `ready` refuses it.
+        for parameter in self.flat.parameters:
+            parameter.observers.append(self)
+
+    def belongs_to(self, module: Any | None, ignored: Collection[Parameter] = ()) -> None:
+        """Tell the guard which module the parameters belong to, and whose gradients the user sums (`ignored`)."""
+        self.guard.covers(module, (*self.flat.parameters, *ignored))
+
+    def synchronize_manually(self) -> None:
+        """Leave it to the caller to call `ready` and `finish`, after any number of backward passes."""
+        self.synchronizing, self.manually = False, True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let the gradients of passes in the block stay local."""
+        before, self.synchronizing = self.synchronizing, False
+        try:
+            yield
+        finally:
+            self.synchronizing = before
+
+    def started(self) -> None:
+        """Forget the state of an earlier pass, which an error may have ended; check what this one goes through."""
+        if self._in_pass and not self.manually:
+            self._reset()
+        self._graph_synchronizes, self._taking_part, self._in_pass = None, False, True
+        running = current_pass()
+        if running is not None and not self.manually:
+            self.guard.backward_begins(running, again=self.flat.unsynchronized)
+
+    def note_mode(self, module: Any | None = None) -> None:
+        """Tell the guard that a forward pass begins, of a pipeline's stage where a module is given."""
+        self.guard.forward_begins(module)
+
+    def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
+        """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
+        # Join the pass first: `started` forgets what the pass before said.
+        running.attach(self)
+        self._graph_synchronizes = synchronize or bool(self._graph_synchronizes)
+
+    def parameter_ready(self, parameter: Parameter) -> None:
+        """[1] Call `ready`, unless the gradients of this pass stay local."""
+        # Where no forward was marked (`ZeroOptimizer` wraps none), the setting at the time of backward counts.
+        if self.synchronizing if self._graph_synchronizes is None else self._graph_synchronizes:
+            self._taking_part = True
+            self.ready(parameter)
+        elif not self.manually:
+            self.flat.unsynchronized = True  # an optimizer refuses to step with it
+
+    def node_done(self) -> None:
+        """Let the buckets that were launched travel while backward goes on."""
+        self.comm.progress()
+
+    # --- the three steps ---
+
+    def ready(self, parameter: Parameter) -> None:
+        """[1] Note that `parameter`'s gradient is complete on this rank; launch the buckets that this completes."""
+        bucket = self.bucket_of.get(parameter)
+        if bucket is None:
+            raise UsageError(
+                f"rank {self.comm.rank}: parameter {parameter.name!r} was frozen when its gradients were cut into"
+                " buckets, so no rank would reduce it; set requires_grad before wrapping the model, or wrap it anew"
+            )
+        self.missing[bucket.index].discard(parameter)
+
+        # Buckets leave in index order on every rank; a complete one waits until those before it are complete.
+        while len(self.works) < len(self.buckets) and not self.missing[len(self.works)]:
+            self.launch(self.buckets[len(self.works)])
+
+    def launch(self, bucket: Bucket) -> None:
+        """[2] Start the sum of a bucket over all ranks, at the point of (virtual) time that backward has reached."""
+        # Without this, the messages would depart before the gradients in them are computed.
+        self.comm.advance_clock("backward")
+        with purpose("gradient_reduce"):
+            self.works.append(self._communicate(bucket))
+
+    def finish(self) -> None:
+        """[3] Wait for every bucket. Each gradient then is the sum over all ranks, plus what earlier passes had summed.
+
+        Raises UnusedParameterError when a parameter never got ready (with unused="zeros" it takes part as zeros).
+        """
+        self._taking_part = True
+        self.finished()
+
+    def finished(self) -> None:
+        """[3] Do the work of `finish`, at the end of a pass in which a parameter got ready."""
+        self._in_pass = False
+        if not self._taking_part:
+            return
+        mine = self._used() if self.unused == "zeros" else None
+        fresh = () if mine is None else [p for p in self.bucket_of if p.gradient.total is None]
+        try:
+            # The buckets that never completed: an error, or zeros for the parameters that the loss did not use. The
+            # other ranks launch these buckets too, so each one must be sent.
+            for bucket in self.buckets[len(self.works) :]:
+                missing = [p for p in bucket.parameters if p in self.missing[bucket.index]]
+                if missing and self.unused == "error":
+                    raise UnusedParameterError(
+                        f"rank {self.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass,"
+                        f" so bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss (an"
+                        " array that a layer returns in place of a Tensor ends the graph), freeze it, or pass"
+                        " find_unused_parameters=True"
+                    )
+                for parameter in missing:
+                    parameter.zero_fill()
+                self.launch(bucket)
+            self.wait()
+            if mine is not None:
+                self.note_used(used_anywhere(self.comm, list(self.bucket_of), mine), fresh)
+            self.flat.unsynchronized = False
+        finally:
+            # The next pass begins with no parameter ready and no bucket launched.
+            self.works, self._taking_part = [], False
+            for bucket in self.buckets:
+                self.missing[bucket.index].update(bucket.parameters)
+        if not self.manually:  # who calls `finish` does the rest, too
+            self.guard.backward_ended()
+
+    def _used(self) -> set[Parameter]:
+        """Return the parameters of which this rank brings a gradient, of this pass or of those under `no_sync`."""
+        return {
+            parameter
+            for parameter, bucket in self.bucket_of.items()
+            if parameter not in self.missing[bucket.index] or parameter.gradient.local is not None
+        }
+
+    def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:
+        """Forget the zeros of parameters that no rank has used. fresh: those without a sum of earlier passes."""
+        for parameter in fresh:
+            if parameter not in used:
+                parameter.gradient.clear()
+
+    def _reset(self) -> None:
+        """Let the buckets that a pass had launched when an error ended it arrive, and forget them."""
+        works, self.works = self.works, []
+        for work in filter(None, works):
+            work.wait()
+        for bucket in self.buckets:
+            self.missing[bucket.index].update(bucket.parameters)
+
+    def wait(self) -> None:
+        """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""
+        for work in filter(None, self.works):
+            work.wait()
+        # The next pass adds to a local gradient of its own, so that a sum over ranks is not summed over ranks again.
+        for parameter in self.bucket_of:
+            parameter.gradient.was_reduced()
+
+    def _all_reduce(self, bucket: Bucket) -> Work:
+        """Start the all-reduce of a bucket in the communicator's stream."""
+        equal = self.guard.of_bucket(bucket)
+        work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=equal)
+        return work
+
+
+def used_anywhere(comm: Comm, parameters: Sequence[Parameter], used: Collection[Parameter]) -> set[Parameter]:
+    """Return which parameters some rank has used; used: those of this rank. An all-reduce of a byte per parameter."""
+    bits = np.array([parameter in used for parameter in parameters], np.uint8)
+    with purpose("gradient_reduce"):
+        all_reduce(comm, bits, "max")
+    return {parameter for parameter, bit in zip(parameters, bits, strict=True) if bit}

@@ -1,0 +1,153 @@
+"""The two ways to split a product Y = X W, and why a transformer uses them in turn.
+
+    column parallel                         row parallel
+    W = | W0 | W1 |    Y = | XW0 | XW1 |    W = | W0 |    X = | X0 | X1 |    Y = X0 W0 + X1 W1
+                                                | W1 |
+    f before: every rank needs all of X     g after: the products are summands of Y
+
+After a column-parallel layer each rank has its own columns of Y, a function of single elements (GELU, ReLU) or of
+single heads (attention) needs no others, and the row-parallel layer takes the columns as they are: two layers, one
+all-reduce in forward and one in backward. The bias of a row-parallel layer is added once, after the sum.
+
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
+
+Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_torch.py
+"""
+
+from minidist.core.autograd import Parameter, Tensor, linear, record
+from minidist.core.autograd.operands import operand
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError, check_divisible
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm
+from minidist.core.nn.dropout import AttentionDropout
+from minidist.core.nn.linear import Conv1D, Linear
+from minidist.core.nn.module import Module
+from minidist.core.parallel.tensor.regions import (
+    copy_to_tensor_parallel_region,
+    gather_from_sequence_parallel_region,
+    gather_from_tensor_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    scatter_to_tensor_parallel_region,
+)
+from minidist.core.parallel.tensor.shard_context import ShardContext
+
+
+class ColumnParallelLinear(Module):
+    """y = activation(x W + b) with the output features split: x (..., in) on all ranks -> (..., out / t) on each.
+
+    linear: the layer of one device, of which this rank keeps its columns. name: of the layer in its model, for errors.
+    blocks: the number of equal blocks of output features, each of them split (3 for a fused Q|K|V). replicas > 1: this
+    number of neighbouring ranks has the same columns.
+
+    gather_output: all-gather y. sequence_parallel: x is this rank's rows (batch, T/t, in) and gathered first. Sends
+    nothing in forward (with sequence_parallel an all-gather) and an all-reduce of x's size (a reduce-scatter, and a
+    regather) in backward. Raises UsageError for output features that do not divide.
+    """
+
+    def __init__(
+        self,
+        linear: Linear | Conv1D,
+        context: ShardContext,
+        name: str = "the layer",
+        *,
+        blocks: int = 1,
+        replicas: int = 1,
+        gather_output: bool = False,
+        sequence_parallel: bool = False,
+    ) -> None:
+        shards = context.comm.size // replicas
+        check_divisible(linear.out_features, f"out features of {name}", shards, "tensor", blocks=blocks)
+        self.comm, self.name, self.activation = context.comm, linear.name, linear.activation
+        self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
+
+        # Conv1D stores (in, out), Linear (out, in): the output features are the columns or the rows.
+        self.weight_is_in_out = isinstance(linear, Conv1D)
+        split = {"blocks": blocks, "replicas": replicas}
+        self.weight = context.shard_of(linear.weight, 1 if self.weight_is_in_out else 0, **split)
+        self.bias = None if linear.bias is None else context.shard_of(linear.bias, 0, **split)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out / t), or (..., out) with gather_output."""
+        # f: x is the same on every rank, so backward sums its gradient. With the sequence split, x is gathered instead.
+        if self.sequence_parallel:
+            x = gather_from_sequence_parallel_region(x, self.comm, regather=True)
+        else:
+            x = copy_to_tensor_parallel_region(x, self.comm)
+
+        # x (..., in), this rank's columns of W: y (..., out / t).
+        y = linear(x, self.weight, self.bias, self.activation, self.weight_is_in_out)
+        return gather_from_tensor_parallel_region(y, self.comm) if self.gather_output else y
+
+
+class RowParallelLinear(Module):
+    """y = x W + b with the input features split: x (..., in / t) on each rank -> (..., out) on all.
+
+    linear, name: as in `ColumnParallelLinear`. input_is_parallel=False: x is whole and its own columns are taken first.
+    sequence_parallel: y is reduce-scattered to this rank's rows. Sends an all-reduce of y's size in forward (a
+    reduce-scatter, and an all-gather in backward). Raises UsageError for input features that do not divide.
+    """
+
+    def __init__(
+        self,
+        linear: Linear | Conv1D,
+        context: ShardContext,
+        name: str = "the layer",
+        *,
+        input_is_parallel: bool = True,
+        sequence_parallel: bool = False,
+    ) -> None:
+        if linear.activation is not None:
+            raise UsageError(
+                f"{name} has activation {linear.activation!r}, which cannot be applied to the summands of a"
+                " row-parallel layer; give it ColwiseParallel, or take the activation out"
+            )
+
+        # The rows of W are split, and the bias is whole on every rank.
+        check_divisible(linear.in_features, f"in features of {name}", context.comm.size, "tensor")
+        self.comm, self.name = context.comm, linear.name
+        self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
+        self.weight_is_in_out = isinstance(linear, Conv1D)
+        self.weight = context.shard_of(linear.weight, 0 if self.weight_is_in_out else 1)
+        self.bias = None if linear.bias is None else context.replica_of(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in / t) -> (..., out), or this rank's rows of it with sequence_parallel."""
+        # This rank's columns of x (..., in / t) meet its rows of W: y (..., out) is a summand.
+        if not self.input_is_parallel:
+            x = scatter_to_tensor_parallel_region(x, self.comm)
+        y = linear(x, self.weight, None, None, self.weight_is_in_out)
+
+        # g: sum the summands; with the sequence split, each rank keeps its own rows of the sum.
+        if not self.sequence_parallel:
+            return row_parallel_sum(y, self.bias, self.comm)
+        y = reduce_scatter_to_sequence_parallel_region(y, self.comm)
+
+        # Each rank adds the bias to its own rows only, so the bias's gradient is summed over the ranks.
+        return y if self.bias is None else y + copy_to_tensor_parallel_region(self.bias, self.comm)
+
+
+def row_parallel_sum(product: Tensor, bias: Parameter | None, comm: Comm) -> Tensor:
+    """g and the bias in one node: `product` (..., out), which nothing else holds, is summed over the ranks in place."""
+    y, edges = product.data, ((operand(product), None),)
+    if comm.size > 1:
+        # In place: `product` is a new array that no other node has saved.
+        comm.advance_clock("tensor_forward")
+        with purpose("tensor_forward"):
+            all_reduce(comm, y)
+    if bias is None:
+        return record("row_parallel_sum", y, edges, cost=0)
+
+    # Once, after the sum; added on each rank before it, the bias would count t times.
+    y += bias.data
+    return record("row_parallel_sum", y, edges, ((operand(bias), xp.sum_rows),), cost=y.size)
+
+
+class HeadParallelDropout(AttentionDropout):
+    """The masks of the heads that this rank has: the numbers that one device would draw for them."""
+
+    def __init__(self, whole: AttentionDropout, comm: Comm) -> None:
+        # Masks are drawn by the global number of a head, so this rank's are those of one device.
+        super().__init__(whole.p, whole.heads, first=comm.rank * (whole.heads // comm.size))
+        self.name, self.training = whole.name, whole.training

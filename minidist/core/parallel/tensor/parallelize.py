@@ -1,0 +1,143 @@
+"""`parallelize_module`: split a model that was built on one device, by a plan that says how each module is split.
+
+    plan = {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel()}
+    parallelize_module(model, mesh["tp"], plan)
+
+Every rank builds the whole model from the same seed and keeps its shards, so the gathered shards *are* the
+single-device weights; ranks that start from unlike weights are refused. A key is a module's qualified name and may hold
+`*`; what no key names stays whole on every rank. Each parameter then carries a `Layout`, which checkpoints, clipping
+and counting read. The names are PyTorch's.
+
+Source of the plans: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 3.
+
+Proved by: tests/parallel/test_tensor.py, tests/parallel/test_split_examples.py
+"""
+
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.core.base.hooks import model_checks, plan_sources
+from minidist.core.comm import Comm, check_communicator
+from minidist.core.nn import GPT, MLP
+from minidist.core.nn.module import Module
+from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.styles import (
+    ColwiseParallel,
+    HeadParallel,
+    LossParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    VocabParallel,
+)
+
+Styles = dict[str, ParallelStyle | list[ParallelStyle]]
+Plan = Mapping[str, ParallelStyle | list[ParallelStyle]]
+
+
+def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp") -> Module:
+    """Split `module` over `comm` (`mesh["tp"]`) as `plan` says; returns the module that takes its place. Sends nothing.
+
+    plan: {qualified name, "" for the module itself, with `*` for a part: a style or a list of them}. axis: the mesh
+    axis's name, for the layouts. Raises UsageError for a name that no module has, for numbers that do not divide, for a
+    tied parameter that is split in one place only, and for a model that is flat already; MismatchError when a rank has
+    other weights, at once or with the next message.
+    """
+    check_communicator(comm, "parallelize_module")
+    for check in model_checks:
+        check("parallelize_module", module, comm)
+    context = ShardContext(comm, axis)
+    for pattern, styles in plan.items():
+        # Names are looked up again for each pattern, because a style before may have replaced modules.
+        known = [name for name, _ in module.named_modules()]
+        names = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+        if not names:
+            raise UsageError(f"the plan names {quoted(pattern)}, which is not a module{nearest(pattern, known)}")
+        for name in names:
+            # A style may return another module, which takes the place of this one in the tree (or of the whole model).
+            for style in styles if isinstance(styles, list) else [styles]:
+                replaced = style.apply(get_module(module, name), name, context)
+                module = _put(module, name, replaced)
+
+    # What no style has split is whole on every rank; a tied parameter must be split wherever it is used.
+    split = {whole for whole, shard in context.shards.items() if shard is not whole}
+    for name, parameter in module._all_parameters():
+        if parameter in split:
+            raise UsageError(
+                f"{name!r} shares a parameter that the plan shards elsewhere ({parameter.name!r}); name its module in"
+                " the plan"
+            )
+        if parameter.layout is None:
+            context.replica_of(parameter)
+    return module
+
+
+def get_module(module: Module, name: str) -> Any:
+    """Return the module of a qualified name; "" is `module` itself."""
+    for part in name.split(".") if name else []:
+        module = module[int(part)] if part.isdigit() else getattr(module, part)  # type: ignore[index]
+    return module
+
+
+def _put(root: Module, name: str, module: Module) -> Module:
+    if not name:
+        return module
+    parent, _, last = name.rpartition(".")
+    if last.isdigit():
+        get_module(root, parent)[int(last)] = module
+    else:
+        setattr(get_module(root, parent), last, module)
+    return root
+
+
+def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
+    """Return Megatron's split of a `GPT`: heads, the inner width of the MLP, and the vocabulary.
+
+    Per layer 4 all-reduces of (batch, T, D), two forward and two backward; with sequence_parallel 4 all-gathers and 4
+    reduce-scatters, and 2 all-gathers under purpose `regather`.
+    """
+    # Column parallel, then row parallel: in attention (split by heads) and in the MLP (split by inner features).
+    sp = sequence_parallel
+    plan: Styles = {
+        "": LossParallel(vocab_size),
+        "transformer.wte": VocabParallel(sp),
+        "lm_head": VocabParallel(sp),
+        "transformer.h.*.attn": HeadParallel(),
+        "transformer.h.*.attn.c_attn": ColwiseParallel(blocks=3, sequence_parallel=sp),
+        "transformer.h.*.attn.c_proj": RowwiseParallel(sequence_parallel=sp),
+        "transformer.h.*.mlp.c_fc": ColwiseParallel(sequence_parallel=sp),
+        "transformer.h.*.mlp.c_proj": RowwiseParallel(sequence_parallel=sp),
+    }
+    if sp:
+        # Whatever lies between two regions works on this rank's rows.
+        for name in ("h.*.ln_1", "h.*.ln_2", "ln_f", "wpe", "drop", "h.*.attn.resid_dropout", "h.*.mlp.dropout"):
+            plan[f"transformer.{name}"] = SequenceParallel()
+    return plan
+
+
+def mlp_plan(layers: int) -> Styles:
+    """Return the plan of an `MLP` with `layers` hidden layers.
+
+    Each splits its output features, the last layer its input features. The last two layers are Megatron's pair; those
+    before it gather their outputs.
+    """
+    plan: Styles = {f"layers.{i}": ColwiseParallel(gather_output=i < layers - 1) for i in range(layers)}
+    return {**plan, f"layers.{layers}": RowwiseParallel()}
+
+
+def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
+    """Return Megatron's plan for a GPT; for an MLP columns, and rows in the last layer.
+
+    Raises UsageError for a model of another kind for which no function of `hooks.plan_sources` has a plan.
+    """
+    for plan_of in plan_sources:
+        plan: Plan | None = plan_of(model, sequence_parallel)
+        if plan is not None:
+            return plan
+    if isinstance(model, MLP):
+        return mlp_plan(len(model.layers) - 1)
+    if isinstance(model, GPT):
+        return gpt_plan(model.config.vocab_size, sequence_parallel)
+    raise UsageError(f"there is no tensor-parallel plan for a {type(model).__name__}; pass one to parallelize_module")

@@ -1,0 +1,141 @@
+"""How one module is split: each style replaces a module by its parallel class, or hooks its forward.
+
+    ColwiseParallel      Linear, Conv1D      -> ColumnParallelLinear
+    RowwiseParallel      Linear, Conv1D      -> RowParallelLinear
+    VocabParallel        Embedding, head     -> VocabParallelEmbedding, VocabParallelHead
+    LossParallel         a model's loss_fn and logits_fn -> those of a split vocabulary
+    HeadParallel         an attention: its dropout draws the masks of this rank's heads
+    SequenceParallel     LayerNorm, RMSNorm, Dropout, Embedding -> their classes for a part of the sequence
+
+The names are PyTorch's (torch.distributed.tensor.parallel), where it has them.
+
+Proved by: tests/parallel/test_tensor.py
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from minidist.core.base.errors import UsageError, check_divisible
+from minidist.core.nn.dropout import AttentionDropout
+from minidist.core.nn.embedding import Embedding
+from minidist.core.nn.language_model import LanguageModel, TiedHead
+from minidist.core.nn.linear import Conv1D, Linear
+from minidist.core.nn.module import Module
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, HeadParallelDropout, RowParallelLinear
+from minidist.core.parallel.tensor.sequence_parallel import SEQUENCE_PARALLEL
+from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.vocabulary import (
+    GatherLogits,
+    VocabParallelCrossEntropy,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+)
+
+
+class ParallelStyle:
+    """How one module is split: `apply` returns what takes its place (or the module itself, with hooks)."""
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return what takes the place of `module`, which has the qualified name `name`."""
+        raise NotImplementedError
+
+    def expect(self, module: Any, name: str, *kinds: type) -> None:
+        """Raise UsageError, saying which kinds of module the style is for, unless `module` is one of them."""
+        if not isinstance(module, kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise UsageError(f"{type(self).__name__} is for {wanted}; {name!r} is a {type(module).__name__}")
+
+
+@dataclass
+class ColwiseParallel(ParallelStyle):
+    """Linear or Conv1D: output features split.
+
+    blocks=3: a fused Q|K|V, split inside each. gather_output: all ranks get all columns. sequence_parallel: the input
+    is split along the sequence.
+    """
+
+    blocks: int = 1
+    gather_output: bool = False
+    sequence_parallel: bool = False
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return a ColumnParallelLinear."""
+        self.expect(module, name, Linear, Conv1D)
+        return ColumnParallelLinear(module, context, name, **vars(self))
+
+
+@dataclass
+class RowwiseParallel(ParallelStyle):
+    """Linear or Conv1D: input features split. input_is_parallel, sequence_parallel: see `RowParallelLinear`."""
+
+    input_is_parallel: bool = True
+    sequence_parallel: bool = False
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return a RowParallelLinear."""
+        self.expect(module, name, Linear, Conv1D)
+        return RowParallelLinear(module, context, name, **vars(self))
+
+
+@dataclass
+class VocabParallel(ParallelStyle):
+    """An Embedding, or the head that turns features into logits: words split, padded to a multiple of the ranks."""
+
+    sequence_parallel: bool = False
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return a VocabParallelEmbedding or a VocabParallelHead."""
+        self.expect(module, name, Embedding, TiedHead, Linear)
+        make = VocabParallelEmbedding if isinstance(module, Embedding) else VocabParallelHead
+        return make(module, context, self.sequence_parallel)
+
+
+@dataclass
+class LossParallel(ParallelStyle):
+    """A language model: its loss is computed from split logits, and its logits are gathered."""
+
+    vocab_size: int
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return the model with its `loss_fn` and `logits_fn` replaced."""
+        if not isinstance(module, LanguageModel):
+            raise UsageError(
+                f"LossParallel is for a model with lm_head, loss_fn and logits_fn; {name!r} is a"
+                f" {type(module).__name__}"
+            )
+
+        # The head's weight may be a shard already; its layout knows the number of words.
+        weight = module.lm_head.weight
+        words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
+        if words != self.vocab_size:
+            raise UsageError(
+                f"the plan is for a vocabulary of {self.vocab_size} words, the model has {words}; give the plan {words}"
+            )
+        module.loss_fn = VocabParallelCrossEntropy(context.comm, self.vocab_size)
+        module.logits_fn = GatherLogits(context.comm, self.vocab_size)
+        return module
+
+
+class HeadParallel(ParallelStyle):
+    """An attention module: each rank has 1/t of the heads.
+
+    The module takes its number of heads from its projections, which the plan splits over the ranks.
+    """
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return the attention with the dropout of its own heads."""
+        dropout = getattr(module, "attn_dropout", None)
+        if not isinstance(dropout, AttentionDropout):
+            raise UsageError(f"HeadParallel is for attention; {name!r} is a {type(module).__name__} without heads")
+        check_divisible(dropout.heads, f"heads of {name}", context.comm.size, "tensor")
+        module.attn_dropout = HeadParallelDropout(dropout, context.comm)
+        return module
+
+
+class SequenceParallel(ParallelStyle):
+    """LayerNorm, RMSNorm, Dropout or the position Embedding: works on this rank's rows of the sequence."""
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return the module's class for a part of the sequence."""
+        self.expect(module, name, *SEQUENCE_PARALLEL)
+        return next(split(module, context) for kind, split in SEQUENCE_PARALLEL.items() if isinstance(module, kind))

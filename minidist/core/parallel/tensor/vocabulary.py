@@ -1,0 +1,192 @@
+"""The embedding and the loss with the vocabulary split: no rank ever holds the logits of all words.
+
+    V = 10 words, 4 ranks, padded to 12     rank 0 {0 1 2}  rank 1 {3 4 5}  rank 2 {6 7 8}  rank 3 {9 - -}
+
+A look-up gives, on each rank, the rows of its own words and zeros for the others; the sum over ranks is the embedding.
+The loss of a token needs three numbers of all words, so three all-reduces of (batch x T) numbers each replace the
+all-gather of (batch x T x V): [1] the largest logit, [2] the target's logit, [3] the sum of the exponentials. Backward
+needs none. The padding is not a word: its logits count as minus infinity, and its rows stay zero.
+
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3 (embedding, cross-entropy) and appendix (padding).
+
+Proved by: tests/parallel/test_tensor.py
+"""
+
+from typing import Any
+
+from minidist.core.autograd import Parameter, ShapeError, Tensor, linear
+from minidist.core.autograd.operands import operand
+from minidist.core.autograd.ops.cross_entropy import divisor_and_rows, softmax_loss
+from minidist.core.autograd.tensor import named_mean, record
+from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import Comm
+from minidist.core.nn.embedding import Embedding
+from minidist.core.nn.language_model import TiedHead
+from minidist.core.nn.linear import Linear
+from minidist.core.nn.module import Module
+from minidist.core.parallel.tensor.regions import (
+    copy_to_tensor_parallel_region,
+    gather_from_sequence_parallel_region,
+    gather_from_tensor_parallel_region,
+    reduce_from_tensor_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from minidist.core.parallel.tensor.shard_context import ShardContext
+
+
+def padded_vocab_size(vocab_size: int, ranks: int, make_vocab_size_divisible_by: int = 1) -> int:
+    """Return vocab_size rounded up to a multiple of make_vocab_size_divisible_by x ranks (Megatron's default: 128)."""
+    unit = make_vocab_size_divisible_by * ranks
+    return -(-vocab_size // unit) * unit
+
+
+def vocab_range(vocab_size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Return the words [first, last) of a rank, without padding; a late rank may have none."""
+    size = padded_vocab_size(vocab_size, ranks) // ranks
+    return min(rank * size, vocab_size), min((rank + 1) * size, vocab_size)
+
+
+class VocabParallelEmbedding(Module):
+    """Rows of words: integers (batch, T) on all ranks -> (batch, T, width) on all; weight (padded V / t, width).
+
+    Sends an all-reduce of the result in forward, nothing in backward; with sequence_parallel a reduce-scatter to this
+    rank's rows (batch, T/t, width), and an all-gather in backward.
+    """
+
+    def __init__(self, whole: Embedding, context: ShardContext, sequence_parallel: bool = False) -> None:
+        self.comm, self.name, self.sequence_parallel = context.comm, whole.name, sequence_parallel
+        self.vocab_size = whole.weight.shape[0]
+        self.first, self.last = vocab_range(self.vocab_size, self.comm.rank, self.comm.size)
+        self.weight = shard_words(whole.weight, context)
+
+    def forward(self, indices: Any) -> Tensor:
+        """Integers (batch, T) -> (batch, T, width), or (batch, T/t, width) with sequence_parallel."""
+        indices = xp.as_array(indices)
+        if indices.size and (indices.min() < 0 or indices.max() >= self.vocab_size):
+            worst = int(indices.min() if indices.min() < 0 else indices.max())
+            raise UsageError(
+                f"rank {self.comm.rank}: word {worst} is out of range: the vocabulary has words 0.."
+                f"{self.vocab_size - 1}"
+            )
+
+        # (batch, T, width), a summand: each word's row is on one rank.
+        rows = _own_rows(indices, self.weight, self.first, self.last)
+        if self.sequence_parallel:
+            return reduce_scatter_to_sequence_parallel_region(rows, self.comm)
+        return reduce_from_tensor_parallel_region(rows, self.comm)
+
+
+def _own_rows(indices: xp.Array, weight: Parameter, first: int, last: int) -> Tensor:
+    """Return weight[index - first] where first <= index < last, zeros elsewhere."""
+    # (batch, T) bools: the words that this rank has. The other rows stay zero, and the sum over ranks fills them.
+    own = (indices >= first) & (indices < last)
+    data = xp.zeros((*indices.shape, weight.shape[1]), weight.dtype, weight.data)
+    local = indices[own] - first
+    data[own] = xp.take(weight.data, local, axis=0)
+    shape = weight.shape
+
+    def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        # Rows of words that do not occur in the batch get zeros; a word that occurs twice gets both gradients.
+        out = xp.empty(shape, g.dtype, g) if out is None else out
+        out.fill(0)
+        xp.scatter_add_rows(out, local, g[own])
+        return out
+
+    return record("vocab_parallel_embedding", data, (), ((operand(weight), grad),), cost=0, saved=(local, own))
+
+
+class VocabParallelHead(Module):
+    """The output projection: x (..., width) on all -> logits (..., padded V / t) of this rank's words on each.
+
+    A column-parallel layer whose weight may be the embedding's shard (tied). The last ranks' padding has logits too;
+    `vocab_parallel_cross_entropy` and `GatherLogits` leave them out.
+    """
+
+    def __init__(self, whole: TiedHead | Linear, context: ShardContext, sequence_parallel: bool = False) -> None:
+        if getattr(whole, "bias", None) is not None:
+            raise UsageError(f"the head {whole.name!r} has a bias; a vocabulary-parallel head has none")
+        self.comm, self.name, self.sequence_parallel = context.comm, whole.name, sequence_parallel
+        self.weight = shard_words(whole.weight, context)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., padded V / t)."""
+        if self.sequence_parallel:
+            x = gather_from_sequence_parallel_region(x, self.comm, regather=True)
+        else:
+            x = copy_to_tensor_parallel_region(x, self.comm)
+        return linear(x, self.weight)
+
+
+def shard_words(whole: Parameter, context: ShardContext) -> Parameter:
+    """Return this rank's words of a (V, width) weight, with the padding's rows of zeros."""
+    vocab_size = whole.shape[0]
+    padding = padded_vocab_size(vocab_size, context.comm.size) - vocab_size
+    return context.shard_of(whole, 0, padding=padding)
+
+
+class GatherLogits(Module):
+    """The logits of all words, without the padding, on every rank: for generating text, not for training."""
+
+    def __init__(self, comm: Comm, vocab_size: int) -> None:
+        self.comm, self.vocab_size = comm, vocab_size
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """(..., padded V / t) -> (..., V)."""
+        return gather_from_tensor_parallel_region(logits, self.comm)[..., : self.vocab_size]
+
+
+class VocabParallelCrossEntropy(Module):
+    """`vocab_parallel_cross_entropy` as a model's `loss_fn`."""
+
+    def __init__(self, comm: Comm, vocab_size: int) -> None:
+        self.comm, self.vocab_size = comm, vocab_size
+
+    def forward(self, logits: Tensor, targets: Any, divisor: float | None = None) -> Tensor:
+        """Logits (..., padded V / t) and targets (...) -> the loss, of shape ()."""
+        return vocab_parallel_cross_entropy(logits, targets, divisor, comm=self.comm, vocab_size=self.vocab_size)
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor, targets: Any, divisor: float | None = None, ignore_index: int = -100, *, comm: Comm, vocab_size: int
+) -> Tensor:
+    """`cross_entropy` from logits (..., padded V / t) of this rank's words; the same tensor of shape () on all ranks.
+
+    targets (...), words in [0, vocab_size) or ignore_index. Sends three all-reduces of one number per row in forward
+    (largest logit, target's logit, sum of exponentials), purpose `tensor_forward`, and nothing in backward.
+    """
+    name = "vocab_parallel_cross_entropy"
+    flat, counted = _checked_words(xp.as_array(targets), logits, ignore_index, comm.rank, vocab_size)
+    divisor, mean_over = divisor_and_rows(name, divisor, flat, counted)
+
+    # Each target's word is on one rank.
+    first, last = vocab_range(vocab_size, comm.rank, comm.size)
+    own = xp.as_array((flat >= first) & (flat < last)).nonzero()[0]
+
+    def reduce(array: xp.Array, op: str) -> None:
+        with purpose("tensor_forward"):
+            all_reduce(comm, array, op)
+
+    comm.advance_clock("tensor_forward")
+    loss = softmax_loss(name, logits, (own, flat[own] - first), counted, divisor, last - first, reduce)
+    return named_mean(loss, mean_over) if mean_over else loss
+
+
+def _checked_words(
+    targets: xp.Array, logits: Tensor, ignore_index: int, rank: int, vocab_size: int
+) -> tuple[xp.Array, xp.Array]:
+    """Return the targets (batch x T,), and which are not ignored; ShapeError and UsageError for wrong ones."""
+    if targets.shape != logits.shape[:-1]:
+        raise ShapeError(
+            f"vocab_parallel_cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}"
+        )
+    flat = targets.reshape(-1)
+    counted = flat != ignore_index
+    wrong = flat[counted & ((flat < 0) | (flat >= vocab_size))]
+    if wrong.size:
+        raise UsageError(
+            f"rank {rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{vocab_size - 1}"
+        )
+    return flat, counted

@@ -1,0 +1,340 @@
+"""ZeRO 1 and 2: data parallelism in which every rank keeps and steps 1/n of the optimizer (2: and of the gradient).
+
+Data parallel ranks all hold the same optimizer state and all do the same update: n times the memory for one result.
+Here the flat parameters are cut into n shards. A rank needs the summed gradient of its own shard only, so the
+all-reduce becomes its first half, a reduce-scatter; it steps its shard; the second half, an all-gather, then sends
+*parameters*:
+
+    [1] gradients     | 0 | 1 | 2 |   ── reduce-scatter ──▶   rank r: the sum of shard r    (n-1)/n of the gradient
+    [2] optimizer     rank r steps shard r with 1/n of the state
+    [3] parameters    | 0 | 1 | 2 |   ◀── all-gather ──────   rank r: its new shard r       (n-1)/n of the parameters
+
+So stage 1 sends exactly what data parallelism sends. Stage 1 keeps the whole gradient on each rank and reduces it once
+per step; stage 2 keeps the shard's and reduces every micro-batch, bucket by bucket while backward runs, and a bucket's
+memory is freed as soon as it is reduced.
+
+Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", SC 2020, section 5.
+Proved by: tests/parallel/test_zero.py
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
+from minidist.core.base.arrays import is_half
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.limits import check_number
+from minidist.core.base.trace import purpose
+from minidist.core.base.watchers import track
+from minidist.core.collectives import all_gather, broadcast, reduce_scatter
+from minidist.core.comm import Comm, Work, check_communicator
+from minidist.core.nn.module import Module
+from minidist.core.optim import NORM_BLOCK, OptimizerWrapper, check_optimizer_class
+from minidist.core.parallel.data_parallel import not_copied
+from minidist.core.parallel.flat_shards import Shard, clip_shards_, sharded_flat
+from minidist.core.parallel.gradients import Bucket, GradientReducer, Reduction, Then
+from minidist.core.parallel.guard import Guard, new_guard
+
+REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
+
+
+class ZeroOptimizer(OptimizerWrapper):
+    """Wraps an optimizer class so that each rank of `comm` holds the state, and steps the elements, of one shard.
+
+        zero = ZeroOptimizer(model, AdamW, comm=comm, stage=2, lr=3e-3)
+        model(batch).backward()      # gradients are reduced to their owners while this runs
+        zero.step()                  # each rank steps its shard, then the parameters are gathered
+
+    module: a module or some parameters. stage: 1 or 2. defaults: arguments of `optimizer_class`; LARS and LAMB get the
+    norms of whole layers (`LayerSums` over `comm`; pass `layer_sums` where parameters are tensor-parallel, too), Muon
+    whole matrices (`WholeMatrices`; pass `whole_matrices` likewise).
+    reduce_bucket_size: the largest number of elements of a gradient bucket; a bucket that crosses a shard boundary is
+    sent to each owner. reduction: "mean" or "sum" over the ranks, as for `DistributedDataParallel`. algorithm: of the
+    reduce-scatter; "ordered" gives bits that do not depend on the buckets. alignment: shards begin at multiples of it;
+    clipping needs 1,024. find_unused_parameters: parameters without a gradient take part as zeros instead of raising;
+    one that no rank has used is not stepped.
+    ignored_params: neither broadcast nor summed nor stepped: you do it yourself. Of other parameters of the loss that
+    no wrapper has, the first backward pass raises UsageError.
+
+    A rank sends, with Psi padded elements and k micro-batches, (n-1)/n of: stage 1 Psi, stage 2 k Psi (purpose
+    `gradient_reduce`), and Psi (purpose `parameter_gather`). At construction rank 0 sends its parameters to all ranks
+    (purpose `startup`). Raises MismatchError when the ranks built different models.
+    """
+
+    def __init__(
+        self,
+        module: Module | Iterable[Parameter],
+        optimizer_class: Any,
+        *,
+        comm: Comm,
+        stage: int = 1,
+        reduce_bucket_size: int = REDUCE_BUCKET_SIZE,
+        reduction: str = "mean",
+        algorithm: str = "ring",
+        alignment: int = NORM_BLOCK,
+        find_unused_parameters: bool = False,
+        ignored_params: Collection[Parameter] = (),
+        **defaults: Any,
+    ) -> None:
+        if stage not in (1, 2):
+            raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
+        if reduction not in ("mean", "sum"):
+            raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
+        check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")
+
+        # Equal replicas, in a flat array with the padding that equal shards need.
+        check_communicator(comm, "ZeroOptimizer")
+        self.comm, self.stage = comm, stage
+        parameters = module.parameters() if isinstance(module, Module) else module
+        ignored_params = set(ignored_params)
+        self.flat = sharded_flat((p for p in parameters if p not in ignored_params), comm, alignment)
+        settings = {
+            "stage": stage,
+            "reduction": reduction,
+            "reduce_bucket_size": reduce_bucket_size,
+            "algorithm": algorithm,
+            "alignment": alignment,
+            "find_unused_parameters": find_unused_parameters,
+        }
+        guard = new_guard("avg" if reduction == "mean" else "sum", comm)
+        guard.wraps("ZeroOptimizer", module, self.flat, settings, comm)
+        with purpose("startup"):
+            broadcast(comm, self.flat.data)
+
+        # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
+        self.shard = Shard(self.flat, comm, alignment)
+        for more in hooks.shard_arguments:
+            defaults = {**more(optimizer_class, self.flat.parameters, comm), **defaults}
+        self.optimizer = optimizer_class(self.shard.slices(), **defaults)
+
+        # Gradients are reduced to the owners of the shards during every backward pass.
+        self.reducer = ShardReducer(
+            self.shard,
+            op=guard.op,
+            algorithm=algorithm,
+            bucket_size=reduce_bucket_size,
+            keep_whole=stage == 1,
+            unused="zeros" if find_unused_parameters else "error",
+            guard=guard,
+        )
+        self.reducer.observe()
+        self.reducer.belongs_to(module if isinstance(module, Module) else None, ignored_params)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise not_copied("ZeroOptimizer", self.comm)
+
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Work]) -> None:
+        """Replace the reduce-scatter of a bucket by `hook(state, bucket)`; see `DistributedDataParallel`.
+
+        The hook sums the whole bucket on every rank, which keeps the part of its shard. So gradients are sent as in
+        data parallelism, with stage 2 in every micro-batch. A compressor's residual has the size of all gradients, on
+        every rank and with stage 2, too.
+        """
+        self.reducer.use_hook(partial(hook, state))
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Stage 1: backward passes in the block add to the local gradient; the next one outside reduces the total.
+
+        Stage 2 has no local gradient to add to, so there it is an error.
+        """
+        if self.stage == 2:
+            raise UsageError("no_sync with stage 2, which keeps no whole gradient between micro-batches; use stage=1")
+        return self.reducer.no_sync()
+
+    def zero_grad(self) -> None:
+        """Forget local and reduced gradients."""
+        self.flat.zero_grad()
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Clip by the norm of the whole gradient (see `clip_shards_`); return the norm before.
+
+        Gradients in half precision stay as they are, and the step scales them.
+        """
+        return clip_shards_(self.comm, [self.shard], max_norm, self.optimizer if is_half(self.flat.dtype) else None)
+
+    def step(self) -> None:
+        """Step this rank's shard, then gather the parameters: (n-1)/n of them leave each rank."""
+        # [2] Update this rank's elements.
+        self.optimizer.step()
+
+        # [3] Send them to all. Without a gradient since zero_grad nothing has changed, on any rank.
+        if self.shard.filled:
+            self.gather()
+
+    def gather(self) -> None:
+        """Gather every shard on every rank, in place."""
+        with purpose("parameter_gather"):
+            equal = self.reducer.guard.of_weights(self.flat)
+            all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)
+
+
+def zero_volume(gradient: int, parameters: int, ranks: int) -> dict[str, int]:
+    """Return the elements that all `ranks` together send, per reduction and per gather.
+
+    gradient, parameters: their elements, with padding. Stage 1 reduces once per step, stage 2 once per micro-batch;
+    both gather once per step. With one reduction that is as much as data parallelism sends.
+    """
+    return {"gradient_reduce": (ranks - 1) * gradient, "parameter_gather": (ranks - 1) * parameters}
+
+
+class ShardReducer(GradientReducer):
+    """[1] A GradientReducer whose buckets are reduce-scattered to the owners of their elements.
+
+    keep_whole: one gradient array for all parameters (stage 1). Otherwise each bucket has a separate array, made by
+    its first contribution and dropped when its sum is on the way; at most one bucket travels while the next one fills.
+    """
+
+    operation = "reduce_scatter"
+
+    def __init__(
+        self,
+        shard: Shard,
+        *,
+        op: str,
+        algorithm: str,
+        bucket_size: int,
+        keep_whole: bool,
+        unused: str = "error",
+        guard: Guard | None = None,
+    ) -> None:
+        check_number("reduce_bucket_size", bucket_size, least=1)  # DeepSpeed's files write 5e8
+        flat = shard.flat
+        super().__init__(
+            flat,
+            shard.comm,
+            op=op,
+            algorithm=algorithm,
+            bucket_cap_mb=bucket_size * flat.dtype.itemsize / 1e6,
+            unused=unused,
+            guard=guard,
+        )
+
+        # The padding travels with the last parameters, so that every element of every shard is reduced.
+        last = self.buckets[0] if self.buckets else None
+
+        # Frozen parameters at the end have no bucket; then the padding behind them is not reduced and stays zero.
+        if last is not None and last.slice.stop == flat.numel:
+            self.buckets[0] = replace(last, slice=slice(last.slice.start, flat.padded_numel))
+            self.bucket_of.update(dict.fromkeys(last.parameters, self.buckets[0]))
+        self.shard, self.keep_whole = shard, keep_whole
+        self.arrays: dict[int, xp.Array] = {}
+        self.replace_communication(self._reduce_scatter)
+        if not keep_whole:
+            flat.make_buffers_with(self._make_bucket)
+
+    def use_hook(self, start: Callable[[Bucket], Reduction]) -> None:
+        """Let `start(bucket)` sum each bucket on every rank; this rank then takes the part of its shard.
+
+        Padding is not a part of any gradient, so that a hook sees what it would see without shards.
+        """
+        flat = self.flat
+        for i, bucket in enumerate(self.buckets):
+            end = min(bucket.slice.stop, flat.numel)
+            self.buckets[i] = replace(bucket, slice=slice(bucket.slice.start, end))
+            self.bucket_of.update(dict.fromkeys(bucket.parameters, self.buckets[i]))
+        self.replace_communication(lambda bucket: self._sum_whole(bucket, start))
+
+    def _sum_whole(self, bucket: Bucket, start: Callable[[Bucket], Reduction]) -> Reduction:
+        """Start the sum of a bucket on every rank, and forget the bucket's own gradients."""
+        # Stage 2: wait for the bucket before, and hand the hook the array of this one, which no other bucket shares.
+        if not self.keep_whole:
+            self._collect(len(self.works))
+            bucket = replace(bucket, array=self.arrays.pop(bucket.index))
+        work = Then(start(bucket), lambda _: self._part_of(bucket))
+        self._forget(bucket)
+        return work
+
+    def _part_of(self, bucket: Bucket) -> xp.Array:
+        """Return what belongs to this rank's shard of a bucket whose sum is there."""
+        shard, piece = self.shard, bucket.slice
+        mine = shard.grad_buffer()[shard.place(piece)]
+        first = max(shard.start - piece.start, 0)
+        part = bucket.buffer[first : first + mine.size]
+        # The first reduction since zero_grad fills the shard; a later one is added by `_collect`.
+        if not shard.filled:
+            mine[...] = part
+        return part
+
+    def _forget(self, bucket: Bucket) -> None:
+        """Mark the bucket's local gradients as empty (stage 1), or drop the parameters' views of it (stage 2)."""
+        for parameter in bucket.parameters:
+            if self.keep_whole:
+                parameter.gradient.clear()
+            else:
+                parameter.gradient.release()
+
+    def started(self) -> None:
+        """Note the module's mode, too: no forward of a wrapper does."""
+        super().started()
+        self.note_mode()
+
+    def _make_bucket(self, parameter: Parameter) -> None:
+        """Allocate the gradients of the bucket that `parameter` belongs to."""
+        bucket = self.bucket_of[parameter]
+        size = bucket.slice.stop - bucket.slice.start
+        array = self.arrays[bucket.index] = track(xp.empty(size, self.flat.dtype, self.flat.data), "gradient")
+
+        # The parameters' gradients are views of this array. They come from the end; in the flat order the last one is
+        # first.
+        used = 0
+        for p in bucket.parameters[::-1]:
+            p.gradient.buffer = array[used : used + p.size].reshape(p.shape)
+            used += p.size
+
+        # The rest is padding, which must not send garbage.
+        array[used:] = 0
+
+    def _reduce_scatter(self, bucket: Bucket) -> Work:
+        """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""
+        # The first reduction since zero_grad writes straight into the shard. A later one goes through a separate
+        # array, which `_collect` adds to what is there.
+        array, mine, counts = self.take(bucket)
+        out = track(xp.empty_like(mine), "communication") if self.shard.filled else mine
+        return self.scatter(bucket, array, counts, out)
+
+    def take(self, bucket: Bucket) -> tuple[xp.Array, xp.Array, list[int]]:
+        """Return a bucket's gradients, the part of this rank's shard in it, and how many elements each rank owns."""
+        # Stage 2: wait for the bucket before, so that one travels while one fills, and no more.
+        if not self.keep_whole:
+            self._collect(len(self.works))
+        array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
+        # A bucket that crosses a boundary has several owners: `counts`.
+        return array, self.shard.grad_buffer()[self.shard.place(bucket.slice)], self.shard.counts(bucket.slice)
+
+    def scatter(self, bucket: Bucket, array: xp.Array, counts: list[int], out: xp.Array) -> Work:
+        """Start the reduce-scatter of a bucket's gradients, and forget them here."""
+        work: Work = reduce_scatter(
+            self.comm,
+            array,
+            self.op,
+            counts=counts,
+            algorithm=self.algorithm,
+            async_op=True,
+            equal=bucket.equal,
+            out=out,
+        )
+        self._forget(bucket)
+        return work
+
+    def _collect(self, until: int) -> None:
+        """Wait for the buckets before number `until`, and add their sums to those of earlier micro-batches."""
+        for i in range(until):
+            work, self.works[i] = self.works[i], None  # so that its arrays are freed
+            if work is not None:
+                piece = work.wait()
+                if self.shard.filled:
+                    self.shard.grad_buffer()[self.shard.place(self.buckets[i].slice)] += piece
+
+    def wait(self) -> None:
+        """Wait for all buckets: the shard holds the sum over ranks, and over micro-batches since `zero_grad`."""
+        self._collect(len(self.works))
+        self.shard.filled = True
+
+    def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:
+        """Let the shard know which parameters have a gradient on no rank."""
+        self.shard.note_used(used)

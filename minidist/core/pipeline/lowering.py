@@ -1,0 +1,141 @@
+"""From a schedule to something that can be executed: transfers, receives posted ahead, complete gradients.
+
+    lower            1F1 → 1RECV_F1 .. 1F1 1SEND_F1      for every neighbour on another rank
+    reduce_gradients .. 0B3 0REDUCE_GRAD                 directly after a stage's last B or W
+
+RECV posts a receive into a fresh buffer; the F, I or B that needs it waits. SEND does not block and is waited for when
+it must have arrived. A stage posts at most `prefetch` receives per neighbour ahead of use, so its buffers can be
+counted. The lowered order is simulated with sends that block until the receive is posted: an order that passes cannot
+deadlock even where the runtime's sends are synchronous. Where one more buffer resolves a standstill, a receive moves
+forward in the order.
+
+Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
+"""
+
+from minidist.core.base.errors import UsageError
+from minidist.core.base.limits import check_whole
+from minidist.core.pipeline.plan.action import Action, Item, actions_of
+from minidist.core.pipeline.plan.plan import Plan
+from minidist.core.pipeline.simulate import Dependencies, Simulation, partner
+
+Key = tuple[int, int]  # stage, micro-batch
+Orders = list[list[Item]]
+
+
+def lower(plan: Plan, prefetch: int = 1) -> Plan:
+    """Add sends, posted receives and gradient reductions to a plan of computations. The plan must be valid."""
+    check_whole("prefetch", prefetch, 1)
+    check_not_lowered(plan)
+    rank_of = plan.rank_of_stage()
+    orders = [_lower_rank(plan, rank, prefetch, rank_of) for rank in range(plan.ranks)]
+    _resolve_standstills(plan.with_orders(orders), orders, rank_of)
+    return reduce_gradients(plan.with_orders(orders))
+
+
+def _lower_rank(plan: Plan, rank: int, prefetch: int, rank_of: dict[Key, int]) -> list[Item]:
+    """Return a rank's order with its transfers: each neighbour's next receive is posted when one has been used."""
+    receives: dict[tuple[str, int], list[Action]] = {}  # (RECV kind, stage) -> in the order of use
+    for action in plan.actions(rank):
+        if (receive := _receive_of(action, rank, rank_of)) is not None:
+            receives.setdefault((receive.kind, receive.stage), []).append(receive)
+    result: list[Item] = []
+    for waiting in receives.values():
+        result += waiting[:prefetch]
+        del waiting[:prefetch]
+
+    # Behind an item: the receives that take the place of those that it used, then the sends of what it made.
+    for item in plan.orders[rank]:
+        result.append(item)
+        sends: list[Action] = []
+        for action in actions_of(item):
+            receive, send = _receive_of(action, rank, rank_of), send_of(action, rank, rank_of)
+            if receive is not None and (waiting := receives[receive.kind, receive.stage]):
+                result.append(waiting.pop(0))
+            if send is not None:
+                sends.append(send)
+        result += sends
+    return result
+
+
+def _receive_of(action: Action, rank: int, rank_of: dict[Key, int]) -> Action | None:
+    """Return the RECV that an F, I or B waits for; None at the ends of the model and within a rank."""
+    if action.kind not in ("F", "I", "B"):
+        return None
+    forward = action.kind == "F"
+    source = action.stage - 1 if forward else action.stage + 1
+    if rank_of.get((source, action.microbatch), rank) == rank:
+        return None
+    return Action.of("RECV_F" if forward else "RECV_B", action.stage, action.microbatch)
+
+
+def send_of(action: Action, rank: int, rank_of: dict[Key, int]) -> Action | None:
+    """Return the SEND of what an F, I or B made; None at the ends of the model and within a rank."""
+    if action.kind not in ("F", "I", "B"):
+        return None
+    forward = action.kind == "F"
+    target = action.stage + 1 if forward else action.stage - 1
+    if rank_of.get((target, action.microbatch), rank) == rank:
+        return None
+    return Action.of("SEND_F" if forward else "SEND_B", action.stage, action.microbatch)
+
+
+def _resolve_standstills(plan: Plan, orders: Orders, rank_of: dict[Key, int]) -> None:
+    """Move receives forward in `orders` until they finish with sends that block."""
+    simulation = Simulation(orders, Dependencies(plan).needs)
+    simulation.run()
+    while simulation.blocked:
+        # One more buffer for the first send that blocks: its receive, and those of its neighbour before it, are posted
+        # where the receiver stands.
+        sends = [
+            action
+            for rank in simulation.blocked
+            for action in actions_of(orders[rank][simulation.position[rank]])
+            if action.kind.startswith("SEND")
+        ]
+        if not sends:
+            raise standstill(plan)
+        receive = partner(sends[0])
+        receiver = rank_of[receive.stage, receive.microbatch]
+        _post_now(orders[receiver], simulation.position[receiver], receive)
+        simulation.run()
+
+
+def _post_now(order: list[Item], at: int, receive: Action) -> None:
+    """Post `receive`, and those of the same neighbour before it, at place `at`; the later ones move up."""
+    places = [
+        place
+        for place in range(at, len(order))
+        if (action := actions_of(order[place])[0]).kind == receive.kind and action.stage == receive.stage
+    ]
+    receives = [order[place] for place in places]
+    count = receives.index(receive) + 1
+    for place, later in zip(places, receives[count:], strict=False):
+        order[place] = later
+    for place in reversed(places[len(places) - count :]):
+        del order[place]
+    order[at:at] = receives[:count]
+
+
+def check_not_lowered(plan: Plan) -> None:
+    if plan.is_lowered:
+        raise UsageError(f"plan {plan.name!r} has sends and receives already; lower a plan of computations only")
+
+
+def standstill(plan: Plan) -> UsageError:
+    return UsageError(f"plan {plan.name!r} comes to a standstill; validate it first (minidist.core.pipeline.validate)")
+
+
+def reduce_gradients(plan: Plan) -> Plan:
+    """Add REDUCE_GRAD directly after each stage's last B or W on a rank (where a step has one update)."""
+    if plan.updates != "flush":
+        return plan
+    orders: Orders = []
+    for order in plan.orders:
+        last = {a.stage: place for place, item in enumerate(order) for a in actions_of(item) if a.kind in ("B", "W")}
+        complete: dict[int, list[int]] = {}  # place -> the stages whose gradients are complete behind it
+        for stage, place in sorted(last.items()):
+            complete.setdefault(place, []).append(stage)
+        orders.append([])
+        for place, item in enumerate(order):
+            orders[-1] += [item, *(Action.of("REDUCE_GRAD", stage) for stage in complete.get(place, ()))]
+    return plan.with_orders(orders)

@@ -1,0 +1,67 @@
+"""Interleaved 1F1B: a rank holds v short stages instead of a long one, so filling the pipeline takes 1/v of the time.
+
+    model      | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |        p = 4, v = 2: stage of chunk c on rank r is c*p + r
+    rank         0   1   2   3   0   1   2   3
+
+Micro-batches go in groups of p: a group through chunk 0, then through chunk 1, ...; backward the same with the chunks
+reversed. Idle (p-1)(T_F + T_B)/v against the rank's own time for a whole pass, traffic x v, and more activations alive.
+Where m is not a multiple of p, groups are larger: m is divided into max(1, m // p) equal ones, as PyTorch does
+(`group=0`), or the caller gives their size, Megatron-LM's microbatch_group_size_per_vp_stage, and the last one is what
+is left.
+
+Source: Narayanan et al., Megatron-LM, SC 2021, section 2.2; torch's ScheduleInterleaved1F1B; Megatron-LM's
+get_schedule_table.
+
+Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
+"""
+
+from itertools import chain
+
+from minidist.core.pipeline.plan.action import B, F
+from minidist.core.pipeline.plan.registry import Orders, schedule
+
+
+def _rounds(p: int, m: int) -> int:
+    """Return the number of groups that torch makes."""
+    return max(1, m // p)
+
+
+def _groups(p: int, m: int, v: int, group: int = 0) -> str | None:
+    """Return why m micro-batches cannot go in groups of `group`; None when they can."""
+    if group == 0:
+        rounds = _rounds(p, m)
+        if m % rounds == 0:
+            return None
+        below = m // rounds * rounds
+        above = next(n for n in range(m + 1, m + p + 1) if n % _rounds(p, n) == 0)  # a multiple of p at the latest
+        return f"they do not make {rounds} equal groups; take {below} or {above}, or the option group=SIZE"
+    if not p <= group <= m:
+        return f"a group has at least {p} of them, one per rank, and at most {max(m, p)}, not {group}"
+    if 0 < m % group < p:
+        return f"groups of {group} leave {m % group} for the last one, which needs at least {p}; take another size"
+    return None
+
+
+@schedule(
+    "interleaved",
+    aliases=("ScheduleInterleaved1F1B", "interleaved-1f1b", "forward_backward_pipelining_with_interleaving"),
+    chunks=None,
+    takes=_groups,
+)
+def interleaved(p: int, m: int, v: int, group: int = 0) -> Orders:
+    """Return 1F1B over the chunks, with a warm-up of min(m v, (v-1) g + 2(p-1-r)) chunk forwards.
+
+    group: micro-batches g of a group; 0: m / max(1, m // p), which is p where p divides m.
+    """
+    g = group or m // _rounds(p, m)
+    # (chunk, micro-batch) in the order of a rank's forwards: a group of g micro-batches through each chunk.
+    table = [(c, i) for first in range(0, m, g) for c in range(v) for i in range(first, min(first + g, m))]
+    orders = []
+    for r in range(p):
+        forwards = [F(c * p + r, i) for c, i in table]
+        backwards = [B((v - 1 - c) * p + r, i) for c, i in table]
+        w = min(m * v, (v - 1) * g + 2 * (p - 1 - r))
+        # Warm-up, steady state (one F, one B) and cool-down: 1F1B's phases over the table of chunks.
+        steady = chain.from_iterable(zip(forwards[w:], backwards, strict=False))
+        orders.append([*forwards[:w], *steady, *backwards[m * v - w :]])
+    return orders

@@ -1,0 +1,123 @@
+"""Which file makes which schedule. A new schedule is one new file:
+
+@schedule("my-schedule")
+def my_schedule(p, m): ...      returns for each of the p ranks the list of its actions on m micro-batches
+
+`p` ranks, `m` micro-batches, and, for a function that takes it, `v` chunks per rank. Further keyword arguments are
+options.
+
+Proved by: tests/pipeline/test_plans.py
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from minidist.core.base import hooks
+from minidist.core.base.hooks import elsewhere
+from minidist.core.base.registry import Registry
+from minidist.core.pipeline.plan.action import Action, Item
+from minidist.core.pipeline.plan.plan import Plan, PlanError
+
+Orders = Sequence[Sequence[Item]]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule by name.
+
+    chunks: stages per rank: how many it always has, or None when the caller chooses (default 2). takes: (p, m, v, and
+    the options that it names) -> None, or the end of a sentence that says which m it can take. updates: see Plan.
+    copies: of every stage, on different ranks. complete: (plan, options) -> the plan, where options change more of it
+    than its orders.
+    """
+
+    name: str
+    function: Callable[..., Orders]
+    aliases: tuple[str, ...] = ()
+    chunks: int | None = 1
+    takes: Callable[..., str | None] | None = None
+    updates: str = "flush"
+    copies: int = 1
+    complete: Callable[[Plan, Mapping[str, Any]], Plan] | None = None
+
+    def about(self) -> str:
+        """Return the first line of its file."""
+        return (inspect.getdoc(inspect.getmodule(self.function)) or "").partition("\n")[0]
+
+    def plan(self, stages: int, microbatches: int, chunks: int | None = None, **options: Any) -> Plan:
+        """Return the plan for `stages` pipeline ranks with `chunks` stages each.
+
+        Raises UsageError when the schedule cannot be made.
+        """
+        elsewhere.check_schedule(self, stages, microbatches, chunks, options)
+        v = self.chunks or chunks or 2
+        arguments: dict[str, Any] = {"p": stages, "m": microbatches}
+        if "v" in inspect.signature(self.function).parameters:
+            arguments["v"] = v
+        plan = Plan(self.name, self.function(**arguments, **options), stages * v, microbatches, self.updates)
+        return plan if self.complete is None else self.complete(plan, options)
+
+
+SCHEDULES: Registry[Schedule] = Registry("schedule")
+
+
+def schedule(
+    name: str, *, aliases: tuple[str, ...] = (), **attributes: Any
+) -> Callable[[Callable[..., Orders]], Callable[..., Orders]]:
+    """Register a function as the schedule `name`. attributes: those of `Schedule`."""
+
+    def register(function: Callable[..., Orders]) -> Callable[..., Orders]:
+        SCHEDULES.add(name, Schedule(name, function, aliases, **attributes), aliases)
+        return function
+
+    return register
+
+
+class UpdateRule(NamedTuple):
+    """What follows from updates on the way, which a schedule's file adds to UPDATE_RULES.
+
+    versions(plan, allow_wrong_gradients): of each rank, the most versions of a stage's weights that are needed at once;
+    PlanError where a backward would see other weights than its forward. waits(plan): action -> what it waits for in
+    addition, because the update before it does.
+    """
+
+    versions: Callable[[Plan, bool], list[int]]
+    waits: Callable[[Plan], dict[Action, list[Action]]]
+
+
+UPDATE_RULES: dict[str, UpdateRule] = {}  # by Plan.updates
+
+
+def update_rule(plan: Plan) -> UpdateRule | None:
+    """Return the rule of a plan whose weights change on the way, None for others; PlanError where there is none."""
+    if plan.updates in ("flush", "none"):
+        return None
+    if plan.updates not in UPDATE_RULES:
+        _load_more()
+    if plan.updates not in UPDATE_RULES:
+        known = ", ".join(("flush", "none", *UPDATE_RULES))
+        raise PlanError(f"plan {plan.name!r} has updates={plan.updates!r}; it must be one of {known}")
+    return UPDATE_RULES[plan.updates]
+
+
+def _load_more() -> None:
+    """Load the schedules that are registered when they are asked for."""
+    later = list(hooks.more_schedules)
+    hooks.more_schedules.clear()
+    for load in later:
+        load()
+
+
+def schedules() -> dict[str, Schedule]:
+    """Return all schedules by name, sorted."""
+    _load_more()
+    return dict(sorted(SCHEDULES.items()))
+
+
+def get_schedule(name: str) -> Schedule:
+    """Return the schedule of that name or alias (in any case); UsageError with the nearest name."""
+    if name.lower() not in SCHEDULES.aliases:
+        _load_more()
+    return SCHEDULES[name]

@@ -1,0 +1,18 @@
+"""Executes a plan over a communicator: stages that compute, messages between them, gradients as on one device.
+
+pipeline.py          executes a rank's order, action by action
+stages.py            a stage is a slice of the model
+messages.py          what a rank sends and receives in a step
+shapes.py            shapes and dtypes of what crosses the boundaries
+reduction.py         who sums the gradients of a rank's stages
+shared.py            parameters that live on several stages
+shared_shards.py     the same, where gradients are sharded
+norm.py              the gradient norm over all stages
+"""
+
+from minidist.core.pipeline.runtime.pipeline import Pipeline as Pipeline
+from minidist.core.pipeline.runtime.reduction import Reduction as Reduction
+from minidist.core.pipeline.runtime.stages import PipelineStage as PipelineStage
+from minidist.core.pipeline.runtime.stages import SkipConnection as SkipConnection
+from minidist.core.pipeline.runtime.stages import cut_model as cut_model
+from minidist.core.pipeline.runtime.stages import split_model as split_model

@@ -1,0 +1,174 @@
+"""Parameters that live in more than one place: tied embeddings on two stages, and whole stages in DualPipe.
+
+    stage 0, rank 0   wte   gradient of the embedding ─┐
+                                                       ├─ both ranks add: stage 0's sum, then stage 3's
+    stage 3, rank 3   wte   gradient of the head ──────┘
+
+Every place sends its sum to the other places' ranks, and every rank adds in the same order: the ranks of a stage in
+rank order, then the stages in stage order. So the copies stay equal bit for bit. This comes before any reduction over
+the data axis. Volume: with n places each sends its bytes n-1 times, which for n = 2 is an all-reduce's volume. The
+headers of the messages say what the optimizer's last step was: a copy with another learning rate would drift away.
+
+Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.fingerprint import fingerprint, fingerprint_number
+from minidist.core.base.hooks import elsewhere
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm, PointToPoint
+
+Place = tuple[int, int]  # stage, rank
+Row = list[int]  # rank, stage, name, two numbers of its values
+ROW = 4  # numbers that a rank tells of a parameter: stage, name, two of its values
+
+
+@dataclass
+class Group:
+    """Parameters with the same places."""
+
+    places: list[Place]
+    names: list[str]
+    tied: bool
+
+
+class SharedGradients:
+    """Finds the shared parameters of all stages and adds their gradients.
+
+    groups: the shared parameters that this rank has. stages: those with any of them. copies: (stage, rank, name) of
+    every place but a parameter's first, which a norm must not count again.
+    """
+
+    def __init__(self, comm: Comm, parameters: Mapping[int, Sequence[Parameter]], tied: Sequence[str]) -> None:
+        # Every rank tells every other which parameters it has, by a digest of name and values.
+        self.comm = comm
+        self.mine = {(stage, p.name): p for stage, ps in parameters.items() for p in ps if p.requires_grad}
+        names = {word_of(name): name for _, name in self.mine}
+        rows = [[stage, word_of(name), *digest_of(parameter)] for (stage, name), parameter in self.mine.items()]
+        table = _gather_rows(comm, np.array(rows, np.int64).reshape(-1, ROW))
+        elsewhere.pipeline_refusals().check_shared(comm.rank, parameters, table, tied)
+        where = _places(table, {word_of(name) for name in tied})
+
+        self.groups = _groups(where, names)
+        self.stages = {stage for group in self.groups for stage, _ in group.places}
+        self.copies = {place + (name,) for group in self.groups for place in group.places[1:] for name in group.names}
+
+    def add(self) -> None:
+        """Make every copy's gradient the sum over all places."""
+        for group in self.groups:
+            own = [place for place in group.places if place[1] == self.comm.rank]
+            if own:
+                with purpose("tied" if group.tied else "gradient_reduce"):
+                    self._add(group, own)
+
+    def mark_added(self) -> None:
+        """Mark the sums as reduced: a second step without `zero_grad` sets them aside and sums only what is new."""
+        for group in self.groups:
+            for stage, rank in group.places:
+                if rank == self.comm.rank:
+                    for name in group.names:
+                        self.mine[stage, name].gradient.was_reduced()
+
+    def _matching(self, group: Group, own: list[Place]) -> PointToPoint:
+        """Return the communicator for the sums of a group, whose copies must have had the same updates everywhere."""
+        first = group.names[0]
+        flats = [flat for stage, _ in own if (flat := self.mine[stage, first].flat) is not None]
+        said = {f"{first} of a pipeline after {flat.updates}" for flat in flats}
+        return self.comm.matching("tied", " and ".join(sorted(said))) if said else self.comm
+
+    def _add(self, group: Group, own: list[Place]) -> None:
+        sums: dict[Place, Any] = {}
+        for stage, rank in own:
+            gradients = []
+            for name in group.names:
+                self.mine[stage, name].zero_fill()  # when nothing was added to it
+                gradients.append(_local(self.mine[stage, name]).reshape(-1))
+            sums[stage, rank] = xp.concatenate(gradients)
+        total = sum_over_places(self._matching(group, own), group, sums)
+        for stage, _ in own:
+            at = 0
+            for name in group.names:
+                copy = self.mine[stage, name]
+                _local(copy)[...] = total[at : at + copy.size].reshape(copy.shape)
+                at += copy.size
+
+
+def sum_over_places(comm: PointToPoint, group: Group, sums: Mapping[Place, Any]) -> Any:
+    """Return the sum of the 1-D arrays of all places of a group: a stage's ranks in rank order, then the stages.
+
+    sums: those of this rank's places. Each place's array goes to every other rank of the group.
+    """
+    requests, by_place, like = [], dict(sums), next(iter(sums.values()))
+    for tag, place in enumerate(group.places):
+        if place not in sums:
+            by_place[place] = xp.empty_like(like)
+            requests.append(comm.irecv(by_place[place], place[1], tag))
+    for tag, place in enumerate(group.places):
+        if place in sums:
+            others = sorted({rank for _, rank in group.places} - {comm.rank})
+            requests += [comm.isend(sums[place], rank, tag) for rank in others]
+    comm.waitall(requests)
+    total: Any = None
+    for stage in sorted({stage for stage, _ in group.places}):
+        of_stage: Any = None
+        for place in sorted(place for place in group.places if place[0] == stage):
+            of_stage = by_place[place] if of_stage is None else of_stage + by_place[place]
+        total = of_stage if total is None else total + of_stage
+    return total
+
+
+def _places(table: Sequence[Row], tied: Collection[int]) -> dict[tuple[int | None, int], list[Place]]:
+    """Return the places of each parameter, by stage (None: of a tied one) and word.
+
+    A parameter is the same one where its name is tied, or where its stage is computed by several ranks.
+    """
+    where: dict[tuple[int | None, int], list[Place]] = {}
+    for holder, stage, word, *_ in table:
+        where.setdefault((None if word in tied else stage, word), []).append((stage, holder))
+    return where
+
+
+def _groups(where: Mapping[tuple[int | None, int], list[Place]], names: Mapping[int, str]) -> list[Group]:
+    """Return this rank's parameters with several places: those of the same places together, the tied ones first."""
+    groups: dict[tuple[bool, tuple[Place, ...]], list[str]] = {}
+    for (stage, word), places in sorted(where.items(), key=lambda item: (item[0][0] is not None, item[0][0] or 0)):
+        if len(places) > 1 and word in names:
+            groups.setdefault((stage is None, tuple(sorted(places))), []).append(names[word])
+    return [Group(list(places), found, is_tied) for (is_tied, places), found in groups.items()]
+
+
+def _local(parameter: Parameter) -> Any:
+    assert parameter.gradient.local is not None
+    return parameter.gradient.local
+
+
+def word_of(name: str) -> int:
+    """Return a name as a number that can be sent."""
+    return fingerprint_number(name, np.int64)
+
+
+def digest_of(parameter: Parameter) -> list[int]:
+    """Return two numbers of shape and values."""
+    here = parameter.flat is None or not parameter.flat.released  # ZeRO 3 has shards, which are not compared
+    values = parameter.data.tobytes() if here else b""
+    return fingerprint(repr(parameter.shape).encode() + values).view(np.int64).tolist()  # type: ignore[no-any-return]
+
+
+def _gather_rows(comm: Comm, rows: Any) -> list[list[int]]:
+    """Return the rows of all ranks, each behind its rank's number.
+
+    Two all-gathers, of the counts (8 B) and of the rows (8 ROW B each).
+    """
+    with purpose("startup"):
+        counts = np.asarray(all_gather(comm, np.array([len(rows)]))).tolist()
+        flat = np.asarray(all_gather(comm, rows.reshape(-1), counts=[ROW * count for count in counts]))
+    ranks = [rank for rank, count in enumerate(counts) for _ in range(count)]
+    return [[rank, *row] for rank, row in zip(ranks, flat.reshape(-1, ROW).tolist(), strict=True)]

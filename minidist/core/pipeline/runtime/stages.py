@@ -1,0 +1,113 @@
+"""A stage is a slice of the model: a function from the tensors that arrive to the tensors that leave.
+
+    GPT    | wte wpe | h.0 | h.1 | h.2 | h.3 | ln_f head |     the embedding goes with the first stage, the head with
+    stages |        0      |     1     |          2      |     the last; wte is on both: one parameter, two copies
+
+Parameters keep their names in the whole model, so a stage's initial weights are those of one device.
+
+Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from minidist.core.autograd import Parameter, Tensor
+from minidist.core.base.errors import UsageError
+from minidist.core.base.hooks import elsewhere
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.base.limits import check_whole
+from minidist.core.nn import Module
+from minidist.core.nn.flat import FlatParameters
+
+
+@dataclass(frozen=True)
+class SkipConnection:
+    """An output stashed for `stage`, past the neighbour: that stage gets it behind what its own neighbour sends.
+
+    It travels once each way, B bytes and B bytes of gradient, whatever number of stages lies between; they hold nothing
+    of it.
+    """
+
+    stage: int
+    tensor: Tensor
+
+
+class PipelineStage:
+    """Stage `number` of a model: `module(*tensors)` returns one tensor, or several, which the next stage receives.
+
+    A tensor that a later stage needs is returned as `SkipConnection(stage, tensor)`; that stage's module gets it after
+    the tensors of the stage before it, several in the order of the stages that they come from. A stage may have no
+    parameters. The last stage's output goes to the loss. flats: its parameters, when the caller has made them flat.
+    """
+
+    def __init__(self, module: Any, number: int, flats: Sequence[FlatParameters] | None = None) -> None:
+        self.module, self.number = module, number
+        parameters = list(module.parameters()) if hasattr(module, "parameters") else []
+        self.flats = [FlatParameters(parameters)] if flats is None else list(flats)
+
+    @property
+    def flat(self) -> FlatParameters:
+        """Its flat parameters, when they are one unit."""
+        (flat,) = self.flats
+        return flat
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """The parameters of all its units."""
+        return [parameter for flat in self.flats for parameter in flat.parameters]
+
+
+# --- a whole model, cut into stages ---
+
+
+def split_model(
+    model: Any, stages: int, numbers: Sequence[int], cuts: Sequence[int] | None = None
+) -> tuple[list[PipelineStage], list[str]]:
+    """Return stages `numbers` of a model cut into `stages`, and the names of parameters that several stages share.
+
+    model: a GPT, a Llama, an MLP, a Sequential, or one of your own that `cut_model` can cut. cuts: how many blocks
+    (layers) each stage gets; by default as equal as possible, the first ones one more. Raises UsageError when there are
+    more stages than blocks, or the cuts do not add up.
+    """
+    modules, tied = cut_model(model, stages, cuts)
+    return [PipelineStage(modules[number], number) for number in numbers], tied
+
+
+def blocks_per_stage(blocks: int, stages: int, cuts: Sequence[int] | None = None) -> list[int]:
+    """Return how many of `blocks` blocks each stage gets; see `split_model`, which raises the same UsageError."""
+    if cuts is None and stages > blocks:
+        raise UsageError(
+            f"cannot cut {blocks} layers into {stages} stages: a stage needs at least one; use --layers {stages},"
+            f" or at most {blocks} stages (ranks x chunks)"
+        )
+    sizes = list(cuts) if cuts is not None else chunk_sizes(blocks, stages)
+    if len(sizes) != stages or sum(sizes) != blocks or min(sizes) < 0:
+        raise UsageError(
+            f"cuts {sizes} do not make {stages} stages of {blocks} layers; give {stages} numbers whose sum is {blocks}"
+        )
+    return sizes
+
+
+def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tuple[list[Module], list[str]]:
+    """Return the modules of all stages, and the names of the parameters that several share; see `split_model`.
+
+    model.blocks: what it can be cut between. model.stage(first, last, is_first, is_last): a module that computes blocks
+    first..last-1 of what the stage before returns, with what comes in front of all blocks, and behind them. A parameter
+    that two stages use is a copy of the same name in one of them (`nn.language_model.with_own_weight`).
+    """
+    blocks = list(getattr(model, "blocks", ()))
+    if not blocks or not callable(getattr(model, "stage", None)):
+        raise UsageError(
+            f"cannot cut a {type(model).__name__}; give it a property `blocks` and a method"
+            " stage(first, last, is_first, is_last) that returns a Module, or make PipelineStages of its parts yourself"
+        )
+    check_whole("stages", stages, 1)
+    bounds = pairwise(offsets(blocks_per_stage(len(blocks), stages, cuts)))
+    made: list[Module] = [model.stage(a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
+    elsewhere.pipeline_refusals().check_stages(model, made)
+    # What several stages have is tied; it goes by the name.
+    counts = Counter(name for stage in made for name in {parameter.name for parameter in stage.parameters()})
+    return made, [name for name, count in counts.items() if count > 1]

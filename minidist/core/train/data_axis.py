@@ -1,0 +1,249 @@
+"""A data axis: one stage's parameters on the ranks that compute with other rows of the batch.
+
+                      parameters    gradients     optimizer     a rank sends in a step, of Psi elements on n ranks
+    Replicated        everywhere    everywhere    everywhere    2 (n-1)/n Psi                     DDP
+    ShardedOptimizer  everywhere    everywhere    1/n           2 (n-1)/n Psi                     ZeRO 1
+                      everywhere    1/n           1/n           (m+1) (n-1)/n Psi                 ZeRO 2
+    FullySharded      1/n           1/n           1/n           3 m (n-1)/n Psi                   ZeRO 3, FSDP
+
+with m micro-batches. A model that is not cut by a pipeline is one stage. Each stage of a pipeline has a separate data
+axis, and so have experts that are distributed over ranks, because other ranks hold replicas of them.
+
+A unit of ZeRO 3 is a set of parameters that are gathered and released together, and so lie in one flat array:
+
+    a stage   | wte | wpe  h.0  h.1  h.2 |    each block is a unit; the rest of the stage is one, gathered throughout
+              | tied| rest |   |    |    |    a weight that another stage has too is one: both are cut the same way
+
+Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/equality/test_equality.py
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from minidist.core.autograd import Parameter
+from minidist.core.base.arrays import Array, is_half
+from minidist.core.comm import Comm
+from minidist.core.comm.mesh import Mesh
+from minidist.core.nn import Module
+from minidist.core.nn.flat import FlatParameters
+from minidist.core.optim import block_square_sums, clip_by_norm_
+from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.dims import Axes
+from minidist.core.parallel.flat_shards import Shard, shard_square_sums
+from minidist.core.parallel.fsdp import fully_shard
+from minidist.core.parallel.fsdp_state import param_groups_of
+from minidist.core.parallel.gradients import GradientReducer
+from minidist.core.parallel.zero import ZeroOptimizer
+from minidist.core.train.task import Task
+
+
+@dataclass(frozen=True)
+class Group:
+    """The parameters of a stage that one data axis is responsible for, and the ranks that share them.
+
+    comm: these ranks; mesh: over what ZeRO 3 shards on them; axes: all axes. zero, reduction: as in `ParallelLayout`.
+    experts: whether the parameters are cut over the axis ep. tied: names of parameters that other stages have too.
+    manual_sync: backward starts no reduction by itself, because a pipeline starts them once per step. expert_mesh: over
+    what ZeRO 3 shards the module's experts, when these are another group, because it shards both at once. options:
+    further arguments of the wrapper.
+    """
+
+    module: Module
+    parameters: list[Parameter]
+    comm: Comm
+    mesh: Comm | Mesh
+    axes: Axes
+    zero: int
+    reduction: str
+    stage: int = 0
+    experts: bool = False
+    tied: Collection[str] = ()
+    manual_sync: bool = False
+    expert_mesh: Comm | Mesh | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class DataAxis:
+    """Parameters that lie whole on this rank, with their optimizer: one rank alone. The base class of the others.
+
+    model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded.
+    """
+
+    def __init__(
+        self,
+        flats: list[FlatParameters],
+        optimizer: Any,
+        *,
+        model: Any = None,
+        stage: int = 0,
+        experts: bool = False,
+        reducers: Iterable[GradientReducer] = (),
+        shards: Iterable[Shard] = (),
+    ) -> None:
+        self.flats, self.optimizer, self.model = flats, optimizer, model
+        self.stage, self.experts = stage, experts
+        self.reducers, self.shards = list(reducers), list(shards)
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """All parameters of the axis."""
+        return [parameter for flat in self.flats for parameter in flat.parameters]
+
+    def zero_grad(self) -> None:
+        """Clear the gradients of the previous step."""
+        for flat in self.flats:
+            flat.zero_grad()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which the gradients of a pass stay on this rank."""
+        return nullcontext()
+
+    def gradient_holders(self) -> Any:
+        """Return the objects that have this rank's gradients as `.grad`."""
+        return self.flats
+
+    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
+        """Return sums of squares of the axis's gradient by blocks of 1,024 elements, without parameters in `skip`."""
+        # Elements in `skip` count as zeros, so that blocks stay where they are.
+        (flat,) = self.flats
+        return block_square_sums(flat.grad, [flat.slice_of(p) for p in flat.parameters if p in skip])
+
+    def clip(self, norm: float, max_norm: float) -> None:
+        """Scale all gradients, whose norm over all axes is `norm`; 16-bit ones are scaled when the step reads them."""
+        # Scaling a 16-bit gradient in place would lose bits; the optimizer multiplies after the upcast.
+        half = is_half(self.flats[0].dtype)
+        clip_by_norm_(self.gradient_holders(), norm, max_norm, self.optimizer if half else None)
+
+    def step(self) -> None:
+        """Update the weights on every rank of the axis."""
+        self.optimizer.step()
+
+
+class Replicated(DataAxis):
+    """Data parallelism: gradients are all-reduced, and every rank makes the same update."""
+
+    def __init__(self, task: Task, group: Group) -> None:
+        flat = FlatParameters(group.parameters)
+        kind, settings = task.optimizer(group)
+        optimizer = kind(flat, **settings)
+        self.parallel = DistributedDataParallel(
+            group.module, group.comm, reduction="sum", flat=flat, algorithm=group.reduction, **group.options
+        )
+        # A pipeline starts the reductions itself, when a stage has its last gradient.
+        if group.manual_sync:
+            self.parallel.reducer.synchronize_manually()
+        super().__init__(
+            [flat],
+            optimizer,
+            model=self.parallel,
+            stage=group.stage,
+            experts=group.experts,
+            reducers=[self.parallel.reducer],
+        )
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self.parallel.no_sync()
+
+
+class Sharded(DataAxis):
+    """What ZeRO 1 to 3 have in common: each rank updates the elements of its shards."""
+
+    def gradient_holders(self) -> list[Shard]:
+        return self.shards
+
+    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
+        return shard_square_sums(self.shards[0].comm, self.shards, skip)
+
+
+class ShardedOptimizer(Sharded):
+    """ZeRO 1 and 2: whole parameters, sharded optimizer state; with stage 2 the gradients are sharded too."""
+
+    def __init__(self, task: Task, group: Group) -> None:
+        kind, settings = task.optimizer(group)
+        # The module, for the running statistics of its batch norms; experts have theirs on other ranks.
+        others = set(group.module.parameters()) - set(group.parameters)
+        self.zero = ZeroOptimizer(
+            group.parameters if group.experts else group.module,
+            kind,
+            comm=group.comm,
+            stage=group.zero,
+            reduction="sum",
+            algorithm=group.reduction,
+            ignored_params=others,
+            **group.options,
+            **settings,
+        )
+        # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
+        if group.manual_sync and group.zero == 1:
+            self.zero.reducer.synchronize_manually()
+        super().__init__(
+            [self.zero.flat],
+            self.zero.optimizer,
+            model=group.module,
+            stage=group.stage,
+            experts=group.experts,
+            reducers=[self.zero.reducer],
+            shards=[self.zero.shard],
+        )
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self.zero.no_sync() if self.zero.stage == 1 else nullcontext()
+
+    def step(self) -> None:
+        self.zero.step()
+
+
+class FullySharded(Sharded):
+    """ZeRO 3: each block is a unit, and the rest of the stage is one; units are reduced when backward leaves them."""
+
+    def __init__(self, task: Task, group: Group) -> None:
+        if not group.experts:
+            shard_units(task, group)
+
+        mine = set(group.parameters)
+        self.units = [unit for unit in param_groups_of(group.module) if mine.issuperset(unit.flat.parameters)]
+        shards = [unit.shard for unit in self.units]
+        kind, settings = task.optimizer(group)
+        super().__init__(
+            [shard.flat for shard in shards],
+            kind([piece for shard in shards for piece in shard.slices()], **settings),
+            model=group.module,
+            stage=group.stage,
+            experts=group.experts,
+            shards=shards,
+        )
+
+
+def shard_units(task: Task, group: Group) -> None:
+    """Shard the group's module bottom up: the blocks first, then the module for what they leave, which may be nothing.
+
+    The group of the experts comes second, and finds them sharded with the units that they are in.
+    """
+    for part in unit_modules(group.module, group.tied):
+        if part is group.module or any(parameter.flat is None for parameter in part.parameters()):
+            fully_shard(
+                part,
+                mesh=group.mesh,
+                reduction="sum",
+                algorithm=group.reduction,
+                expert_mesh=group.expert_mesh,
+                **group.options,
+            )
+
+
+def unit_modules(module: Any, tied: Collection[str] = ()) -> list[Module]:
+    """Return the modules that ZeRO 3 shards as units, bottom up: what holds a tied weight, the blocks, the rest."""
+    apart = [
+        part
+        for part in module.modules()
+        if part is not module and any(p.name in tied for p in vars(part).values() if isinstance(p, Parameter))
+    ]
+    # The blocks of a GPT, of a Llama, and of their pipeline stages. In a user's own model such a name may be anything.
+    for owner, name in (("transformer", "h"), ("model", "layers"), ("", "h"), ("", "layers")):
+        inner = getattr(module, owner, None) if owner else module
+        blocks = getattr(inner, name, None)
+        if isinstance(blocks, Iterable) and all(isinstance(block, Module) for block in blocks):
+            return [*apart, *blocks, module]
+    return [*apart, module]

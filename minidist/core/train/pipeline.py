@@ -1,0 +1,142 @@
+"""A pipeline as a strategy: this rank runs its stages by a plan, and each stage has its data axes.
+
+    stage 0   rank 0   data axis of stage 0 ── other pipelines' stage 0, with other rows
+    stage 1   rank 1   data axis of stage 1 ── other pipelines' stage 1
+
+Proved by: tests/train/test_pipelines.py
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
+from minidist.core.nn import Module
+from minidist.core.parallel.dims import Axes
+from minidist.core.pipeline.plan import Plan, get_schedule
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, cut_model
+from minidist.core.pipeline.runtime.norm import gather_blocks
+from minidist.core.pipeline.validate import validate
+from minidist.core.train.data_axis import DataAxis
+from minidist.core.train.layout import ParallelLayout
+from minidist.core.train.strategy import Strategy
+from minidist.core.train.task import Task, as_input
+
+
+class MakeDataAxes(Protocol):
+    """Makes the data axes of one stage, as `parallelize.apply_data_parallel` does for the whole model."""
+
+    def __call__(self, module: Module, *, stage: int, tied: Collection[str]) -> list[DataAxis]: ...
+
+
+class PipelineStrategy(Strategy):
+    """This rank's stages in a pipeline of `layout.pp` ranks; other pipelines, with other rows, are on the data axis."""
+
+    def __init__(self, task: Task, axes: Axes, layout: ParallelLayout, data_axes_of: MakeDataAxes) -> None:
+        plan = self.make_plan(task, layout)
+        modules, tied = self.cut(task, plan.stages)
+        own = plan.stages_of(axes.pp.rank)
+        release_other_stages(modules, own)
+
+        # Each of this rank's stages has its data axes; the pipeline gets their reducers and shards, because it
+        # knows when a stage's gradients are complete.
+        of_stage = {number: data_axes_of(modules[number], stage=number, tied=tied) for number in own}
+        super().__init__(task, axes, [axis for made in of_stage.values() for axis in made])
+
+        self.holders = plan.holders()
+        self.current_step = 0
+        flats, reducers, shards = (joined(of_stage, what) for what in ("flats", "reducers", "shards"))
+        self.pipe = Pipeline(
+            axes.pp,
+            plan,
+            [PipelineStage(modules[number], number, flats[number]) for number in own],
+            self._loss,
+            tied=tied,
+            reduce=Reduction(
+                axes.data,
+                reducers=reducers if axes.data.size > 1 or layout.zero else {},
+                each=layout.zero == 2,
+                shards=shards if layout.zero >= 2 else None,
+            ),
+            coordinates=self.coordinates,
+            observers=self.observers(plan.stages, own),
+        )
+
+    # --- what a subclass may choose -----------------------------------------------------------------------------------
+
+    def make_plan(self, task: Task, layout: ParallelLayout) -> Plan:
+        """Return the validated plan of a step."""
+        plan = get_schedule(layout.schedule).plan(layout.pp, task.microbatches, layout.chunks)
+        validate(plan)
+        return plan
+
+    def cut(self, task: Task, stages: int) -> tuple[Sequence[Module], Sequence[str]]:
+        """Return the model's stages, and the names of the parameters that several of them have."""
+        return cut_model(task.model, stages)
+
+    def observers(self, stages: int, own: Collection[int]) -> Sequence[Any]:
+        """Return what watches the pipeline. own: the numbers of this rank's stages."""
+        return []
+
+    # --- the phases of a step -----------------------------------------------------------------------------------------
+
+    def forward_backward(self, step: int) -> list[float]:
+        self.current_step = step
+        return self.pipe.step(*self.batches(self.task, step))
+
+    def batches(self, task: Task, step: int) -> tuple[list[Any], list[Any]]:
+        """Return the inputs, as arrays of the model's dtype, and the targets of this pipeline's micro-batches."""
+        pairs = [task.micro_batch(step, self.number(i)) for i in range(task.microbatches)]
+        return [input_array(inputs, task.dtype) for inputs, _ in pairs], [targets for _, targets in pairs]
+
+    def number(self, i: int) -> int:
+        """Return the global number of micro-batch i of this pipeline."""
+        return self.axes.dp.rank * self.task.microbatches + i
+
+    def _loss(self, outputs: Any, targets: Any) -> Any:
+        return self.task.scaled(self.task.loss_of(outputs, targets))
+
+    def coordinates(self, i: int) -> AbstractContextManager[Any]:
+        """Return the context of micro-batch i on every stage: where its samples are."""
+        return self.task.coordinates(self.current_step, self.number(i))
+
+    def square_sums(self) -> Array:
+        """Return the blocks stage after stage, shared parameters once. Two all-reduces (purpose clip_norm)."""
+        rank = self.axes.pp.rank
+        local: dict[int, list[Array]] = {}
+        for axis in self.data_axes:
+            replicas = [p for p in axis.parameters if not self.owns(axis, p)]
+            local.setdefault(axis.stage, []).append(self.square_sums_of(axis, replicas))
+
+        # In the order of the stages, and for each stage of the ranks that hold it: this rank's blocks, others empty.
+        places = [(stage, at) for stage, ranks in self.holders.items() for at in ranks]
+        nothing = xp.zeros(0, np.float64)
+        own = [xp.concatenate([nothing, *local.get(stage, [])]) if at == rank else nothing for stage, at in places]
+        return gather_blocks(self.axes.pp, own)  # type: ignore[no-any-return]
+
+    def owns(self, axis: DataAxis, parameter: Parameter) -> bool:
+        """Return whether this is the parameter itself, and not a replica that the pipeline holds in another place."""
+        return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.shared.copies
+
+
+def joined(of_stage: Mapping[int, Sequence[DataAxis]], what: str) -> dict[int, list[Any]]:
+    """Return by stage what its data axes have, one after the other. what: the name of an attribute."""
+    return {number: [each for axis in axes for each in getattr(axis, what)] for number, axes in of_stage.items()}
+
+
+def input_array(inputs: Any, dtype: Any) -> Any:
+    """Return tokens unchanged, and features as an array of the model's dtype."""
+    return as_input(inputs, dtype).data if inputs.dtype.kind == "f" else inputs
+
+
+def release_other_stages(modules: Sequence[Module], own: Collection[int]) -> None:
+    """Let go of the parameters of the stages that other ranks hold. A tied weight of an own stage is kept."""
+    kept = {id(parameter) for number in own for parameter in modules[number].parameters()}
+    for module in modules:
+        for parameter in module.parameters():
+            if id(parameter) not in kept:
+                parameter.release()

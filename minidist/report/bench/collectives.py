@@ -1,0 +1,236 @@
+"""How fast are our collectives, beside the MPI library's own and gloo's? And how fast is a simulation?
+
+Under `mpiexec` every all-reduce algorithm of ours, MPI_Allreduce and (where torch is installed) gloo sum the same
+float32 array in turn. Results are compared before anything is timed.
+
+Bandwidths are those of nccl-tests: *algorithm bandwidth* is the array's bytes over the time, *bus bandwidth* is that
+times 2 (n-1)/n: what a perfect algorithm would have to carry over each rank's link, and so comparable with the link's
+own speed.
+
+Proved by: tests/bench/test_collectives.py
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from minidist.collectives import bus_factor, load_algorithm
+from minidist.collectives.auto import choose
+from minidist.comm import SimWorld
+from minidist.comm.mpi.world import MPIWorld
+from minidist.core.base.errors import MinidistError, UsageError
+from minidist.core.collectives import ALGORITHMS, all_reduce
+from minidist.core.comm import Comm
+from minidist.report.bench.harness import (
+    Times,
+    environment,
+    has_torch,
+    interleave_ranks,
+    median_ratio,
+    mpi_world,
+    report,
+    run_ranks,
+    seconds_per_call,
+    slowest,
+)
+
+KIB = 1024
+SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 16384 * KIB, 65536 * KIB)  # bytes
+ROUND_SECONDS, MAX_CALLS = 0.1, 1000  # a side's share of a round: its time, and its number of calls at most
+OPPONENTS = ("MPI_Allreduce", "gloo")
+BEST = "best of ours"  # the algorithm with the least median
+
+Side = Callable[[np.ndarray], object]
+
+
+def bench_collectives(
+    ranks: int = 2, rounds: int = 8, sizes: Sequence[int] = SIZES, own: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return {environment, rows}: one row per algorithm, size and opponent, then those of the simulated world.
+
+    own: all-reduces of the user's, FILE.py:FUNCTION. Starts `mpiexec -n ranks` itself.
+    """
+    if ranks < 2:
+        raise UsageError(f"bench collectives --ranks {ranks}; a sum over ranks takes at least 2 processes")
+    if rounds < 1:
+        raise UsageError(f"bench collectives --rounds {rounds}; a median takes at least 1 round")
+    if any(size < 4 or size % 4 for size in sizes):
+        raise UsageError(
+            f"bench collectives --sizes {','.join(map(str, sizes))}; bytes of float32 arrays are multiples of 4, at"
+            " least 4"
+        )
+    result = run_ranks("minidist.report.bench.collectives", ranks, rounds, ",".join(map(str, sizes)), *own)
+    result["rows"] += simulated_rows()
+    return result
+
+
+def sides_of(world: MPIWorld, with_torch: bool) -> dict[str, Side]:
+    """Return what is measured, by name: each sums its array over all ranks in place."""
+    MPI = world.MPI
+    sides: dict[str, Side] = {
+        name: partial(all_reduce, world.comm, algorithm=name) for name in (*sorted(ALGORITHMS["all_reduce"]), "auto")
+    }
+    sides["MPI_Allreduce"] = lambda array: world.base.Allreduce(MPI.IN_PLACE, [array, MPI.FLOAT])
+    if with_torch:
+        import torch
+        import torch.distributed as dist
+
+        sides["gloo"] = lambda array: dist.all_reduce(torch.from_numpy(array))
+    return sides
+
+
+def measure(world: MPIWorld, sides: dict[str, Side], size: int, rounds: int) -> Times:
+    """Return the seconds of one call of each side in each round; MinidistError when a side sums wrongly."""
+    buffer, total = np.empty(size // 4, np.float32), world.size * (world.size + 1) // 2
+    # Rank r adds r + 1, so every element of the sum is n (n + 1) / 2.
+    for name, side in sides.items():
+        buffer[:] = world.rank + 1
+        side(buffer)
+        if not np.all(buffer == total):
+            raise MinidistError(
+                f"rank {world.rank}: {name} of {size} B gave {buffer[:3]}, not {total}; no ratio is given"
+            )
+
+    # As many calls per round as fit into ROUND_SECONDS, the same number on all ranks.
+    buffer[:] = 0
+    bound = {name: partial(side, buffer) for name, side in sides.items()}
+    calls = {}
+    for name, call in bound.items():
+        seconds = slowest(world, seconds_per_call(call, 1))
+        calls[name] = max(1, min(MAX_CALLS, int(ROUND_SECONDS / seconds)))
+    return interleave_ranks(world, bound, rounds, calls)
+
+
+def rows(times: Times, size: int, ranks: int, rounds: int, chosen: str = "auto") -> list[dict[str, Any]]:
+    """Return each side against each opponent, and the best of ours; `algbw` and `busbw` in GB/s as in nccl-tests.
+
+    to_best: the ratio to the best of ours. chosen: the algorithm that "auto" takes. The row of "auto" also has
+    choice_to_best, that of the algorithm's own times: the difference is the cost of choosing, and noise.
+    """
+    median = {name: statistics.median(seconds) for name, seconds in times.items()}
+    ours = [name for name in times if name not in OPPONENTS]
+    best = min((name for name in ours if name != "auto"), key=median.__getitem__)
+
+    # One row per side and opponent; the best of ours appears a second time under a name of its own.
+    result = []
+    for name in (BEST, *times):
+        mine = best if name == BEST else name
+        bandwidth = size / median[mine] / 1e9
+        for other in (other for other in OPPONENTS if other in times and other != name):
+            result.append(
+                {
+                    "name": f"{name} / {other}, {size // KIB} KiB, {ranks} ranks",
+                    "ratio": median_ratio(times[mine], times[other]),
+                    "median_s": median[mine],
+                    "rounds": rounds,
+                    "algbw": bandwidth,
+                    "busbw": bandwidth * bus_factor("all_reduce", ranks),
+                    "bytes": size,
+                    "side": name,
+                    "other": other,
+                    "algorithm": chosen if name == "auto" else mine,
+                    "to_best": median_ratio(times[mine], times[best]),
+                }
+            )
+            if name == "auto":
+                result[-1]["choice_to_best"] = median_ratio(times.get(chosen, times[mine]), times[best])
+    return result
+
+
+def _line(group: dict[str, dict[str, Any]], others: list[str]) -> str:
+    """Format one size and side, with the ratios to all opponents. group: its rows, by the opponent."""
+    row = next(iter(group.values()))
+    ratios = "".join(f"{group[name]['ratio']:17.2f}" if name in group else f"{'-':>17s}" for name in others)
+    names = {BEST: f"* {row['algorithm']}", "auto": f"  auto {row['algorithm']}"}
+    name, times = names.get(row["side"], f"  {row['side']}"), f"{1e6 * row['median_s']:10.1f}"
+    return f"{row['bytes']:10,d}  {name:25s}{times}{row['algbw']:12.2f}{row['busbw']:12.2f}{ratios}"
+
+
+def table(result: dict[str, Any]) -> str:
+    """Format the rows as nccl-tests does: time, algorithm and bus bandwidth, and the ratio to each opponent."""
+    measured = [row for row in result["rows"] if "side" in row]
+    others = [name for name in OPPONENTS if any(row["other"] == name for row in measured)]
+    lines = [
+        f"{'bytes':>10s}  {'all-reduce':25s}{'time us':>10s}{'algbw GB/s':>12s}{'busbw GB/s':>12s}"
+        + "".join(f"{'/ ' + name:>17s}" for name in others)
+    ]
+    for size, side in product(*(dict.fromkeys(row[key] for row in measured) for key in ("bytes", "side"))):
+        group = {row["other"]: row for row in measured if (row["bytes"], row["side"]) == (size, side)}
+        lines.append(_line(group, others))
+    # What a wrong choice costs.
+    auto = [row for row in measured if row["side"] == "auto"]
+    if auto:
+        worst = max(auto, key=lambda row: row["to_best"])
+        choice = max(auto, key=lambda row: row["choice_to_best"])
+        lines.append(
+            f"auto / best of ours: at most {worst['to_best']:.2f}, at {worst['bytes']:,} B; the algorithms that it"
+            f" chose, called by name: at most {choice['choice_to_best']:.2f}, at {choice['bytes']:,} B"
+        )
+    lines.append("* the best of ours; all are float32 sums in place, checks and record off")
+    return "\n".join(lines)
+
+
+def simulated_rows() -> list[dict[str, Any]]:
+    """Return the messages per second of the simulated world; minima of three runs."""
+
+    def ping(comm: Comm) -> None:
+        buffer = np.zeros(1)
+        for _ in range(20_000):
+            if comm.rank == 0:
+                comm.send(buffer, 1)
+            else:
+                comm.recv(buffer, 0)
+
+    def shifts(comm: Comm) -> None:
+        mine, other = np.zeros(1), np.zeros(1)
+        for _ in range(20):
+            comm.sendrecv(mine, (comm.rank + 1) % comm.size, other, (comm.rank - 1) % comm.size)
+
+    # (name, ranks, messages of one run, program); a barrier sends ceil(log2 10,000) = 14 messages per rank.
+    result = []
+    for name, ranks, messages, program in (
+        ("simulated: send and receive", 2, 20_000, ping),
+        ("simulated: 20 shifts", 4096, 20 * 4096, shifts),
+        ("simulated: barrier", 10_000, 14 * 10_000, lambda comm: comm.barrier()),
+    ):
+        seconds = []
+        for _ in range(3):
+            began = time.perf_counter()
+            SimWorld(ranks, checks=False).run(program)  # as in every benchmark
+            seconds.append(time.perf_counter() - began)
+        best = min(seconds)
+        result.append(
+            {
+                "name": f"{name}, {ranks} ranks",
+                "ratio": None,
+                "median_s": best,
+                "rounds": 3,
+                "messages_per_s": messages / best,
+            }
+        )
+    return result
+
+
+def main(rounds: int, sizes: list[int], own: Sequence[str] = ()) -> None:
+    """Run one rank of the benchmark."""
+    for source in own:
+        load_algorithm(source, "all_reduce")
+    with_torch = has_torch()
+    with mpi_world(with_torch=with_torch) as world:
+        sides = sides_of(world, with_torch)
+        result = []
+        for size in sizes:
+            times = measure(world, sides, size, rounds)
+            result += rows(times, size, world.size, rounds, choose(world.comm, "all_reduce", size))
+        library = world.MPI.Get_library_version().splitlines()[0].strip("\0 ")
+        report(world, {**environment(with_torch), "mpi": library}, result)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), [int(size) for size in sys.argv[2].split(",")], sys.argv[3:])

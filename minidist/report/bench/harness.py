@@ -1,0 +1,190 @@
+"""What all benchmarks share: sides measured in turn, ratios round by round, ranks under mpiexec, and the environment.
+
+A machine's speed drifts, so two sides are never timed one after the other:
+
+    round 0    ours, theirs        a ratio per round, ours over theirs; its median over rounds is reported
+    round 1    theirs, ours        (below 1 we are faster)
+
+A fast wrong step is worth nothing, so `warm_up` compares the losses of all sides before anything is timed. Checks
+(headers) and the record are off in every benchmark.
+
+Proved by: tests/bench/test_harness.py, tests/bench/test_step.py, tests/bench/test_collectives.py
+"""
+
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidist.base.process import tune_process
+from minidist.base.read_file import parse_json
+from minidist.comm.launcher import run_under_mpiexec
+from minidist.comm.mpi.world import MPIWorld
+from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted
+
+Step = Callable[[], float]  # one training step; returns the loss
+Times = dict[str, list[float]]  # seconds of each side in each round
+
+
+def interleave(sides: Sequence[str], rounds: int, seconds: Callable[[str], float]) -> Times:
+    """Measure every side once per round; every other round goes backwards, so that no side always follows another."""
+    times: Times = {name: [] for name in sides}
+    # Odd rounds run backwards, as in the picture.
+    for number in range(rounds):
+        for name in sides if number % 2 == 0 else sides[::-1]:
+            times[name].append(seconds(name))
+    return times
+
+
+def seconds_per_call(function: Callable[[], object], calls: int) -> float:
+    """Return the mean time of `calls` calls in a row."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter() - start) / calls
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float] | None) -> float | None:
+    """Return the median over rounds of ours / theirs; None when there is no other side."""
+    return None if theirs is None else statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def warm_up(
+    sides: Mapping[str, Step], where: str, compared: Sequence[str] | None = None, tolerance: float = 2e-4
+) -> list[tuple[float, ...]]:
+    """Run three steps of every side and return their losses; the first side's must agree with those of `compared`.
+
+    compared: default all sides. Raises MinidistError, so that no ratio is reported for a wrong step.
+    """
+    losses = []
+    for number in range(3):
+        found = {name: step() for name, step in sides.items()}
+        losses.append(tuple(found.values()))
+        first, mine = next(iter(found.items()))
+        for name in found if compared is None else compared:
+            # `not ... <=` refuses NaN, too.
+            if not abs(mine - found[name]) <= tolerance * max(1.0, abs(found[name])):
+                raise MinidistError(
+                    f"{where}: the loss of step {number} is {mine} ({first}) and {found[name]} ({name}); no ratio is"
+                    " given"
+                )
+    return losses
+
+
+def known_cases(names: Sequence[str], cases: Mapping[str, Any], bench: str) -> None:
+    """Raise UsageError for a name that is not one of the cases."""
+    for name in names:
+        if name not in cases:
+            raise UsageError(f"{bench}: no case {quoted(name)}{nearest(name, cases)}; one of {', '.join(cases)}")
+
+
+# --- ranks under mpiexec ----------------------------------------------------------------------------------------------
+
+
+def run_ranks(module: str, ranks: int, *arguments: object) -> dict[str, Any]:
+    """Run `python -m module arguments` on ranks of an mpiexec; returns the JSON object that rank 0 prints."""
+    answer = run_under_mpiexec(ranks, ["-m", module, *map(str, arguments)])
+    return parse_json(answer.stdout, any_float=True)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def mpi_world(kind: type[MPIWorld] = MPIWorld, *, with_torch: bool = False, **settings: Any) -> Iterator[Any]:
+    """Yield the world with this process as one of its ranks; nothing is checked and nothing is recorded.
+
+    with_torch: the ranks are a process group of PyTorch's gloo too.
+    """
+    # Speed depends on the allocator and on the number of threads.
+    tune_process()
+    world = kind(**{"checks": False, "timeout": 300, "record": False, **settings})
+    if with_torch:
+        join_gloo(world)
+    yield world
+    if with_torch:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+    world.finish()
+    world.close()
+
+
+def join_gloo(world: MPIWorld) -> None:
+    """Make the ranks of `world` PyTorch's default process group, on gloo and one thread per rank."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+
+    # Rank 0 makes a folder, and the ranks find each other by a file in it.
+    folder = world.base.bcast(tempfile.mkdtemp() if world.rank == 0 else None)
+    rendezvous = f"file://{Path(folder) / 'rendezvous'}"
+    dist.init_process_group("gloo", init_method=rendezvous, rank=world.rank, world_size=world.size)
+
+
+def report(world: MPIWorld, environment: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Print the result of a benchmark on rank 0, for `run_ranks`."""
+    if world.rank == 0:
+        print(json.dumps({"environment": environment, "rows": rows}))
+
+
+def interleave_ranks(
+    world: MPIWorld, sides: Mapping[str, Callable[[], object]], rounds: int, calls: Mapping[str, int] | int
+) -> Times:
+    """Call `interleave` on all ranks at once: a side begins after a barrier and takes as long as its slowest rank.
+
+    calls: of a side in one round, after one that is not timed.
+    """
+
+    def seconds(name: str) -> float:
+        # One call that is not timed, so that memory and connections are there.
+        sides[name]()
+        world.base.Barrier()
+        return slowest(world, seconds_per_call(sides[name], calls if isinstance(calls, int) else calls[name]))
+
+    return interleave(list(sides), rounds, seconds)
+
+
+def slowest(world: MPIWorld, seconds: float) -> float:
+    """Return the largest number of all ranks."""
+    return world.base.allreduce(seconds, op=world.MPI.MAX)  # type: ignore[no-any-return]
+
+
+# --- the environment --------------------------------------------------------------------------------------------------
+
+
+def has_torch() -> bool:
+    """Return whether PyTorch is installed here."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def environment(with_torch: bool) -> dict[str, Any]:
+    """Return what decides a timing: processor, thread counts, BLAS libraries and the kernels that they chose."""
+    import threadpoolctl
+
+    # BLAS decides most of a timing: its kernel, and its threads, per library in this process.
+    result: dict[str, Any] = {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "cores": os.cpu_count(),
+        "OPENBLAS_CORETYPE": os.environ.get("OPENBLAS_CORETYPE"),
+        "threadpools": [
+            {key: pool.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
+            for pool in threadpoolctl.threadpool_info()
+        ],
+    }
+    if with_torch:
+        import torch
+
+        result["torch"] = torch.__version__
+        result["torch_capability"] = torch.backends.cpu.get_cpu_capability()
+        result["torch_threads"] = torch.get_num_threads()
+        result["torch_mkl"] = torch.backends.mkl.is_available()
+    return result

@@ -1,0 +1,238 @@
+"""A tensor-parallel step of GPT blocks beside PyTorch's `parallelize_module` on gloo, in the same processes.
+
+    minidist bench step --tp 2 --against torch                         step times, float32
+    mpiexec -n 2 python -m minidist.report.bench.tensor_parallel --check      gradients, float64: the largest difference
+
+Each rank holds the same blocks twice: ours, and PyTorch's cut by ColwiseParallel and RowwiseParallel. PyTorch's fused
+Q|K|V has its rows in the order in which a contiguous cut gives each rank whole heads.
+
+Proved by: tests/parallel/test_tensor_against_torch.py, tests/bench/test_step.py
+"""
+
+import json
+import statistics
+import sys
+from typing import Any
+
+import numpy as np
+
+from minidist.comm.mpi.world import MPIWorld
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.core.comm import Comm
+from minidist.core.nn import Block, FlatParameters, GPTConfig, Sequential
+from minidist.core.optim import AdamW
+from minidist.core.parallel import tensor as tp
+from minidist.report.bench.harness import (
+    Step,
+    environment,
+    has_torch,
+    interleave_ranks,
+    median_ratio,
+    mpi_world,
+    report,
+    run_ranks,
+    warm_up,
+)
+from minidist.report.bench.parallel import STEPS
+from minidist.report.bench.workloads import ADAMW
+
+WIDTH, HEADS, LAYERS, BATCH, LENGTH = 256, 8, 4, 8, 128
+TARGET = 0.65
+# Our name of a layer in a block -> PyTorch's.
+NAMES = {
+    "ln_1": "ln_1",
+    "ln_2": "ln_2",
+    "attn.c_attn": "qkv",
+    "attn.c_proj": "proj",
+    "mlp.c_fc": "fc",
+    "mlp.c_proj": "out",
+}
+# The styles of `gpt_plan` for one block, by names inside the block.
+PLAN = {name.removeprefix("transformer.h.*."): style for name, style in tp.gpt_plan(2).items() if "h.*." in name}
+
+
+def bench_tensor_parallel(ranks: int = 2, rounds: int = 8, against: str | None = "torch") -> dict[str, Any]:
+    """Return {environment, rows} of one row: our step against PyTorch's (None without torch, or against=None).
+
+    Starts `mpiexec -n ranks` itself. Errors: UsageError when the heads do not divide over the ranks.
+    """
+    if ranks < 2 or HEADS % ranks:
+        choices = ", ".join(str(n) for n in range(2, HEADS + 1) if HEADS % n == 0)
+        raise UsageError(f"bench step --tp {ranks}: the blocks have {HEADS} heads; take one of {choices}")
+    if against not in ("torch", None):
+        raise UsageError(f"bench step --against {quoted(against)}{nearest(str(against), ['torch'])}; it can be torch")
+    return run_ranks("minidist.report.bench.tensor_parallel", ranks, rounds, against or "")
+
+
+def whole_blocks(dtype: Any) -> Sequential:
+    """Return LAYERS blocks of a GPT, on one device."""
+    blocks = Sequential(*[Block(GPTConfig(n_embd=WIDTH, n_head=HEADS, n_layer=LAYERS), dtype) for _ in range(LAYERS)])
+    return blocks.initialize(1)
+
+
+def our_blocks(comm: Comm, dtype: Any) -> Any:
+    """Return the blocks, cut over `comm`."""
+    return tp.parallelize_module(whole_blocks(dtype), comm, {f"layers.*.{name}": style for name, style in PLAN.items()})
+
+
+def their_blocks(ranks: int, dtype: Any) -> tuple[Any, dict[str, str]]:
+    """Return PyTorch's blocks with the same weights, cut over the process group, and {our name: theirs}."""
+    import torch
+    import torch.nn.functional as functional
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    heads, kind = HEADS // ranks, getattr(torch, np.dtype(dtype).name)
+
+    class TorchBlock(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ln_1, self.ln_2 = (torch.nn.LayerNorm(WIDTH, dtype=kind) for _ in range(2))
+            self.qkv, self.proj = (
+                torch.nn.Linear(WIDTH, 3 * WIDTH, dtype=kind),
+                torch.nn.Linear(WIDTH, WIDTH, dtype=kind),
+            )
+            self.fc, self.out = (
+                torch.nn.Linear(WIDTH, 4 * WIDTH, dtype=kind),
+                torch.nn.Linear(4 * WIDTH, WIDTH, dtype=kind),
+            )
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = (
+                part.reshape(BATCH, LENGTH, heads, WIDTH // HEADS).transpose(1, 2)
+                for part in self.qkv(self.ln_1(x)).chunk(3, -1)
+            )
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+            x = x + self.proj(mixed.reshape(BATCH, LENGTH, -1))
+            return x + self.out(functional.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
+
+    # [1] PyTorch's blocks get our weights, in its own order.
+    whole = whole_blocks(dtype)
+    theirs, names = torch.nn.Sequential(*[TorchBlock() for _ in range(LAYERS)]), {}
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            _, layer, *path, part = name.split(".")
+            names[name] = f"{layer}.{NAMES['.'.join(path)]}.{part}"
+            theirs.get_parameter(names[name]).copy_(as_torch(name, parameter.data, ranks))
+
+    # [2] They are cut by columns and then by rows, in attention and in the MLP: two all-reduces per block.
+    mesh = init_device_mesh("cpu", (ranks,))
+    for block in theirs:
+        plan = {"qkv": ColwiseParallel(), "proj": RowwiseParallel(), "fc": ColwiseParallel(), "out": RowwiseParallel()}
+        parallelize_module(block, mesh, plan)
+    return theirs, names
+
+
+def by_rank(array: np.ndarray, ranks: int) -> np.ndarray:
+    """Reorder the last dimension of a fused Q|K|V from q k v to q0 k0 v0 q1 k1 v1."""
+    split = array.reshape(*array.shape[:-1], 3, ranks, WIDTH // ranks)
+    return np.ascontiguousarray(np.swapaxes(split, -3, -2)).reshape(array.shape)
+
+
+def as_torch(name: str, array: np.ndarray, ranks: int) -> Any:
+    """Return one of our parameters (or gradients), whole, as PyTorch has it."""
+    import torch
+
+    if "c_attn" in name:
+        array = by_rank(array, ranks)
+    return torch.tensor(np.ascontiguousarray(array.T))
+
+
+def check(comm: Comm) -> dict[str, Any]:
+    """Return the largest difference between our gradients and PyTorch's in float64, and the largest gradient."""
+    import torch
+
+    ours, (theirs, names) = our_blocks(comm, np.float64), their_blocks(comm.size, np.float64)
+    x = np.random.default_rng(0).standard_normal((BATCH, LENGTH, WIDTH))
+    y = ours(Tensor(x))
+    (y * y).sum().backward()
+    z = theirs(torch.tensor(x))
+    (z * z).sum().backward()
+    worst, largest = float(np.abs(y.data - z.detach().numpy()).max()), 0.0
+    # Both gradients are whole, and in PyTorch's order, before they are compared.
+    for name, parameter in ours.named_parameters():
+        mine = tp.full_tensor(parameter.grad, parameter.layout, {"tp": comm})
+        grad = theirs.get_parameter(names[name]).grad
+        other = (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).numpy()
+        largest = max(largest, float(np.abs(mine).max()))
+        worst = max(worst, float(np.abs(as_torch(name, mine, comm.size).numpy() - other).max()))
+    return {"largest_difference": worst, "largest_gradient": largest, "parameters": len(names)}
+
+
+def our_step(comm: Comm, x: np.ndarray) -> Step:
+    """Return a step of AdamW on the mean square of the blocks' output."""
+    blocks = our_blocks(comm, np.float32)
+    flat = FlatParameters(blocks.parameters())
+    optimizer = AdamW(flat, **ADAMW)
+
+    def step() -> float:
+        flat.zero_grad()
+        y = blocks(Tensor(x))
+        loss = (y * y).sum() * (1 / x.size)
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    return step
+
+
+def torch_step(ranks: int, x: np.ndarray) -> Step:
+    """Return PyTorch's step: one fused AdamW for the cut parameters, one for the others (it does not mix them)."""
+    import torch
+
+    blocks, _ = their_blocks(ranks, np.float32)
+    torch_x = torch.tensor(x)
+    groups = [[p for p in blocks.parameters() if hasattr(p, "full_tensor") == cut] for cut in (True, False)]
+    optimizers = [torch.optim.AdamW(group, fused=True, **ADAMW) for group in groups]
+
+    def step() -> float:
+        blocks.zero_grad(set_to_none=True)
+        y = blocks(torch_x)
+        loss = (y * y).sum() * (1 / x.size)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return float(loss.item())
+
+    return step
+
+
+def compare(world: MPIWorld, rounds: int, with_torch: bool) -> list[dict[str, Any]]:
+    """Return the row. The losses of both sides must agree."""
+    comm = world.comm
+    x = np.random.default_rng(0).standard_normal((BATCH, LENGTH, WIDTH)).astype(np.float32)
+    sides = {"own": our_step(comm, x)} | ({"torch": torch_step(comm.size, x)} if with_torch else {})
+
+    # Sums over ranks round differently on both sides, hence the larger tolerance.
+    warm_up(sides, f"rank {comm.rank}", tolerance=1e-3)
+    times = interleave_ranks(world, sides, rounds, STEPS)
+    own, other = times["own"], times.get("torch")
+    return [
+        {
+            "name": f"tp, {comm.size} ranks, {LAYERS} blocks, against torch parallelize_module on gloo",
+            "ratio": median_ratio(own, other),
+            "best_ratio": min(own) / min(other) if other else None,
+            "target": TARGET,
+            "median_s": statistics.median(own),
+            "torch_median_s": statistics.median(other) if other else None,
+            "rounds": rounds,
+        }
+    ]
+
+
+def main(rounds: int, against: str, checking: bool) -> None:
+    """Run one rank of the benchmark, or of the comparison in float64."""
+    with_torch = bool(against or checking) and has_torch()
+    with mpi_world(with_torch=with_torch) as world:
+        if checking:
+            found = check(world.comm)
+            if world.rank == 0:
+                print(json.dumps(found))
+        else:
+            report(world, environment(with_torch), compare(world, rounds, with_torch))
+
+
+if __name__ == "__main__":
+    words = [word for word in sys.argv[1:] if word != "--check"]
+    main(int(words[0]) if words else 8, words[1] if len(words) > 1 else "torch", "--check" in sys.argv)
