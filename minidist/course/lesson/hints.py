@@ -98,10 +98,6 @@ LAST = (
         lambda f: f.raised(TypeError, AttributeError),
         "a value has another type than this operation takes: print it, and see which path leaves it unset",
     ),
-    Hint(
-        lambda f: is_wrong(f) and "got shape" in f.message,
-        "the answer has another shape than it should: which slice, or which axis, decides it?",
-    ),
     Hint(lambda f: f.raised(ZeroDivisionError), "something is divided by 0: which number is 0 on the case above?"),
     Hint(
         lambda f: f.kind in ("mpi", "shared", "few"),
