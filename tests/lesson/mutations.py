@@ -128,6 +128,8 @@ MUTATIONS = {
         ("keep += part", "keep -= part", "in the halving what comes in is added to"),
     ],
     "05.choose": [
+        ("2 * rounds * alpha + 2 * share", "3 * rounds * alpha + 2 * share", "here bytes decide"),
+        ("(n - 1) / n", "(n + 1) / n", "here bytes decide"),
         ('"binomial": 2 * rounds', '"binomial": rounds', "a tree up and a tree down take 2 log2 n"),
         (
             "2 * rounds * alpha + 2 * share * beta * size",

@@ -45,17 +45,9 @@ def _said(failure: Failure, exercise: Exercise | None, patterns: Any) -> str:
     try:
         got, wanted = list(failure.answers), list(failure.expected)
         given = {} if exercise is None or exercise.setup is not None else _arguments(exercise, failure)
-        if not isinstance(wanted[0], tuple):
-            return next(patterns(_arrays(got), _arrays(wanted), given), "")
-
-        # Of an answer of several arrays, the pattern of the first one that is wrong.
-        whole = _of_several(got, wanted) if patterns is _patterns else ""
-        if whole or any(not isinstance(a, tuple | list) for a in got):
-            return whole
-        pairs = list(zip(got, wanted, strict=True))
-        wrong = next(i for i in range(len(wanted[0])) if any(difference(a[i], e[i], 1e-9) for a, e in pairs))
-        found = next(patterns(_arrays([a[wrong] for a in got]), _arrays([e[wrong] for e in wanted]), given), "")
-        return f"result {wrong}: {found}" if found else ""
+        if isinstance(wanted[0], tuple):
+            return _of_several(got, wanted, given, patterns)
+        return next(patterns(_arrays(got), _arrays(wanted), given), "")
     except Exception:  # whatever arithmetic raises that meets an answer of another form than numbers
         return ""
 
@@ -75,52 +67,71 @@ def _arguments(exercise: Exercise, failure: Failure) -> Arguments:
     }
 
 
-def _of_several(got: list[Any], wanted: list[Any]) -> str:
-    """Return what is wrong with answers of several arrays as a whole: their number, or their order."""
+def _of_several(got: list[Any], wanted: list[Any], given: Arguments, patterns: Any) -> str:
+    """Return what is wrong with answers of several arrays as a whole, else the pattern of the first wrong one."""
+    whole = _as_a_whole(got, wanted) if patterns is _patterns else ""
+    if whole or any(not isinstance(a, tuple | list) for a in got):
+        return whole
+    pairs = list(zip(got, wanted, strict=True))
+    wrong = next(i for i in range(len(wanted[0])) if any(difference(a[i], e[i], 1e-9) for a, e in pairs))
+    found = next(patterns(_arrays([a[wrong] for a in got]), _arrays([e[wrong] for e in wanted]), given), "")
+    return f"result {wrong}: {found}" if found else ""
+
+
+def _as_a_whole(got: list[Any], wanted: list[Any]) -> str:
+    """Return what is wrong with the number of the results, or with their order."""
     count = len(wanted[0])
     if any(not isinstance(a, tuple | list) or len(a) != count for a in got):
         return f"{count} values are asked for: return them as a tuple, in the order of the task"
-    if any(np.size(part) for e in wanted for part in e) and count > 1:
-        if all(not difference(tuple(a), tuple(e[::-1]), 1e-9) for a, e in zip(got, wanted, strict=True)):
-            return "the results are right and exchanged: return them in the order of the task"
-        if all(not difference(a[-1], e[0], 1e-9) for a, e in zip(got, wanted, strict=True)) and count == 2:
-            return "the second result is the first one once more"
+    pairs = list(zip(got, wanted, strict=True))
+    if count == 1 or not any(np.size(part) for e in wanted for part in e):
+        return ""
+    if all(not difference(tuple(a), tuple(e[::-1]), 1e-9) for a, e in pairs):
+        return "the results are right and exchanged: return them in the order of the task"
+    if count == 2 and all(not difference(a[1], e[0], 1e-9) for a, e in pairs):
+        return "the second result is the first one once more"
     return ""
 
 
 def _patterns(got: Arrays, wanted: Arrays, given: Arguments) -> Iterator[str]:
     """Yield the sentences that fit, the surest first."""
-    ranks = len(wanted)
     if all(a.ndim == 2 and a.shape == e.T.shape and _same(a, e.T) for a, e in zip(got, wanted, strict=True)):
         yield "the right numbers, transposed: rows and columns are exchanged"
-    if any(a.shape != e.shape for a, e in zip(got, wanted, strict=True)):
+    if any(a.shape != e.shape for a, e in zip(got, wanted, strict=True)) or not any(e.size for e in wanted):
         return
-
-    # What came in.
     everything, right = (np.concatenate([each.reshape(-1) for each in side]) for side in (got, wanted))
-    if not right.size:
-        return
     for name, argument in given.items():
-        if all(_same(a, e) for a, e in zip(got, argument, strict=True)) and _tells(everything):
+        if _tells(everything) and all(_same(a, e) for a, e in zip(got, argument, strict=True)):
             yield f"this is {name} as it came in"
+    yield from _multiples(everything, right, len(wanted))
+    yield from _misplaced(got, wanted)
+    yield from _too_much(got, wanted, given)
 
-    # One factor for all entries of all ranks.
+
+def _multiples(everything: np.ndarray, right: np.ndarray, ranks: int) -> Iterator[str]:
+    """Yield the one factor of all entries of all ranks."""
+    if not np.any(right):
+        return
     for factor, name in _factors(ranks):
-        if np.any(right) and np.allclose(everything, factor * right, rtol=1e-9, atol=1e-12):
+        if np.allclose(everything, factor * right, rtol=1e-9, atol=1e-12):
             yield f"every number is {name} times the expected one: {CAUSES[name]}"
-    scale = float(everything @ right) / float(right @ right) if np.any(right) else 0.0
+    scale = float(everything @ right) / float(right @ right)
     if scale and _tells(right) and np.allclose(everything, scale * right, rtol=1e-9, atol=1e-12):
         yield f"every number is {scale:.4g} times the expected one: one factor is missing, or one too many"
 
-    # The right numbers in wrong places.
+
+def _misplaced(got: Arrays, wanted: Arrays) -> Iterator[str]:
+    """Yield where the right numbers are, if all of them are somewhere else."""
+    ranks = len(wanted)
+    if all(_same(a, e) for a, e in zip(got, wanted, strict=True)):  # wrong in the last bits alone
+        return
     if ranks > 1 and all(_same(a, e) for a, e in zip(got, wanted[::-1], strict=True)):
         yield "the ranks have each other's answers, in the reverse order: is it rank or n - 1 - rank?"
     for shift, other in ((1, "next"), (-1, "previous")):
         if ranks > 2 and all(_same(a, wanted[(r + shift) % ranks]) for r, a in enumerate(got)):
             yield f"every rank has the answer of the {other} rank: an index is off by one"
-    if all(a.ndim and _same(a, np.flip(e)) for a, e in zip(got, wanted, strict=True)) and not _same(right, got[0]):
+    if all(a.ndim and _same(a, np.flip(e)) for a, e in zip(got, wanted, strict=True)):
         yield "the right numbers in the reverse order"
-    yield from _too_much(got, wanted, given)
 
 
 def _factors(ranks: int) -> list[tuple[float, str]]:
@@ -143,8 +154,10 @@ def _too_much(got: Arrays, wanted: Arrays, given: Arguments) -> Iterator[str]:
 
 
 def _places(got: Arrays, wanted: Arrays, given: Arguments) -> Iterator[str]:
-    """Yield which ranks, or which entries of one rank's answer, are wrong while others are right."""
+    """Yield that shapes differ, or which ranks, or which entries of one rank's answer, are wrong and others right."""
     ranks = len(wanted)
+    if all(a.ndim == e.ndim and a.shape != e.shape for a, e in zip(got, wanted, strict=True)):
+        yield "the answer has another shape than it should: which slice, or which axis, decides it?"
     wrong = [rank for rank, (a, e) in enumerate(zip(got, wanted, strict=True)) if not _same(a, e)]
     if ranks > 1 and len(wrong) < ranks:
         yield f"right on the other ranks, wrong on rank{'s' * (len(wrong) > 1)} {_listed(wrong)}"

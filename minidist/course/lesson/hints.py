@@ -80,12 +80,23 @@ LAST = (
         " and every rank takes part in a collective; is the call inside a condition that only some ranks meet?",
     ),
     Hint(
-        lambda f: f.raised(ValueError) and any(word in f.message for word in ("shape", "broadcast", "concatenate")),
+        lambda f: (
+            f.raised(ValueError)
+            and any(word in f.message for word in ("shape", "broadcast", "concatenate", "mismatch"))
+        ),
         "two arrays do not fit together: print the shapes on the case above, which may have an empty array",
     ),
     Hint(
         lambda f: f.raised(IndexError, KeyError),
         "an index or a key is not there: write down its first and its last value on the case above",
+    ),
+    Hint(
+        lambda f: "axis" in f.message and "out of bounds" in f.message,
+        "an axis is not there: a matrix has the axes 0, down the rows, and 1, along a row",
+    ),
+    Hint(
+        lambda f: f.raised(TypeError, AttributeError),
+        "a value has another type than this operation takes: print it, and see which path leaves it unset",
     ),
     Hint(lambda f: f.raised(ZeroDivisionError), "something is divided by 0: which number is 0 on the case above?"),
     Hint(

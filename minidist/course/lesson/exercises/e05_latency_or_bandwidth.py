@@ -57,10 +57,10 @@ def answered(failure: Failure, *names: str) -> bool:
     return failure.kind == "wrong" and failure.answers[0] in names
 
 
-def is_clear(case: Case) -> bool:
-    """Return whether every algorithm is either as cheap as the best one, or takes a fifth longer at least."""
+def is_close(case: Case) -> bool:
+    """Return whether an algorithm is not as cheap as the best one and takes less than a fifth longer."""
     costs = costs_of(case).values()
-    return not any(min(costs) * (1 + 1e-6) < cost < 1.2 * min(costs) for cost in costs)
+    return any(min(costs) * (1 + 1e-6) < cost < 1.2 * min(costs) for cost in costs)
 
 
 def describe(case: Case) -> str:
@@ -127,7 +127,8 @@ EXERCISES = [
         expected=lambda case: [min(costs_of(case), key=costs_of(case).__getitem__)],
         check_answers=check_answers,
         written_by_hand=("minidist.collectives.auto", "minidist.core.collectives.registry"),
-        cases=lambda: [case for k in range(1, 11) for seed in range(12) if is_clear(case := Case(1, k, seed))],
+        # A wrong choice is shown where it costs most; the others are where two algorithms cost nearly the same.
+        cases=lambda: sorted((Case(1, k, seed) for k in range(1, 11) for seed in range(12)), key=is_close),
         draw=drawing((1, 1), (1, 12)),
         par=Case(1, 4),
         label=describe,

@@ -45,9 +45,8 @@ def normalised(case: Case, how: str = "union") -> list[np.ndarray]:
         variance = variance * rows / max(1, rows - 1)
     if how == "not centred":
         mean = 0 * mean
-    deviation = variance + EPS if how == "no root" else np.sqrt(variance + EPS)
-    if how == "eps outside":
-        deviation = np.sqrt(variance) + EPS
+    deviations = {"no root": variance + EPS, "eps outside": np.sqrt(variance) + EPS}
+    deviation = deviations.get(how, np.sqrt(variance + EPS))
     return [(part - mean) / deviation for part in parts]
 
 

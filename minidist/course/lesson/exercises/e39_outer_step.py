@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Hint, reduced_to_all, returns
+from minidist.course.lesson.exercise import Case, Exercise, Hint, is_wrong, reduced_to_all, returns
 
 LR, MU = 0.5, 0.75
 
@@ -60,6 +60,11 @@ EXERCISES = [
                     ("no momentum", "the second result is the new momentum, not the gradient"),
                     ("weighted", "the gradient is added whole: the momentum is mu * momentum + gradient"),
                 )
+            ),
+            Hint(
+                is_wrong,
+                "in this order: the gradient is common - average, it is added to mu * momentum, and the step is lr"
+                " times (gradient + mu * the new momentum), subtracted from the common weights",
             ),
             Hint(lambda f: f.kind == "limit", "right, but too many bytes: one all-reduce of the weights is enough"),
         ),

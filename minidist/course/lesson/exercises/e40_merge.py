@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Hint
+from minidist.course.lesson.exercise import Case, Exercise, Hint, is_wrong
 
 LR, ALPHA = 0.5, 0.25
 
@@ -46,6 +46,11 @@ EXERCISES = [
             Hint(
                 lambda f: f.answers_are(merged(f.case, "own")),
                 "the outer gradient is a step of the common weights; a rank's own ones are only mixed with the result",
+            ),
+            Hint(
+                is_wrong,
+                "the new common weights are the old ones minus lr times the outer gradient; the rank's are alpha of its"
+                " own plus 1 - alpha of the new common ones",
             ),
             Hint(lambda f: f.kind == "limit", "nothing need be sent: the outer gradient has arrived"),
         ),
