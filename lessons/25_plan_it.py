@@ -35,15 +35,7 @@ from dataclasses import replace
 from functools import cache
 from io import StringIO
 
-from minidist import (
-    FlopCounter,
-    LinkModel,
-    ParallelDims,
-    SimWorld,
-    TrainConfig,
-    UsageError,
-    get_schedule,
-)
+from minidist import FlopCounter, LinkModel, SimWorld, TrainConfig, UsageError, get_schedule
 from minidist.base.trace_file import only_steps
 from minidist.cli import main
 from minidist.commands.memory_budget import fit_micro_batch
@@ -53,6 +45,7 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
+from minidist.parallel.fitting_dims import dims_of
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
 from minidist.planning.architecture import named
@@ -340,7 +333,7 @@ assert right.layout.tp == 1  # its messages are those that suffer
 
 # %%
 with expect(ValueError):
-    ParallelDims.of(12, pp=best[0], dp=max(best[1], 5), tp=best[2])
+    dims_of(12, pp=best[0], dp=max(best[1], 5), tp=best[2])
 printed = ClusterLayout(dp=4, tp=8, pp=16, cp=16, zero=2, microbatches=32)
 with expect(UsageError):
     check_layout(printed, Job(named("llama-3.1-405b"), 131_072, 128, "bf16", 16_384))

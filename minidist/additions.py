@@ -111,7 +111,7 @@ def _half() -> Any:
 
 
 def _precision() -> Any:
-    from minidist.nn import precision
+    from minidist.nn.ops import precision
 
     elsewhere.precision = lambda: precision
     return precision
