@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist import nn
 from minidist.core import autograd as ag
 from minidist.core.autograd import AutogradError, Parameter, Tensor
 from minidist.nn import gradcheck
@@ -37,7 +38,7 @@ def test_linear(activation, in_out, lead, n, m, parameters, bias):
 
 def test_linear_equals_its_parts():
     x, w, b = (Tensor(draws(*shape, seed=i), requires_grad=True) for i, shape in enumerate([(2, 5, 3), (4, 3), (4,)]))
-    fused, parts = ag.linear(x, w, b, "gelu"), ag.gelu_composite(x @ w.T + b)
+    fused, parts = ag.linear(x, w, b, "gelu"), nn.gelu_composite(x @ w.T + b)
     np.testing.assert_allclose(fused.data, parts.data, rtol=1e-13)
     gradients = []
     for y in (fused, parts):
@@ -54,7 +55,7 @@ def test_gelu_crosses_its_blocks():
     y = ag.gelu(x)
     y.sum().backward()
     other = Tensor(x.data, requires_grad=True)
-    z = ag.gelu_composite(other)
+    z = nn.gelu_composite(other)
     z.sum().backward()
     np.testing.assert_allclose(y.data, z.data, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(x.grad, other.grad, rtol=1e-10, atol=1e-13)
@@ -69,7 +70,7 @@ def test_layer_norm(lead, n, parameters):
     fused = lambda x, w, b: ag.layer_norm(x, w, b, eps=1e-2)  # noqa: E731
     gradcheck(fused, *inputs, parameters=parameters, tolerance=1e-5)
     if n:
-        composite = ag.layer_norm_composite(*map(Tensor, inputs), eps=1e-2)
+        composite = nn.layer_norm_composite(*map(Tensor, inputs), eps=1e-2)
         np.testing.assert_allclose(fused(*map(Tensor, inputs)).data, composite.data, rtol=1e-10, atol=1e-12)
 
 
@@ -88,7 +89,7 @@ def test_attention_of_small_shapes(batch, length, heads, size, p):
 @each("length", [1, 63, 64, 65, 130, 200])
 def test_attention_in_blocks_equals_the_composite(length):
     results = []
-    for attention in (ag.causal_attention, ag.causal_attention_composite):
+    for attention in (ag.causal_attention, nn.causal_attention_composite):
         x = Tensor(draws(3, length, 3 * 2 * 4), requires_grad=True)
         y = attention(x, 2)
         y.backward(draws(*y.shape, seed=1))
@@ -211,7 +212,7 @@ def test_an_embeddings_gradient_begins_at_zero_in_an_array_that_it_is_given():
 def test_the_angles_of_rotary_embeddings():
     """RoFormer, equation 15: theta_i = 10000^(-2 i / n)."""
     expected = [[3 * 10000.0 ** (-2 * i / 8) for i in range(4)]]
-    np.testing.assert_allclose(ag.rotary_angles(np.array([3]), 8), expected, rtol=1e-14)
+    np.testing.assert_allclose(nn.rotary_angles(np.array([3]), 8), expected, rtol=1e-14)
 
 
 def test_mse():

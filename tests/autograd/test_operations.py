@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist import nn
 from minidist.core import autograd as ag
 from minidist.core.autograd import DtypeError, Parameter, ShapeError, Tensor
 from minidist.nn import gradcheck
@@ -28,11 +29,11 @@ UNARY = {
     "neg": ag.neg,
     "exp": ag.exp,
     "tanh": ag.tanh,
-    "sigmoid": ag.sigmoid,
+    "sigmoid": nn.sigmoid,
     "relu": ag.relu,
     "gelu": ag.gelu,
-    "gelu_composite": ag.gelu_composite,
-    "absolute": ag.absolute,
+    "gelu_composite": nn.gelu_composite,
+    "absolute": nn.absolute,
     "square": lambda x: x**2,
     "cube": lambda x: x**3,
     "add scalar": lambda x: 2.0 + x,
@@ -41,7 +42,7 @@ UNARY = {
     "times numpy scalar": lambda x: np.float32(0.5) * x,
 }
 UNARY_POSITIVE = {"log": ag.log, "sqrt": ag.sqrt, "pow 1.5": lambda x: x**1.5, "pow -1": lambda x: x**-1}
-BINARY = {"add": ag.add, "sub": ag.sub, "mul": ag.mul, "div": ag.div, "maximum": ag.maximum, "minimum": ag.minimum}
+BINARY = {"add": ag.add, "sub": ag.sub, "mul": ag.mul, "div": ag.div, "maximum": nn.maximum, "minimum": nn.minimum}
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -73,7 +74,7 @@ def test_binary_broadcasts(name, shapes, seed, parameters):
 def test_where_broadcasts(shapes, parameters):
     c, a, b = shapes.input_shapes
     condition = np.random.default_rng(1).random(c) < 0.5
-    gradcheck(lambda x, y: ag.where(condition, x, y), away_from_zero(a, 1), away_from_zero(b, 2), parameters=parameters)
+    gradcheck(lambda x, y: nn.where(condition, x, y), away_from_zero(a, 1), away_from_zero(b, 2), parameters=parameters)
 
 
 @settings(max_examples=30, deadline=None)
@@ -212,7 +213,7 @@ def test_errors_name_the_operation_and_both_shapes(name):
         (lambda: ag.sum(Tensor(np.ones((2, 3))), 2), r"sum: axis 2 .*\(2, 3\)"),
         (lambda: ag.split(Tensor(np.ones((2, 3))), [1, 1], 1), r"split: sizes \[1, 1\] .*\(2, 3\)"),
         (lambda: Tensor(np.ones((2, 3)))[5], r"getitem: index 5 .*\(2, 3\)"),
-        (lambda: ag.where(np.ones(2, bool), Tensor(np.ones(3)), 0.0), r"where: shapes \(3,\) and \(\).*\(2,\)"),
+        (lambda: nn.where(np.ones(2, bool), Tensor(np.ones(3)), 0.0), r"where: shapes \(3,\) and \(\).*\(2,\)"),
         (lambda: ag.broadcast_to(Tensor(np.ones((2, 3))), (3, 3)), r"broadcast_to.*\(2, 3\).*\(3, 3\)"),
         (
             lambda: ag.layer_norm(Tensor(np.ones((2, 3))), Tensor(np.ones(4)), Tensor(np.ones(4))),

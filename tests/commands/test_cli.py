@@ -174,7 +174,7 @@ def test_a_difference_is_exit_code_1_and_a_name(tmp_path):
     (tmp_path / "broken.py").write_text(
         "import minidist.core.parallel.gradients as g\n"
         "def skip(self, bucket):\n"
-        "    from minidist.collectives import all_reduce\n"
+        "    from minidist.core.collectives import all_reduce\n"
         "    return all_reduce(self.comm, bucket.buffer.copy(), self.op, algorithm=self.algorithm, async_op=True)\n"
         "g.GradientReducer._all_reduce = skip\n"
         "from minidist.cli import main\n"

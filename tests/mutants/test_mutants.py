@@ -59,11 +59,11 @@ def test_only_a_test_that_fails_counts_as_killed():
 
 
 def test_a_mutant_is_planted_in_a_copy_and_taken_out_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(mutants_run, "COPIED", ("minidist/base", "pyproject.toml"))
-    (tmp_path / "minidist").mkdir()
+    monkeypatch.setattr(mutants_run, "COPIED", ("minidist/core/base", "pyproject.toml"))
+    (tmp_path / "minidist" / "core").mkdir(parents=True)
     copy, mutant = Copy(tmp_path), Mutant("core/base/layout.py", "def offsets(", "def offset(", "", "")
     before = (ROOT / mutant.path).read_text(encoding="utf-8")
-    compiled = tmp_path / "minidist" / "base" / "__pycache__" / f"layout.{sys.implementation.cache_tag}.pyc"
+    compiled = tmp_path / "minidist" / "core" / "base" / "__pycache__" / f"layout.{sys.implementation.cache_tag}.pyc"
     compiled.parent.mkdir()
     compiled.write_bytes(b"old")
     with copy.planted(mutant):

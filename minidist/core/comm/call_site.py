@@ -1,7 +1,7 @@
 """Where the *user's* program started an operation: a report that names a line of this library is of no use.
 
 The search goes from the caller outwards to the first frame that is not minidist's own; inside minidist's own programs,
-to the first frame outside comm/ and collectives/. It costs about a quarter of a microsecond, so a collective call looks
+to the first frame outside comm/ and collectives/, here and in the core. It costs about a quarter of a microsecond, so a collective call looks
 once and its messages share the result.
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/test_error_lines.py
@@ -15,7 +15,10 @@ from types import FrameType
 from typing import NamedTuple
 
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
-_PLUMBING = (_PACKAGE + "comm" + os.sep, _PACKAGE + "collectives" + os.sep)
+_PLUMBING = tuple(
+    _PACKAGE + os.path.join(*path, "")
+    for path in (("core", "comm"), ("core", "collectives"), ("comm",), ("collectives",))
+)
 _OTHERS: tuple[str, ...] = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
 if sys.platform != "emscripten":  # in a browser the interpreter's folder is the user's
     _OTHERS += (str(Path(sys.executable).parent),)
