@@ -1,8 +1,8 @@
 """Where the *user's* program started an operation: a report that names a line of this library is of no use.
 
 The search goes from the caller outwards to the first frame that is not minidist's own; inside minidist's own programs,
-to the first frame outside comm/ and collectives/, here and in the core. It costs about a quarter of a microsecond, so a collective call looks
-once and its messages share the result.
+to the first frame outside comm/ and collectives/, of the core and of the package. It costs about a quarter of a
+microsecond, so a collective call looks once and its messages share the result.
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/test_error_lines.py
 """
