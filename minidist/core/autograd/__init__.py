@@ -6,7 +6,7 @@ backward.py        the backward pass
 modes.py           whether operations are recorded
 operands.py        what every operation does with its operands first
 operators.py       the operators and methods of a tensor
-function.py        operations of one's own
+function.py        operations that a user defines
 ops/               the operations, one file each, with their gradients
 errors.py          errors of operations and of backward passes
 """

@@ -71,7 +71,7 @@ def backward(
 
 
 class BackwardPass:
-    """One pass over one graph. A recomputed block (a replay) has a graph of its own, visited in the same pass."""
+    """One pass over one graph. A recomputed block (a replay) has a separate graph, visited in the same pass."""
 
     def __init__(self, observers: Sequence[BackwardObserver] = (), weight_gradients: str = "now") -> None:
         self.store = WeightGradStore(self) if weight_gradients == "deferred" else None

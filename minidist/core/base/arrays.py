@@ -1,4 +1,4 @@
-"""The array functions that autograd, nn, optim and the strategies use, for NumPy, CuPy and meta arrays alike.
+"""The array functions that autograd, nn, optim and the strategies use, for NumPy, CuPy and meta arrays.
 
 What of NumPy is imported here is what `ArrayModule` lists in array_interface.py; of an array itself a program uses what
 `ArrayInterface` lists. A test compares both with all three implementations and with the source above base/.

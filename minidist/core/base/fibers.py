@@ -37,7 +37,7 @@ else:
     from greenlet import greenlet as Fiber
 
     def spawn(program: Callable[[Any], None], argument: Any, context: Context, hub: Fiber) -> Fiber:
-        """Return a fiber that will run `program(argument)` in a context of its own."""
+        """Return a fiber that will run `program(argument)` in a separate context."""
         fiber = Fiber(partial(program, argument), parent=hub)
         fiber.gr_context = context
         return fiber

@@ -54,10 +54,10 @@ class Layout:
     """How one global tensor lies over a mesh.
 
     `axes` and `dims` pair up: the tensor is cut along `dims[i]` over mesh axis `axes[i]`; on every other axis it is
-    replicated. `blocks`: the cut dim consists of so many equal blocks, and each is cut (3 for a fused Q|K|V).
-    `padding`: so many zeros follow at the end of the cut dim before it is cut; they are on no global tensor.
-    `copies`: so many neighbouring ranks of the axis hold the same tile (key-value heads, when there are fewer of
-    them than ranks). A tensor that is cut over two axes has one block, no padding and no copies. `ranks`: of each
+    replicated. `blocks`: into how many equal blocks the cut dim is divided before each is cut (3 for a
+    fused Q|K|V). `padding`: how many zeros follow at the end of the cut dim before it is cut; they are on no global
+    tensor. `copies`: how many neighbouring ranks of the axis hold the same tile (key-value heads, when there are fewer
+    of them than ranks). A tensor that is cut over two axes has one block, no padding and no copies. `ranks`: of each
     axis the world ranks along it, where they are known.
     """
 

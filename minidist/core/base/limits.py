@@ -18,7 +18,7 @@ import numpy as np
 
 from minidist.core.base.errors import UsageError, quoted
 
-MAX_RANKS = 100_000  # of a simulated world; each rank has a stack, and in training a model of its own
+MAX_RANKS = 100_000  # of a simulated world; each rank has a stack, and in training a model
 MAX_SWEPT_RANKS = 4_096  # of a world that is run many times, or drawn
 MAX_LAYERS = 10_000  # of a model; each is built, so more would take minutes before the first step
 MAX_BATCH = 10_000_000  # samples of one step; their numbers are drawn for every step

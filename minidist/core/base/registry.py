@@ -33,7 +33,7 @@ class Registry(dict[str, Entry]):
         self.aliases: dict[str, str] = {}  # other spellings, in lower case -> name
 
     def add(self, name: str, entry: Entry, aliases: Iterable[str] = ()) -> None:
-        """Add an entry; a name that is added again replaces it. Aliases are found in upper and lower case alike."""
+        """Add an entry; a name that is added again replaces it. Aliases are found in upper and in lower case."""
         self[name] = entry
         self.aliases.update({alias.lower(): name for alias in (name, *aliases)})
 

@@ -7,7 +7,7 @@ and ragged counts, and with `async_op=True` returns a `Work` whose `wait()` give
 name, or with `algorithm="auto"` by its cost on the communicator's links (see auto.py).
 
 `volume` and `seconds` are the closed forms of what an algorithm sends and how long it takes. Each is in the file of
-its algorithm, beside the code: the ring's in ring.py.
+its algorithm, next to the code: the ring's in ring.py.
 
 calls.py                the collectives as a user calls them
 registry.py             the algorithms of each collective

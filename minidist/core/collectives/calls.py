@@ -57,7 +57,7 @@ def reduce_scatter(
     """Give rank r chunk r of the sum of all ranks' arrays (flattened); `array` itself is left as it was.
 
     counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes, in
-    memory of its own. equal: as in `all_reduce`.
+    separate memory. equal: as in `all_reduce`.
     """
     for check in hooks.call_checks:
         check(comm, "reduce_scatter", array, op, out)
@@ -159,7 +159,7 @@ def scatter(
         sizes = _chunks_of(comm, "scatter", array.size, counts)
         _output(comm, "scatter", out, sizes[root], array)
 
-    # Only the root knows how much moves, and all ranks must choose alike: "auto" decides by the latency alone.
+    # Only the root knows how much moves, and all ranks must make the same choice: "auto" decides by the latency alone.
     return _call(comm, "scatter", algorithm, async_op, array, sizes, out, root, total=0, root=root)
 
 
@@ -196,7 +196,7 @@ def all_to_all(
             f"rank {comm.rank}: all_to_all with receive_counts {receives}; it needs {comm.size} counts of at least 0, "
             f"its own equal to what it sends itself, {sends[comm.rank]}"
         )
-    # No rank knows the others' counts, and all must choose alike.
+    # No rank knows the others' counts, and all must make the same choice.
     chosen = "pairwise" if algorithm == "auto" else algorithm
     return _call(comm, "all_to_all", chosen, async_op, array, sends, receives)
 
@@ -224,9 +224,9 @@ def _call(
     """Open a collective call and run the algorithm on it, now or on the communicator's stream.
 
     total: elements of the whole, which "auto" chooses by, a number that all ranks know; default: those of `array`.
-    root: of an operation that has one. equal: what else both sides of each message must have alike.
+    root: of an operation that has one. equal: what else must be equal on both sides of each message.
     """
-    # Chosen from what all ranks know alike, or they would run different algorithms.
+    # Chosen from what every rank knows, or they would run different algorithms.
     if algorithm in hooks.choosers:
         elements = total if total is not None else 0 if array is None else array.size
         algorithm = hooks.choosers[algorithm](comm, operation, elements * (1 if array is None else array.itemsize))
@@ -236,8 +236,8 @@ def _call(
         function = partial(hooks.one_event[-1]().run_as_one_event, operation, chosen)
     algorithm = chosen.name  # also of another spelling, and of FILE.py:FUNCTION
 
-    # What both sides of each message must have alike: the algorithm, the reduction, the root and, because arrays travel
-    # flattened and (2, 3) would meet (3, 2), the shape.
+    # What must be equal on both sides of each message: the algorithm, the reduction, the root and, because arrays
+    # travel flattened and (2, 3) would meet (3, 2), the shape.
     name = f"{operation}/{algorithm}" if reduction == "sum" else f"{operation}/{algorithm} {reduction}"
     shape = equal
     if array is not None and array.ndim != 1 and operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast"):
@@ -279,7 +279,7 @@ def _chunks_of(comm: PointToPoint, operation: str, total: int, counts: Sequence[
 
 
 def _counts_text(sizes: list[int]) -> str:
-    """Return the counts as both sides of each message must have them alike; "" for those that need not be passed."""
+    """Return the counts, which must be equal on both sides of each message; "" for those that need not be passed."""
     if sizes == chunk_sizes(sum(sizes), len(sizes)):
         return ""
     text = str(sizes)
@@ -287,7 +287,7 @@ def _counts_text(sizes: list[int]) -> str:
 
 
 def _shards_like(comm: PointToPoint, operation: str, size: int, counts: Sequence[int] | None) -> list[int]:
-    """Return the elements of each rank's shard, of which this rank's has `size`."""
+    """Return the elements of each rank's shard; this rank's shard has `size`."""
     if counts is None:
         return [size] * comm.size
     sizes = _integers(comm, operation, counts)

@@ -121,7 +121,7 @@ def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.
 
 def gather_doubling(comm: PointToPoint, fold: Fold, out: np.ndarray, start: list[int]) -> None:
     """Folded number v holds elements [start[v], start[v+1]) of `out`; afterwards each holds them all."""
-    # Known before a round: an aligned block of `distance` numbers; its partner knows the block beside it.
+    # Known before a round: an aligned block of `distance` numbers; its partner knows the block next to it.
     me, distance = fold.number(comm.rank), 1
     while distance < fold.power:
         first = me // distance * distance  # this rank's block of `distance` numbers, which are known

@@ -1,6 +1,6 @@
 """Which algorithms each collective has, and what each of them sends and how long it takes.
 
-An algorithm says all that in its own file, so that the formula stands beside the loop that it describes:
+An algorithm says all that in its own file, so that the formula stands above the loop that it describes:
 
     @algorithm(
         "all_reduce",

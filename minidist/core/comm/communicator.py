@@ -68,7 +68,7 @@ class Comm(PointToPoint):
     ) -> "CollectiveCall":
         """Return this rank's next collective call.
 
-        equal, root: what every member must pass equal, beside the operation: compared with each message.
+        equal, root: what must be equal on every member, in addition to the operation: compared with each message.
         sends_itself: the algorithm is the user's, so a report names the lines of its messages instead of the line of
         the call. array: what this rank passes to it, for reports.
         """

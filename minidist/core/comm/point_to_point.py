@@ -1,14 +1,14 @@
 """Point-to-point messages: the interface that algorithms are written against, whatever a rank really is.
 
 `PointToPoint` is what a communicator and one collective call on it have in common (both are in `communicator`), so an
-algorithm runs on either. It checks the arguments and hands the message to its `World`, of which there are two:
+algorithm runs on either. It checks the arguments and hands the message to its `World`. There are two:
 `Sim` and `MPIWorld`.
 
     comm.send(array, dest) ──▶ PointToPoint._post ──▶ World.post ──▶ Request
                                PointToPoint.wait  ──▶ World.wait
 
 There is no second, asynchronous version of any collective. A `Work` is a blocking function that runs in a *stream*: a
-greenlet beside the rank's main program, one for each communicator, first started, first run.
+greenlet next to the rank's main program, one for each communicator, first started, first run.
 
 Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
@@ -37,7 +37,7 @@ ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
 PASS_OF = {"tensor_forward": "forward", "tensor_backward": "backward", "regather": "backward"}
 MAX_TAG = 2**14 - 1  # MPI guarantees tags up to 2**15 - 1; the upper half is for headers
-# Inside a collective call the tag of a message is the call's number; a tag of its own lies above the header's bit, so
+# Inside a collective call the tag of a message is the call's number; a separate tag lies above the header's bit, so
 # that messages are told apart as they would be outside, and still belong to their call. 2**23 - 1 is the highest tag of
 # UCX, the lowest limit of today's MPI libraries.
 OWN_TAG = 2**15
@@ -216,7 +216,7 @@ class PointToPoint:
         return other
 
     def matching(self, operation: str, equal: str) -> "PointToPoint":
-        """Return this group for messages of `operation`, of which both sides must pass `equal` alike; it sends nothing.
+        """Return this group for messages of `operation`, whose sides must pass the same `equal`; it sends nothing.
 
         Every rank that sends or receives such a message must call it.
         """

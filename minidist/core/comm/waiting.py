@@ -47,7 +47,7 @@ def circle_text(cycle: Sequence[int], arrow: str = " -> ", word: str = "rank ") 
 
 
 def find_cycle(waiting: list[Waiting]) -> list[int]:
-    """Return a circle of ranks of which each waits for the next, or []. Starts at its smallest rank.
+    """Return a circle of ranks in which each waits for the next, or []. Starts at its smallest rank.
 
     A rank with several streams may wait for several ranks at once, and each of them may be the one in the circle.
     """

@@ -195,7 +195,7 @@ def shard_square_sums(
     its own blocks (8 B each) to all others, under purpose `clip_norm`. Raises UsageError when blocks cross shard
     boundaries, or the shards lie on other ranks than those of `comm`: blocks would count twice, or not at all.
     """
-    # Each rank's sums of its own blocks, shard after shard.
+    # The sums of each rank over the blocks of its shard, shard after shard.
     sums = []
     for shard in shards:
         if shard.alignment % NORM_BLOCK:

@@ -187,7 +187,7 @@ class FSDPParamGroup:
                 broadcast(reduce.replicas, self.flat.data)
             broadcast(shard.comm, self.flat.data)
 
-        # From here on the shard has an array of its own, and the whole exists only while it is gathered.
+        # From here on the shard has a separate array, and the whole exists only while it is gathered.
         self.device = xp.empty(0, self.flat.dtype, self.flat.data)  # an array that says where whole groups are made
         shard.detach(placement)
         self.flat.release()
@@ -355,7 +355,7 @@ class FSDPParamGroup:
             self.shard.note_used(used)
         piece = self.reduce.finish(piece, context.guard.of_copies(self.shard, self.made.guard))
 
-        # A shard that lives elsewhere: the sum leaves for there, in a stream of its own, after the one before.
+        # A shard that lives elsewhere: the sum leaves for there, in a separate stream, after the one before.
         if not self.placement.apart:
             self.add_reduced(piece)
             return

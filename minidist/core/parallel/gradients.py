@@ -6,7 +6,7 @@ the end, and a bucket travels while the layers before it are still being differe
     flat gradient   | bucket 2 | bucket 1 | bucket 0 |
     backward        ◀───────────────────────────────── time
     [1] ready(p)    the last contribution to p was added; when that completes p's bucket ...
-    [2] launch(b)   ... the sum of the bucket over the ranks starts, in a stream of its own
+    [2] launch(b)   ... the sum of the bucket over the ranks starts, in a separate stream
     [3] finish()    at the end of the pass, wait for all of them
 
 All ranks launch buckets in index order, whatever the order in which their parameters get ready; otherwise one rank's
@@ -316,7 +316,7 @@ class GradientReducer(BackwardObserver):
         """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""
         for work in filter(None, self.works):
             work.wait()
-        # The next pass adds to a local gradient of its own, so that a sum over ranks is not summed over ranks again.
+        # The next pass adds to a separate local gradient, so that a sum over ranks is not summed over ranks again.
         for parameter in self.bucket_of:
             parameter.gradient.was_reduced()
 

@@ -1,7 +1,7 @@
 """ZeRO 1 and 2: data parallelism in which every rank keeps and steps 1/n of the optimizer (2: and of the gradient).
 
 Data parallel ranks all hold the same optimizer state and all do the same update: n times the memory for one result.
-Here the flat parameters are cut into n shards. A rank needs the summed gradient of its own shard only, so the
+Here the flat parameters are cut into n shards. A rank needs the summed gradient of its shard only, so the
 all-reduce becomes its first half, a reduce-scatter; it steps its shard; the second half, an all-gather, then sends
 *parameters*:
 

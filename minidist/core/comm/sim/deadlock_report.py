@@ -51,7 +51,7 @@ def _waiting(stream: Stream) -> Waiting:
     site = call_site(frame) if frame is not None else item.site  # no user code is on another stream's stack
     waited_at = "" if site == item.site else f", waited for at {site}"
 
-    # A work has no peers of its own: its stream is blocked too and says which rank it waits for.
+    # A work has no peers: its stream is blocked too and says which rank it waits for.
     if isinstance(item, Work):
         return Waiting(stream.rank, stream.name, (), f"wait() of {item.describe()}{waited_at}")
     members = item.comm.members

@@ -37,7 +37,7 @@ from minidist.core.parallel.tensor.shard_context import ShardContext
 class ColumnParallelLinear(Module):
     """y = activation(x W + b) with the output features split: x (..., in) on all ranks -> (..., out / t) on each.
 
-    linear: the layer of one device, of which this rank keeps its columns. name: of the layer in its model, for errors.
+    linear: the layer of one device; this rank keeps its columns. name: of the layer in its model, for errors.
     blocks: the number of equal blocks of output features, each of them split (3 for a fused Q|K|V). replicas > 1: this
     number of neighbouring ranks has the same columns.
 

@@ -205,7 +205,7 @@ class _Gather(_Border):
 
 
 class _GatherSummands(_Border):
-    # Each rank has a part of the gradient of the whole, that of its own columns.
+    # Each rank has a part of the gradient of the whole, that of its columns.
     there, back = staticmethod(gathered), staticmethod(_scattered_sum)
 
 

@@ -123,7 +123,7 @@ class HeadParallel(ParallelStyle):
     """
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """Return the attention with the dropout of its own heads."""
+        """Return the attention with the dropout of its heads."""
         dropout = getattr(module, "attn_dropout", None)
         if not isinstance(dropout, AttentionDropout):
             raise UsageError(f"HeadParallel is for attention; {name!r} is a {type(module).__name__} without heads")
