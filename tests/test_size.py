@@ -28,7 +28,7 @@ LINES = {
     "parallel": 4_140,
     "pipeline": 3_490,
     "planning": 6_441,
-    "report": 7_105,
+    "report": 7_106,
     "techniques": 7_158,
 }
 FOLDERS = 16

@@ -93,7 +93,8 @@ def own_side(
         stepper: Any = optimizer
     elif name in ("zero 1", "zero 2"):
         stepper = ZeroOptimizer(model, AdamW, comm=comm, stage=int(name[-1]), **ADAMW)
-        zero_grad, tensors = stepper.zero_grad, stepper.tensors
+        zero_grad = stepper.zero_grad
+        tensors = lambda: gather_tensors([stepper.shard], stepper.optimizer)  # noqa: E731
     else:
         # "ddp", or "alone": the same step without communication.
         flat = FlatParameters(model.parameters())
