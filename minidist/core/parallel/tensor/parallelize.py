@@ -49,17 +49,20 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     for check in model_checks:
         check("parallelize_module", module, comm)
     context = ShardContext(comm, axis)
+    known = _names(module)
     for pattern, styles in plan.items():
-        # Names are looked up again for each pattern, because a style before may have replaced modules.
-        known = [name for name, _ in module.named_modules()]
         names = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
         if not names:
             raise UsageError(f"the plan names {quoted(pattern)}, which is not a module{nearest(pattern, known)}")
         for name in names:
             # A style may return another module, which takes the place of this one in the tree (or of the whole model).
+            before = _names(get_module(module, name))
             for style in styles if isinstance(styles, list) else [styles]:
                 replaced = style.apply(get_module(module, name), name, context)
                 module = _put(module, name, replaced)
+            # The next pattern may name a module inside of one that has taken another's place.
+            if _names(get_module(module, name)) != before:
+                known = _names(module)
 
     # What no style has split is whole on every rank; a tied parameter must be split wherever it is used.
     split = {whole for whole, shard in context.shards.items() if shard is not whole}
@@ -72,6 +75,10 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
         if parameter.layout is None:
             context.replica_of(parameter)
     return module
+
+
+def _names(module: Module) -> list[str]:
+    return [name for name, _ in module.named_modules()]
 
 
 def get_module(module: Module, name: str) -> Any:
