@@ -2,13 +2,12 @@
 
 Each function imports what it needs when the core calls it.
 
-Proved by: tests/base/test_hooks.py, tests/base/test_elsewhere.py
+Proved by: tests/base/test_hooks.py
 """
 
 from typing import Any
 
 from minidist.core.base import hooks
-from minidist.core.base.hooks import elsewhere
 
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
@@ -106,21 +105,21 @@ def _kernels_of(value: Any) -> Any:
 def _half() -> Any:
     from minidist.base import half
 
-    elsewhere.half = lambda: half  # the next call finds it
+    hooks.half = lambda: half  # the next call finds it
     return half
 
 
 def _precision() -> Any:
     from minidist.nn.ops import precision
 
-    elsewhere.precision = lambda: precision
+    hooks.precision = lambda: precision
     return precision
 
 
 def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
     from minidist.nn.ops.in_place import SampledTensor
 
-    elsewhere.saved_tensor = SampledTensor
+    hooks.saved_tensor = SampledTensor
     return SampledTensor(tensor, version, array)
 
 
@@ -139,7 +138,7 @@ def _saved_shapes(q: Any, step: int, queries: int, source: Any) -> Any:
 def _refusals() -> Any:
     from minidist.nn import refusals
 
-    elsewhere.refusals = lambda: refusals
+    hooks.refusals = lambda: refusals
     return refusals
 
 
@@ -152,7 +151,7 @@ def _load_state_dict(module: Any, state: Any, strict: bool) -> tuple[list[str], 
 def _optimizer_checks() -> Any:
     from minidist.optim import checks
 
-    elsewhere.optimizer_checks = lambda: checks
+    hooks.optimizer_checks = lambda: checks
     return checks
 
 
@@ -249,20 +248,20 @@ hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring
 hooks.guards.append(_guard)
 hooks.shard_arguments.append(_shard_arguments)
 hooks.one_event.append(_one_event)
-elsewhere.fibers = _fibers
-elsewhere.kernels_of = _kernels_of
-elsewhere.half = _half
-elsewhere.precision = _precision
-elsewhere.saved_tensor = _saved_tensor
-elsewhere.map_object = _map_object
-elsewhere.saved_shapes = _saved_shapes
-elsewhere.refusals = _refusals
-elsewhere.load_state_dict = _load_state_dict
-elsewhere.optimizer_checks = _optimizer_checks
-elsewhere.load_optimizer = _load_optimizer
-elsewhere.describe = _describe
-elsewhere.move = _move
-elsewhere.check_schedule = _check_schedule
-elsewhere.check_transfers = _check_transfers
-elsewhere.pipeline_refusals = _pipeline_refusals
-elsewhere.combine_statistics = _combine_statistics
+hooks.fibers = _fibers
+hooks.kernels_of = _kernels_of
+hooks.half = _half
+hooks.precision = _precision
+hooks.saved_tensor = _saved_tensor
+hooks.map_object = _map_object
+hooks.saved_shapes = _saved_shapes
+hooks.refusals = _refusals
+hooks.load_state_dict = _load_state_dict
+hooks.optimizer_checks = _optimizer_checks
+hooks.load_optimizer = _load_optimizer
+hooks.describe = _describe
+hooks.move = _move
+hooks.check_schedule = _check_schedule
+hooks.check_transfers = _check_transfers
+hooks.pipeline_refusals = _pipeline_refusals
+hooks.combine_statistics = _combine_statistics

@@ -1,5 +1,7 @@
 """The core runs with empty hooks, and refuses what they would add."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -120,3 +122,30 @@ def test_a_wrapper_trains_and_sends_the_same_with_no_guard(request):
         assert SimWorld(2).run(trained, wrap) == guarded[name], name
         assert guarded[name][0][1], name
         assert guarded[name][0][0] == guarded["ZeRO 1"][0][0], name
+
+
+def test_every_hook_of_the_core_is_set():
+    defaults = (None, hooks._nothing, hooks._NoChecks, hooks._not_in_the_core, hooks._unchanged, hooks._has_transfers)
+    values = {name: value for name, value in vars(hooks).items() if name in hooks.__annotations__}
+    assert len(values) > 20
+    assert [name for name, value in values.items() if value in defaults or value == object.__repr__] == []
+
+
+UNUSED = """
+import sys
+import numpy as np
+from minidist.core.autograd import Tensor
+from minidist.core.nn import MLP
+from minidist.core.optim import AdamW
+model = MLP([4, 8, 2])
+model(Tensor(np.ones((3, 4), np.float32))).sum().backward()
+AdamW(model.parameters()).step()
+print(*(m for m in sys.modules if m.startswith("minidist")))
+"""
+
+
+def test_a_step_on_one_device_loads_none_of_their_modules():
+    ran = subprocess.run([sys.executable, "-c", UNUSED], capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.split())
+    for name in ("base.device", "base.meta", "base.promise_fibers", "nn.describe", "nn.moving"):
+        assert f"minidist.{name}" not in loaded, name

@@ -24,8 +24,8 @@ from minidist.core.autograd.modes import contribution_recorder
 from minidist.core.autograd.parameter import BackwardObserver, Parameter
 from minidist.core.autograd.tensor import MeanOfRows, Node, Tensor, record
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.errors import quoted
-from minidist.core.base.hooks import elsewhere
 from minidist.core.base.watchers import watchers
 
 _creation = attrgetter("index")
@@ -306,4 +306,4 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(map_tensors(item, function) for item in value)
     if type(value) is dict:
         return {key: map_tensors(item, function) for key, item in value.items()}
-    return elsewhere.map_object(value, function)
+    return hooks.map_object(value, function)

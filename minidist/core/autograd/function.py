@@ -1,4 +1,4 @@
-"""Define an operation elsewhere, as with `torch.autograd.Function`; the strategies' communication nodes are such.
+"""An operation that a user defines, as with `torch.autograd.Function`; the strategies' communication nodes are such.
 
 class CopyToRegion(Function):
     @staticmethod

@@ -10,9 +10,9 @@ from typing import Any
 from minidist.core.autograd.errors import DtypeError, ShapeError
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, is_half, upcast
 from minidist.core.base.errors import quoted
-from minidist.core.base.hooks import elsewhere
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     elif not isinstance(b, Tensor):
         b = as_tensor(b, a)
     if a.dtype != b.dtype:
-        dtype = elsewhere.precision().common_dtype(name, a.dtype, b.dtype)
+        dtype = hooks.precision().common_dtype(name, a.dtype, b.dtype)
         if dtype is not None:
             return a.astype(dtype), b.astype(dtype)
         raise DtypeError(
@@ -56,7 +56,7 @@ def operands(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
 
 def operand(x: Tensor) -> Tensor:
     """x as an operation sees it that computes in float32: x itself, or a `HalfOperand` when it is half precision."""
-    return elsewhere.precision().HalfOperand(x) if x.dtype.itemsize == 2 and is_half(x.dtype) else x
+    return hooks.precision().HalfOperand(x) if x.dtype.itemsize == 2 and is_half(x.dtype) else x
 
 
 def mismatch(name: str, a: Any, b: Any, reason: str = "do not broadcast together") -> ShapeError:

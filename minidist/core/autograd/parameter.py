@@ -16,9 +16,9 @@ from typing import Any
 
 from minidist.core.autograd.errors import AutogradError, DtypeError, ShapeError
 from minidist.core.autograd.modes import contribution_recorder
-from minidist.core.autograd.tensor import Tensor
+from minidist.core.autograd.tensor import SavedTensor, Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.hooks import elsewhere
+from minidist.core.base import hooks
 from minidist.core.base.layout import Layout
 from minidist.core.base.watchers import track, watchers
 
@@ -259,7 +259,8 @@ class Parameter(Tensor):
 
     def saved(self) -> Any:
         """What a node keeps: the parameter, the version and a sample of the values, never the array."""
-        return elsewhere.saved_tensor(self, self.version, self._data)
+        watched = hooks.saved_tensor
+        return SavedTensor(self, self.version) if watched is None else watched(self, self.version, self._data)
 
     # --- gradient ---
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from minidist.core.autograd.errors import AutogradError, DtypeError, VersionError
 from minidist.core.autograd.modes import grad_enabled, saved_tensors
 from minidist.core.base import arrays as xp
-from minidist.core.base.hooks import Elsewhere, elsewhere
+from minidist.core.base import hooks
 from minidist.core.base.watchers import watchers
 
 # A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.
@@ -160,7 +160,7 @@ class Tensor:
         node = self.node
         if (node is not None and node.name != "leaf") or self.data.ndim == 0 or not grad_enabled.get():
             return self if saved_tensors.get() is None else kept(self.data, self)
-        return elsewhere.saved_tensor(self, 0, self.data)
+        return SavedTensor(self, 0) if hooks.saved_tensor is None else hooks.saved_tensor(self, 0, self.data)
 
     def save(self, array: xp.Array) -> Any:
         """An array of an operation on this tensor, to read `.data` of in backward."""
@@ -261,13 +261,6 @@ class SavedTensor:
         )
 
 
-def _unwatched(tensor: Any, version: int, array: xp.Array) -> SavedTensor:
-    return SavedTensor(tensor, version)
-
-
-Elsewhere.saved_tensor = staticmethod(_unwatched)  # where nobody watches the array itself
-
-
 def kept(array: xp.Array, tensor: Tensor | None = None) -> Any:
     """An object to read `.data` of in backward: `tensor`, or one of `array`; or what a `saved_tensors_hook` keeps."""
     keeper = saved_tensors.get()
@@ -304,7 +297,7 @@ def record(
     """
     first = edges or weights
     if first and first[0][0].half:
-        data, edges, weights, prepare = elsewhere.precision().in_half(name, data, edges, weights, prepare)
+        data, edges, weights, prepare = hooks.precision().in_half(name, data, edges, weights, prepare)
 
     # The node points to the nodes of the inputs, and to parameters, which are their own leaves.
     out = Tensor(data)

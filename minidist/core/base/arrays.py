@@ -74,7 +74,7 @@ from numpy import (
     zeros_like,
 )
 
-from minidist.core.base.hooks import elsewhere
+from minidist.core.base import hooks
 
 # Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -204,7 +204,7 @@ def kernels_of(value: Array) -> Any:
 
     None for all others, for which the array functions next to each call are the operation.
     """
-    return None if type(value) is ndarray else elsewhere.kernels_of(value)
+    return None if type(value) is ndarray else hooks.kernels_of(value)
 
 
 def block_length(value: Array, block: int) -> int:
@@ -302,7 +302,7 @@ def upcast(value: Array) -> Array:
     """`value` itself, or its exact values in a new float32 array (memory purpose workspace) when it is 16-bit."""
     if value.itemsize != 2 or not is_half(value.dtype):
         return value
-    return elsewhere.half().widened(value)  # type: ignore[no-any-return]
+    return hooks.half().widened(value)  # type: ignore[no-any-return]
 
 
 def downcast(value: Array, dtype: Any) -> Array:
@@ -312,13 +312,13 @@ def downcast(value: Array, dtype: Any) -> Array:
     """
     if value.dtype is dtype or value.dtype == dtype:
         return value
-    return elsewhere.half().rounded(value, dtype)  # type: ignore[no-any-return]
+    return hooks.half().rounded(value, dtype)  # type: ignore[no-any-return]
 
 
 def add_into(total: Array, contribution: Array) -> Array:
     """total += contribution; returns `total`. Each sum of 16-bit floats is rounded once."""
     if contribution.itemsize == 2 and is_half(contribution.dtype):
-        return elsewhere.half().add_into(total, contribution)  # type: ignore[no-any-return]
+        return hooks.half().add_into(total, contribution)  # type: ignore[no-any-return]
     total += contribution
     return total
 

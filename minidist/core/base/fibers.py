@@ -21,12 +21,12 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
-from minidist.core.base.hooks import elsewhere
+from minidist.core.base import hooks
 
 __all__ = ["Fiber", "FiberExit", "current", "spawn", "throw"]
 
 if sys.platform == "emscripten":
-    backend = elsewhere.fibers()
+    backend = hooks.fibers()
     Fiber, FiberExit = backend.Fiber, backend.FiberExit
     current, spawn, throw = backend.current, backend.spawn, backend.throw
 else:

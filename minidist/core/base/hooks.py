@@ -1,8 +1,10 @@
-"""Where a library takes part in what the core does: tables that are empty until somebody adds a function to them.
+"""Where a library takes part in what the core does: tables that are empty and functions that do nothing, until it
+sets them.
 
     calls.py    algorithm="auto"  ──▶  choosers["auto"](comm, "all_reduce", 4096)  ──▶  "recursive_doubling"
+    module.py   print(model)      ──▶  describe(model)  ──▶  the text
 
-The core calls what it finds here, and runs without any of it. `minidist/additions.py` adds the functions of this
+The core calls what it finds here, and runs without any of it. `minidist/additions.py` sets the functions of this
 package when the package is imported; they import what they need when they are called.
 
 Proved by: tests/base/test_hooks.py
@@ -10,6 +12,8 @@ Proved by: tests/base/test_hooks.py
 
 from collections.abc import Callable
 from typing import Any
+
+from minidist.core.base.errors import UsageError
 
 # Names that stand for a choice among algorithms: (comm, operation, bytes of the whole array) -> the algorithm's name.
 choosers: dict[str, Callable[[Any, str, int], str]] = {}
@@ -54,57 +58,55 @@ class _NoChecks:
 
 
 def _nothing(*_: Any) -> None:
-    """Look at nothing, and return None."""
+    """Do nothing, and return None."""
 
 
-def _no_checks() -> Any:
-    return _NO_CHECKS
+def _unchanged(value: Any, function: Any) -> Any:
+    return value
 
 
-_NO_CHECKS = _NoChecks()
+def _has_transfers(plan: Any, items: Any) -> bool:
+    return True
 
 
-class Elsewhere:
-    """The functions, as attributes. They are the same for all ranks and hold no state.
-
-    Where the core runs alone, nothing is checked, and what has no value here is not there.
-    """
-
-    # The backend of core/base/fibers.py where there is no greenlet: a module with its five names.
-    fibers: Callable[[], Any]
-    # An array that is not one of NumPy's -> the module of whole operations on it, or None.
-    kernels_of: Callable[[Any], Any] = staticmethod(_nothing)
-    # The module base/half.py: conversions and sums of 16-bit floats.
-    half: Callable[[], Any]
-    # The module nn/ops/precision.py: operands in half precision, and in which precision an operation computes.
-    precision: Callable[[], Any]
-    # (tensor, version, array) -> the `SavedTensor` that a node keeps of a parameter or an input.
-    saved_tensor: Callable[[Any, int, Any], Any]
-    # (object, function) -> the object, or a shallow copy with its tensors replaced.
-    map_object: Callable[[Any, Callable[[Any], Any]], Any] = staticmethod(lambda value, function: value)
-    # (queries, samples at once, queries at once, tensor) -> what attention keeps of arrays without values.
-    saved_shapes: Callable[[Any, int, int, Any], Any]
-    # The module nn/refusals.py: what a module's call refuses.
-    refusals: Callable[[], Any] = staticmethod(_no_checks)
-    # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
-    load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]]
-    # The module optim/checks.py: what an optimizer refuses.
-    optimizer_checks: Callable[[], Any] = staticmethod(_no_checks)
-    # (optimizer, saved) -> None: copies a state into an optimizer.
-    load_optimizer: Callable[[Any, Any], None]
-    # A module of a model -> the text that `print` shows.
-    describe: Callable[[Any], str] = staticmethod(object.__repr__)
-    # (module, device) -> None: moves a model's parameters, gradients and buffers.
-    move: Callable[[Any, Any], None]
-    # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
-    check_schedule: Callable[..., None] = staticmethod(_nothing)
-    # (plan, items) -> whether a plan has sends and receives; PlanError where they do not match.
-    check_transfers: Callable[[Any, Any], bool] = staticmethod(lambda plan, items: True)
-    # The module pipeline/runtime/refusals.py: what a pipeline refuses.
-    pipeline_refusals: Callable[[], Any] = staticmethod(_no_checks)
-    # (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
-    # its layers after a step, or None.
-    combine_statistics: Callable[..., Callable[[], None] | None] = staticmethod(_nothing)
+def _not_in_the_core(*_: Any) -> Any:
+    raise UsageError(
+        "minidist/core has no half precision, no devices and no loading of weights; import all of minidist"
+    )
 
 
-elsewhere = Elsewhere()
+# The backend of core/base/fibers.py where there is no greenlet: a module with its five names.
+fibers: Callable[[], Any] = _not_in_the_core
+# An array that is not one of NumPy's -> the module of whole operations on it, or None.
+kernels_of: Callable[[Any], Any] = _nothing
+# The module base/half.py: conversions and sums of 16-bit floats.
+half: Callable[[], Any] = _not_in_the_core
+# The module nn/ops/precision.py: operands in half precision, and in which precision an operation computes.
+precision: Callable[[], Any] = _not_in_the_core
+# (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
+saved_tensor: Callable[[Any, int, Any], Any] | None = None
+# (object, function) -> the object, or a shallow copy with its tensors replaced.
+map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
+# (queries, samples at once, queries at once, tensor) -> what attention keeps of arrays without values.
+saved_shapes: Callable[[Any, int, int, Any], Any] = _not_in_the_core
+# The module nn/refusals.py: what a module's call refuses.
+refusals: Callable[[], Any] = _NoChecks
+# (module, state, strict) -> (missing, unexpected) names: copies values into a model.
+load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]] = _not_in_the_core
+# The module optim/checks.py: what an optimizer refuses.
+optimizer_checks: Callable[[], Any] = _NoChecks
+# (optimizer, saved) -> None: copies a state into an optimizer.
+load_optimizer: Callable[[Any, Any], None] = _not_in_the_core
+# A module of a model -> the text that `print` shows.
+describe: Callable[[Any], str] = object.__repr__
+# (module, device) -> None: moves a model's parameters, gradients and buffers.
+move: Callable[[Any, Any], None] = _not_in_the_core
+# (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
+check_schedule: Callable[..., None] = _nothing
+# (plan, items) -> whether a plan has sends and receives; PlanError where they do not match.
+check_transfers: Callable[[Any, Any], bool] = _has_transfers
+# The module pipeline/runtime/refusals.py: what a pipeline refuses.
+pipeline_refusals: Callable[[], Any] = _NoChecks
+# (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
+# its layers after a step, or None.
+combine_statistics: Callable[..., Callable[[], None] | None] = _nothing

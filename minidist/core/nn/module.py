@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
-from minidist.core.base.hooks import elsewhere
 from minidist.core.base.random import initial_weight
 
 ForwardPreHook = Callable[..., Any]  # (module, args), or (module, args, kwargs) with with_kwargs=True
@@ -49,11 +49,11 @@ class Module:
             args, kwargs = self._run_pre_hooks(args, kwargs)
         output = self.forward(*args, **kwargs)
         if output.__class__ is not Tensor and xp.is_array(output) and output.dtype.kind == "f":
-            elsewhere.refusals().refuse_output(self, args, output)
+            hooks.refusals().refuse_output(self, args, output)
         for hook, with_kwargs in self._forward_hooks.values():
             changed = hook(self, args, kwargs, output) if with_kwargs else hook(self, args, output)
             if changed is not None:
-                elsewhere.refusals().refuse_changed(self, "forward hook", hook, output, changed)
+                hooks.refusals().refuse_changed(self, "forward hook", hook, output, changed)
                 output = changed
         return output
 
@@ -66,7 +66,7 @@ class Module:
             else:
                 changed = hook(self, args)
                 if changed is not None:
-                    elsewhere.refusals().refuse_changed(self, "forward pre-hook", hook, args, changed)
+                    hooks.refusals().refuse_changed(self, "forward pre-hook", hook, args, changed)
                     args = changed if isinstance(changed, tuple) else (changed,)
         return args, kwargs
 
@@ -205,7 +205,7 @@ class Module:
         an example. Errors: UsageError for a device that is not there, and for a meta array, which has no values to
         move; AutogradError for a model that is wrapped.
         """
-        elsewhere.move(self, device)
+        hooks.move(self, device)
         return self
 
     def own_buffers(self) -> dict[str, xp.Array]:
@@ -233,7 +233,7 @@ class Module:
 
         A shape that differs is always an error, naming the key and both shapes.
         """
-        return elsewhere.load_state_dict(self, state, strict)
+        return hooks.load_state_dict(self, state, strict)
 
     # --- for people ---
 
@@ -242,7 +242,7 @@ class Module:
         return ""
 
     def __repr__(self) -> str:
-        return elsewhere.describe(self)
+        return hooks.describe(self)
 
 
 def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:

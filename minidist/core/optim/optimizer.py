@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 from zlib import crc32
 
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, is_half, upcast
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.hooks import elsewhere
 from minidist.core.base.limits import check_number
 from minidist.core.base.watchers import track
 from minidist.core.optim.slices import FlatSlice, as_slices, have_gradient, source_of
@@ -196,7 +196,7 @@ class Optimizer:
     def step(self) -> None:
         """Update every parameter that has a gradient, then call `updated()` of their owners."""
         # Gradients that are not those of all ranks are refused before anything changes.
-        checks = elsewhere.optimizer_checks()
+        checks = hooks.optimizer_checks()
         for run in self._runs:
             checks.check_reduced(run)
 
@@ -247,7 +247,7 @@ class Optimizer:
         lr_scale: multiplies the learning rate that `function` gets.
         """
         data, grad = run.slice.data, run.slice.grad
-        elsewhere.optimizer_checks().check_run(run, data, grad, self.state_names(data.dtype, run.pieces[0][0]))
+        hooks.optimizer_checks().check_run(run, data, grad, self.state_names(data.dtype, run.pieces[0][0]))
 
         # Settings and arrays of the whole run.
         data, grad = data.reshape(-1), grad.reshape(-1)
@@ -337,7 +337,7 @@ class Optimizer:
         Without "counts" all parameters have had all steps. Raises UsageError for a state that is missing, unknown, or
         of another shape or dtype, with its parameter's name.
         """
-        elsewhere.load_optimizer(self, saved)
+        hooks.load_optimizer(self, saved)
 
     def refresh(self) -> None:
         """Note that the parameters were changed elsewhere; for an optimizer that steps copies of them."""

@@ -14,7 +14,7 @@ Proved by: tests/pipeline/test_plans.py
 from collections import Counter
 from dataclasses import dataclass
 
-from minidist.core.base.hooks import elsewhere
+from minidist.core.base import hooks
 from minidist.core.pipeline.plan import Action, Plan, actions_of
 from minidist.core.pipeline.plan.plan import PlanError
 from minidist.core.pipeline.plan.registry import update_rule
@@ -41,7 +41,7 @@ def validate(plan: Plan, allow_wrong_gradients: bool = False) -> PlanFacts:
     items = [[actions_of(item) for item in order] for order in plan.orders]
     _check_range(plan, items)
     _check_local_order(items)
-    has_transfers = plan.is_lowered and elsewhere.check_transfers(plan, items)
+    has_transfers = plan.is_lowered and hooks.check_transfers(plan, items)
     _check_no_deadlock(plan, check_complete(plan, items), has_transfers)
     if (rule := update_rule(plan)) is not None:
         return PlanFacts(_peaks(items), rule.versions(plan, allow_wrong_gradients))

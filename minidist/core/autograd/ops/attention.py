@@ -22,7 +22,7 @@ from minidist.core.autograd.operands import mismatch, operand
 from minidist.core.autograd.ops import shaping
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
-from minidist.core.base.hooks import elsewhere
+from minidist.core.base import hooks
 
 _BLOCK = 64  # queries at once
 _GPU_BLOCK = 256  # on a GPU, which needs more work per kernel
@@ -168,7 +168,7 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor,
     scale = size**-0.5 if size else 1.0
     step, queries = _at_once(q)
     if not xp.has_values(q):
-        return elsewhere.saved_shapes(q, step, queries, source)
+        return hooks.saved_shapes(q, step, queries, source)
     exponentials = _exponentials(q, min(queries, length))
     saved = []
     for n in range(0, batch, step):

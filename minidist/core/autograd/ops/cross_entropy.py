@@ -55,7 +55,8 @@ def softmax_loss(
     """The sum over rows of log(sum of exp(logits)) - the target's logit, divided by `divisor`; a tensor of shape ().
 
     logits (..., classes), of all classes or of a rank's part. own: the rows whose target is in it, and its column.
-    counted: which rows count, None for all. Of a part: words, how many of its columns are no padding; reduce.
+    counted: which rows count, None for all. For a part of the classes, words is the number of its columns that are
+    not padding, and reduce combines arrays over the ranks.
     """
     shape, classes = logits.shape, logits.shape[-1]
     if logits.data.itemsize == 2:

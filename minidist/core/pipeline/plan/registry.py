@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from minidist.core.base import hooks
-from minidist.core.base.hooks import elsewhere
 from minidist.core.base.registry import Registry
 from minidist.core.pipeline.plan.action import Action, Item
 from minidist.core.pipeline.plan.plan import Plan, PlanError
@@ -51,7 +50,7 @@ class Schedule:
 
         Raises UsageError when the schedule cannot be made.
         """
-        elsewhere.check_schedule(self, stages, microbatches, chunks, options)
+        hooks.check_schedule(self, stages, microbatches, chunks, options)
         v = self.chunks or chunks or 2
         arguments: dict[str, Any] = {"p": stages, "m": microbatches}
         if "v" in inspect.signature(self.function).parameters:

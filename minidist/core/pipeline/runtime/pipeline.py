@@ -24,8 +24,8 @@ import numpy as np
 
 from minidist.core.autograd import Function, MeanOfRows, Tensor, current_flop_counter, no_grad
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.fingerprint import fingerprint
-from minidist.core.base.hooks import elsewhere
 from minidist.core.base.random import batch_coordinates
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce, broadcast
@@ -104,7 +104,7 @@ class Pipeline:
         # [1] The plan: valid, for these ranks and for these stages.
         lowered, orders, rank_of = self.prepared(plan.with_orders(tuple(tuple(order) for order in plan.orders)))
         self.stages = {stage.number: stage for stage in stages}
-        self.refusals = elsewhere.pipeline_refusals()
+        self.refusals = hooks.pipeline_refusals()
         self.refusals.check_fits(plan, comm, self.stages)
         self.comm, self.loss, self.coordinates, self.observers = comm, loss, coordinates, observers
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
@@ -124,7 +124,7 @@ class Pipeline:
 
     def prepared(self, plan: Plan) -> tuple[Plan, Orders, Mapping[Key, int]]:
         """Return what `prepared` does; UsageError for a plan whose weights change on the way."""
-        elsewhere.pipeline_refusals().check_flushes(plan)
+        hooks.pipeline_refusals().check_flushes(plan)
         return prepared(plan, False)
 
     def agree(self, reduce: Reduction, tied: Sequence[str]) -> None:
@@ -353,7 +353,7 @@ def outputs_by_target(result: Any, stage: int) -> dict[int, list[Tensor]]:
             outputs[stage + 1].append(value)
         # What a neighbour receives has a shape and a dtype: names, None and plain numbers have none.
         if not isinstance(value, Tensor):
-            elsewhere.pipeline_refusals().refuse_output(value, stage)
+            hooks.pipeline_refusals().refuse_output(value, stage)
     return outputs
 
 

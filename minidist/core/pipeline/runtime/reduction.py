@@ -12,7 +12,7 @@ Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py, test
 
 from collections.abc import Callable, Mapping, Sequence
 
-from minidist.core.base.hooks import elsewhere
+from minidist.core.base import hooks
 from minidist.core.comm import Comm
 from minidist.core.parallel import GradientReducer, Shard
 from minidist.core.pipeline.plan import Plan
@@ -56,7 +56,7 @@ class Reduction:
         ranks_of = plan.holders()
         for n, stage in sorted(stages.items()):
             if len(ranks_of[n]) > 1 or self.data is not None:
-                combine = elsewhere.combine_statistics(stage.module, self.shared.comm, ranks_of[n], self.data)
+                combine = hooks.combine_statistics(stage.module, self.shared.comm, ranks_of[n], self.data)
                 self.at_end += [] if combine is None else [combine]
 
     def _replica_reducers(self, stages: Mapping[int, PipelineStage]) -> Mapping[int, Sequence[GradientReducer]]:

@@ -20,8 +20,8 @@ import numpy as np
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.fingerprint import fingerprint, fingerprint_number
-from minidist.core.base.hooks import elsewhere
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, PointToPoint
@@ -54,7 +54,7 @@ class SharedGradients:
         names = {word_of(name): name for _, name in self.mine}
         rows = [[stage, word_of(name), *digest_of(parameter)] for (stage, name), parameter in self.mine.items()]
         table = _gather_rows(comm, np.array(rows, np.int64).reshape(-1, ROW))
-        elsewhere.pipeline_refusals().check_shared(comm.rank, parameters, table, tied)
+        hooks.pipeline_refusals().check_shared(comm.rank, parameters, table, tied)
         where = _places(table, {word_of(name) for name in tied})
 
         self.groups = _groups(where, names)

@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 from minidist.core.autograd import Parameter, Tensor
+from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
-from minidist.core.base.hooks import elsewhere
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.limits import check_whole
 from minidist.core.nn import Module
@@ -107,7 +107,7 @@ def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tup
     check_whole("stages", stages, 1)
     bounds = pairwise(offsets(blocks_per_stage(len(blocks), stages, cuts)))
     made: list[Module] = [model.stage(a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
-    elsewhere.pipeline_refusals().check_stages(model, made)
+    hooks.pipeline_refusals().check_stages(model, made)
     # What several stages have is tied; it goes by the name.
     counts = Counter(name for stage in made for name in {parameter.name for parameter in stage.parameters()})
     return made, [name for name, count in counts.items() if count > 1]
