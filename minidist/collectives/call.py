@@ -27,12 +27,12 @@ class Call(NamedTuple):
 
     @classmethod
     def of_size(cls, operation: str, ranks: int, elements: int) -> "Call":
-        """Return a call for an array of so many elements in all; an all_to_all's chunks are equal, and rounded up."""
+        """Return a call for an array of `elements` in all; the chunks of an all_to_all are equal, and rounded up."""
         even = operation == "all_to_all"
         return cls(operation, (-(-elements // ranks),) * ranks if even else tuple(chunk_sizes(elements, ranks)))
 
     def arguments(self, rank: int, make: Callable[[int], Any]) -> tuple[Any, ...]:
-        """Return what calls.py passes to the algorithm on one rank. make: returns an array of so many elements."""
+        """Return what calls.py passes to the algorithm on one rank. make: returns an array of a number of elements."""
         sizes = list(self.sizes)
         whole, chunk = make(sum(sizes)), make(sizes[rank])
         given = {

@@ -41,9 +41,11 @@ from minidist.base.process import usable_cores
 from minidist.collectives.call import Call
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives.registry import ALGORITHMS, Algorithm
 from minidist.core.comm.communicator import Comm
+
+new_purpose("tuning")
 
 SIZES = tuple(4**k << 10 for k in range(1, 7))  # bytes: 4 KiB to 4 MiB
 LEAST_ROUNDS, MOST_ROUNDS = 4, 100  # of each size

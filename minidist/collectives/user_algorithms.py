@@ -1,4 +1,4 @@
-"""Algorithms of a program's own, registered there or in a file: checked, because nobody has tested them.
+"""Algorithms of a user, which a program registers or a file has: they are checked, because nobody has tested them.
 
     @algorithm("all_reduce", "my_name")
     def star(comm, array, op): ...

@@ -96,9 +96,8 @@ def sheet(puzzle: Puzzle) -> str:
 def load(puzzle: Puzzle, path: Path) -> Callable[..., Any]:
     """Run a file and return the function of the puzzle. Raises UsageError when it has none, or cannot be run."""
     if path.suffix != ".py" or not os.path.isfile(path):
-        raise UsageError(
-            f"{quoted_path(path)} is no Python file; `minidist puzzle {puzzle.name}` writes one to fill in"
-        )
+        what = "is no file whose name ends in .py" if path.exists() else "does not exist"
+        raise UsageError(f"{quoted_path(path)} {what}; `minidist puzzle {puzzle.name}` writes one to fill in")
     namespace: dict[str, Any] = {"__name__": "answer"}
     try:
         exec(compile(read(path), path.name, "exec"), namespace)

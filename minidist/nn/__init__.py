@@ -11,7 +11,6 @@ convolution.py      convolution over images
 cnn.py              a small residual network for images
 llama.py            Llama's architecture under Llama's names
 kv_cache.py         keys and values of tokens that were seen, for generation
-composite.py        a transformer block without fused operations, which memory formulas count
 recompute.py        which parts of a model are computed twice
 segments.py         a chain of layers in recomputed segments
 revolve.py          segments inside segments

@@ -14,11 +14,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from minidist.core.autograd import Parameter
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.optim.exact_sums import LIMBS
 from minidist.optim.layerwise import Sums
+
+new_purpose("trust_ratio")
 
 
 class LayerSums:

@@ -18,10 +18,12 @@ import numpy as np
 from minidist.base.half import all_finite
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.optim import DynamicLossScaler
+
+new_purpose("overflow")
 
 
 def agree_on_overflow(comm: Comm, overflow: bool, equal: str = "") -> bool:

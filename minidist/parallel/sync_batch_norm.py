@@ -17,12 +17,14 @@ Proved by: tests/parallel/test_sync_batch_norm.py, tests/train/test_cnn.py
 from typing import Any
 
 from minidist.core.base import arrays as xp
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather, all_reduce
 from minidist.core.comm import Comm
 from minidist.nn.batch_norm import merge_statistics
 from minidist.nn.ops.batch_norm import Statistics
 from minidist.parallel.running_statistics import batch_norms
+
+new_purpose("batch_norm")
 
 
 class SyncStatistics:

@@ -24,12 +24,14 @@ from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.layout import cut
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather, all_to_all
 from minidist.core.comm import Comm
 from minidist.optim.muon import Shape, Updates, newton_schulz
 from minidist.parallel.parameter_server.server_shards import assign_keys
 from minidist.parallel.tensor.full_state import full_tensor, local_tensor
+
+new_purpose("muon")
 
 FORMS = ("owner", "everywhere")
 Shapes = Mapping[str, Shape]  # of whole matrices, by name

@@ -135,11 +135,3 @@ class Keys:
         if value is not None and not isinstance(value, dict):
             raise self.wrong(key, "it must be an object")
         return Keys(value or {}, f"{key} of {self.file}", kind or f"{self.kind}.{key}", is_whole)
-
-
-def read_object(path: str | Path, file: str) -> dict[str, Any]:
-    """Return the content of a config.json; UsageError for one that is no JSON object."""
-    content = read_json(path, "the model file", REMEDY)
-    if not isinstance(content, dict):
-        raise UsageError(f"the model file {file} is not a JSON object; {REMEDY}")
-    return content

@@ -150,7 +150,7 @@ def test_a_puzzle_is_written_filled_judged_and_drawn(name, tmp_path, minidist, m
         (("m99",), "", "there is no puzzle 'm99' (did you mean"),
         (("m01",), "x = 1", "m01.py exists already"),
         (("m01", "m01.py", "--print"), "x = 1", "--print prints the stub"),
-        (("m01", "absent.py"), "", "'absent.py' is no Python file"),
+        (("m01", "absent.py"), "", "'absent.py' does not exist"),
         (("m01", "m01.py"), "def one(comm, x: pass", "m01.py, line 1"),
         (("m01", "m01.py"), "import absent", "cannot be run: ModuleNotFoundError"),
         (("m01", "m01.py"), "raise SystemExit(3)", "cannot be run: SystemExit"),

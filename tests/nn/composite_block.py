@@ -4,8 +4,6 @@
 probabilities. This one keeps what "Reducing activation recomputation in large transformer models" (Korthikanti et al.,
 2022, section 4) lists, operation by operation: with 2-byte values and 1-byte masks 34 s b h + 5 a s^2 b bytes. It is
 slower, and exists to be counted: see `planning/block_bytes.py`.
-
-Proved by: tests/nn/test_recompute.py
 """
 
 from typing import Any

@@ -9,10 +9,10 @@ from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import GPT, MLP, GPTConfig, Module
-from minidist.nn.composite import CompositeBlock
 from minidist.nn.recompute import recompute
 from minidist.planning import block_bytes
 from tests.cases import each
+from tests.nn.composite_block import CompositeBlock
 
 CHOICES = ["none", "full", "selective"]
 

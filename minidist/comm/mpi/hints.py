@@ -20,7 +20,7 @@ Queue = tuple[str, bool, int]  # communicator, of a collective?, tag
 
 
 def queue_of(message: Message) -> Queue:
-    """Return what decides whether two sides of a message meet, beside the two ranks."""
+    """Return what must be equal on both sides of a message, in addition to the two ranks."""
     return message["communicator"], message["operation"] != "message", message["tag"]
 
 

@@ -57,7 +57,7 @@ def hints(state: SimState, blocked: list[Stream], waiting: list[Waiting], explai
 
 
 def _which(request: Request) -> str:
-    """Return what decides whether two sides of a message meet, beside the two ranks."""
+    """Return in words what must be equal on both sides of a message, in addition to the two ranks."""
     where = "" if request.comm.name == "world" else f" on {request.comm.name}"
     if request.comm.match_key == "message":
         return f"tag {tag_text(request.tag, request.comm.match_key)}{where}"

@@ -212,7 +212,7 @@ class SimWorld(Sim):
                     f"rank {rank}: its {request.describe()} was never received; every send needs a receive"
                 )
 
-        # A request or a work of which no wait has been called.
+        # A request or a work whose `wait` was not called.
         for rank, unwaited in enumerate(state.unwaited):
             for item in unwaited.values():
                 raise UnwaitedRequestError(

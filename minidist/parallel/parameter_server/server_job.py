@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minidist.core.base.errors import RankDeadError, UsageError
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import CollectiveCall, Comm, PointToPoint, Request
 from minidist.parallel.parameter_server.server import Server, Updates
 from minidist.parallel.parameter_server.server_config import ServerConfig, parse_consistency
 from minidist.parallel.parameter_server.server_shards import ServerShard, Weights, joined, make_shards
 from minidist.parallel.parameter_server.worker import Gradient, work
+
+new_purpose("parameter_pull")
 
 FINAL = 1  # tag of the final weights: a server that still serves must not take another server's for a push
 

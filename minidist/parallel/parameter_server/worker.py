@@ -13,10 +13,13 @@ from typing import Any
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
 from minidist.parallel.parameter_server.server_shards import Rows, ServerShard, Weights
+
+new_purpose("parameter_push")
+new_purpose("parameter_pull")
 
 Gradient = Callable[[int, int, Weights], Mapping[str, Any]]  # (worker, clock, weights) -> {key: array or Rows}
 

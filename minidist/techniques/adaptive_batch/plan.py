@@ -21,13 +21,15 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.parallel.dims import Axes
 from minidist.data import measured_every, weighted_shards
 from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.optim.schedule import lr_scaling
 from minidist.techniques.adaptive_batch.noise_scale import AdaptiveBatch, NoiseScale
+
+new_purpose("load_balance")
 
 
 class PlanState(BaseModel):

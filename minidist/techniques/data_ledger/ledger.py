@@ -32,10 +32,12 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base.errors import MismatchError
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.data.sampler import SIDES, permutation
+
+new_purpose("data_check")
 
 ROW = 8 * (1 + 2 * len(SIDES))  # bytes that a rank tells every other one: its copy, and a count and a digest per side
 SHOWN = 3  # samples that an error names

@@ -36,13 +36,15 @@ from minidist.core.autograd import Tensor, no_grad
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError, quoted_path
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import Comm
 from minidist.core.parallel import fully_shard
 from minidist.core.parallel.fsdp_state import param_groups_of
 from minidist.data import Dataset, TokenDataset, cached
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.context.all_gather_attention import mask_documents
+
+new_purpose("teacher")
 
 
 def find_teacher(config: Any, dataset: Dataset, saved_model: Callable[[str, str], Any]) -> Any:

@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import Comm, Request
 from minidist.core.parallel.context import part_order, sequence_positions
 from minidist.core.parallel.dims import Axes
 from minidist.techniques.distillation.teacher import Teacher
+
+new_purpose("teacher")
 
 
 def place_teacher(teacher: Teacher, comm: Comm, axes: Axes, config: Any, done: int) -> None:

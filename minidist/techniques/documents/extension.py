@@ -33,8 +33,8 @@ RULES = (
     Rule(
         "documents-of-language-models",
         lambda j: j.document_separator is not None and (not j.is_language_model or j.is_own_model),
-        "--document-separator {document_separator} masks attention, which minidist does in models of its own, not in"
-        " --model {model}",
+        "--document-separator {document_separator} masks attention, which minidist does in its models gpt and llama,"
+        " not in --model {model}",
         "use --model gpt or llama, or leave it out",
     ),
     Rule(

@@ -16,7 +16,7 @@ from typing import Any
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import cut
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm, Work
@@ -26,6 +26,8 @@ from minidist.core.parallel.gradients import Bucket, Then
 from minidist.core.parallel.zero import ShardReducer
 from minidist.parallel.compressor import compress
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner
+
+new_purpose("pruning")
 
 
 def parts(shards: Iterable[Any]) -> list[Part]:

@@ -19,9 +19,11 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather, all_reduce
 from minidist.core.comm import Comm
+
+new_purpose("pruning")
 
 DIGITS = 256  # values of 8 bits
 COUNT_BYTES = 8  # of an int64

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
-from minidist.core.base.trace import purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.parallel.redistribute import NUMBER, table_bytes
@@ -30,6 +30,8 @@ from minidist.techniques.extension import Extension, Run
 from minidist.techniques.repartition.cut import choose_sizes, exchange_volume
 from minidist.techniques.repartition.moving import move_state
 from minidist.techniques.repartition.rules import RULES, RepartitionSettings
+
+new_purpose("repartition")
 
 SIZES: TypeAdapter[list[int] | None] = TypeAdapter(list[Annotated[int, Field(ge=0, strict=True)]] | None)
 

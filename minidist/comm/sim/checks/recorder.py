@@ -12,7 +12,7 @@ from minidist.core.comm.sim.state import SimRequest, SimState
 
 
 class Recorder:
-    """Keeps an event of every message, of which `SimRequest.event` is one."""
+    """Keeps an event of every message; that of a request is `SimRequest.event`."""
 
     def __init__(self, state: SimState) -> None:
         self.traces = state.traces

@@ -39,7 +39,7 @@ from minidist.core.comm.waiting import Waiting
 class Sim:
     """`ranks` virtual ranks that run one function.
 
-    eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
+    eager_bytes: sends of at most this number of bytes are buffered and complete at once; 0 (default): every send is
     synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets.
 
     `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
