@@ -50,7 +50,7 @@ def bench_collectives(
         ),
     ] = None,
 ) -> Result:
-    """Time every all-reduce beside MPI_Allreduce (and gloo, where torch is installed), or on the virtual clock."""
+    """Time every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or on the virtual clock."""
     # Imported here: `minidist --help` must not load every benchmark.
     from minidist.collectives import load_algorithm
     from minidist.core.comm import LinkModel
@@ -101,7 +101,7 @@ def bench_network(
     ] = "ring,rabenseifner,recursive_doubling",
     rounds: Annotated[int, typer.Option(help="calls of each")] = 3,
 ) -> Result:
-    """Time all-reduce between hosts with slow links (network namespaces, which need root), beside the virtual clock."""
+    """Time all-reduce between hosts with slow links (network namespaces, which need root), against the virtual clock."""
     from minidist.report.bench import network
 
     lengths = whole_numbers(sizes, "--sizes") if sizes else network.SIZES
@@ -122,12 +122,12 @@ def bench_step(
     tp: Annotated[int, typer.Option(help="more than 1: a tensor-parallel step of GPT blocks under mpiexec")] = 1,
     against: Annotated[str | None, typer.Option(help="torch, or none to measure minidist alone")] = "torch",
     zero: Annotated[
-        str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")
+        str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, next to data parallelism")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda, for both sides (one rank)")] = "cpu",
     rounds: Rounds = 8,
 ) -> Result:
-    """Time a training step beside PyTorch's best eager step on the same model, batch and optimizer."""
+    """Time a training step against PyTorch's best eager step on the same model, batch and optimizer."""
     from minidist.report.bench.parallel import bench_data_parallel
     from minidist.report.bench.step import bench_step as measure
     from minidist.report.bench.tensor_parallel import bench_tensor_parallel
@@ -164,7 +164,7 @@ def bench_pipeline(
     microbatches: Annotated[int, typer.Option(help="micro-batches of the batch of 8")] = 4,
     rounds: Rounds = 8,
 ) -> Result:
-    """Time a pipeline step under mpiexec beside torch.distributed.pipelining on gloo, and beside one rank."""
+    """Time a pipeline step under mpiexec against torch.distributed.pipelining on gloo, and against one rank."""
     from minidist.report.bench.pipeline import bench_pipeline as measure
 
     _say_without_torch()

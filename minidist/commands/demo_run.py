@@ -1,6 +1,6 @@
 """The demonstration: a byte-level GPT learns English on four ranks, in three worlds, to the same bits.
 
-1 simulated     four ranks in this process                      beside it, in a second process: 3 one device
+1 simulated     four ranks in this process                      meanwhile, in a second process: 3 one device
 2 mpiexec       the same job on four processes
 compared: losses to the last digit; weights and optimizer state by fingerprint; every rank's messages one by one
 
@@ -83,7 +83,7 @@ def run_demo(
         f"a byte-level GPT on {len(text):,} bytes of English (the text of Python's help), {steps} steps on {ranks}"
         " ranks"
     )
-    say(f"1/3 {ranks} simulated ranks in this process, and beside it 2/3 one device in a second one")
+    say(f"1/3 {ranks} simulated ranks in this process, and 2/3 one device in a second process")
 
     # One device computes in a second process while this one simulates four ranks.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:

@@ -77,7 +77,7 @@ class Summary:
         return all(volume["closed_form"] in (None, volume["measured"]) for volume in self.bytes_by_purpose.values())
 
     def volume_lines(self) -> list[str]:
-        """Format the bytes by purpose beside the closed form."""
+        """Format the bytes by purpose next to the closed form."""
         if not self.bytes_by_purpose:
             return ["nothing was sent: there is one rank"]
         numbers = [f"{number:,}" for volume in self.bytes_by_purpose.values() for number in volume.values()]
@@ -91,7 +91,7 @@ class Summary:
         return lines
 
     def table(self) -> str:
-        """Format the bytes by purpose beside the closed form, the peaks, and the optional measurements."""
+        """Format the bytes by purpose next to the closed form, the peaks, and the optional measurements."""
         lines = [
             f"{_count(self.ranks, 'rank')} ({self.world}), {_count(len(self.losses), 'step')} in {self.seconds:.2f} s, "
             f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
@@ -124,7 +124,7 @@ def job_size(config: TrainConfig, ranks: int | None) -> int:
             f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
         )
 
-    # Servers are ranks too, beside those of the degrees, and so are those of a technique.
+    # Servers are ranks too, in addition to those of the degrees, and so are those of a technique.
     beside = ranks_beside(config) + (config.servers if config.strategy == "ps" else 0)
     result = size or (resolve_dims(config).ranks + beside if ranks is None else ranks)
     check_ranks(result)
@@ -224,7 +224,7 @@ def settings_to_agree_on(command: str, config: TrainConfig) -> dict[str, Any]:
 
 
 def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds: float, command: str = "") -> Summary:
-    """Write the trace, unless `path` is None, and return what was sent, beside its closed form."""
+    """Write the trace, unless `path` is None, and return what was sent, with its closed form."""
     # What the ranks sent, by purpose.
     results: list[TrainResult] = outcome.results
     batches = resolve_batches(config, outcome.size)
@@ -281,7 +281,7 @@ def _closed_form(config: TrainConfig, batches: Batches, results: list[TrainResul
     first = results[0]
     if config.strategy == "ps":
         return parameter_server_bytes(config, batches, first.sizes[0], first.first_step)
-    # Ranks beside the layout have no phase.
+    # Ranks outside of the layout have no phase.
     phases = [result.phases for result in results if result.phases]
     return dict(phases_bytes(config, batches, phases, first.first_step, first.runs))
 

@@ -17,7 +17,7 @@ def staleness(
     consistency: Annotated[
         list[str] | None, typer.Argument(help="bsp, delay:T, ssp:S or asp; default bsp, ssp:2 and asp")
     ] = None,
-    workers: Annotated[int, typer.Option(help="workers beside the one server")] = 3,
+    workers: Annotated[int, typer.Option(help="workers, in addition to the one server")] = 3,
     slow: Annotated[
         float, typer.Option(help="how many times as long a slow gradient takes", callback=above_zero)
     ] = 3.0,

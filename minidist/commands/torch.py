@@ -133,7 +133,7 @@ def torch(
     with program.groups_begin_when_asked(compare is not None):
         first, races = program.run_in_orders(main, ranks, interleavings, write, **options)
 
-    # Every rank's tensors beside those of one device.
+    # Every rank's tensors next to those of one device.
     verdict = None
     if compare is not None:
         with random_numbers_from(seed):
