@@ -101,7 +101,7 @@ def bench_network(
     ] = "ring,rabenseifner,recursive_doubling",
     rounds: Annotated[int, typer.Option(help="calls of each")] = 3,
 ) -> Result:
-    """Time all-reduce between hosts with slow links (network namespaces, which need root), against the virtual clock."""
+    """Time all-reduce between hosts with slow links (network namespaces; needs root), against the virtual clock."""
     from minidist.report.bench import network
 
     lengths = whole_numbers(sizes, "--sizes") if sizes else network.SIZES
