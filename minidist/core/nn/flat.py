@@ -139,11 +139,6 @@ class FlatParameters:
         self.version += 1
         self.updates = by or self.updates
 
-    def set_dtype(self, dtype: Any) -> None:
-        """Set the dtype of the arrays bound, and of the gradients made, from now on; the data must be released."""
-        assert self.released
-        self.dtype = xp.dtype(dtype)
-
     def attach_shard(self, shard: Any) -> None:
         """Let `shard` hold the reduced gradient, so that `zero_grad` and `Parameter.zero_grad` reach it."""
         self.shard = shard

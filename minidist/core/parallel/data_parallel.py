@@ -139,11 +139,3 @@ def not_copied(what: str, comm: Comm) -> UsageError:
         f"rank {comm.rank}: a {what} cannot be copied or pickled; copy the model before it is wrapped"
         " (of a DistributedDataParallel also later: copy.deepcopy(wrapper.module)), and wrap the copy"
     )
-
-
-def ddp_volume(gradient: int, ranks: int) -> dict[str, int]:
-    """Return the elements that all `ranks` together send per reduction of a gradient of `elements` elements.
-
-    Every rank sends 2 (n-1)/n of it: a reduce-scatter and an all-gather make an all-reduce.
-    """
-    return {"gradient_reduce": 2 * (ranks - 1) * gradient}

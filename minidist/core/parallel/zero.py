@@ -173,15 +173,6 @@ class ZeroOptimizer(OptimizerWrapper):
             all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)
 
 
-def zero_volume(gradient: int, parameters: int, ranks: int) -> dict[str, int]:
-    """Return the elements that all `ranks` together send, per reduction and per gather.
-
-    gradient, parameters: their elements, with padding. Stage 1 reduces once per step, stage 2 once per micro-batch;
-    both gather once per step. With one reduction that is as much as data parallelism sends.
-    """
-    return {"gradient_reduce": (ranks - 1) * gradient, "parameter_gather": (ranks - 1) * parameters}
-
-
 class ShardReducer(GradientReducer):
     """[1] A GradientReducer whose buckets are reduce-scattered to the owners of their elements.
 

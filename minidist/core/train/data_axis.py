@@ -33,7 +33,7 @@ from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.flat_shards import Shard, shard_square_sums
 from minidist.core.parallel.fsdp import fully_shard
-from minidist.core.parallel.fsdp_state import param_groups_of
+from minidist.core.parallel.fsdp_state import units_of
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.core.train.task import Task
@@ -203,7 +203,7 @@ class FullySharded(Sharded):
             shard_units(task, group)
 
         mine = set(group.parameters)
-        self.units = [unit for unit in param_groups_of(group.module) if mine.issuperset(unit.flat.parameters)]
+        self.units = [unit for unit in units_of(group.module) if mine.issuperset(unit.flat.parameters)]
         shards = [unit.shard for unit in self.units]
         kind, settings = task.optimizer(group)
         super().__init__(
