@@ -87,7 +87,7 @@ class Shard:
         self._grad: xp.Array | None = None
         self.filled = False  # does _grad hold sums of this step?
         self.used: set[Parameter] | None = None  # whose gradient some rank has computed; None: all
-        flat.attach_shard(self)
+        flat.shard = self
 
     def _place(self, comm: Comm) -> None:
         self.comm, self.size = comm, self.flat.padded_numel // comm.size

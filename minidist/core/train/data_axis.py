@@ -133,7 +133,7 @@ class Replicated(DataAxis):
         )
         # A pipeline starts the reductions itself, when a stage has its last gradient.
         if group.manual_sync:
-            self.parallel.reducer.synchronize_manually()
+            self.parallel.reducer.manually, self.parallel.reducer.synchronizing = True, False
         super().__init__(
             [flat],
             optimizer,
@@ -177,7 +177,7 @@ class ShardedOptimizer(Sharded):
         )
         # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
         if group.manual_sync and group.zero == 1:
-            self.zero.reducer.synchronize_manually()
+            self.zero.reducer.manually, self.zero.reducer.synchronizing = True, False
         super().__init__(
             [self.zero.flat],
             self.zero.optimizer,

@@ -22,8 +22,9 @@ from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm, Work
 from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
-from minidist.core.parallel.gradients import Bucket, Then
+from minidist.core.parallel.gradients import Bucket
 from minidist.core.parallel.zero import ShardReducer
+from minidist.parallel.comm_hooks import Then
 from minidist.parallel.compressor import compress
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner
 
