@@ -14,27 +14,3 @@ tensor/                 tensor parallelism
 context/                context parallelism
 expert/                 expert parallelism
 """
-
-from typing import TYPE_CHECKING
-
-from minidist.core.base.lazy import lazy_imports
-
-if TYPE_CHECKING:
-    from minidist.core.parallel.data_parallel import DistributedDataParallel
-    from minidist.core.parallel.flat_shards import Shard, clip_shards_
-    from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-    from minidist.core.parallel.gradients import Bucket, GradientReducer
-    from minidist.core.parallel.zero import ZeroOptimizer
-
-__all__ = [
-    "Bucket",
-    "DistributedDataParallel",
-    "GradientReducer",
-    "Shard",
-    "ZeroOptimizer",
-    "clip_shards_",
-    "fully_shard",
-    "sharded_parameters",
-    "shards_of",
-]
-__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -11,7 +11,7 @@ Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_mixed_precisi
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from minidist.core.comm import Comm, Work
 from minidist.core.parallel.flat_shards import Placement, Shard
 from minidist.core.parallel.gradients import UnusedParameterError, used_anywhere
 from minidist.core.parallel.guard import Guard
-
-if TYPE_CHECKING:
-    from minidist.core.parallel.fsdp_state import FSDPState
 
 
 @dataclass
@@ -133,7 +130,7 @@ class FSDPUnit:
 
     # --- the parameters ---
 
-    def start_gather(self, root: "FSDPState") -> None:
+    def start_gather(self, root: Any) -> None:
         """Start to gather the latest values, unless they are here or on their way."""
         # It may be on its way already (prefetch), or still whole with the latest values (not resharded, or persistent).
         if self.gather is not None or (not self.flat.released and self.version == self.flat.version):
@@ -189,7 +186,7 @@ class FSDPUnit:
 
     # --- the gradient ---
 
-    def after_backward(self, root: "FSDPState", deferred: bool) -> None:
+    def after_backward(self, root: Any, deferred: bool) -> None:
         """Backward is done with the module: start to reduce the gradient, and release the unit.
 
         deferred: the pass leaves the weight gradients to a `WeightGradStore`, which needs no weights.
@@ -201,13 +198,13 @@ class FSDPUnit:
             self.reduce_now(root, [parameter for parameter in self.trainable if parameter.gradient.local is None])
         self.release()
 
-    def weight_computed(self, parameter: Parameter, root: "FSDPState") -> None:
+    def weight_computed(self, parameter: Parameter, root: Any) -> None:
         """A deferred weight gradient is there; the last one of the unit starts the reduction."""
         self.computed.add(parameter)
         if len(self.computed) == len(self.trainable):
             self.reduce_now(root, [])
 
-    def reduce_now(self, root: "FSDPState", missing: list[Parameter]) -> None:
+    def reduce_now(self, root: Any, missing: list[Parameter]) -> None:
         """Start the reduction without the parameters that got no gradient: they are an error, or zeros."""
         if missing and not self.reduce.find_unused:
             raise UnusedParameterError(
@@ -226,7 +223,7 @@ class FSDPUnit:
         self.release()
         self.reduced, self.brought = False, set()
 
-    def start_reduce(self, root: "FSDPState") -> None:
+    def start_reduce(self, root: Any) -> None:
         """Start the reduce-scatter of the gradient and drop the whole one, after the reduction before it has ended."""
         # At most one reduction is in flight, so whole gradients of at most one unit are in memory besides this one's.
         root.finish_reduction()
@@ -245,7 +242,7 @@ class FSDPUnit:
         self.flat.release_grad()
         root.reducing, self.reduced = self, True
 
-    def finish_reduce(self, root: "FSDPState") -> None:
+    def finish_reduce(self, root: Any) -> None:
         """Wait for the reduction; sum over the replicas of the shard; add to what earlier micro-batches brought."""
         assert self.reduction is not None
         piece = self.reduction.wait()
