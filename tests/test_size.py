@@ -14,7 +14,7 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 2_810,
+    "base": 3_213,
     "collectives": 1_790,
     "comm": 5_150,
     "commands": 5_252,
