@@ -92,7 +92,8 @@ def _fibers() -> Any:
 
 def _kernels_of(value: Any) -> Any:
     """Return meta_kernels.py for arrays without data, cuda.py for CuPy's, None for all others."""
-    return _kernels_of_type(type(value))
+    kind: Any = type(value)
+    return _kernels_of_type(kind)
 
 
 @cache
