@@ -19,7 +19,7 @@ LINES = {
     "comm": 5_150,
     "commands": 5_252,
     "course": 15_954,
-    "core": 16_719,
+    "core": 16_711,
     "data": 1_350,
     "debug": 10_100,
     "job": 11_100,

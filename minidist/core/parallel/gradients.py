@@ -168,7 +168,9 @@ class GradientReducer(BackwardObserver):
         if self._in_pass and not self.manually:
             for work in filter(None, self.works):
                 work.wait()
-            self._begin_again()
+            self.works = []
+            for bucket in self.buckets:
+                self.missing[bucket.index].update(bucket.parameters)
         self._graph_synchronizes, self._taking_part, self._in_pass = None, False, True
         running = current_pass()
         if running is not None and not self.manually:
@@ -248,7 +250,10 @@ class GradientReducer(BackwardObserver):
                 self.note_used(used_anywhere(self.comm, parameters, mine), fresh)
             self.flat.unsynchronized = False
         finally:
-            self._begin_again()
+            # The next pass begins with no parameter ready and no bucket launched.
+            self.works, self._taking_part = [], False
+            for bucket in self.buckets:
+                self.missing[bucket.index].update(bucket.parameters)
         if not self.manually:  # who calls `finish` does the rest, too
             self.guard.backward_ended()
 
@@ -271,12 +276,6 @@ class GradientReducer(BackwardObserver):
             if parameter not in used:
                 parameter.gradient.clear()
 
-    def _begin_again(self) -> None:
-        """Let the next pass begin with no parameter ready and no bucket launched."""
-        self.works, self._taking_part = [], False
-        for bucket in self.buckets:
-            self.missing[bucket.index].update(bucket.parameters)
-
     def wait(self) -> None:
         """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""
         for work in filter(None, self.works):
@@ -287,9 +286,8 @@ class GradientReducer(BackwardObserver):
 
     def _all_reduce(self, bucket: Bucket) -> Work:
         """Start the all-reduce of a bucket in the communicator's stream."""
-        work: Work = all_reduce(
-            self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=bucket.equal
-        )
+        equal = self.guard.of_bucket(bucket)
+        work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=equal)
         return work
 
 
