@@ -16,6 +16,7 @@ _NO_ALGORITHMS = (
     "call",
     "call_checks",
     "closed_forms",
+    "folding",
     "nodes",
     "one_event",
     "ring_event",

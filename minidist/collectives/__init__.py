@@ -6,6 +6,9 @@ closed_forms.py         what a whole call sends, and bandwidths that can be comp
 auto.py                 the cheapest algorithm for a call
 tuning.py               measured times, for the choice under MPI
 segmented_ring.py       the ring in segments
+binomial_tree.py        the binomial tree
+recursive_doubling.py   for short messages
+folding.py              any number of ranks for an algorithm of a power of two
 recursive_halving.py    for long messages
 bruck.py                Bruck's all-to-all
 linear.py               all-to-all in one round
