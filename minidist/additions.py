@@ -239,6 +239,12 @@ def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
     return statistics.combine if statistics.layers else None
 
 
+def _register_comm_hook(reducer: Any, state: Any, hook: Any) -> None:
+    from minidist.parallel.comm_hooks import register_comm_hook
+
+    register_comm_hook(reducer, state, hook)
+
+
 hooks.choosers["auto"] = _choose
 hooks.call_checks.append(_check_call)
 hooks.more_algorithms.append(_more_algorithms)
@@ -266,3 +272,4 @@ hooks.check_schedule = _check_schedule
 hooks.check_transfers = _check_transfers
 hooks.pipeline_refusals = _pipeline_refusals
 hooks.combine_statistics = _combine_statistics
+hooks.register_comm_hook = _register_comm_hook

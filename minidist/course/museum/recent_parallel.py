@@ -13,9 +13,10 @@ from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.nn import GPT, GPTConfig, experts
 from minidist.core.nn.experts import MixtureOfExperts
-from minidist.core.parallel.context import RingAttention
-from minidist.core.parallel.expert import ExpertParallel
-from minidist.core.parallel.tensor import parallelize_module, vocabulary
+from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.expert.dispatch import ExpertParallel
+from minidist.core.parallel.tensor import vocabulary
+from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.core.parallel.tensor.regions import own_part
 from minidist.course.museum import jobs, split_jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
