@@ -93,7 +93,7 @@ _MODULES = {
         "vocab_range",
     ),
     "minidist.core.pipeline.runtime": ("Pipeline", "PipelineStage", "Reduction", "split_model"),
-    "minidist.core.pipeline.validate": ("PlanError",),
+    "minidist.core.pipeline.plan.plan": ("PlanError",),
     "minidist.core.train.layout": ("ParallelLayout",),
     "minidist.core.train.loop": ("Loop",),
     "minidist.core.train.loss": ("global_loss",),

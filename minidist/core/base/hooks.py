@@ -65,10 +65,6 @@ def _unchanged(value: Any, function: Any) -> Any:
     return value
 
 
-def _has_transfers(plan: Any, items: Any) -> bool:
-    return True
-
-
 def _not_in_the_core(*_: Any) -> Any:
     raise UsageError(
         "minidist/core has no half precision, no devices and no loading of weights; import all of minidist"
@@ -103,8 +99,10 @@ describe: Callable[[Any], str] = object.__repr__
 move: Callable[[Any, Any], None] = _not_in_the_core
 # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
 check_schedule: Callable[..., None] = _nothing
-# (plan, items) -> whether a plan has sends and receives; PlanError where they do not match.
-check_transfers: Callable[[Any, Any], bool] = _has_transfers
+# (plan, allow_wrong_gradients): PlanError for a plan that cannot be executed, or whose result would be wrong.
+validate_plan: Callable[[Any, bool], Any] = _nothing
+# (plan with transfers, its orders, (stage, micro-batch) -> rank): posts receives earlier where a send would block.
+resolve_standstills: Callable[[Any, Any, Any], None] = _nothing
 # The module pipeline/runtime/refusals.py: what a pipeline refuses.
 pipeline_refusals: Callable[[], Any] = _NoChecks
 # (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
