@@ -230,6 +230,12 @@ def _resolve_standstills(plan: Any, orders: Any, rank_of: Any) -> None:
     resolve_standstills(plan, orders, rank_of)
 
 
+def _arrived_gradients(messages: Any) -> dict[int, list[Any]]:
+    from minidist.pipeline.runtime.early_release import arrived_gradients
+
+    return arrived_gradients(messages)
+
+
 def _pipeline_refusals() -> Any:
     from minidist.pipeline.runtime import refusals
 
@@ -270,5 +276,6 @@ hooks.move = _move
 hooks.check_schedule = _check_schedule
 hooks.validate_plan = _validate_plan
 hooks.resolve_standstills = _resolve_standstills
+hooks.arrived_gradients = _arrived_gradients
 hooks.pipeline_refusals = _pipeline_refusals
 hooks.combine_statistics = _combine_statistics

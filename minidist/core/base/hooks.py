@@ -61,6 +61,10 @@ def _nothing(*_: Any) -> None:
     """Do nothing, and return None."""
 
 
+def _no_arrivals(messages: Any) -> dict[int, list[Any]]:
+    return {}
+
+
 def _unchanged(value: Any, function: Any) -> Any:
     return value
 
@@ -103,6 +107,8 @@ check_schedule: Callable[..., None] = _nothing
 validate_plan: Callable[[Any, bool], Any] = _nothing
 # (plan with transfers, its orders, (stage, micro-batch) -> rank): posts receives earlier where a send would block.
 resolve_standstills: Callable[[Any, Any, Any], None] = _nothing
+# (messages of a pipeline) -> item of the rank's order -> the sent gradients that have arrived when it is done.
+arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _no_arrivals
 # The module pipeline/runtime/refusals.py: what a pipeline refuses.
 pipeline_refusals: Callable[[], Any] = _NoChecks
 # (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
