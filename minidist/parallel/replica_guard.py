@@ -82,13 +82,14 @@ class ReplicaGuard(Guard):
 
     def backward_begins(self, running: BackwardPass, again: bool = False) -> None:
         # What no message would make right: a loss of these rows alone, and parameters that no wrapper knows.
-        if self.op == "sum" and self.ranks > 1 and running.is_mean:
+        noted: Any = running  # see means.py
+        if self.op == "sum" and self.ranks > 1 and noted.is_mean:
             from minidist.parallel.unreduced import mean_of_one_rank
 
             raise mean_of_one_rank(self.comm, self.ranks)
         if self.op == "avg" and self.ranks > 1:
             before = self.means if again else ""
-            self.means = before + (" + " if before and running.means else "") + running.means
+            self.means = before + (" + " if before and noted.means else "") + noted.means
         if self.known and not running.sites.keys() <= self.known:
             from minidist.parallel.unreduced import refuse_unreduced
 

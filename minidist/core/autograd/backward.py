@@ -22,7 +22,7 @@ from typing import Any
 from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.modes import contribution_recorder
 from minidist.core.autograd.parameter import BackwardObserver, Parameter
-from minidist.core.autograd.tensor import MeanOfRows, Node, Tensor, record
+from minidist.core.autograd.tensor import Node, Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import quoted
@@ -78,8 +78,6 @@ class BackwardPass:
         self.sites: dict[Parameter, int] = {}  # contributions still to come, by parameter
         self.observers: list[BackwardObserver] = []  # in the order in which they joined
         self.over = False  # also when an error has ended it
-        self.means = ""  # what the loss is the mean over, "22 rows"; "" of other losses, or a gradient that is not 1
-        self.is_mean = False  # is it one that nothing divides, or a sum that has one?
         self.watchers = watchers.get()
         self._told_all = observers
         for observer in observers:
@@ -99,9 +97,7 @@ class BackwardPass:
         token = _running.set(self)
         try:
             tape = self._collect(root)
-            may_average = isinstance(root.name, MeanOfRows) or root.hook is not None or root.name in _LINEAR
-            if may_average and gradient.size == 1 and gradient.item() == 1:
-                self.means, self.is_mean = _means_in(root)
+            hooks.backward_begins(self, root, gradient)
             self._visit_all(root, gradient, tape)
             for observer in self.observers:
                 observer.finished()
@@ -208,27 +204,6 @@ class BackwardPass:
             for observer in (*parameter.observers, *self._told_all):
                 self.attach(observer)
                 observer.parameter_ready(parameter)
-
-
-_LINEAR = ("add", "sub", "neg", "div", "cast")  # operations between means and a loss that averages them
-
-
-def _means_in(loss: Node) -> tuple[str, bool]:
-    """Return what a loss is the mean over ("22 rows", "8 rows + 5 rows" of a sum), and whether one is not divided.
-
-    A mean that is divided, as by the number of micro-batches, is one, too. Of one that is multiplied nothing is said:
-    its factor may be this rank's part of all rows.
-    """
-    found, pending, seen = [], [(loss, False)], set()
-    while pending:
-        node, divided = pending.pop()
-        if isinstance(node.name, MeanOfRows):
-            found.append((node.name.over, divided))
-        elif node not in seen and node.inputs and (node.name in _LINEAR or (node.hook and node.name != "checkpoint")):
-            seen.add(node)
-            divided = divided or node.name == "div"
-            pending += [(source, divided) for source, _ in reversed(node.inputs)]
-    return " + ".join(over for over, _ in found), not all(divided for _, divided in found)
 
 
 class WeightGradStore:

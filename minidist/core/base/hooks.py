@@ -85,6 +85,8 @@ half: Callable[[], Any] = _not_in_the_core
 precision: Callable[[], Any] = _not_in_the_core
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
+# (pass, root node, its gradient): looks at a graph before backward visits it.
+backward_begins: Callable[[Any, Any, Any], None] = _nothing
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 # (queries, samples at once, queries at once, tensor) -> what attention keeps of arrays without values.
