@@ -123,13 +123,6 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
     return SampledTensor(tensor, version, array)
 
 
-def _backward_begins(running: Any, root: Any, gradient: Any) -> None:
-    from minidist.parallel.means import note_means
-
-    hooks.backward_begins = note_means
-    note_means(running, root, gradient)
-
-
 def _map_object(value: Any, function: Any) -> Any:
     from minidist.nn.ops.objects import map_object
 
@@ -272,7 +265,6 @@ hooks.kernels_of = _kernels_of
 hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
-hooks.backward_begins = _backward_begins
 hooks.map_object = _map_object
 hooks.saved_shapes = _saved_shapes
 hooks.refusals = _refusals

@@ -21,8 +21,9 @@ from zlib import crc32
 import numpy as np
 
 from minidist.comm.header import OVER
-from minidist.core.autograd import BackwardPass, Parameter
+from minidist.core.autograd import BackwardPass, MeanOfRows, Node, Parameter
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.fingerprint import fingerprint
 from minidist.core.base.trace import purpose
@@ -49,6 +50,8 @@ class ReplicaGuard(Guard):
 
     def __init__(self, op: str, *comms: Comm) -> None:
         super().__init__(op, *comms)
+        if note_means not in hooks.backward_checks:
+            hooks.backward_checks.append(note_means)
         self.comm, self.number = comms[0], next_model(comms[0])
         self.ranks = prod(comm.size for comm in comms)  # that see other rows
         self.mode = self.means = ""
@@ -82,7 +85,7 @@ class ReplicaGuard(Guard):
 
     def backward_begins(self, running: BackwardPass, again: bool = False) -> None:
         # What no message would make right: a loss of these rows alone, and parameters that no wrapper knows.
-        noted: Any = running  # see means.py
+        noted: Any = running  # see `note_means`
         if self.op == "sum" and self.ranks > 1 and noted.is_mean:
             from minidist.parallel.unreduced import mean_of_one_rank
 
@@ -138,6 +141,29 @@ class ReplicaGuard(Guard):
         data, step = shard.data, max(1, shard.size // xp.SAMPLED)
         sample = data[::step] if type(data) is np.ndarray else np.zeros(0)
         return f"{self.of_unit(shard.flat, made)}, checksum of the weights {crc32(sample.tobytes()):08x}"
+
+
+_LINEAR = ("add", "sub", "neg", "div", "cast")  # operations between means and a loss that averages them
+
+
+def note_means(running: Any, loss: Node, gradient: Any) -> None:
+    """Note in a `BackwardPass` what its loss is the mean over.
+
+    means: "22 rows", "8 rows + 5 rows" of a sum, "" of other losses and where the gradient is not 1. is_mean: whether
+    it is a mean that nothing divides, or a sum that has one. A mean that is divided, as by the number of micro-batches,
+    is one, too. Of one that is multiplied nothing is said: its factor may be this rank's part of all rows.
+    """
+    found, pending, seen = [], [(loss, False)] if gradient.size == 1 and gradient.item() == 1 else [], set()
+    while pending:
+        node, divided = pending.pop()
+        if isinstance(node.name, MeanOfRows):
+            found.append((node.name.over, divided))
+        elif node not in seen and node.inputs and (node.name in _LINEAR or (node.hook and node.name != "checkpoint")):
+            seen.add(node)
+            divided = divided or node.name == "div"
+            pending += [(source, divided) for source, _ in reversed(node.inputs)]
+    running.means = " + ".join(over for over, _ in found)
+    running.is_mean = not all(divided for _, divided in found)
 
 
 def next_model(comm: Comm) -> int:

@@ -40,8 +40,7 @@ def backward(
 ) -> "WeightGradStore | None":
     """Compute the gradients of `tensor` for every leaf and parameter that it depends on, and add them there.
 
-    gradient: d(something)/d(tensor), an array or tensor of the tensor's shape and dtype; it may be left out when the
-    tensor has one element. It is not modified.
+    gradient: d(something)/d(tensor), an array or tensor of the tensor's shape; it may be left out for one element.
     observers: they are told how the pass goes on, as those are that are registered on parameters (`BackwardObserver`).
     weight_gradients: "now", or "deferred": then parameters get nothing yet, and a `WeightGradStore` is returned.
 
@@ -97,7 +96,8 @@ class BackwardPass:
         token = _running.set(self)
         try:
             tape = self._collect(root)
-            hooks.backward_begins(self, root, gradient)
+            for check in hooks.backward_checks:
+                check(self, root, gradient)
             self._visit_all(root, gradient, tape)
             for observer in self.observers:
                 observer.finished()
@@ -207,10 +207,7 @@ class BackwardPass:
 
 
 class WeightGradStore:
-    """Weight gradients that a backward pass left to be computed, in the order of the pass.
-
-    It keeps the arrays that they need alive. (Megatron-LM and DualPipe have a class of this name for the same purpose.)
-    """
+    """Weight gradients that a backward pass left to be computed, in the order of the pass; as in Megatron-LM."""
 
     def __init__(self, owner: BackwardPass) -> None:
         self._owner = owner
@@ -220,9 +217,6 @@ class WeightGradStore:
         """Append one weight gradient."""
         assert self._work is not None
         self._work.append((parameter, vjp, gradient, cost))
-
-    def __len__(self) -> int:
-        return len(self._work or ())
 
     def run(self) -> None:
         """Compute them all, once; a second run is an error, because every weight would be counted twice."""
@@ -252,7 +246,7 @@ class WeightGradStore:
 def backward_hook(x: Tensor, hook: Callable[[BackwardPass], None], name: str = "backward hook") -> Tensor:
     """Return x as a tensor behind a node that calls hook(the pass) when backward reaches it.
 
-    When x needs no gradient (the input of the first layer), backward never gets here and the hook is not called.
+    It does not where x needs no gradient, as the input of the first layer.
     """
 
     def call(running: BackwardPass, gradient: Any) -> Any:
@@ -263,16 +257,16 @@ def backward_hook(x: Tensor, hook: Callable[[BackwardPass], None], name: str = "
 
 
 def backward_hooks(value: Any, hook: Callable[[BackwardPass], None], name: str = "backward hook") -> Any:
-    """Return `value` with a `backward_hook` on every tensor in it that needs a gradient.
-
-    Looks into tuples, named tuples, lists, dicts, and the attributes of objects of other classes (dataclasses, a user's
-    own), of which it makes a shallow copy; everything else is returned as it is.
-    """
+    """Return `value` with a `backward_hook` on every tensor in it that needs a gradient, see `map_tensors`."""
     return map_tensors(value, lambda x: x if x.node is None else backward_hook(x, hook, name))
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return `value` with function(tensor) in the place of every tensor in it; see `backward_hooks`."""
+    """Return `value` with function(tensor) in the place of every tensor in it.
+
+    Looks into tuples, named tuples, lists, dicts, and the attributes of objects of other classes (dataclasses, a user's
+    own), of which it makes a shallow copy; everything else is returned as it is.
+    """
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its items one by one

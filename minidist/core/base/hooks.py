@@ -30,6 +30,9 @@ algorithm_sources: list[Callable[[str, str], Any]] = []
 # Each looks at a call of a collective before it is made: (comm, operation, array, op, out).
 call_checks: list[Callable[..., None]] = []
 
+# Each looks at a graph before backward visits it: (pass, root node, gradient of its output).
+backward_checks: list[Callable[[Any, Any, Any], None]] = []
+
 # The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
 guards: list[Callable[..., Any]] = []
 
@@ -85,8 +88,6 @@ half: Callable[[], Any] = _not_in_the_core
 precision: Callable[[], Any] = _not_in_the_core
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
-# (pass, root node, its gradient): looks at a graph before backward visits it.
-backward_begins: Callable[[Any, Any, Any], None] = _nothing
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 # (queries, samples at once, queries at once, tensor) -> what attention keeps of arrays without values.

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from minidist.core.autograd import MeanOfRows, Parameter
+from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, UsageError, nearest
 from minidist.core.comm import Comm
@@ -68,15 +68,13 @@ def refuse_output(value: Any, stage: int) -> None:
     )
 
 
-def check_loss(loss: Any, i: int, added: int) -> None:
+def refuse_mean(i: int, added: int) -> None:
     """Raise UsageError for the mean over the rows of micro-batch i, where the losses of `added` ones are added."""
-    # The sum over micro-batches is the loss of the batch, so a mean over this one's rows is too large.
-    if added > 1 and isinstance(getattr(getattr(loss, "node", None), "name", ""), MeanOfRows):
-        raise UsageError(
-            f"the loss of micro-batch {i} is the mean over its own rows, and a pipeline adds the losses of"
-            f" {added} micro-batches; divide by the rows (tokens) of the whole batch:"
-            " lambda output, target: cross_entropy(output, target, divisor)"
-        )
+    raise UsageError(
+        f"the loss of micro-batch {i} is the mean over its own rows, and a pipeline adds the losses of"
+        f" {added} micro-batches; divide by the rows (tokens) of the whole batch:"
+        " lambda output, target: cross_entropy(output, target, divisor)"
+    )
 
 
 def check_stages(model: Any, made: Sequence[Module]) -> None:
