@@ -16,13 +16,13 @@ PACKAGE = Path(minidist.__file__).parent
 FOLDER = PACKAGE / "core"
 LINES = {
     "autograd": 2_543,
-    "base": 1_496,
+    "base": 1_497,
     "collectives": 1_536,
     "comm": 1_813,
     "nn": 1_368,
     "optim": 827,
     "parallel": 3_983,
-    "pipeline": 1_956,
+    "pipeline": 1_958,
     "train": 938,
 }
 CORE = {
