@@ -153,17 +153,18 @@ def note_means(running: Any, loss: Node, gradient: Any) -> None:
     it is a mean that nothing divides, or a sum that has one. A mean that is divided, as by the number of micro-batches,
     is one, too. Of one that is multiplied nothing is said: its factor may be this rank's part of all rows.
     """
-    found, pending, seen = [], [(loss, False)] if gradient.size == 1 and gradient.item() == 1 else [], set()
+    running.is_mean, found, seen = False, [], set()
+    pending = [(loss, False)] if gradient.size == 1 and gradient.item() == 1 else []
     while pending:
         node, divided = pending.pop()
         if isinstance(node.name, MeanOfRows):
-            found.append((node.name.over, divided))
+            found.append(node.name.over)
+            running.is_mean |= not divided
         elif node not in seen and node.inputs and (node.name in _LINEAR or (node.hook and node.name != "checkpoint")):
             seen.add(node)
             divided = divided or node.name == "div"
             pending += [(source, divided) for source, _ in reversed(node.inputs)]
-    running.means = " + ".join(over for over, _ in found)
-    running.is_mean = not all(divided for _, divided in found)
+    running.means = " + ".join(found)
 
 
 def next_model(comm: Comm) -> int:

@@ -139,7 +139,10 @@ class BackwardPass:
         return tape
 
     def _visit_all(self, root: Node, gradient: xp.Array, tape: list[Node]) -> None:
-        root.receive(gradient, fresh=False)
+        if root.grad is None:
+            root.grad, root.owned = gradient, False
+        else:  # a leaf that has one already
+            root.receive(gradient, fresh=False)
         while tape:
             self._visit(tape.pop())
             for observer in self.observers:
