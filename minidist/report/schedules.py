@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Plan, show
-from minidist.core.pipeline.validate import validate
 from minidist.pipeline.passes import lower_blocking
 from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
+from minidist.pipeline.validate import validate
 from minidist.report.frame import GENERATOR, HTML, METADATA, SUFFIXES
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
 from minidist.report.perfetto import perfetto
