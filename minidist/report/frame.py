@@ -17,7 +17,9 @@ from minidist.comm.launching import writable
 from minidist.core.base.errors import UsageError, quoted
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
+else:
+    Figure = Any  # the first picture imports matplotlib, and no annotation does
 
 CAPTION, LEGEND_ROW = 0.22, 0.2  # inches
 MAX_CAPTION = 6  # lines: a longer command would leave no room for the picture
@@ -29,14 +31,14 @@ GENERATOR = '<meta name="generator" content="minidist">'  # by which a page is k
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of this size in inches that arranges its own margins."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def finish(figure: "Figure", handles: Iterable[Any], command: str) -> "Figure":
+def finish(figure: Figure, handles: Iterable[Any], command: str) -> Figure:
     """Put the legend and the caption below the picture; returns the figure."""
     # How much room the caption and the legend need, as a part of the figure's height.
     handles = list(handles)
@@ -130,7 +132,7 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def save(figure: "Figure", path: str | Path) -> Path:
+def save(figure: Figure, path: str | Path) -> Path:
     """Write the figure as svg, pdf or png, by the suffix; the same figure gives the same file."""
     import matplotlib
 
@@ -150,7 +152,7 @@ def save(figure: "Figure", path: str | Path) -> Path:
     return path
 
 
-def alt_text(figure: "Figure") -> str:
+def alt_text(figure: Figure) -> str:
     """Return the picture in words, from its own: its titles and the labels of its axes."""
     words = [figure.get_suptitle()] if figure.get_suptitle() else []
     for axes in figure.axes:
@@ -160,7 +162,7 @@ def alt_text(figure: "Figure") -> str:
     return "; ".join(dict.fromkeys(" ".join(word.split()) for word in words)) or "a picture"
 
 
-def svg(figure: "Figure", alt: str) -> str:
+def svg(figure: Figure, alt: str) -> str:
     """Return the picture as SVG, which says itself in words what it shows; the same figure gives the same text."""
     import matplotlib
 
@@ -174,7 +176,7 @@ def svg(figure: "Figure", alt: str) -> str:
     return text.replace("<svg", f'<svg role="img" aria-label="{words}"', 1).replace(">", f"><title>{words}</title>", 1)
 
 
-def png(figure: "Figure", dpi: int = 100) -> bytes:
+def png(figure: Figure, dpi: int = 100) -> bytes:
     """Return the picture in 64 colours: a quarter of the bytes, because notebooks keep their pictures."""
     from PIL import Image
 

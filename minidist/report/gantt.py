@@ -8,17 +8,14 @@ Proved by: tests/commands/test_schedule.py
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import SpanEvent, Trace
 from minidist.core.pipeline.plan import Item, actions_of, show
 from minidist.pipeline.timing import Timing
-from minidist.report.frame import Style, finish, new_figure, patch, tidy
+from minidist.report.frame import Figure, Style, finish, new_figure, patch, tidy
 from minidist.report.palette import NAMES, PALETTE, ink, shade
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_BARS, MAX_ROWS = 20_000, 40
 POINTS = 720  # the width of a panel
@@ -117,7 +114,7 @@ def _figures(timing: Timing, width: int, versions: Sequence[int] | None) -> list
     return [f"idle {numbers(timing.idle)} | {ends}"[:width], held[:width]]
 
 
-def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
+def gantt(timings: Sequence[Timing], command: str = "") -> Figure:
     """Draw one panel per timing (made with spans=True), all on the same axis of time."""
     _check_readable(timings)
 

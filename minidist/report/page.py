@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.base.files import writing
 from minidist.base.trace_file import only_steps, steps_of
@@ -24,10 +24,7 @@ from minidist.core.base.trace import Trace
 from minidist.report.bytes_by_purpose import table_of
 from minidist.report.canvas import space_and_time
 from minidist.report.draw import Header, draw, incomplete_sentence
-from minidist.report.frame import GENERATOR, POLICY, byte_text, png
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from minidist.report.frame import GENERATOR, POLICY, Figure, byte_text, png
 
 MAX_SVG = 400_000  # bytes of one figure; a larger one is on the page as an image
 
@@ -155,7 +152,7 @@ def _about_loss(header: Header) -> str:
     return "Of this run alone; the trace of <code>minidist compare --trace</code> has one device's beside it."
 
 
-def _figure(make: Callable[[], "Figure"], label: str, kind: str) -> str:
+def _figure(make: Callable[[], Figure], label: str, kind: str) -> str:
     try:
         # A picture that the trace has no data for is a sentence on the page, which says how to record them.
         figure = make()
@@ -170,7 +167,7 @@ def _figure(make: Callable[[], "Figure"], label: str, kind: str) -> str:
     return f'<figure id="{kind}"{size} role="img" aria-label="{html.escape(label)}" style="{style}">{drawn}</figure>'
 
 
-def _svg(figure: "Figure", salt: str) -> str:
+def _svg(figure: Figure, salt: str) -> str:
     """Return the figure inline: its ids differ from those of the page's other figures, its neutrals are the page's."""
     import matplotlib
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
-from typing import TYPE_CHECKING
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Plan, show
@@ -15,13 +14,10 @@ from minidist.core.pipeline.validate import validate
 from minidist.pipeline.passes import lower_blocking
 from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
-from minidist.report.frame import GENERATOR, HTML, METADATA, SUFFIXES
+from minidist.report.frame import GENERATOR, HTML, METADATA, SUFFIXES, Figure
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
 from minidist.report.perfetto import perfetto
 from minidist.report.version_gantt import version_gantt
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # The formats, and how a file in each begins, or what it holds near its beginning: such a file may be overwritten.
 MARKS = {
@@ -143,7 +139,7 @@ def _as_run(timing: Timing, form: str) -> str:
     return json.dumps(perfetto(traces)) + "\n" if form == "perfetto" else show(traces, title_of(timing)).page
 
 
-def picture(evaluated: Sequence[EvaluatedPlan], form: str, command: str) -> "Figure":
+def picture(evaluated: Sequence[EvaluatedPlan], form: str, command: str) -> Figure:
     """Return the picture of the format "svg" or "versions"."""
     return (gantt if form == "svg" else version_gantt)([one.timing for one in evaluated], command)
 

@@ -7,11 +7,11 @@ Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.core.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.core.comm.waiting import Waiting, circle_text, find_cycle
-from minidist.report.frame import Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
+from minidist.report.frame import Figure, Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.timeline import (
     Band,
@@ -27,9 +27,6 @@ from minidist.report.timeline import (
     without,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Rows = dict[tuple[int, str], int]  # (rank, stream) -> line
 MAX_LABELS = 24  # with more messages the byte counts would cover each other
 BAR = 0.34  # the height of a bar, as a part of the distance between two lines
@@ -40,7 +37,7 @@ APART = 0.02  # of two messages of a call, as a part of the picture's width: nea
 MAX_BESIDE = 60  # of collective calls beside the main stream: with more messages a call is one band
 
 
-def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
+def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> Figure:
     """Draw one line per stream of each rank, rank 0 on top, and one arrow per delivered message.
 
     Of many buckets that travel beside the main streams, each is one band on its line instead of its arrows.

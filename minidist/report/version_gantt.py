@@ -9,16 +9,13 @@ Proved by: tests/commands/test_schedule.py
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Action, Plan
 from minidist.pipeline.timing import Timing
-from minidist.report.frame import finish, line, new_figure, patch, tidy
+from minidist.report.frame import Figure, finish, line, new_figure, patch, tidy
 from minidist.report.palette import MEMORY, PALETTE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHADES = ("#4477AA", "#CCBB44", "#EE6677", "#228833", "#AA3377", "#66CCEE")  # of versions, in turn
 
@@ -49,7 +46,7 @@ def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
     return result
 
 
-def version_gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
+def version_gantt(timings: Sequence[Timing], command: str = "") -> Figure:
     """Draw one panel per timing (made with spans=True)."""
     # As in `gantt`: one axis of time, heights in inches, a Gantt and its strips for each timing.
     longest = max(timing.makespan for timing in timings)
