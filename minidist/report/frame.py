@@ -134,8 +134,6 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
 
 def save(figure: Figure, path: str | Path) -> Path:
     """Write the figure as svg, pdf or png, by the suffix; the same figure gives the same file."""
-    import matplotlib
-
     # Refused before anything is drawn or written.
     path = Path(path)
     if path.suffix not in SUFFIXES:
@@ -143,13 +141,27 @@ def save(figure: Figure, path: str | Path) -> Path:
     metadata, mark = METADATA[path.suffix]
     writable(path, "--output", "", mark)
 
-    # No random ids, so that the same figure gives the same bytes.
-    with (
-        matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}),
-        writing("the picture", path, "make room there, or choose another --output"),
-    ):
+    with reproducible(), writing("the picture", path, "make room there, or choose another --output"):
         figure.savefig(path, metadata=metadata, dpi=150)
     return path
+
+
+def reproducible(salt: str = "minidist") -> Any:
+    """Return the context in which a figure gives the same SVG each time: without random ids, the text as text.
+
+    salt: what the ids follow from; two figures of one page have different ones.
+    """
+    import matplotlib
+
+    return matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"})
+
+
+def svg_text(figure: Figure, salt: str = "minidist") -> str:
+    """Return the picture as SVG, with its XML declaration."""
+    buffer = BytesIO()
+    with reproducible(salt):
+        figure.savefig(buffer, format="svg", metadata=METADATA[".svg"][0])
+    return buffer.getvalue().decode()
 
 
 def alt_text(figure: Figure) -> str:
@@ -164,14 +176,8 @@ def alt_text(figure: Figure) -> str:
 
 def svg(figure: Figure, alt: str) -> str:
     """Return the picture as SVG, which says itself in words what it shows; the same figure gives the same text."""
-    import matplotlib
-
-    buffer = BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "minidist"})
-    # Without the XML declaration, so that the text can stand in a page.
-    text = buffer.getvalue().decode()
-    text = text[text.index("<svg") :]
+    text = svg_text(figure)
+    text = text[text.index("<svg") :]  # without the XML declaration, so that it can stand in a page
     words = escape(alt, quote=False).replace('"', "&quot;")
     return text.replace("<svg", f'<svg role="img" aria-label="{words}"', 1).replace(">", f"><title>{words}</title>", 1)
 

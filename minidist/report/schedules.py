@@ -6,7 +6,6 @@ Proved by: tests/commands/test_schedule.py
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Plan, show
@@ -14,7 +13,7 @@ from minidist.core.pipeline.validate import validate
 from minidist.pipeline.passes import lower_blocking
 from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
-from minidist.report.frame import GENERATOR, HTML, METADATA, SUFFIXES, Figure
+from minidist.report.frame import GENERATOR, HTML, METADATA, SUFFIXES, Figure, svg_text
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
 from minidist.report.perfetto import perfetto
 from minidist.report.version_gantt import version_gantt
@@ -108,13 +107,7 @@ def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: in
             yield "\n" if number else ""
             yield one.plan.to_csv()
     elif form in ("svg", "versions"):
-        # Without a date and random ids: the same plan gives the same file.
-        import matplotlib
-
-        stream = BytesIO()
-        with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
-            picture(evaluated, form, command).savefig(stream, format="svg", metadata=METADATA[".svg"][0])
-        yield stream.getvalue().decode()
+        yield svg_text(picture(evaluated, form, command))
     elif form in ("perfetto", "steps"):
         if len(evaluated) > 1:
             raise UsageError(f"--format {form} takes one schedule; call it once for each")
