@@ -56,7 +56,8 @@ def mpi(
             "--every-order with --interleavings; --every-order runs every choice already: give one of them"
         )
 
-    from minidist.debug.mpi_ranks.program import bytes_by_operation, difference, other_choices, run_on_ranks
+    from minidist.debug.mpi_ranks.program import difference, other_choices, run_on_ranks
+    from minidist.debug.results import bytes_by_operation
     from minidist.debug.user_program import UserProgram
 
     if "--ranks" in (arguments or ()):
@@ -78,10 +79,11 @@ def mpi(
             break
         tried += 1
     world = first.world
+    names = {comm: name for comm, name in world.names.items() if name}  # that the program has given
     value = {
         "ranks": ranks,
         "virtual_seconds": world.end_time,
-        "sent": bytes_by_operation(world),
+        "sent": bytes_by_operation(world.traces, names, "communicator"),
         "choices": tried,
         "race": races,
         "never_received": world.lost,
@@ -96,9 +98,9 @@ def mpi(
 
 def show(value: dict[str, Any], choices: str) -> None:
     """Print what a run has sent, what it has left open, and the sentence about other choices."""
-    print(f"{value['ranks']} ranks, {value['virtual_seconds']:.6g} virtual seconds of communication")
-    for row in value["sent"]:
-        print(f"  {row['operation']:24} {row['communicator']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
+    from minidist.debug.results import print_sent
+
+    print_sent(value["ranks"], value["virtual_seconds"], value["sent"], "communicator")
     for sentence in (*value["never_received"], *value["never_waited_for"]):
         print(f"  {sentence}")
     if choices:

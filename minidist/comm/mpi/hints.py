@@ -7,7 +7,7 @@ Proved by: tests/comm/mpi/test_failures.py
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minidist.comm.call_log import Call
@@ -53,31 +53,8 @@ def hints(
     over = {rank for rank, state in states.items() if state["state"] == "returned"}
     found += [text for name, of_ranks in logs.items() if (text := unlike_calls(name, of_ranks, over))]
 
-    # A rank that has returned sends and receives nothing any more, and makes no communicator.
-    for rank, state in waiting.items():
-        if origin := state.get("origin"):
-            late = [peer for peer in state["peers"] if peer in over and origin not in histories[peer].made]
-            if late:
-                parent, _, number = origin.rpartition(".")
-                found.append(
-                    f"{ranks_text(late)} returned without call {number} of group, dup or split on {parent}, for which"
-                    f" rank {rank} waits"
-                )
-        if len(state["peers"]) == 1 and states.get(state["peers"][0], {}).get("state") == "returned":
-            found.append(f"rank {state['peers'][0]} has returned: it cannot complete what rank {rank} waits for")
-
-    # A receive that waits while a message of another tag or communicator is there.
-    for rank, state in waiting.items():
-        wanted = state.get("message")
-        if wanted and wanted["kind"] == "receive":
-            for source in state["peers"]:
-                queued = sent_to(rank, traces.get(source, ()), traces.get(rank, ()))
-                queued.pop(queue_of(wanted), None)
-                for queue, message in list(queued.items())[:2]:
-                    found.append(
-                        f"rank {rank} waits for {name_of(queue_of(wanted), wanted['operation'])}, but queued from rank"
-                        f" {source} is {name_of(queue, message['operation'])} ({message['nbytes']} B)"
-                    )
+    found += _for_what_has_returned(waiting, over, histories)
+    found += _for_another_message(waiting, traces)
 
     # A rank that sends to itself, and all are senders: the program relied on buffering.
     sending = [rank for rank, s in waiting.items() if s.get("message", {}).get("kind") == "send"]
@@ -86,6 +63,41 @@ def hints(
     if waiting and not own and len(sending) == len(states):
         found.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")
     return found[:6]
+
+
+def _for_what_has_returned(
+    waiting: Mapping[int, Mapping[str, Any]], over: Collection[int], histories: Mapping[int, History]
+) -> Iterator[str]:
+    """Yield who waits for ranks that have returned: they send and receive nothing, and make no communicator."""
+    for rank, state in waiting.items():
+        if origin := state.get("origin"):
+            late = [peer for peer in state["peers"] if peer in over and origin not in histories[peer].made]
+            if late:
+                parent, _, number = origin.rpartition(".")
+                yield (
+                    f"{ranks_text(late)} returned without call {number} of group, dup or split on {parent}, for which"
+                    f" rank {rank} waits"
+                )
+        if len(state["peers"]) == 1 and state["peers"][0] in over:
+            yield f"rank {state['peers'][0]} has returned: it cannot complete what rank {rank} waits for"
+
+
+def _for_another_message(
+    waiting: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence[Message]]
+) -> Iterator[str]:
+    """Yield the receives that wait while a message of another tag or communicator is there."""
+    for rank, state in waiting.items():
+        wanted = state.get("message")
+        if not wanted or wanted["kind"] != "receive":
+            continue
+        for source in state["peers"]:
+            queued = sent_to(rank, traces.get(source, ()), traces.get(rank, ()))
+            queued.pop(queue_of(wanted), None)
+            for queue, message in list(queued.items())[:2]:
+                yield (
+                    f"rank {rank} waits for {name_of(queue_of(wanted), wanted['operation'])}, but queued from rank"
+                    f" {source} is {name_of(queue, message['operation'])} ({message['nbytes']} B)"
+                )
 
 
 def _unlike_communicators(waiting: Mapping[int, Mapping[str, Any]], histories: Mapping[int, History]) -> list[str]:

@@ -6,7 +6,7 @@ Proved by: tests/comm/sim/test_world.py
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from minidist.core.comm.point_to_point import ANY, Request, tag_text
 from minidist.core.comm.sim.state import SimRequest, SimState, Stream
@@ -27,19 +27,8 @@ def hints(state: SimState, blocked: list[Stream], waiting: list[Waiting], explai
         if len(w.peers) == 1 and w.peers[0] in state.returned:
             found.append(f"rank {w.peers[0]} has returned: it cannot complete what rank {w.rank} waits for")
 
-    # A receive that waits while a message of another tag or communicator is there.
-    queued: dict[int, list[SimRequest]] = defaultdict(list)
-    for (_, _, destination, _), sends in state.sends.items():
-        queued[destination] += sends
     messages = [(stream, stream.waiting) for stream in blocked if isinstance(stream.waiting, Request)]
-    for stream, item in messages:
-        if item.kind == "receive":
-            source = None if item.peer == ANY else item.comm.members[item.peer]
-            for send in [s for s in queued[stream.rank] if source in (None, s.stream.rank)][:2]:
-                found.append(
-                    f"rank {stream.rank} waits for {_which(item)}, but queued from rank {send.stream.rank} is "
-                    f"{_which(send)} ({send.array.nbytes} B, sent at {send.site})"
-                )
+    found += _other_messages(state, messages)
 
     # A message to itself: an MPI library buffers a short one, which the standard does not promise.
     for stream, item in messages:
@@ -54,6 +43,22 @@ def hints(state: SimState, blocked: list[Stream], waiting: list[Waiting], explai
     if messages and len(blocked) == state.size and all(item.kind == "send" for _, item in messages):
         found.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")
     return found
+
+
+def _other_messages(state: SimState, messages: Sequence[tuple[Stream, Request]]) -> Iterator[str]:
+    """Yield the receives that wait while a message of another tag or communicator is there."""
+    queued: dict[int, list[SimRequest]] = defaultdict(list)
+    for (_, _, destination, _), sends in state.sends.items():
+        queued[destination] += sends
+    for stream, item in messages:
+        if item.kind != "receive":
+            continue
+        source = None if item.peer == ANY else item.comm.members[item.peer]
+        for send in [s for s in queued[stream.rank] if source in (None, s.stream.rank)][:2]:
+            yield (
+                f"rank {stream.rank} waits for {_which(item)}, but queued from rank {send.stream.rank} is "
+                f"{_which(send)} ({send.array.nbytes} B, sent at {send.site})"
+            )
 
 
 def _which(request: Request) -> str:

@@ -30,22 +30,15 @@ Calls = Mapping[int, dict[int, Operation]]  # of a group: rank -> number -> oper
 Missing = dict[tuple[int, int], tuple[int, ...]]  # (rank, number of its operation) -> the ranks that it waits for
 
 # Which shapes all ranks of a collective must pass equal; of the others ranks may differ.
-ALIKE = {
-    "all_reduce": "inputs",
-    "_all_gather_base": "inputs",
-    "all_gather_into_tensor_coalesced": "inputs",
-    "_reduce_scatter_base": "outputs",
-    "reduce_scatter_tensor_coalesced": "outputs",
-    "allreduce_coalesced": "inputs",
-    "broadcast": "inputs",
-    "reduce": "inputs",
-    "gather": "inputs",
-    "scatter": "outputs",
-    "all_gather_single": "inputs",
-    "reduce_scatter_single": "outputs",
-    "all_to_all_single": "inputs",
-    "gather_single": "inputs",
-}
+ALIKE = dict.fromkeys(
+    (
+        *("all_reduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "gather_single", "all_to_all_single"),
+        *("_all_gather_base", "all_gather_single", "all_gather_into_tensor_coalesced"),
+    ),
+    "inputs",
+) | dict.fromkeys(
+    ("_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "scatter"), "outputs"
+)
 # What a text log calls them.
 IN_LOGS = {
     "ALLREDUCE": "all_reduce",

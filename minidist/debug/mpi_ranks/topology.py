@@ -103,7 +103,6 @@ class Cartcomm(Topocomm):
     needs = (Grid,)
 
     def Get_dim(self) -> int:
-        """Return the number of axes."""
         return len(self.place.dims)
 
     def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
@@ -239,12 +238,10 @@ class Graphcomm(Topocomm):
         return list(self.place.index), list(self.place.edges)
 
     def Get_neighbors(self, rank: int) -> list[int]:
-        """Return the neighbors of a rank."""
         neighbors: list[int] = self.place.of(rank)
         return neighbors
 
     def Get_neighbors_count(self, rank: int) -> int:
-        """Return the number of neighbors of a rank."""
         return len(self.place.of(rank))
 
     dims, topo = property(Get_dims), property(Get_topo)

@@ -86,7 +86,6 @@ class SimulatedWork(dist._Work):
         self.source = -1  # of a receive: the rank of the group that sent
 
     def wait(self, timeout: Any = None) -> bool:
-        """Block until the operation is done."""
         if not self.done:
             self.done = True
             if self.operation is not None:
@@ -99,7 +98,6 @@ class SimulatedWork(dist._Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the operation has been waited for."""
         return self.done
 
     def is_success(self) -> bool:
@@ -133,11 +131,9 @@ class SimulatedProcessGroup(dist.ProcessGroup):
     # what torch asks of every group -----------------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Return the number of ranks of the group."""
         return self.comm.size
 
     def getBackendName(self) -> str:
-        """Return the name of the backend."""
         return BACKEND
 
     @property
@@ -147,12 +143,10 @@ class SimulatedProcessGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """The name under which torch knows this group."""
         return dist.distributed_c10d._world.pg_names[self]
 
     @property
     def pg_name(self) -> str:
-        """The name under which torch knows this group."""
         return self.group_name
 
     def shutdown(self) -> None:
@@ -226,7 +220,6 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         return self._run(opts, collectives.all_reduce, arguments, lambda r: put(r, tensor), tensors, tensors)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
-        """Reduce every tensor of a list."""
         return self._all([self.allreduce([tensor], opts) for tensor in tensors], tensors)
 
     def reduce(self, tensors: Tensors, opts: Any) -> SimulatedWork:
@@ -260,7 +253,6 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         return self._run(opts, collectives.all_gather, (array_of(input),), write, [output], [input])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
-        """Gather every tensor of a list."""
         works = [self.all_gather_single(out, each, opts) for out, each in zip(outputs, inputs, strict=True)]
         return self._all(works, outputs)
 
@@ -276,7 +268,6 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         return self._reduce_scatter(output, [input], None, opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
-        """Reduce and scatter every tensor of a list."""
         works = [self.reduce_scatter_single(out, each, opts) for out, each in zip(outputs, inputs, strict=True)]
         return self._all(works, outputs)
 

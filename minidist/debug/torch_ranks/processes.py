@@ -157,11 +157,9 @@ class Spawned:
         self.processes = processes
 
     def pids(self) -> list[int]:
-        """Return the process ids."""
         return [process.pid for process in self.processes]
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Wait for all processes."""
         for process in self.processes:
             process.join()
         return True
@@ -209,15 +207,12 @@ class RankQueue:
         return loads(self.values.popleft())
 
     def put_nowait(self, value: Any) -> None:
-        """Append a copy of a value."""
         self.put(value)
 
     def get_nowait(self) -> Any:
-        """Take the first value; queue.Empty when there is none."""
         return self.get(block=False)
 
     def empty(self) -> bool:
-        """Return whether there is no value."""
         if not self.values and self.processes.launcher.is_main():
             self.processes.run()
         return not self.values
@@ -227,7 +222,6 @@ class RankQueue:
         return False
 
     def qsize(self) -> int:
-        """Return how many values there are."""
         return len(self.values)
 
     def close(self) -> None:
