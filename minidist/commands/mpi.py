@@ -68,10 +68,10 @@ def mpi(
     run = partial(run_on_ranks, program, ranks, timeout=timeout, eager_bytes=eager_bytes)
 
     def write(world: Any) -> None:  # of a deadlock, too
-        assert trace is not None
-        say(f"written: {write_traces(trace, world.traces, world='simulated')}")
+        if trace is not None:
+            say(f"written: {write_traces(trace, world.traces, world='simulated')}")
 
-    first = run(at_end=write) if trace is not None else run()
+    first = run(at_end=write)
     races, tried = "", 0
     for other in other_choices(run, MAX_CHOICES if every_order else interleavings, every_order):
         if found := difference(first, other):
@@ -89,11 +89,16 @@ def mpi(
         "never_received": world.lost,
         "never_waited_for": world.unwaited,
     }
-    said = races
-    if tried and not races:
-        which = "other" if interleavings else "one" if tried == 1 else "choices" if tried < MAX_CHOICES else "first"
-        said = SAME[which].format(tried)
+    said = races or same_text(tried, bool(interleavings))
     return Result(value, lambda: show(value, said), 1 if races or world.lost else 0)
+
+
+def same_text(tried: int, drawn: bool) -> str:
+    """Return that all choices which were tried print the same; "" for none. drawn: they were drawn at random."""
+    if not tried:
+        return ""
+    which = "other" if drawn else "one" if tried == 1 else "choices" if tried < MAX_CHOICES else "first"
+    return SAME[which].format(tried)
 
 
 def show(value: dict[str, Any], choices: str) -> None:

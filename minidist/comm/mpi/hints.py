@@ -55,14 +55,7 @@ def hints(
 
     found += _for_what_has_returned(waiting, over, histories)
     found += _for_another_message(waiting, traces)
-
-    # A rank that sends to itself, and all are senders: the program relied on buffering.
-    sending = [rank for rank, s in waiting.items() if s.get("message", {}).get("kind") == "send"]
-    own = [rank for rank in sending if list(waiting[rank]["peers"]) == [rank]]
-    found += [to_itself(rank) for rank in own]
-    if waiting and not own and len(sending) == len(states):
-        found.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")
-    return found[:6]
+    return [*found, *_for_buffering(waiting, len(states))][:6]
 
 
 def _for_what_has_returned(
@@ -98,6 +91,15 @@ def _for_another_message(
                     f"rank {rank} waits for {name_of(queue_of(wanted), wanted['operation'])}, but queued from rank"
                     f" {source} is {name_of(queue, message['operation'])} ({message['nbytes']} B)"
                 )
+
+
+def _for_buffering(waiting: Mapping[int, Mapping[str, Any]], ranks: int) -> Iterator[str]:
+    """Yield the ranks that send to themselves, and that all are senders: the program relied on buffering."""
+    sending = [rank for rank, s in waiting.items() if s.get("message", {}).get("kind") == "send"]
+    own = [rank for rank in sending if list(waiting[rank]["peers"]) == [rank]]
+    yield from map(to_itself, own)
+    if waiting and not own and len(sending) == ranks:
+        yield "every rank sends and none receives: let some ranks receive first, or use sendrecv or isend"
 
 
 def _unlike_communicators(waiting: Mapping[int, Mapping[str, Any]], histories: Mapping[int, History]) -> list[str]:

@@ -233,9 +233,7 @@ class MPIWorld:
             if self.folder.first(said):
                 print(f"{text}\n", end="", file=sys.stderr, flush=True)  # in one write
             time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
-            if self.watchdog:
-                self.watchdog.discard()
-            self.folder.discard()
+            (self.watchdog or self.folder).discard()
         finally:
             abort(code)
 
@@ -249,9 +247,7 @@ class MPIWorld:
         try:
             if self.hosts.index(self.hosts[self.rank]) == self.rank:
                 say_past_the_launcher(f"minidist: rank {self.rank} of {self.size}: {interruption(self.place)}\n")
-            if self.watchdog:
-                self.watchdog.discard()
-            self.folder.discard()
+            (self.watchdog or self.folder).discard()
         finally:
             os._exit(EXIT_CODE)
 

@@ -29,20 +29,24 @@ def hints(state: SimState, blocked: list[Stream], waiting: list[Waiting], explai
 
     messages = [(stream, stream.waiting) for stream in blocked if isinstance(stream.waiting, Request)]
     found += _other_messages(state, messages)
+    return [*found, *_for_buffering(state, blocked, messages)]
 
-    # A message to itself: an MPI library buffers a short one, which the standard does not promise.
+
+def _for_buffering(
+    state: SimState, blocked: Sequence[Stream], messages: Sequence[tuple[Stream, Request]]
+) -> Iterator[str]:
+    """Yield the first rank that sends to itself, and that all are senders: the program relied on buffering."""
+    # An MPI library buffers a short message to oneself, which the standard does not promise.
     for stream, item in messages:
         if item.kind == "send" and item.comm.members[item.peer] == stream.rank:
-            found.append(
+            yield (
                 f"rank {stream.rank} sends to itself and waits: start the send with isend, or the receive with irecv"
                 " before it; under mpiexec such a program runs only while the MPI library buffers the message"
             )
             break
 
-    # All are senders: the program relied on buffering.
     if messages and len(blocked) == state.size and all(item.kind == "send" for _, item in messages):
-        found.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")
-    return found
+        yield "every rank sends and none receives: let some ranks receive first, or use sendrecv or isend"
 
 
 def _other_messages(state: SimState, messages: Sequence[tuple[Stream, Request]]) -> Iterator[str]:

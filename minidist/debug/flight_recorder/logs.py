@@ -214,11 +214,8 @@ class Reader:
             number = int(at[1]) if at else None
             enqueued, completed = last.get("enqueued"), last.get("completed")
             # Some versions have not set the last one that is completed.
-            if completed is not None and completed > min(
-                (number or UNSET) - 1, UNSET if enqueued is None else enqueued
-            ):
-                completed = None
-            self.add(Event(who, work, number, enqueued, completed))
+            most = min((number or UNSET) - 1, UNSET if enqueued is None else enqueued)
+            self.add(Event(who, work, number, enqueued, None if (completed or 0) > most else completed))
 
     def add(self, event: Event) -> None:
         """Keep an event, once."""
