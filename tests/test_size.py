@@ -16,19 +16,19 @@ PACKAGE = Path(minidist.__file__).parent
 LINES = {
     "base": 3_216,
     "collectives": 1_790,
-    "comm": 5_150,
+    "comm": 5_160,
     "commands": 5_252,
-    "course": 15_954,
+    "course": 15_930,
     "core": 17_050,
     "data": 1_350,
-    "debug": 10_100,
+    "debug": 10_020,
     "job": 11_100,
     "nn": 2_400,
     "optim": 1_200,
     "parallel": 4_147,
     "pipeline": 3_490,
     "planning": 6_440,
-    "report": 7_106,
+    "report": 7_010,
     "techniques": 7_174,
 }
 FOLDERS = 16
@@ -36,7 +36,7 @@ SETTINGS = 69  # of every job; those of a technique are in its folder
 LOOP = 15  # lines of `Loop.train`, which is the loop
 PARAMETERS = 7  # functions with more than eight parameters
 LONGEST = 112  # lines of a function
-COMPLEX = 44  # functions of a complexity above 15
+COMPLEX = 37  # functions of a complexity above 15
 
 
 def sources(folder):

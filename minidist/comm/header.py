@@ -63,7 +63,7 @@ def pack(header: Header) -> bytes:
     shape = header.shape
     if len(shape) > _DIMS:
         shape = (math.prod(shape[: 1 - _DIMS]), *shape[1 - _DIMS :])
-    # One field per dim; unused fields hold a mark of their own, because 0 is a size.
+    # One field per dim; unused fields hold a mark, because 0 is a size.
     dims = [min(n, _ABSENT - 1) for n in shape] + [_ABSENT] * (_DIMS - len(shape))
     operation, dtype = _fit_operation(header.operation), _fit(header.dtype, _DTYPE)
     return _LAYOUT.pack(operation, dtype, header.nbytes % 2**32, header.nbytes // 2**32, *dims)

@@ -236,9 +236,9 @@ def check_options(size: int | None, ranks: int | None, timeout: float, eager_byt
             f"--synchronous lets every send wait for its receive, and --eager-bytes {eager_bytes} lets short ones go"
             " on; leave one of them out"
         )
-    if ranks is not None and ranks < 1:
-        raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
     if ranks is not None:
+        if ranks < 1:
+            raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
         check_ranks(ranks)
     if size is not None and eager_bytes:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Measured bytes beside the formula: two bars that must be equally long, for each purpose.
+"""Measured bytes and those of the formula: two bars that must be equally long, for each purpose.
 
 Proved by: tests/report/test_pictures.py
 """

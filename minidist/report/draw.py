@@ -97,6 +97,6 @@ def _prefix_title(figure: Figure, name: str) -> None:
 
 
 def incomplete_sentence(header: Header) -> str:
-    """Return what a reader must know of a trace of which events are missing; "" for a whole one."""
+    """Return what a reader must know of a trace with missing events; "" for a whole one."""
     why = header.get("incomplete")
     return f"this trace is incomplete: {why}" if why else ""

@@ -40,7 +40,7 @@ def loss_overlay(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     tidy(axes)
 
-    # The difference on a logarithmic axis of its own; an exact 0 is drawn at its lower end.
+    # The difference on a second axis, which is logarithmic; an exact 0 is drawn at its lower end.
     second = axes.twinx()
     style: Style = {"color": PALETTE["blocked"], "marker": "o", "linestyle": ":", "markersize": 3}
     second.plot(range(len(difference)), np.maximum(difference, SMALLEST), **style, linewidth=0.8, gid="difference")

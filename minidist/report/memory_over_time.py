@@ -64,7 +64,7 @@ def _samples(
 
 
 def _byte_unit(highest: int) -> tuple[float, str]:
-    """Return the largest unit of which `highest` bytes are at least one, and its name."""
+    """Return the largest unit that is at most `highest` bytes, and its name."""
     return next(((s, n) for s, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if highest >= s), (1.0, "B"))
 
 

@@ -35,7 +35,7 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
         axes.barh(rank, longest * factor, height=0.86, color=PALETTE["idle"], zorder=0)
         computing = [(span.start, span.end) for span in spans]
         busy += sum(stop - start for start, stop in merged(computing))
-        # Waiting beside computing costs nothing, so only the rest is red.
+        # Waiting while the stream computes costs nothing, so only the rest is red.
         for start, stop in without(waiting.get((rank, "main"), ([], []))[0], computing):
             if stop > begin:
                 bars.add(rank, max(start, begin), min(stop, end), "blocked", "blocked")

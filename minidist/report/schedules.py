@@ -60,7 +60,7 @@ def stage_shares(plans: Sequence[Plan]) -> list[float]:
 
 
 def is_large(plan: Plan) -> bool:
-    """Whether a plan has so many actions that each one is not drawn or checked again; a pair that overlaps is two."""
+    """Whether a plan has too many actions for drawing or checking each one again; a pair that overlaps is two."""
     pairs = sum(isinstance(item, tuple) for order in plan.orders for item in order)
     return sum(map(len, plan.orders)) + pairs > LARGE
 

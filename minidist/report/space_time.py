@@ -1,7 +1,7 @@
 """The space-time diagram: a rank is a horizontal line, time runs to the right, a message is an arrow from line to line.
 
 It shows what a log does not: which rank waits for which. Red is a rank whose partner has not come yet. After a deadlock
-the red runs to the edge, each line says what its rank waits for, and the wait-for cycle is drawn beside the ranks.
+the red runs to the edge, each line says what its rank waits for, and the wait-for cycle is drawn at the right edge.
 
 Proved by: tests/report/test_pictures.py
 """
@@ -162,7 +162,7 @@ def _stuck(axes: Any, event: MessageEvent, y: int, right: float, factor: float) 
 def _waits_beside_computing(
     traces: Sequence[Trace], messages: Sequence[Pair], drawn: Sequence[Band], right: float, width: float
 ) -> dict[tuple[int, str], tuple[list[Interval], list[Interval]]]:
-    """Return each stream's waits for a partner and for bytes while it computed nothing, of which the picture has room.
+    """Return each stream's waits for a partner and for bytes while it computed nothing, as far as the picture has room.
 
     drawn: the bands. width: of the picture, in seconds.
     """

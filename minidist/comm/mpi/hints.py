@@ -16,6 +16,7 @@ from minidist.comm.unlike_calls import ranks_text, unlike_calls
 from minidist.core.comm.point_to_point import tag_text
 
 Message = Mapping[str, Any]  # a line of a trace file
+States = Mapping[int, Mapping[str, Any]]  # what the watchdogs wrote, by rank
 Queue = tuple[str, bool, int]  # communicator, of a collective?, tag
 
 
@@ -38,9 +39,7 @@ class History(NamedTuple):
     made: dict[str, Claim]
 
 
-def hints(
-    states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence[Message]], histories: Mapping[int, History]
-) -> list[str]:
+def hints(states: States, traces: Mapping[int, Sequence[Message]], histories: Mapping[int, History]) -> list[str]:
     """Return at most six sentences.
 
     states: what the watchdogs wrote, by rank; traces: each rank's messages so far; histories: its calls.
@@ -58,9 +57,7 @@ def hints(
     return [*found, *_for_buffering(waiting, len(states))][:6]
 
 
-def _for_what_has_returned(
-    waiting: Mapping[int, Mapping[str, Any]], over: Collection[int], histories: Mapping[int, History]
-) -> Iterator[str]:
+def _for_what_has_returned(waiting: States, over: Collection[int], histories: Mapping[int, History]) -> Iterator[str]:
     """Yield who waits for ranks that have returned: they send and receive nothing, and make no communicator."""
     for rank, state in waiting.items():
         if origin := state.get("origin"):
@@ -75,9 +72,7 @@ def _for_what_has_returned(
             yield f"rank {state['peers'][0]} has returned: it cannot complete what rank {rank} waits for"
 
 
-def _for_another_message(
-    waiting: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence[Message]]
-) -> Iterator[str]:
+def _for_another_message(waiting: States, traces: Mapping[int, Sequence[Message]]) -> Iterator[str]:
     """Yield the receives that wait while a message of another tag or communicator is there."""
     for rank, state in waiting.items():
         wanted = state.get("message")
@@ -93,7 +88,7 @@ def _for_another_message(
                 )
 
 
-def _for_buffering(waiting: Mapping[int, Mapping[str, Any]], ranks: int) -> Iterator[str]:
+def _for_buffering(waiting: States, ranks: int) -> Iterator[str]:
     """Yield the ranks that send to themselves, and that all are senders: the program relied on buffering."""
     sending = [rank for rank, s in waiting.items() if s.get("message", {}).get("kind") == "send"]
     own = [rank for rank in sending if list(waiting[rank]["peers"]) == [rank]]
@@ -102,7 +97,7 @@ def _for_buffering(waiting: Mapping[int, Mapping[str, Any]], ranks: int) -> Iter
         yield "every rank sends and none receives: let some ranks receive first, or use sendrecv or isend"
 
 
-def _unlike_communicators(waiting: Mapping[int, Mapping[str, Any]], histories: Mapping[int, History]) -> list[str]:
+def _unlike_communicators(waiting: States, histories: Mapping[int, History]) -> list[str]:
     """Return a sentence about the first communicator that a rank waits for and that another one made unlike."""
     for rank, state in waiting.items():
         mine = histories[rank].made.get(state.get("origin", ""))

@@ -12,6 +12,8 @@ from minidist.core.comm.point_to_point import ANY, Request, tag_text
 from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 from minidist.core.comm.waiting import Waiting
 
+Messages = Sequence[tuple[Stream, Request]]  # what streams wait in
+
 
 def hints(state: SimState, blocked: list[Stream], waiting: list[Waiting], explain: Callable[[str], str]) -> list[str]:
     """Return sentences about a deadlock.
@@ -32,9 +34,7 @@ def hints(state: SimState, blocked: list[Stream], waiting: list[Waiting], explai
     return [*found, *_for_buffering(state, blocked, messages)]
 
 
-def _for_buffering(
-    state: SimState, blocked: Sequence[Stream], messages: Sequence[tuple[Stream, Request]]
-) -> Iterator[str]:
+def _for_buffering(state: SimState, blocked: Sequence[Stream], messages: Messages) -> Iterator[str]:
     """Yield the first rank that sends to itself, and that all are senders: the program relied on buffering."""
     # An MPI library buffers a short message to oneself, which the standard does not promise.
     for stream, item in messages:
@@ -49,7 +49,7 @@ def _for_buffering(
         yield "every rank sends and none receives: let some ranks receive first, or use sendrecv or isend"
 
 
-def _other_messages(state: SimState, messages: Sequence[tuple[Stream, Request]]) -> Iterator[str]:
+def _other_messages(state: SimState, messages: Messages) -> Iterator[str]:
     """Yield the receives that wait while a message of another tag or communicator is there."""
     queued: dict[int, list[SimRequest]] = defaultdict(list)
     for (_, _, destination, _), sends in state.sends.items():

@@ -80,7 +80,7 @@ class Diagnosis:
     """What the dumps of a job say together."""
 
     versions: tuple[str, ...]
-    ranks: tuple[int, ...]  # of which there is a dump
+    ranks: tuple[int, ...]  # that have a dump
     without_dump: tuple[int, ...]
     groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> (description, ranks)
     operations: int
@@ -311,7 +311,7 @@ def diagnose(dumps: Sequence[Dump], world: int = 0, kind: type[Diagnosis] = Diag
 
 
 def all_groups(dumps: Sequence[Dump], world: int) -> tuple[dict[str, tuple[str, tuple[int, ...]]], tuple[str, ...]]:
-    """Return every process group with its ranks, and the names of those of which the ranks are not known for sure.
+    """Return every process group with its ranks, and the names of those whose ranks are not known for sure.
 
     The ranks are those that a dump lists. The dumps of gloo list none: then all ranks are in the default group, and in
     another one are those that have used it, and maybe more.

@@ -4,7 +4,7 @@
     as if   a dump with number 6, done, and number 7, not done           as if   a dump with number 6, done
 
 So `diagnose` matches the ranks of a log as those of dumps. What it cannot know it does not say: which calls a rank has
-made between two numbers of a log, who is in a group of which the log does not list the ranks, and what a rank does that
+made between two numbers of a log, who is in a group whose ranks the log does not list, and what a rank does that
 has written no line.
 
 Proved by: tests/flight_recorder/test_log_diagnosis.py
@@ -31,7 +31,7 @@ class LogDiagnosis(Diagnosis):
     """What logs say, and dumps."""
 
     log: Log = field(default_factory=Log)
-    dumps: tuple[int, ...] = ()  # ranks of which there is a dump
+    dumps: tuple[int, ...] = ()  # ranks that have a dump
     progress: Progress = field(default_factory=dict)
     holes: Members = field(default_factory=dict)  # group -> ranks in it that have no line, and are not known in the job
 

@@ -28,7 +28,7 @@ Works = dict[str, dict[int, tuple[Work, str]]]  # group -> number -> (operation,
 
 
 class LoggedOperation(Operation):
-    """An operation of which a log speaks: kind "", sequence -1 and sizes "" where the log leaves them out."""
+    """An operation that a log names: kind "", sequence -1 and sizes "" where the log leaves them out."""
 
     in_log: ClassVar[bool] = True
 
@@ -36,7 +36,7 @@ class LoggedOperation(Operation):
 def log_dumps(log: Log, dumps: Sequence[Dump]) -> tuple[list[Dump], Progress, Members]:
     """Return the ranks of a log that have no dump as dumps, how far each rank has come in each group, and what is left.
 
-    That are the ranks of a group, counted in it, that have no line, and of which no line gives the rank in the job.
+    That are the ranks of a group, counted in it, that have no line, and whose rank in the job no line gives.
     """
     of_rank = by_rank(log)
     whole = {rank: works_of(events, log) for rank, events in of_rank.items()}

@@ -134,7 +134,7 @@ class Log:
     differing: dict[int, dict[str, set[int]]] = field(default_factory=dict)
     sites: dict[tuple[Identity, Work], str] = field(default_factory=dict)  # file:line in function
     spoken: set[int] = field(default_factory=set)  # ranks that have written a line
-    nameless: bool = False  # so has a rank of which the log does not say which it is
+    nameless: bool = False  # so has a rank whose number the log does not give
     raised: set[int] = field(default_factory=set)
     world: int = 0  # the number of ranks, 0 where no line gives it
     local: bool = False  # some ranks are those of torchrun's prefixes, which count from 0 on every node

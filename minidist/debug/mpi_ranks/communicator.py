@@ -76,7 +76,7 @@ class Context:
         world: Any = comm.world
         self.world: MPIWorld = world
         self.children = 0
-        self.locks: dict[str, Lock] = {}  # for the threads of a program, of which there is one
+        self.locks: dict[str, Lock] = {}  # for the threads of a program; here it has one
         self.buffer: Any = None  # for buffered sends, in addition to that of the rank
         self.of_groups: dict[str, int] = {}
         self.info, self.errhandler = Info.Create(), Errhandler.of("MPI_ERRORS_RETURN")

@@ -105,7 +105,8 @@ def what_happened(world: MPIWorld, error: BaseException) -> BaseException:
 def other_choices(run: Callable[[Chooser], MPIRun], samples: int, every: bool) -> Iterator[MPIRun | MinidistError]:
     """Yield runs with other choices of wildcard receives, or the error that ended one.
 
-    samples: at most so many, drawn at random. every: all that there are, up to `samples`, each once.
+    samples: the largest number of runs; their choices are drawn at random, or, with `every`, are all that there are,
+    each once.
     """
 
     def outcome(chooser: Chooser) -> MPIRun | MinidistError:

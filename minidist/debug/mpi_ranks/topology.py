@@ -279,7 +279,7 @@ def graph_map(self: Comm, index: Sequence[int], edges: Sequence[int]) -> int:
 
 
 class Distributed(Neighbors):
-    """A graph of which each rank knows its own neighbors. weights: of the edges in and out; None: there are none."""
+    """A graph in which each rank knows only its neighbors. weights: of the edges in and out; None: there are none."""
 
     kind = DIST_GRAPH
 
@@ -289,7 +289,7 @@ class Distributed(Neighbors):
 
 
 class Distgraphcomm(Topocomm):
-    """A communicator whose ranks form a graph of which each knows its own neighbors."""
+    """A communicator whose ranks form a graph, in which each knows only its neighbors."""
 
     needs = (Distributed,)
 

@@ -159,7 +159,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         """Nothing to do: operations of a block begin one after the other."""
 
     def _end_coalescing(self, device: Any) -> SimulatedWork:
-        """Return a work that is done: the operations of the block have works of their own, which end with the rank."""
+        """Return a work that is done: each operation of the block has another work, which ends with the rank."""
         return self._work(lambda: None, ())
 
     # how an operation runs --------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Programs that start their ranks themselves: mp.spawn, and Process of multiprocessing and of torch.multiprocessing.
 
 The program that starts processes is no rank: it runs once. A process that it starts is kept until the program waits
-for one; then a world of as many ranks runs, each of which executes the program's file anew as `__mp_main__`, as a
+for one; then a world of as many ranks runs. Each of them executes the program's file anew as `__mp_main__`, as a
 process does, and then its function:
 
     main program    mp.spawn(work, nprocs=2) ──▶ waits ································▶ goes on

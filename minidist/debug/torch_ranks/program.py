@@ -248,7 +248,7 @@ def run_in_orders(
     at_end: Callable[[SimWorld], None] = lambda world: None,
     **options: Any,
 ) -> tuple[TorchRun, str]:
-    """Run a program, and then with its ranks in so many other orders; return the first run, and what differs, if any.
+    """Run a program, and then with its ranks in `orders` other orders; return the first run, and what differs, if any.
 
     at_end: of the first run. It and the options are those of `run_on_ranks`.
     """
