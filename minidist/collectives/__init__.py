@@ -15,7 +15,7 @@ linear.py               all-to-all in one round
 two_level.py            inside each node, then across nodes
 nodes.py                two levels whose nodes the program names
 call.py                 one call as data
-one_event.py            a call of ranks of which one stands for many
+one_event.py            a call in which one rank stands for many
 ring_event.py           what a ring does on all of its ranks, at once
 """
 
