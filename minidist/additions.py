@@ -5,6 +5,7 @@ Each function imports what it needs when the core calls it.
 Proved by: tests/base/test_hooks.py
 """
 
+from functools import cache
 from typing import Any
 
 from minidist.core.base import hooks
@@ -90,16 +91,22 @@ def _fibers() -> Any:
 
 
 def _kernels_of(value: Any) -> Any:
-    """Return meta_kernels.py for arrays without data, cuda_kernels.py for CuPy's, None for all others."""
-    if getattr(value, "is_meta", False):
+    """Return meta_kernels.py for arrays without data, cuda.py for CuPy's, None for all others."""
+    kind: Any = type(value)
+    return _kernels_of_type(kind)
+
+
+@cache
+def _kernels_of_type(kind: Any) -> Any:
+    if getattr(kind, "is_meta", False):
         from minidist.base import meta_kernels
 
         return meta_kernels
-    if type(value).__module__.partition(".")[0] != "cupy":
+    if kind.__module__.partition(".")[0] != "cupy":
         return None
-    from minidist.base import cuda_kernels
+    from minidist.base import cuda
 
-    return cuda_kernels
+    return cuda
 
 
 def _half() -> Any:
@@ -127,12 +134,6 @@ def _map_object(value: Any, function: Any) -> Any:
     from minidist.nn.ops.objects import map_object
 
     return map_object(value, function)
-
-
-def _saved_shapes(q: Any, step: int, queries: int, source: Any) -> Any:
-    from minidist.nn.ops.dry_attention import saved_shapes
-
-    return saved_shapes(q, step, queries, source)
 
 
 def _refusals() -> Any:
@@ -254,7 +255,6 @@ hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
 hooks.map_object = _map_object
-hooks.saved_shapes = _saved_shapes
 hooks.refusals = _refusals
 hooks.load_state_dict = _load_state_dict
 hooks.optimizer_checks = _optimizer_checks

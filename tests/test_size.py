@@ -14,7 +14,7 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 2_810,
+    "base": 3_216,
     "collectives": 1_790,
     "comm": 5_150,
     "commands": 5_252,
@@ -23,7 +23,7 @@ LINES = {
     "data": 1_350,
     "debug": 10_100,
     "job": 11_100,
-    "nn": 2_430,
+    "nn": 2_400,
     "optim": 1_200,
     "parallel": 4_147,
     "pipeline": 3_490,

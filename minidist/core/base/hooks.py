@@ -87,8 +87,6 @@ precision: Callable[[], Any] = _not_in_the_core
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
-# (queries, samples at once, queries at once, tensor) -> what attention keeps of arrays without values.
-saved_shapes: Callable[[Any, int, int, Any], Any] = _not_in_the_core
 # The module nn/refusals.py: what a module's call refuses.
 refusals: Callable[[], Any] = _NoChecks
 # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
