@@ -16,6 +16,7 @@ _NO_ALGORITHMS = (
     "call",
     "call_checks",
     "closed_forms",
+    "folding",
     "nodes",
     "one_event",
     "ring_event",
@@ -250,6 +251,12 @@ def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
     return statistics.combine if statistics.layers else None
 
 
+def _register_comm_hook(reducer: Any, state: Any, hook: Any) -> None:
+    from minidist.parallel.comm_hooks import register_comm_hook
+
+    register_comm_hook(reducer, state, hook)
+
+
 hooks.choosers["auto"] = _choose
 hooks.call_checks.append(_check_call)
 hooks.more_algorithms.append(_more_algorithms)
@@ -279,3 +286,4 @@ hooks.resolve_standstills = _resolve_standstills
 hooks.arrived_gradients = _arrived_gradients
 hooks.pipeline_refusals = _pipeline_refusals
 hooks.combine_statistics = _combine_statistics
+hooks.register_comm_hook = _register_comm_hook

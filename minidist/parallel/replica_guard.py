@@ -24,7 +24,7 @@ from minidist.comm.header import OVER
 from minidist.core.autograd import BackwardPass, MeanOfRows, Node, Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import MismatchError
+from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.fingerprint import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
@@ -68,6 +68,11 @@ class ReplicaGuard(Guard):
         if flat.shard is None:
             flat.load_checks.append(partial(check_same_values, flat, comms[0]))
             self._choose_samples(flat)
+            return
+        # No optimizer of any rank would have the shard of a parameter that is unfrozen later.
+        for parameter in flat.parameters:
+            if not parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(refuse_unfrozen, comms[0].rank))
 
     def shards(self, module: Any, ignored: Collection[Parameter]) -> None:
         from minidist.parallel.sharding_check import check_sharding
@@ -180,6 +185,14 @@ def mode_of(module: Any | None) -> str:
     """Return "", or in words how many modules are in evaluation, not in training: what every rank must have alike."""
     modes = [part.training for part in module.modules()] if isinstance(module, Module) else []
     return "" if all(modes) else f", {modes.count(False)} of {len(modes)} modules in evaluation"
+
+
+def refuse_unfrozen(rank: int, parameter: Parameter) -> None:
+    """Raise UsageError: a frozen parameter of an FSDP unit got a gradient."""
+    raise UsageError(
+        f"rank {rank}: parameter {parameter.name!r} was frozen when its module was sharded, so no"
+        " optimizer has its shard; set requires_grad before fully_shard, or build and shard the model anew"
+    )
 
 
 def startup_bytes(units: Sequence[int], itemsize: int, ranks: int) -> int:

@@ -1,11 +1,9 @@
-"""Where a library takes part in what the core does: tables that are empty and functions that do nothing, until it
-sets them.
+"""Tables that are empty and functions that do nothing, until a library sets them to take part in what the core does.
 
     calls.py    algorithm="auto"  ──▶  choosers["auto"](comm, "all_reduce", 4096)  ──▶  "recursive_doubling"
     module.py   print(model)      ──▶  describe(model)  ──▶  the text
 
-The core calls what it finds here, and runs without any of it. `minidist/additions.py` sets the functions of this
-package when the package is imported; they import what they need when they are called.
+The core calls what it finds here, and runs without any of it; `minidist/additions.py` sets what this package adds.
 
 Proved by: tests/base/test_hooks.py
 """
@@ -112,6 +110,8 @@ resolve_standstills: Callable[[Any, Any, Any], None] = _nothing
 arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _no_arrivals
 # The module pipeline/runtime/refusals.py: what a pipeline refuses.
 pipeline_refusals: Callable[[], Any] = _NoChecks
+# (reducer of gradients, state, hook): lets hook(state, bucket) reduce each bucket.
+register_comm_hook: Callable[..., None] = _not_in_the_core
 # (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
 # its layers after a step, or None.
 combine_statistics: Callable[..., Callable[[], None] | None] = _nothing
