@@ -88,6 +88,19 @@ def forwards(plan: Plan, count: int | None = None) -> Plan:
     return replace(plan, name=f"{plan.name} (forwards)", orders=orders, microbatches=count, updates="none", batch=1)
 
 
+def additions(plan: Plan) -> dict[int, list[list[int]]]:
+    """Return stage -> for each rank that holds it, the micro-batches in the order in which its gradient adds them.
+
+    The ranks of a stage are in rank order.
+    """
+    result: dict[int, dict[int, list[int]]] = {}
+    for rank in range(plan.ranks):
+        for action in plan.actions(rank):
+            if action.kind in ("B", "W"):
+                result.setdefault(action.stage, {}).setdefault(rank, []).append(action.microbatch)
+    return {stage: list(result[stage].values()) for stage in sorted(result)}
+
+
 def computations(plan: Plan) -> Plan:
     """Return a lowered plan without its transfers and reductions."""
     return plan.with_orders([[item for item in order if actions_of(item)[0].kind in COMPUTE] for order in plan.orders])
