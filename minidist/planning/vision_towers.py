@@ -76,7 +76,7 @@ def _gemma4(file: Keys, vision: Keys, text: int) -> int:
 
 def _gemma4_audio(audio: Keys, text: int) -> int:
     w, out = audio.size("hidden_size"), audio.size("output_proj_dims")
-    first, second = (audio.items("subsampling_conv_channels", int) or [0, 0])[:2]
+    first, second = map(int, (audio.items("subsampling_conv_channels", int) or [0, 0])[:2])
     strided = 10 * first + 9 * first * second + second + first // 4 * second * w  # two convolutions of 3 x 3
 
     # A Conformer's layer: two MLPs, attention with relative positions, and a gated convolution.
