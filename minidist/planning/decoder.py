@@ -17,7 +17,7 @@ from minidist.planning.vision_towers import TOWERS
 
 CHOSEN = "attention over chosen or compressed positions is timed as attention over all of them"
 STATES = "the recurrence of layers without attention is not timed, and their activations are counted as attention's"
-TOWER = "the vision tower is counted on the first stage; its time and its activations are not"
+TOWER = "the tower before the language model is counted on the first stage; its time and its activations are not"
 TEXT_ONLY = "the language model is counted, as AutoModelForCausalLM builds it; the vision tower is not"
 NO_TEXT = "the file has no text_config, so the sizes are the defaults of its class, as transformers reads it"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # read by no family without experts

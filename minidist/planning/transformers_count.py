@@ -74,6 +74,7 @@ def _class_of(transformers: Any, kind: str) -> Any:
         ("AutoModelForCausalLM", auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
         ("AutoModelForImageTextToText", auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
         ("AutoModelForSeq2SeqLM", auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+        ("AutoModelForTextToWaveform", auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES),
         ("AutoModelForMaskedLM", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     ):
         if kind in mapping:
