@@ -12,8 +12,9 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.comm.sim.world import Sim
 from minidist.core.nn import MLP
-from minidist.core.parallel import DistributedDataParallel, fully_shard
-from minidist.core.parallel.fsdp_state import param_groups_of, states_of
+from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.fsdp import fully_shard
+from minidist.core.parallel.fsdp_state import states_of, units_of
 from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.schedules import get_schedule
 
@@ -115,18 +116,18 @@ def test_a_gradient_of_data_parallelism_enters_few_functions_on_its_way_to_the_w
             loss.backward()
         return entered
 
-    enters_at_most(main, 80, 21)
+    enters_at_most(main, 80, 20)
 
 
 def test_a_gather_of_zero_3_enters_few_functions_on_its_way_to_the_wire():
     def main(comm):
         model = fully_shard(MLP([8, 16, 4]), mesh=comm)
-        (group,) = param_groups_of(model)
+        (unit,) = units_of(model)
         (state,) = states_of(model)
         comm.barrier()
         with Entered() as entered:
-            group.start_gather(state.context)
-            group.finish_gather()
+            unit.start_gather(state)
+            unit.finish_gather()
         return entered
 
     enters_at_most(main, 46, 18)
@@ -147,4 +148,4 @@ def test_a_step_of_1f1b_enters_few_functions():
             pipeline.step(inputs, targets)
         return entered
 
-    enters_at_most(main, 90, 25)
+    enters_at_most(main, 89, 25)

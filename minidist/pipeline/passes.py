@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.lowering import Orders, check_not_lowered, send_of, standstill
+from minidist.core.pipeline.lowering import Orders, check_not_lowered, send_of
 from minidist.core.pipeline.plan.action import COMPUTE, Action, actions_of, show
 from minidist.core.pipeline.plan.plan import Plan
-from minidist.core.pipeline.simulate import Dependencies, Simulation, partner
+from minidist.pipeline.simulate import Dependencies, Simulation, partner
+from minidist.pipeline.standstills import standstill
 
 
 def lower_blocking(plan: Plan) -> Plan:

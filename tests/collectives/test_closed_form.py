@@ -6,12 +6,12 @@ from math import ceil, log2
 import numpy as np
 import pytest
 
-from minidist.collectives import recursive_halving
+from minidist.collectives import recursive_doubling, recursive_halving
+from minidist.collectives.folding import Fold
 from minidist.comm import SimWorld
 from minidist.core import collectives
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives import recursive_doubling, seconds, volume
-from minidist.core.collectives.folding import Fold
+from minidist.core.collectives import seconds, volume
 from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, Case

@@ -16,9 +16,12 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import GPT, Block, GPTConfig
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.parallel.context import RingAttention, UlyssesAttention, gradient_axes, sequence_positions
-from minidist.core.parallel.tensor import gpt_plan, parallelize_module
+from minidist.core.parallel.context.positions import sequence_positions
+from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context.ulysses import UlyssesAttention
+from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.dims import gradient_axes
+from minidist.core.parallel.tensor.parallelize import gpt_plan, parallelize_module
 from minidist.nn import Llama
 from minidist.nn.recompute import recompute
 from minidist.parallel.tensor import llama_plan

@@ -22,33 +22,35 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
 from minidist.core.optim import SGD, Adam
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.parallel.tensor import (
-    ColumnParallelLinear,
-    ColwiseParallel,
-    HeadParallel,
-    LossParallel,
-    RowParallelLinear,
-    RowwiseParallel,
-    SequenceParallel,
-    VocabParallel,
-    VocabParallelEmbedding,
+from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.tensor import regions
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
+from minidist.core.parallel.tensor.parallelize import gpt_plan, parallelize_module
+from minidist.core.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
     gather_from_tensor_parallel_region,
-    gpt_plan,
-    padded_vocab_size,
-    parallelize_module,
     reduce_from_tensor_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
-    regions,
     scatter_to_sequence_parallel_region,
     scatter_to_tensor_parallel_region,
-    vocab_parallel_cross_entropy,
-    vocab_range,
 )
 from minidist.core.parallel.tensor.shard_context import ShardContext
 from minidist.core.parallel.tensor.sharding import take_shard
+from minidist.core.parallel.tensor.styles import (
+    ColwiseParallel,
+    HeadParallel,
+    LossParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    VocabParallel,
+)
+from minidist.core.parallel.tensor.vocabulary import (
+    VocabParallelEmbedding,
+    padded_vocab_size,
+    vocab_parallel_cross_entropy,
+    vocab_range,
+)
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, ReplicaId, save
 from minidist.nn import Llama, LlamaConfig, causal_attention_composite
 from minidist.nn.recompute import recompute

@@ -14,9 +14,10 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD, AdamW
-from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer
+from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.flat_shards import Shard, sharded_flat
 from minidist.core.parallel.gradients import UnusedParameterError
+from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.optim import clip_grad_norm_
 from minidist.parallel.whole_tensors import gather_tensors
 from minidist.planning import block_bytes

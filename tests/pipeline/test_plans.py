@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.lowering import lower
 from minidist.core.pipeline.plan import B, F, I, Plan, W, show
-from minidist.core.pipeline.simulate import Dependencies
-from minidist.core.pipeline.validate import PlanError, validate
 from minidist.pipeline import timing_vectorized
 from minidist.pipeline.passes import computations, lower_blocking, recompute
 from minidist.pipeline.schedules import from_csv, from_text, get_schedule, read, schedules
+from minidist.pipeline.simulate import Dependencies
 from minidist.pipeline.times import Times, parse_times, read_profile, uniform
 from minidist.pipeline.timing import over_limit, time_plan
+from minidist.pipeline.validate import PlanError, validate
 from tests.cases import each
 
 SIZES = [(p, m) for p in (*range(1, 9), 13, 16) for m in sorted({1, 3, p, 2 * p - 1, 2 * p, 3 * p})]

@@ -20,13 +20,13 @@ from minidist.core.nn import MLP, Linear
 from minidist.core.pipeline.lowering import lower
 from minidist.core.pipeline.plan import Plan, actions_of
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
-from minidist.core.pipeline.validate import PlanError
 from minidist.optim import clip_grad_norm_
 from minidist.pipeline.passes import recompute
 from minidist.pipeline.runtime.clip import clip_grad_norm_ as clip_pipeline_
 from minidist.pipeline.schedules import from_csv, load_plan
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import PlanError
 from tests.cases import each
 from tests.pipeline.cases import (
     assert_equal,

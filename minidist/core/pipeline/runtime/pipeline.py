@@ -37,7 +37,6 @@ from minidist.core.pipeline.runtime.reduction import Reduction
 from minidist.core.pipeline.runtime.shapes import FLOATS, Key, StageMetadata, exchange_shapes
 from minidist.core.pipeline.runtime.shared import SharedGradients
 from minidist.core.pipeline.runtime.stages import PipelineStage, SkipConnection
-from minidist.core.pipeline.validate import validate
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
 
@@ -64,7 +63,7 @@ def prepared(plan: Plan, allow_wrong_gradients: bool) -> tuple[Plan, Orders, Map
     All ranks of a simulated world have the same plan, and the work grows with all of its actions, so it is kept. The
     orders are tuples here.
     """
-    validate(plan, allow_wrong_gradients)
+    hooks.validate_plan(plan, allow_wrong_gradients)
     lowered = plan if plan.is_lowered else lower(plan)
     orders = [[actions_of(item) for item in order] for order in lowered.orders]
     return lowered, orders, MappingProxyType(lowered.rank_of_stage())
@@ -288,8 +287,8 @@ class Pipeline:
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
             result = self.loss(result, self.targets[i])
-            # The sum over micro-batches is the loss of the batch, so a mean over this one's rows is too large.
-            if self.added > 1 and isinstance(getattr(getattr(result, "node", None), "name", ""), MeanOfRows):
+            node = getattr(result, "node", None)
+            if self.added > 1 and node is not None and isinstance(node.name, MeanOfRows):
                 self.refusals.refuse_mean(i, self.added)
         return outputs_by_target(result, stage)
 
