@@ -13,7 +13,9 @@ Proved by: tests/test_cases.py
 
 import functools
 import inspect
+import re
 from contextlib import ExitStack
+from types import FunctionType
 from zlib import crc32
 
 import pytest
@@ -100,7 +102,8 @@ def fresh(fixtures, number, stack):
 
 
 def title(given, value, number, ids):
-    """Return what the message calls a case."""
+    """Return what the message calls a case: the same in every process, without the address of an object."""
     if ids is not None:
         return str(ids(value) if callable(ids) else ids[number])
-    return ", ".join(f"{name} = {inspect.getattr_static(what, '__name__', what)!s}" for name, what in given.items())
+    called = {name: what.__name__ if isinstance(what, type | FunctionType) else what for name, what in given.items()}
+    return re.sub(r" at 0x[0-9a-f]+", "", ", ".join(f"{name} = {what!s}" for name, what in called.items()))

@@ -1,8 +1,10 @@
 """`each` runs a test over its cases: all of them, apart from one another, and it says which fail."""
 
+import functools
+
 import pytest
 
-from tests.cases import each
+from tests.cases import each, title
 
 
 def test_every_case_that_fails_is_named_with_what_it_raised():
@@ -55,6 +57,18 @@ def test_a_test_whose_cases_are_all_skipped_is_skipped():
     skip_below(2)()
     with pytest.raises(pytest.skip.Exception):
         skip_below(3)()
+
+
+def test_a_case_is_called_the_same_in_every_process():
+    @each("what", [int, len, test_a_case_is_called_the_same_in_every_process, functools.partial(title), object()])
+    def test(what):
+        raise ValueError
+
+    with pytest.raises(AssertionError, match="what = int: ") as raised:
+        test()
+    assert "what = test_a_case_is_called_the_same_in_every_process: " in str(raised.value)
+    assert "what = functools.partial(<function title>): " in str(raised.value)
+    assert "what = <object object>: " in str(raised.value)
 
 
 def test_a_mistake_in_the_decorator_is_an_error():

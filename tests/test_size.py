@@ -5,6 +5,7 @@ A technique is a folder of `minidist/techniques`; what all techniques share does
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import minidist
@@ -47,13 +48,16 @@ def lines(path):
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
+@cache
 def functions():
     """Return (file, function) of all functions and methods."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, kinds):
-                yield str(path.relative_to(PACKAGE)), node
+    return [
+        (str(path.relative_to(PACKAGE)), node)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds)
+    ]
 
 
 def parameters(function):

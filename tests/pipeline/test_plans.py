@@ -229,7 +229,7 @@ def test_every_schedule_is_valid_lowered_and_timed_alike_at_every_size(m):
         assert time_plan(lowered).idle == quick.idle
 
 
-@each("name", ["1f1b", "gpipe", "zb-h2", "zb-v", "interleaved", "naive", "forward-only", "pipedream"])
+@each("name", ["1f1b", "gpipe", "zb-h2", "zb-v", "interleaved", "naive", "forward-only", "pipedream"], sampled=2)
 def test_many_ranks_at_once_are_timed_as_one_by_one(name, monkeypatch):
     """64 ranks move together; where few of them can (naive) they are followed one by one; both give the numbers of
     the simulation.
