@@ -234,9 +234,8 @@ def as_rows(value: Array) -> Array:
 
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b of two matrices, in `out` when it is given."""
-    if (kernels := kernels_of(a)) is not None:
-        return kernels.product(a, b, out)  # type: ignore[no-any-return]
-    return matmul(a, b, out=out)
+    kernels = None if type(a) is ndarray else hooks.kernels_of(a)
+    return matmul(a, b, out=out) if kernels is None else kernels.product(a, b, out)  # type: ignore[no-any-return]
 
 
 def sum_rows(value: Array, out: Array | None = None) -> Array:
