@@ -82,7 +82,7 @@ _MODULES = {
     "minidist.core.parallel.tensor.vocabulary": ("vocab_parallel_cross_entropy", "vocab_range"),
     "minidist.core.parallel.zero": ("ZeroOptimizer",),
     "minidist.core.pipeline.runtime": ("Pipeline", "PipelineStage", "Reduction", "split_model"),
-    "minidist.core.pipeline.validate": ("PlanError",),
+    "minidist.core.pipeline.plan.plan": ("PlanError",),
     "minidist.core.train.layout": ("ParallelLayout",),
     "minidist.core.train.loop": ("Loop",),
     "minidist.core.train.loss": ("global_loss",),

@@ -16,6 +16,7 @@ _NO_ALGORITHMS = (
     "call",
     "call_checks",
     "closed_forms",
+    "folding",
     "nodes",
     "one_event",
     "ring_event",
@@ -219,10 +220,22 @@ def _check_schedule(*arguments: Any) -> None:
     check_schedule(*arguments)
 
 
-def _check_transfers(plan: Any, items: Any) -> bool:
-    from minidist.pipeline.transfers import check_transfers
+def _validate_plan(plan: Any, allow_wrong_gradients: bool) -> Any:
+    from minidist.pipeline.validate import validate
 
-    return check_transfers(plan, items)
+    return validate(plan, allow_wrong_gradients)
+
+
+def _resolve_standstills(plan: Any, orders: Any, rank_of: Any) -> None:
+    from minidist.pipeline.standstills import resolve_standstills
+
+    resolve_standstills(plan, orders, rank_of)
+
+
+def _arrived_gradients(messages: Any) -> dict[int, list[Any]]:
+    from minidist.pipeline.runtime.early_release import arrived_gradients
+
+    return arrived_gradients(messages)
 
 
 def _pipeline_refusals() -> Any:
@@ -268,7 +281,9 @@ hooks.load_optimizer = _load_optimizer
 hooks.describe = _describe
 hooks.move = _move
 hooks.check_schedule = _check_schedule
-hooks.check_transfers = _check_transfers
+hooks.validate_plan = _validate_plan
+hooks.resolve_standstills = _resolve_standstills
+hooks.arrived_gradients = _arrived_gradients
 hooks.pipeline_refusals = _pipeline_refusals
 hooks.combine_statistics = _combine_statistics
 hooks.register_comm_hook = _register_comm_hook

@@ -58,7 +58,8 @@ def attention(q: Any, k: Any, v: Any, o: Any, source: Tensor, drop: Any) -> list
 def attention_gradients(q: Any, k: Any, v: Any, o: Any, g: Any, saved: list[Any], gradients: Any, drop: Any) -> None:
     """Read what attention keeps, one block after the other."""
     while saved:
-        e = saved.pop()[0].data  # noqa: F841  it lives until the next block, as it does where it has values
+        kept, _inverse = saved.pop()  # both live until the next block, as they do where there are values
+        e = kept.data  # noqa: F841
 
 
 def layer_norm(x: MetaArray, weight: Any, bias: Any, eps: float) -> tuple[MetaArray, MetaArray, MetaArray]:

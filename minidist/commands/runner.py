@@ -99,7 +99,7 @@ class Summary:
         lines += self.volume_lines()
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
 
-        # What was asked for by flags of its own.
+        # What was asked for by other flags.
         lines += self.lines
         if self.held_out:
             lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
@@ -293,7 +293,7 @@ def _checkpoint_bytes(config: TrainConfig, size: int, first: TrainResult) -> dic
         return {}
     every = config.every or config.steps
     saves = config.steps // every - first.first_step // every + (config.steps % every > 0)
-    # The workers of a server have running statistics of their own, which are averaged.
+    # The workers of a server have different running statistics, which are averaged.
     numbers = 2 * sum(first.sizes[0].norms) if config.strategy == "ps" else 0
     return {"checkpoint": saves * (save_bytes(saving) + 2 * (saving - 1) * numbers * 8)}
 

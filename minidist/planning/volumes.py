@@ -37,6 +37,7 @@ from minidist.parallel.replica_guard import startup_bytes
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
 from minidist.parallel.volume import gradient_volume
+from minidist.pipeline.passes import additions
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
 from minidist.techniques import AxisRun, Extension, Run, of_job, packs_inputs, trains_alone
@@ -122,7 +123,7 @@ def _microbatches(plan: Plan | None, batches: Batches, axis: AxisSizes, rank: in
     """Return the micro-batches that pipeline rank `rank` runs of an axis's stage, which several ranks may share."""
     if plan is None:
         return batches.accumulation
-    return len(plan.additions()[axis.stage][plan.holders()[axis.stage].index(rank)])
+    return len(additions(plan)[axis.stage][plan.holders()[axis.stage].index(rank)])
 
 
 def _for_backward(gather: int, elements: int, ranks: int, reshard: bool | int) -> int:

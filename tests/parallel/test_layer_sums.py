@@ -104,6 +104,7 @@ def test_a_parameter_server_is_bitwise_equal(job):
         (4, {"zero": 1, "precision": "fp16", "loss_scale": 2.0**17, "cp": 2}),
         (4, {"pp": 2, "zero": 1, "schedule": "dualpipe", "layers": 4, "microbatches": 4}),
     ],
+    sampled=3,
 )
 def test_every_byte_is_in_the_closed_form(ranks, layout):
     config = TrainConfig.make(**{**GPT, **LAMB_JOB, **layout})

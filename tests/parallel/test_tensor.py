@@ -346,7 +346,7 @@ def test_gpt_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer, s
     assert_gpt(ranks, optimizer, sequence_parallel=sequence_parallel)
 
 
-@each("ranks", [2, 3, 4])
+@each("ranks", [2, 3, 4], sampled=2)
 @each("sequence_parallel", [False, True])
 def test_gpt_with_a_vocabulary_that_divides_and_dropout(ranks, sequence_parallel):
     assert_gpt(ranks, "adam", words=16, sequence_parallel=sequence_parallel, dropout=0.25)
@@ -364,7 +364,7 @@ def test_recomputation_replays_the_messages_in_the_same_order_on_all_ranks(what,
         assert_equal(history, one_device(4, 13, "sgd", 0.25))
 
 
-@each(("ranks", "length"), [(5, 10), (8, 16)])
+@each(("ranks", "length"), [(5, 10), (8, 16)], sampled=3)
 @each("sequence_parallel", [False, True])
 @each("name", ["gpt", "llama"])
 def test_more_ranks_than_are_usual(ranks, length, sequence_parallel, name):

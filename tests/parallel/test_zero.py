@@ -131,7 +131,7 @@ def test_frozen_parameters_with_clipping(stage):
         assert_same(result, expected)
 
 
-@each("ranks", [1, 2, 3, 8])
+@each("ranks", [1, 2, 3, 8], sampled=3)
 @each("local", [1, 3])
 @each("stage", [1, 2])
 def test_bytes_are_the_papers(stage, local, ranks):

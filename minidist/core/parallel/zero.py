@@ -33,7 +33,7 @@ from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm, Work, check_communicator
 from minidist.core.nn.module import Module
-from minidist.core.optim import NORM_BLOCK, OptimizerWrapper, check_optimizer_class
+from minidist.core.optim import NORM_BLOCK, OptimizerWrapper
 from minidist.core.parallel.data_parallel import equal_replicas, not_copied
 from minidist.core.parallel.flat_shards import Shard, clip_shards_, sharded_flat
 from minidist.core.parallel.gradients import Bucket, GradientReducer
@@ -81,7 +81,7 @@ class ZeroOptimizer(OptimizerWrapper):
         if stage not in (1, 2):
             raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
         operation_of(reduction)
-        check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")
+        hooks.optimizer_checks().check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")
         check_communicator(comm, "ZeroOptimizer")
 
         # Equal replicas, in a flat array with the padding that equal shards need.

@@ -55,16 +55,6 @@ def means_of_experts() -> Recording:
         shared, own = parallel.flats
         mine = slice(2 * comm.rank, 2 * comm.rank + 2)
 
-        class BothFlats:
-            def __init__(self) -> None:
-                self.parameters = [*shared.parameters, *own.parameters]
-
-            def __iter__(self) -> Any:
-                return iter(parallel.flats)
-
-            def zero_grad(self) -> None:
-                parallel.zero_grad()
-
         def whole(parameter: Any, tile: Array) -> Array:
             return np.array(full_tensor(tile, parameter.layout, mesh))
 
@@ -80,7 +70,8 @@ def means_of_experts() -> Recording:
 
         total = jobs.summed(comm)
         mean = lambda value: total(value) / comm.size  # noqa: E731
-        return jobs.loop(parallel, loss_of, BothFlats(), whole=whole, total=mean, before_step=average, lr=0.3, steps=4)
+        both = jobs.EveryFlat(parallel.flats)
+        return jobs.loop(parallel, loss_of, both, whole=whole, total=mean, before_step=average, lr=0.3, steps=4)
 
     return jobs.recorded(2, main)
 
