@@ -91,14 +91,9 @@ def _fibers() -> Any:
     return promise_fibers
 
 
-def _kernels_of(value: Any) -> Any:
-    """Return meta_kernels.py for arrays without data, cuda.py for CuPy's, None for all others."""
-    kind: Any = type(value)
-    return _kernels_of_type(kind)
-
-
 @cache
-def _kernels_of_type(kind: Any) -> Any:
+def _kernels_of(kind: Any) -> Any:
+    """Return meta_kernels.py for the type of arrays without data, cuda.py for CuPy's, None for all others."""
     if getattr(kind, "is_meta", False):
         from minidist.base import meta_kernels
 

@@ -89,10 +89,12 @@ def softmax_loss(scores: Array, targets: Array, counted: Array | None, part: flo
 
     scores and the gradient (rows, classes), targets (rows,). counted: which rows count, None for all.
     """
-    scores, targets = cupy.ascontiguousarray(scores), targets.astype(cupy.int64, copy=False)
+    # The targets may lie in the host's memory.
+    scores, targets = cupy.ascontiguousarray(scores), cupy.asarray(targets, cupy.int64)
+    rows = 0 if counted is None else cupy.asarray(counted)
     losses, gradient = cupy.empty(len(scores), scores.dtype), cupy.empty_like(scores)
-    arguments = (scores, targets, 0 if counted is None else counted, scores.dtype.type(part), gradient, losses)
-    _function("softmax_loss", scores)((len(scores),), (256,), (*arguments, scores.shape[1]))
+    arguments = (scores, targets, rows, scores.dtype.type(part), gradient, losses, scores.shape[1])
+    _function("softmax_loss", scores)((len(scores),), (256,), arguments)
     return sum_rows(losses.reshape(-1, 1)).reshape(()), gradient
 
 
@@ -185,6 +187,7 @@ template <typename T> __device__ T block_sum(T value) {
     return total;
 }
 
+// The largest `value` of the threads of a block.
 template <typename T> __device__ T block_max(T value) {
     __shared__ T of_warp[32];
     for (int offset = 16; offset; offset /= 2) value = max(value, __shfl_down_sync(0xffffffff, value, offset));

@@ -22,7 +22,8 @@ from minidist.core.comm.call_site import CallSite
 class Claim(NamedTuple):
     """What a rank says of a communicator.
 
-    origin: which call made it, of which communicator, "world.2"; equal on all members, whatever else they say.
+    origin: the communicator and the number of the call that made this one from it, such as "world.2". All members have
+    the same origin, also where their other fields differ.
     """
 
     origin: str

@@ -62,7 +62,7 @@ def check_new(name: str, names: Container[str]) -> None:
 
 
 def refuse_parameters(parameters: Any) -> None:
-    """Raise UsageError for what is no parameter, and no iterable of parameters."""
+    """Raise UsageError: this value is neither a parameter nor an iterable of parameters."""
     raise UsageError(
         f"an optimizer got a value of type {type(parameters).__name__} among its parameters; pass"
         " model.parameters(), a FlatParameters, or slices with .data, .grad and .name"
@@ -84,6 +84,6 @@ def check_optimizer_class(wrapper: str, given: Any, arguments: str) -> None:
         name = type(given).__name__ if isinstance(given, Optimizer) else "SGD"
         raise UsageError(
             f"{wrapper} got a value of type {type(given).__name__} where it needs an optimizer's class: it makes the"
-            " optimizer itself, of its own slices of the parameters; pass the class and its settings:"
+            " optimizer itself, for slices of the parameters; pass the class and its settings:"
             f" {wrapper}({arguments.format(name)}, lr=...)"
         )

@@ -136,7 +136,7 @@ def mlp(width: int, inner: int, gated: bool = True, bias: bool = False) -> Part:
 
 
 def experts(count: int, used: int, one: Part) -> Part:
-    """Return `count` equal experts of which a token uses `used`."""
+    """Return `count` equal experts; a token uses `used` of them."""
     return Part(
         expert=count * one.total, idle=(count - used) * one.total, products=used * one.products, largest=one.largest
     )

@@ -1,7 +1,7 @@
 """One self-contained page about a run, without network: a file under 2 MB to open, keep or send.
 
     what was run and where · the mesh · who computed and waited when · memory over time · bytes from rank to rank ·
-    bytes by purpose beside the closed form · the loss
+    bytes by purpose and the closed form · the loss
 
 A section whose data the trace does not have says so, and which command records them.
 
@@ -121,7 +121,7 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
         ),
         (
             "Bytes by purpose",
-            "All ranks together, counted from the messages, beside the closed form.",
+            "All ranks together, counted from the messages, next to the closed form.",
             _table(traces, header) + picture("bytes-by-purpose", traces),
         ),
         (

@@ -152,6 +152,21 @@ def test_cross_entropy(lead, classes, divisor, data):
     )
 
 
+def test_targets_may_have_any_integer_dtype_and_byte_order():
+    logits, targets = draws(4, 3), np.array([2, 0, 1, 2])
+    expected = ag.cross_entropy(Tensor(logits), targets).item()
+    for dtype in ("<i8", ">i8", ">i4", "i1", "u1", ">u2"):
+        # Every second element, so that the targets are not contiguous.
+        given = np.repeat(targets, 2).astype(dtype)[::2]
+        assert ag.cross_entropy(Tensor(logits), given).item() == expected, dtype
+        # A number that is small in the other byte order, and a negative one.
+        large = 1 << 8 * (given.itemsize - 1) if given.itemsize > 1 else 3
+        for wrong in (large, -1) if "i" in dtype else (large,):
+            given[:] = 0, wrong, 0, 0
+            with pytest.raises(AutogradError, match=f"target {wrong} is out of range"):
+                ag.cross_entropy(Tensor(logits), given)
+
+
 @each("targets", [[0, 2, 1, 2], [2, 0, -1, 2], [2, 2, 2, 0]])
 @each("ignore", [2, 0, -1])
 def test_the_ignored_target_may_be_a_class(targets, ignore):

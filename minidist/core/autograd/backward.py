@@ -267,8 +267,8 @@ def backward_hooks(value: Any, hook: Callable[[BackwardPass], None], name: str =
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Return `value` with function(tensor) in the place of every tensor in it.
 
-    Looks into tuples, named tuples, lists, dicts, and the attributes of objects of other classes (dataclasses, a user's
-    own), of which it makes a shallow copy; everything else is returned as it is.
+    It looks into tuples, named tuples, lists and dicts, and into the attributes of other objects (dataclasses, classes
+    of the user), in whose place it returns shallow copies. Everything else is returned as it is.
     """
     if isinstance(value, Tensor):
         return function(value)

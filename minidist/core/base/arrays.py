@@ -204,7 +204,7 @@ def kernels_of(value: Array) -> Any:
 
     None for all others, for which the array functions next to each call are the operation.
     """
-    return None if type(value) is ndarray else hooks.kernels_of(value)
+    return None if type(value) is ndarray else hooks.kernels_of(type(value))
 
 
 def block_length(value: Array, block: int) -> int:
@@ -234,14 +234,14 @@ def as_rows(value: Array) -> Array:
 
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b of two matrices, in `out` when it is given."""
-    kernels = None if type(a) is ndarray else hooks.kernels_of(a)
+    kernels = None if type(a) is ndarray else hooks.kernels_of(type(a))
     return matmul(a, b, out=out) if kernels is None else kernels.product(a, b, out)
 
 
 def sum_rows(value: Array, out: Array | None = None) -> Array:
     """Sums over all but the last dim: one product with a vector of ones, several times faster than `sum(axis=0)`."""
     matrix = as_rows(value)
-    if type(matrix) is not ndarray and (kernels := hooks.kernels_of(matrix)) is not None:
+    if type(matrix) is not ndarray and (kernels := hooks.kernels_of(type(matrix))) is not None:
         return kernels.sum_rows(matrix, out)  # type: ignore[no-any-return]
     return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
 

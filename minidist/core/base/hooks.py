@@ -78,8 +78,8 @@ def _not_in_the_core(*_: Any) -> Any:
 
 # The backend of core/base/fibers.py where there is no greenlet: a module with its five names.
 fibers: Callable[[], Any] = _not_in_the_core
-# An array that is not one of NumPy's -> the module of whole operations on it, or None.
-kernels_of: Callable[[Any], Any] = _nothing
+# The type of arrays that are not NumPy's -> the module of whole operations on them, or None.
+kernels_of: Callable[[type], Any] = _nothing
 # The module base/half.py: conversions and sums of 16-bit floats.
 half: Callable[[], Any] = _not_in_the_core
 # The module nn/ops/precision.py: operands in half precision, and in which precision an operation computes.

@@ -159,7 +159,8 @@ class Module:
         # Drawn by name and global shape. A shard cannot be: it does not know the rest of the array.
         for name, parameter in self.named_parameters(prefix):
             parameter.name = name
-            hooks.refusals().check_whole_parameter(parameter)
+            if parameter.layout is not None:
+                hooks.refusals().check_whole_parameter(parameter)
             if parameter.init is not None:
                 law, scale = parameter.init
                 parameter.data[...] = xp.as_array(

@@ -8,7 +8,7 @@ zero.py                 ZeRO 1 and 2
 fsdp.py                 ZeRO 3: `fully_shard`
 guard.py                what may watch the ranks that train one model
 fsdp_state.py           when FSDP gathers, releases and reduces
-fsdp_unit.py     the parameters that FSDP gathers together
+fsdp_unit.py            the parameters that FSDP gathers together
 flat_shards.py          one rank's shard of a flat unit
 tensor/                 tensor parallelism
 context/                context parallelism

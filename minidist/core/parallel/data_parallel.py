@@ -116,7 +116,7 @@ class DistributedDataParallel(Module):
         return self.reducer.no_sync()
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
-        """Let `hook(state, bucket)` reduce each bucket in place of the all-reduce."""
+        """Let `hook(state, bucket)` reduce each bucket in place of the all-reduce; see parallel/comm_hooks.py."""
         hooks.register_comm_hook(self.reducer, state, hook)
 
 

@@ -44,7 +44,7 @@ class UnusedParameterError(MinidistError):
 
 @dataclass(frozen=True)
 class Bucket:
-    """A stretch of the flat gradient that is reduced as one message; array: its gradients if there is no flat one."""
+    """A slice of the flat gradient that is reduced as one message. array: its gradients where there is no flat one."""
 
     index: int
     slice: slice

@@ -112,7 +112,7 @@ def explanation(plan: Plan) -> list[str]:
     job, model, c = plan.job, plan.job.model, plan.calibration
     time = plan.time
     return [
-        f"parameters: {model.counted_parameters:,}, of which a token uses {model.active_parameters:,}",
+        f"parameters: {model.counted_parameters:,}; a token uses {model.active_parameters:,}",
         f"model FLOPs of a step: 3 x {job.global_batch:,} sequences x {job.length:,} tokens x"
         f" {model.forward_flops(job.length):,} = {plan.model_flops:.4g}",
         *_memory_lines(plan),

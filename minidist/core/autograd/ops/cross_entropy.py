@@ -157,7 +157,7 @@ def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) 
     # Any target out of range but ignore_index is an error. Without a sign, a negative number is a large one.
     counted = None
     inside = 0 <= ignore_index < classes  # the id of a padding token may be a class itself
-    if flat.size and (inside or flat.view(f"u{flat.itemsize}").max() >= classes):
+    if flat.size and (inside or flat.view(flat.dtype.str.replace("i", "u")).max() >= classes):
         counted = flat != ignore_index
         wrong = flat[counted & ((flat < 0) | (flat >= classes))]
         if wrong.size:
