@@ -221,10 +221,10 @@ def _validate_plan(plan: Any, allow_wrong_gradients: bool) -> Any:
     return validate(plan, allow_wrong_gradients)
 
 
-def _resolve_standstills(plan: Any, orders: Any, rank_of: Any) -> None:
-    from minidist.pipeline.standstills import resolve_standstills
+def _prevent_deadlocks(plan: Any, orders: Any, rank_of: Any) -> None:
+    from minidist.pipeline.deadlocks import prevent_deadlocks
 
-    resolve_standstills(plan, orders, rank_of)
+    prevent_deadlocks(plan, orders, rank_of)
 
 
 def _arrived_gradients(messages: Any) -> dict[int, list[Any]]:
@@ -277,7 +277,7 @@ hooks.describe = _describe
 hooks.move = _move
 hooks.check_schedule = _check_schedule
 hooks.validate_plan = _validate_plan
-hooks.resolve_standstills = _resolve_standstills
+hooks.prevent_deadlocks = _prevent_deadlocks
 hooks.arrived_gradients = _arrived_gradients
 hooks.pipeline_refusals = _pipeline_refusals
 hooks.combine_statistics = _combine_statistics

@@ -15,8 +15,8 @@ from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.lowering import Orders, check_not_lowered, send_of
 from minidist.core.pipeline.plan.action import COMPUTE, Action, actions_of, show
 from minidist.core.pipeline.plan.plan import Plan
+from minidist.pipeline.deadlocks import deadlock_error
 from minidist.pipeline.simulate import Dependencies, Simulation, partner
-from minidist.pipeline.standstills import standstill
 
 
 def lower_blocking(plan: Plan) -> Plan:
@@ -44,7 +44,7 @@ def lower_blocking(plan: Plan) -> Plan:
                     orders[rank].append(send)
                     orders[rank_of[receive.stage, receive.microbatch]].append(receive)
         if not moved:
-            raise standstill(plan)
+            raise deadlock_error(plan)
     return plan.with_orders(orders)
 
 

@@ -11,7 +11,7 @@ is put aside and woken by the action that it waits for:
 
     start = max(end of the rank's item before, end of each needed action + latency between the ranks)
 
-validate.py asks whether all positions reach the end, standstills.py where a receive must be posted earlier, timing.py
+validate.py asks whether all positions reach the end, deadlocks.py where a receive must be posted earlier, timing.py
 when each item starts and ends.
 
 Proved by: tests/pipeline/test_plans.py

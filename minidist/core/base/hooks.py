@@ -105,7 +105,7 @@ check_schedule: Callable[..., None] = _nothing
 # (plan, allow_wrong_gradients): PlanError for a plan that cannot be executed, or whose result would be wrong.
 validate_plan: Callable[[Any, bool], Any] = _nothing
 # (plan with transfers, its orders, (stage, micro-batch) -> rank): posts receives earlier where a send would block.
-resolve_standstills: Callable[[Any, Any, Any], None] = _nothing
+prevent_deadlocks: Callable[[Any, Any, Any], None] = _nothing
 # (messages of a pipeline) -> item of the rank's order -> the sent gradients that have arrived when it is done.
 arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _no_arrivals
 # The module pipeline/runtime/refusals.py: what a pipeline refuses.

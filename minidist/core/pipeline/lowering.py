@@ -26,7 +26,7 @@ def lower(plan: Plan, prefetch: int = 1) -> Plan:
     check_not_lowered(plan)
     rank_of = plan.rank_of_stage()
     orders = [_lower_rank(plan, rank, prefetch, rank_of) for rank in range(plan.ranks)]
-    hooks.resolve_standstills(plan.with_orders(orders), orders, rank_of)
+    hooks.prevent_deadlocks(plan.with_orders(orders), orders, rank_of)
     return reduce_gradients(plan.with_orders(orders))
 
 

@@ -7,7 +7,7 @@
 
 RECV posts a receive into a fresh buffer: the stage's first layer keeps its input for backward. A SEND is waited for
 when the plan says that it must have arrived (messages.py). Neighbours on one rank pass their arrays by reference.
-Every plan is validated before anything runs, so a wrong one raises an error and does not hang.
+Every plan is validated before anything runs (pipeline/validate.py), so a wrong one raises an error and does not hang.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """

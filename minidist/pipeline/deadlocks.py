@@ -15,7 +15,7 @@ from minidist.core.pipeline.plan.plan import Plan
 from minidist.pipeline.simulate import Dependencies, Simulation, partner
 
 
-def resolve_standstills(plan: Plan, orders: Orders, rank_of: dict[Key, int]) -> None:
+def prevent_deadlocks(plan: Plan, orders: Orders, rank_of: dict[Key, int]) -> None:
     """Move receives forward in `orders` until they finish with sends that block."""
     simulation = Simulation(orders, Dependencies(plan).needs)
     simulation.run()
@@ -29,7 +29,7 @@ def resolve_standstills(plan: Plan, orders: Orders, rank_of: dict[Key, int]) -> 
             if action.kind.startswith("SEND")
         ]
         if not sends:
-            raise standstill(plan)
+            raise deadlock_error(plan)
         receive = partner(sends[0])
         receiver = rank_of[receive.stage, receive.microbatch]
         _post_now(orders[receiver], simulation.position[receiver], receive)
@@ -52,5 +52,6 @@ def _post_now(order: list[Item], at: int, receive: Action) -> None:
     order[at:at] = receives[:count]
 
 
-def standstill(plan: Plan) -> UsageError:
-    return UsageError(f"plan {plan.name!r} comes to a standstill; validate it first (minidist.pipeline.validate)")
+def deadlock_error(plan: Plan) -> UsageError:
+    """Return the error of a plan whose ranks wait for one another."""
+    return UsageError(f"plan {plan.name!r} deadlocks; validate it first (minidist.pipeline.validate)")
