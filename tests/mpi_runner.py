@@ -319,7 +319,8 @@ class Launch:
         self.directory = self.folder / str(self.groups)
         self.directory.mkdir()
         (self.directory / "tests.json").write_text(json.dumps([item.nodeid for item in items]))
-        options = ["-p", "no:cacheprovider", "--rootdir", self.config.rootpath]
+        # The parent has selected: the ranks run these tests although the settings leave their mark out (-m).
+        options = ["-p", "no:cacheprovider", "-m", "", "--rootdir", self.config.rootpath]
         if self.config.inipath:
             options += ["-c", self.config.inipath]
         line = json.dumps([str(word) for word in (self.directory, *options, items[0].path)]) + "\n"

@@ -30,7 +30,8 @@ def run(tmp_path):
 
     def run(source, *options):
         (tmp_path / "conftest.py").write_text('pytest_plugins = ["tests.mpi_runner"]\n')
-        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  mpi(n, timeout)\naddopts = --strict-markers\n")
+        settings = "[pytest]\nmarkers =\n  mpi(n, timeout)\n  slow\naddopts = --strict-markers -m 'not slow'\n"
+        (tmp_path / "pytest.ini").write_text(settings)
         (tmp_path / "test_inner.py").write_text(PREAMBLE + source)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "test_inner.py", *options]
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -44,6 +45,20 @@ def run(tmp_path):
         return outcomes, output
 
     return run
+
+
+def test_the_ranks_run_what_the_parent_selects_although_its_settings_leave_it_out(run):
+    outcomes, output = run(
+        """
+@pytest.mark.slow
+@pytest.mark.mpi(2)
+def test_slow():
+    assert world().size == 2
+""",
+        "-m",
+        "slow",
+    )
+    assert outcomes == {"test_slow": "PASSED"}, output
 
 
 def test_every_rank_runs_the_test_and_the_parent_does_not_import_mpi4py(run, tmp_path):
