@@ -235,13 +235,13 @@ def as_rows(value: Array) -> Array:
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b of two matrices, in `out` when it is given."""
     kernels = None if type(a) is ndarray else hooks.kernels_of(a)
-    return matmul(a, b, out=out) if kernels is None else kernels.product(a, b, out)  # type: ignore[no-any-return]
+    return matmul(a, b, out=out) if kernels is None else kernels.product(a, b, out)
 
 
 def sum_rows(value: Array, out: Array | None = None) -> Array:
     """Sums over all but the last dim: one product with a vector of ones, several times faster than `sum(axis=0)`."""
     matrix = as_rows(value)
-    if (kernels := kernels_of(matrix)) is not None:
+    if type(matrix) is not ndarray and (kernels := hooks.kernels_of(matrix)) is not None:
         return kernels.sum_rows(matrix, out)  # type: ignore[no-any-return]
     return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
 
