@@ -291,5 +291,5 @@ check("00.in_rank_order", too_early)
 # | `send`, `recv` | MPI `Send`, `Recv`; PyTorch `dist.send`, `dist.recv` |
 # | `add_up` | MPI `Allreduce`; PyTorch `dist.all_reduce`; done for you by `DistributedDataParallel` |
 #
-# Next: [01 Autograd in an hour](01_autograd_in_an_hour.ipynb), or, to go on with messages, [03 Send,
-# receive, deadlock](03_send_receive_deadlock.ipynb). All of them are in the [index](README.md).
+# Next: [02 What a step costs](02_what_a_step_costs.ipynb). Side room: [00b Autograd in an
+# hour](00b_autograd_in_an_hour.ipynb). All of them are in the [index](README.md).

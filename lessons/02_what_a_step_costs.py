@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 02 What a step costs
 #
-# *30 minutes. Before it: 01.*
+# *30 minutes. Before it: 00.*
 #
 # ## 1 The case
 #

@@ -142,7 +142,7 @@ print(
 
 # %% [markdown]
 # Equal to what one rank computes? For whole numbers exactly. For others only up to rounding,
-# because a ring adds in another order for each chunk ([lesson 36](36_order_of_additions.ipynb)).
+# because a ring adds in another order for each chunk ([lesson 04b](04b_order_of_additions.ipynb)).
 
 
 # %%
@@ -284,5 +284,5 @@ check("04.ring_all_reduce", passes_on_its_own_part)
 # | `all_reduce` | PyTorch `dist.all_reduce`; JAX `jax.lax.psum`; Horovod `hvd.allreduce` |
 # | `reduce_scatter`, `all_gather` | PyTorch `dist.reduce_scatter_tensor`, `dist.all_gather_into_tensor`; JAX `psum_scatter`, `all_gather` |
 #
-# Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb), or [36 The order of
-# additions](36_order_of_additions.ipynb). All of them are in the [index](README.md).
+# Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb). Side room: [04b The order of
+# additions](04b_order_of_additions.ipynb). All of them are in the [index](README.md).

@@ -317,5 +317,7 @@ check("06.weighted_average", solution("06.weighted_average"))
 # | `bucket_cap_mb` | PyTorch `bucket_cap_mb`; DeepSpeed `reduce_bucket_size`; Megatron-LM `--ddp-bucket-size` |
 # | shards of the data | PyTorch `DistributedSampler`, `set_epoch` |
 #
-# Next: [07 Buckets and overlap](07_buckets_and_overlap.ipynb). All of them are in the
-# [index](README.md).
+# Next: [09 Mixed precision](09_mixed_precision.ipynb). Side rooms: [06b Buckets and
+# overlap](06b_buckets_and_overlap.ipynb), [06c Parameter server](06c_parameter_server.ipynb), [06d
+# Fewer bytes](06d_fewer_bytes.ipynb), [06e Local SGD and DiLoCo](06e_local_sgd_and_diloco.ipynb),
+# [06f Data: caching and loading](06f_loading.ipynb). All of them are in the [index](README.md).

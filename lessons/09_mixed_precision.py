@@ -331,5 +331,5 @@ check("09.scaled_training", solution("09.scaled_training"))
 # | the table of rules | PyTorch `torch.autocast`: lists of operations that run in float16, in float32, in the widest input type |
 # | `agree_on_overflow` | Megatron-LM: `found_inf`, an all-reduce (max) over the model-parallel group; DeepSpeed `has_overflow`; PyTorch `ShardedGradScaler` |
 #
-# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). All of them are in the
-# [index](README.md).
+# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). Side room: [09b Smaller
+# models](09b_smaller_models.ipynb). All of them are in the [index](README.md).

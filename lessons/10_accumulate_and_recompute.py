@@ -158,7 +158,7 @@ same = all(np.array_equal(a, b) for a, b in zip(whole, first + second, strict=Tr
 print("two segments have the gradients of one, bit for bit:", same)
 
 # %% [markdown]
-# Accumulation needs no code at all: gradients are *added* (lesson 01). It needs the right divisor:
+# Accumulation needs no code at all: gradients are *added* (lesson 00b). It needs the right divisor:
 # the rows of the whole batch, not of the micro-batch.
 
 # %% [markdown]
@@ -355,6 +355,25 @@ for name in ("10.pick_segments", "10.recompute"):
     check(name, solution(name))
 
 # %% [markdown]
+# And the three batch sizes of a DeepSpeed file: `train` (train_batch_size), `micro`
+# (train_micro_batch_size_per_gpu) and `steps` (gradient_accumulation_steps); what is missing is None.
+# Return all three as DeepSpeed does, or None when they do not fit: train = micro x steps x ranks.
+# Where only train or only micro is given, steps is 1; steps alone determines nothing.
+
+
+# %%
+def batch_sizes(ranks, train, micro, steps):
+    steps = steps or 1
+    micro = micro or train // steps
+    return micro * steps, micro, steps
+
+
+check("10.batch_sizes", batch_sizes)
+
+# %%
+check("10.batch_sizes", solution("10.batch_sizes"))
+
+# %% [markdown]
 # ## 8 Takeaway
 #
 # - **m micro-batches: 1/m of the activations**, the same sum of gradients, if each divides by the
@@ -386,4 +405,5 @@ for name in ("10.pick_segments", "10.recompute"):
 # | `--accumulation`, `--micro-batch` | DeepSpeed `gradient_accumulation_steps`, `train_micro_batch_size_per_gpu`; Megatron-LM `--micro-batch-size`, `--global-batch-size` |
 # | `no_sync()` | PyTorch `model.no_sync()`; Accelerate `accelerator.accumulate(model)` |
 #
-# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb). All of them are in the [index](README.md).
+# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb). Side room: [10b Batch size and noise, uneven
+# ranks](10b_batch_size_and_noise.ipynb). All of them are in the [index](README.md).

@@ -298,6 +298,8 @@ check("11.zero_step", solution("11.zero_step"))
 #     mpiexec -n 4 minidist train --dp 4 --zero 1 --steps 5
 #     mpiexec -n 4 minidist compare --dp 4 --zero 2 --steps 3
 #     mpiexec -n 4 python mpi_examples/3_sharding/zero.py
+#     mpiexec -n 4 minidist train --dp 4 --deepspeed mpi_examples/ds_config.json --steps 4
+#     mpiexec -n 2 python mpi_examples/7_more/deepspeed_file.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -310,4 +312,5 @@ check("11.zero_step", solution("11.zero_step"))
 # | padding of the flat array | PyTorch `FlatParameter`; DeepSpeed aligns its flat buffers too |
 # | `clip_grad_norm_` over shards | PyTorch FSDP `model.clip_grad_norm_`; DeepSpeed `gradient_clipping` |
 #
-# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). All of them are in the [index](README.md).
+# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). Side room: [11b Optimizers: trust ratios and
+# Muon](11b_trust_ratios.ipynb). All of them are in the [index](README.md).

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12 ZeRO 3 / FSDP
 #
-# *35 minutes. Before it: 07 and 11.*
+# *35 minutes. Before it: 11.*
 #
 # ## 1 The case
 #
@@ -357,5 +357,5 @@ check("12.prefetch", solution("12.prefetch"))
 # | `persistence_threshold` | DeepSpeed `stage3_param_persistence_threshold` |
 # | a mesh (replicate, shard), `--dp-replicate` | FSDP `HYBRID_SHARD`; DeepSpeed `zero_hpz_partition_size` (secondary shards) |
 #
-# Next: [13 Offload](13_offload.ipynb), or [16 Naive pipeline and
-# GPipe](16_naive_pipeline_and_gpipe.ipynb). All of them are in the [index](README.md).
+# Next: [14 Tensor parallel](14_tensor_parallel.ipynb). Side room: [12b Offload](12b_offload.ipynb).
+# All of them are in the [index](README.md).

@@ -122,7 +122,7 @@ show(draw("space-time", world.traces, {"name": "a block on 2 ranks", "command": 
 # %% [markdown]
 # ## 4 The code
 #
-# Two identity nodes of the graph (lesson 01) do all of it: in one direction they pass on what they
+# Two identity nodes of the graph (lesson 00b) do all of it: in one direction they pass on what they
 # get, in the other they sum it over the ranks. Megatron calls them **f** and **g**; each is the
 # other one backwards:
 #
@@ -301,5 +301,6 @@ check("14.parallel_attention", solution("14.parallel_attention"))
 # | `--tp 2` | Megatron-LM `--tensor-model-parallel-size 2`; DeepSpeed `tensor_parallel.tp_size`; vLLM `--tensor-parallel-size` |
 # | `Layout` of a parameter | PyTorch `DTensor` placements `[Shard(0)]`, `[Replicate()]` |
 #
-# Next: [15 Sequence and vocabulary parallel](15_sequence_and_vocabulary.ipynb). All of them are in
-# the [index](README.md).
+# Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). Side rooms: [14b Sequence
+# and vocabulary parallel](14b_sequence_and_vocabulary.ipynb), [14c Experts](14c_experts.ipynb). All
+# of them are in the [index](README.md).

@@ -309,4 +309,5 @@ check("16.gpipe", solution("16.gpipe"))
 # | `--microbatches` | PyTorch `n_microbatches`; DeepSpeed `gradient_accumulation_steps`; Megatron-LM `--micro-batch-size` |
 # | `--pp` | Megatron-LM `--pipeline-model-parallel-size` |
 #
-# Next: [17 1F1B](17_1f1b.ipynb). All of them are in the [index](README.md).
+# Next: [17 1F1B](17_1f1b.ipynb). Side room: [16b Batch norm and
+# micro-batches](16b_batch_norm.ipynb). All of them are in the [index](README.md).

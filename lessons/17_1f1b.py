@@ -277,7 +277,7 @@ check("17.one_f_one_b", solution("17.one_f_one_b"))
 # - **p-1-s forwards, then one forward and one backward in turn**: GPipe's bubble, (p-1)/(m+p-1) of total, with
 #   **min(m, p-s)** micro-batches alive on stage s instead of m.
 # - So take m much larger than p. What is left of the bubble: B split in two (lesson 19), or more
-#   stages per rank (lesson 38).
+#   stages per rank (lesson 19b).
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -297,6 +297,6 @@ check("17.one_f_one_b", solution("17.one_f_one_b"))
 # | the plan's `warm-up` | Megatron-LM `num_warmup_microbatches` |
 # | micro-batches alive | Megatron-LM: "in-flight microbatches" |
 #
-# Next: [18 PipeDream and weight stashing](18_pipedream_and_weight_stashing.ipynb), or [19
-# Zero bubble](19_zero_bubble.ipynb). All of them are in the
-# [index](README.md).
+# Next: [19 Zero bubble](19_zero_bubble.ipynb). Side rooms: [17b PipeDream and weight
+# stashing](17b_pipedream_and_weight_stashing.ipynb), [17c Two versions of the
+# weights](17c_two_versions.ipynb). All of them are in the [index](README.md).

@@ -310,5 +310,5 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 # | `zb-h1`, `zb-h2` | ZB1P, ZB2P |
 # | post-validation | the same, Zero Bubble paper, section 4 |
 #
-# Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb), or [38 Two stages per
-# rank](38_two_stages_per_rank.ipynb). All of them are in the [index](README.md).
+# Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb). Side room: [19b Two stages per
+# rank](19b_two_stages_per_rank.ipynb). All of them are in the [index](README.md).

@@ -288,5 +288,5 @@ print("your function agrees:", list(place(shape, traffic, 8)) == nodes)
 # | `--pp --dp --tp` | Megatron-LM `--pipeline-model-parallel-size`, `--tensor-model-parallel-size` (dp is what is left); DeepSpeed `PipeModelDataParallelTopology` |
 # | last axis fastest | Megatron-LM `--use-tp-pp-dp-mapping` and its rank order "tp-cp-ep-dp-pp" |
 #
-# Next: [21 Experts](21_experts.ipynb), or [25 Plan it](25_plan_it.ipynb). All of them are in the
-# [index](README.md).
+# Next: [22 Long context](22_long_context.ipynb). Side room: [20b Plan it](20b_plan_it.ipynb). All
+# of them are in the [index](README.md).

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 22 Long context
 #
-# *50 minutes. Before it: 06, 14 and 15.*
+# *50 minutes. Before it: 06 and 14.*
 #
 # ## 1 The case
 #
@@ -416,4 +416,4 @@ check("22.visible", solution("22.visible"))
 # | `positions=` of a model | `position_ids` in Transformers |
 # | `gradient_axes(mesh)` | Megatron-LM `get_data_parallel_group(with_context_parallel=True)` |
 #
-# Next: [23 Fewer bytes](23_fewer_bytes.ipynb). All of them are in the [index](README.md).
+# Next: [26 It will fail](26_it_will_fail.ipynb). All of them are in the [index](README.md).

@@ -322,6 +322,6 @@ for exercise in ("26.save", "26.load"):
 # | a piece of a global tensor | DCP `DTensor` / `ShardedTensor` with `WriteItem`; Orbax `TensorStore` arrays |
 # | the folder `.saving`, then a rename | DCP and Orbax write `.metadata` or a commit file last |
 # | `--every` | torchtitan `checkpoint.interval`; Megatron-LM `--save-interval` |
-# | state of a rank, by a rule | error-feedback residuals: lesson 23 |
+# | state of a rank, by a rule | error-feedback residuals: lesson 06d |
 #
-# Next: [27 For real](27_for_real.ipynb). All of them are in the [index](README.md).
+# Next: [28 The museum of bugs](28_the_museum.ipynb). All of them are in the [index](README.md).

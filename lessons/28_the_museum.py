@@ -254,5 +254,4 @@ check("28.read_once", solution("28.read_once"))
 # | `--check-data` | a stateful data loader's position (torchdata `StatefulDataLoader`), which is saved and not checked |
 # | `--check-replicas` | Megatron-LM `--check-weight-hash-across-dp-replicas-interval` |
 #
-# Next: [29 Optimizers: trust ratios and Muon](29_trust_ratios.ipynb). All of them are in the
-# [index](README.md).
+# This was the last lesson of the core. All of them are in the [index](README.md).

@@ -85,7 +85,7 @@ def test_the_wheel_has_types_lessons_and_examples_and_no_solution(wheel):
     assert 'solution("' not in texts
 
     # As many as the page of the package says.
-    lessons = [name for name in files if re.fullmatch(r"minidist/shipped/lessons/\d\d_\w+\.ipynb", name)]
+    lessons = [name for name in files if re.fullmatch(r"minidist/shipped/lessons/\d\d[a-z]?_\w+\.ipynb", name)]
     examples = [name for name in files if re.fullmatch(r"minidist/shipped/mpi_examples/(\d_\w+/)?\w+\.py", name)]
     assert f"{len(lessons)} lessons as notebooks, and {len(examples)} example programs" in PAGE
     assert len(lessons) == len(list((ROOT / "lessons").glob("*.ipynb")))

@@ -46,7 +46,7 @@ class Site:
             *named("lessons/*.md"),
         ):
             self.home[path] = path
-        for path in named("lessons/[0-9][0-9]_*.ipynb"):
+        for path in named("lessons/[0-9][0-9]*_*.ipynb"):
             self.home[path] = path
         for package in packages():
             self.home[package.replace(".", "/")] = f"api/{package}.md"

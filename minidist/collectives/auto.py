@@ -42,7 +42,7 @@ from minidist.core.comm.sim.clock import LinkModel
 
 MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's algorithm needs real arrays
 MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most this many ranks
-OVERHEAD_SHARE = 0.25  # of a measured latency; lesson 27 measures it on your machine
+OVERHEAD_SHARE = 0.25  # of a measured latency; lesson 05 measures it on your machine
 
 _tables: "WeakKeyDictionary[Comm, dict[str, MeasuredTimes | None]]" = WeakKeyDictionary()  # see `choose`
 _chosen: "WeakKeyDictionary[PointToPoint, dict[tuple[str, int], str]]" = WeakKeyDictionary()  # by measured times

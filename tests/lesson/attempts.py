@@ -20,22 +20,22 @@ def wrong(name, hint):
     return add
 
 
-my_add_backward = solution("01.add_backward")
-my_building_block = solution("38.building_block")
+my_add_backward = solution("00b.add_backward")
+my_building_block = solution("19b.building_block")
 my_by_sendrecv = solution("03.by_sendrecv")
-my_cross_entropy_backward = solution("01.cross_entropy_backward")
+my_cross_entropy_backward = solution("00b.cross_entropy_backward")
 my_first_difference = solution("28.first_difference")
-my_fit_a_line = solution("27.fit_a_line")
+my_fit_a_line = solution("05.fit_a_line")
 my_gpipe = solution("16.gpipe")
-my_gradient_and_noise = solution("31.gradient_and_noise")
+my_gradient_and_noise = solution("10b.gradient_and_noise")
 my_halving_doubling = solution("05.halving_doubling")
-my_min_max_split = solution("25.min_max_split")
+my_min_max_split = solution("20b.min_max_split")
 my_one_f_one_b = solution("17.one_f_one_b")
 my_place_ranks = solution("20.place_ranks")
 my_ring_all_reduce = solution("04.ring_all_reduce")
 my_save = solution("26.save")
-my_ssp = solution("08.ssp")
-my_stashing = solution("18.stashing")
+my_ssp = solution("06c.ssp")
+my_stashing = solution("17b.stashing")
 my_visible = solution("22.visible")
 my_zero_bubble = solution("19.zero_bubble")
 
@@ -100,12 +100,12 @@ def rank0_tells_all(comm, say):
         say("x")
 
 
-@wrong("01.add_backward", "return two gradients as a tuple: that")
+@wrong("00b.add_backward", "return two gradients as a tuple: that")
 def first_only(g, a, b):
     return g
 
 
-@wrong("01.add_backward", "an axis of length 1 was stretched")
+@wrong("00b.add_backward", "an axis of length 1 was stretched")
 def forgets_keepdims(g, sa, sb):
     def fold(s):
         n = g.sum(axis=tuple(range(g.ndim - len(s))))
@@ -114,43 +114,43 @@ def forgets_keepdims(g, sa, sb):
     return fold(sa), fold(sb)
 
 
-@wrong("01.add_backward", "the two gradients are exchanged: that of")
+@wrong("00b.add_backward", "the two gradients are exchanged: that of")
 def swapped(g, a, b):
     x, y = my_add_backward(g, a, b)
     return y, x
 
 
-@wrong("01.add_backward", "without broadcasting nothing is repeated: both gradients")
+@wrong("00b.add_backward", "without broadcasting nothing is repeated: both gradients")
 def repeats(g, a, b):
     return np.broadcast_to(g, np.broadcast_shapes(a, b))[..., :0], g
 
 
-@wrong("01.cross_entropy_backward", "the sign is reversed: the loss is")
+@wrong("00b.cross_entropy_backward", "the sign is reversed: the loss is")
 def sign(l, t):
     return -my_cross_entropy_backward(l, t)
 
 
-@wrong("01.cross_entropy_backward", "return the gradient of the loss, one")
+@wrong("00b.cross_entropy_backward", "return the gradient of the loss, one")
 def loss(l, t):
     s = l - l.max(1, keepdims=True)
     return -(s[np.arange(len(t)), t] - np.log(np.exp(s).sum(1))).mean()
 
 
-@wrong("01.cross_entropy_backward", "exp overflows: subtract each row's maximum first")
+@wrong("00b.cross_entropy_backward", "exp overflows: subtract each row's maximum first")
 def max_of_all(l, t):
     s = np.exp(l - l.max())
     p = s / s.sum(1, keepdims=True)
     return (p - np.eye(5)[t]) / len(t)
 
 
-@wrong("01.cross_entropy_backward", "the probabilities of a row do not")
+@wrong("00b.cross_entropy_backward", "the probabilities of a row do not")
 def softmax_over_all(l, t):
     s = np.exp(l - l.max())
     p = s / s.sum()
     return (p - np.eye(5)[t]) / len(t)
 
 
-@wrong("01.cross_entropy_backward", "the probabilities of a row do not")
+@wrong("00b.cross_entropy_backward", "the probabilities of a row do not")
 def axis0(l, t):
     s = np.exp(l - l.max(0))
     p = s / s.sum(0)
@@ -310,14 +310,14 @@ def sends_first(comm, array):
         a += i
 
 
-@wrong("36.ordered_reduce_scatter", "is it the rank's own chunk that")
+@wrong("04b.ordered_reduce_scatter", "is it the rank's own chunk that")
 def returns_whole(comm, array):
     x = array.copy()
     my_ring_all_reduce(comm, x)
     return x
 
 
-@wrong("36.ordered_reduce_scatter", "is it the rank's own chunk that")
+@wrong("04b.ordered_reduce_scatter", "is it the rank's own chunk that")
 def wrong_chunk(comm, array):
     n, rank = comm.size, comm.rank
     ch = np.array_split(array, n)
@@ -377,18 +377,18 @@ def list_gather(comm, g, c):
     return t[:-1] / t[-1]
 
 
-@wrong("08.ssp", "rank 0 alone returns the weights, the")
+@wrong("06c.ssp", "rank 0 alone returns the weights, the")
 def returns_on_workers(comm, steps, bound, compute):
     r = my_ssp(comm, steps, bound, compute)
     return r if comm.rank == 0 else np.zeros(comm.size - 1)
 
 
-@wrong("08.ssp", "rank 0 returns the weights after the")
+@wrong("06c.ssp", "rank 0 returns the weights after the")
 def server_returns_none(comm, steps, bound, compute):
     my_ssp(comm, steps, bound, compute)
 
 
-@wrong("08.ssp", "the server replies to a worker that")
+@wrong("06c.ssp", "the server replies to a worker that")
 def extra_answer(comm, steps, bound, compute):
     weights = np.zeros(comm.size - 1)
     if comm.rank > 0:
@@ -412,7 +412,7 @@ def extra_answer(comm, steps, bound, compute):
     return weights
 
 
-@wrong("08.ssp", "a worker waits although the bound lets")
+@wrong("06c.ssp", "a worker waits although the bound lets")
 def fixed_order(comm, steps, bound, compute):
     weights = np.zeros(comm.size - 1)
     if comm.rank > 0:
@@ -431,7 +431,7 @@ def fixed_order(comm, steps, bound, compute):
     return weights
 
 
-@wrong("08.ssp", "the weights are the sum of all")
+@wrong("06c.ssp", "the weights are the sum of all")
 def averages(comm, steps, bound, compute):
     r = my_ssp(comm, steps, bound, compute)
     return r / (comm.size - 1) if r is not None and comm.size > 1 else r
@@ -573,7 +573,7 @@ def w_first(p, m):
     return [[*[a for a in row if a[0] == "W"], *[a for a in row if a[0] != "W"]] for row in my_zero_bubble(p, m)]
 
 
-@wrong("18.stashing", "every gradient is computed with the first")
+@wrong("17b.stashing", "every gradient is computed with the first")
 def oldest(order, weights, gradient):
     first = weights
     h = []
@@ -584,7 +584,7 @@ def oldest(order, weights, gradient):
     return h
 
 
-@wrong("18.stashing", "the weights move up the gradient: subtract")
+@wrong("17b.stashing", "the weights move up the gradient: subtract")
 def adds(order, weights, gradient):
     b = {}
     h = []
@@ -598,7 +598,7 @@ def adds(order, weights, gradient):
     return h
 
 
-@wrong("18.stashing", "each update starts from the weights that")
+@wrong("17b.stashing", "each update starts from the weights that")
 def starts_from_stash(order, weights, gradient):
     b = {}
     h = []
@@ -612,12 +612,12 @@ def starts_from_stash(order, weights, gradient):
     return h
 
 
-@wrong("18.stashing", "return a list with the weights after")
+@wrong("17b.stashing", "return a list with the weights after")
 def final_only(order, weights, gradient):
     return my_stashing(order, weights, gradient)[-1]
 
 
-@wrong("37.two_versions", "the gradients are those of two batches")
+@wrong("17c.two_versions", "the gradients are those of two batches")
 def two_delay(order, weights, gradient, m):
     v = [weights]
     t = 0
@@ -631,7 +631,7 @@ def two_delay(order, weights, gradient, m):
     return [x.copy() for x in v[1:]]
 
 
-@wrong("37.two_versions", "is the sum of gradients set back")
+@wrong("17c.two_versions", "is the sum of gradients set back")
 def not_reset(order, weights, gradient, m):
     v = [weights]
     t = 0
@@ -644,7 +644,7 @@ def not_reset(order, weights, gradient, m):
     return [x.copy() for x in v[1:]]
 
 
-@wrong("37.two_versions", "batch b used version b, which is")
+@wrong("17c.two_versions", "batch b used version b, which is")
 def at_f(order, weights, gradient, m):
     begun = {}
     t = 0
@@ -660,12 +660,12 @@ def at_f(order, weights, gradient, m):
                 yield weights
 
 
-@wrong("38.building_block", "the answer is a list with four")
+@wrong("19b.building_block", "the answer is a list with four")
 def as_lists_of_three(p, o):
     return [r[:3] for r in my_building_block(p, o)]
 
 
-@wrong("38.building_block", "the answer is a list with four")
+@wrong("19b.building_block", "the answer is a list with four")
 def dicts(p, o):
     return dict(enumerate(my_building_block(p, o)))
 
@@ -681,12 +681,12 @@ def modulo(shape, traffic, node):
     return [r % (n // node) for r in range(n)]
 
 
-@wrong("25.min_max_split", "these are the places where stages end")
+@wrong("20b.min_max_split", "these are the places where stages end")
 def cut_points(t, s):
     return list(np.cumsum(my_min_max_split(t, s)))
 
 
-@wrong("25.min_max_split", "the answer has another form than the")
+@wrong("20b.min_max_split", "the answer has another form than the")
 def lists(t, s):
     out = []
     i = 0
@@ -696,13 +696,13 @@ def lists(t, s):
     return out
 
 
-@wrong("27.fit_a_line", "some measurements took twice as long: give")
+@wrong("05.fit_a_line", "some measurements took twice as long: give")
 def first_and_last(s, t):
     b = (t[-1] - t[0]) / (s[-1] - s[0])
     return t[0] - b * s[0], b
 
 
-@wrong("27.fit_a_line", "this is a bandwidth, in bytes per")
+@wrong("05.fit_a_line", "this is a bandwidth, in bytes per")
 def bandwidth(s, t):
     a, b = my_fit_a_line(s, t)
     return a, 1 / b
@@ -757,7 +757,7 @@ def whole(comm, size, pieces, read):
     return out
 
 
-@wrong("30.in_order", "one rank alone has no loader: it")
+@wrong("06f.in_order", "one rank alone has no loader: it")
 def modulo_off(comm, batches, make):
     n = comm.size - 1
     if comm.rank > 0:
@@ -770,19 +770,19 @@ def modulo_off(comm, batches, make):
     return out
 
 
-@wrong("31.gradient_and_noise", "return one array: the gradient, then its")
+@wrong("10b.gradient_and_noise", "return one array: the gradient, then its")
 def grad_only(comm, shares, rows):
     return my_gradient_and_noise(comm, shares, rows)[:-2]
 
 
-@wrong("31.gradient_and_noise", "the last two numbers are exchanged: the")
+@wrong("10b.gradient_and_noise", "the last two numbers are exchanged: the")
 def swapped31(comm, shares, rows):
     r = my_gradient_and_noise(comm, shares, rows).copy()
     r[-2:] = r[-2:][::-1]
     return r
 
 
-@wrong("32.sync_batch_norm", "batch norm normalises by the variance of")
+@wrong("16b.sync_batch_norm", "batch norm normalises by the variance of")
 def unbiased(comm, x, eps):
     n = all_reduce(comm, np.array([float(len(x))]))[0]
     m = all_reduce(comm, x.sum(0)) / max(n, 1)
@@ -790,7 +790,7 @@ def unbiased(comm, x, eps):
     return (x - m) / np.sqrt(v + eps)
 
 
-@wrong("32.sync_batch_norm", "eps is added to the variance, under")
+@wrong("16b.sync_batch_norm", "eps is added to the variance, under")
 def eps_outside(comm, x, eps):
     n = all_reduce(comm, np.array([float(len(x))]))[0]
     m = all_reduce(comm, x.sum(0)) / max(n, 1)

@@ -15,7 +15,7 @@ MUTATIONS = {
         ("if comm.rank < comm.size - 1:", "if comm.rank < comm.size - 2:", "a token is sent that no rank receives, or"),
         ("if comm.rank > 0:", "if comm.rank > 1:", "a token is sent that no rank receives, or"),
     ],
-    "01.add_backward": [
+    "00b.add_backward": [
         (
             "return new.sum(axis=stretched, keepdims=True)",
             "return new.reshape(shape)",
@@ -37,7 +37,7 @@ MUTATIONS = {
             "a gradient has the shape of its tensor:",
         ),
     ],
-    "01.cross_entropy_backward": [
+    "00b.cross_entropy_backward": [
         ("targets] -= 1", "targets] -= len(targets)", "the 1 at the target is divided by the"),
         (
             "probabilities[np.arange(len(targets)), targets] -= 1",
@@ -157,7 +157,7 @@ MUTATIONS = {
             "the answer has one number too many: the",
         ),
     ],
-    "07.bucketed_reducer": [
+    "06b.bucketed_reducer": [
         ("and not any(", "and not all(", "a bucket left before it was whole: all of"),
         (
             "    launch_complete_buckets()  # a bucket in which no parameter is used is complete at once\n",
@@ -167,7 +167,7 @@ MUTATIONS = {
         ("left[parameter] -= 1", "left[parameter] = 0", "a bucket left before it was whole: a"),
         ("    for work in works:\n        work.wait()\n", "", "a sum was launched and never waited for:"),
     ],
-    "08.ssp": [
+    "06c.ssp": [
         ("<= bound]", "< bound]", "a worker waits although the bound lets it"),
         ("<= bound]", "<= bound + 1]", "off by one: a worker may start clock c when"),
         ("if done[worker] < steps:", "if done[worker] <= steps:", "the server replies to a worker that has"),
@@ -234,7 +234,7 @@ MUTATIONS = {
         ("x = compute(layer, weights, x)", "compute(layer, weights, x)", "x is what came in: each layer replaces it,"),
         ("coming = gather(layer + 1)", "coming = gather(layer)", "layer i is computed from its own weights"),
     ],
-    "13.offloaded_step": [
+    "12b.offloaded_step": [
         (
             "        if going is not None:\n            going.wait()\n        going = up",
             "        going = up",
@@ -295,7 +295,7 @@ MUTATIONS = {
             "rank r has whole heads, heads / n of them:",
         ),
     ],
-    "15.split_cross_entropy": [
+    "14b.split_cross_entropy": [
         (
             "gradient[rows[mine], targets[mine] - first] -= 1",
             "gradient[rows[mine], targets[mine] - first] -= 0",
@@ -340,7 +340,7 @@ MUTATIONS = {
         ("min(microbatches, stages - 1 - stage)", "stages - 1 - stage", "micro-batches are numbered from 0 to m-1;"),
         ("min(microbatches, stages - 1 - stage)", "min(microbatches, stage)", "a stage waits for something that comes"),
     ],
-    "18.stashing": [
+    "17b.stashing": [
         ("RATE = 0.25", "RATE = 0.1", "the first update has the right direction"),
         (
             "RATE * gradient(i, begun.pop(i))",
@@ -378,7 +378,7 @@ MUTATIONS = {
         ("number // node_size", "number % node_size", "every node holds node_size ranks: number"),
         ("number // node_size", "number", "every node holds node_size ranks: number"),
     ],
-    "21.slots_and_balance": [
+    "14c.slots_and_balance": [
         (
             "share = np.bincount(choice, minlength=experts) / tokens",
             "share = np.bincount(choice[slots >= 0], minlength=experts) / tokens",
@@ -400,7 +400,7 @@ MUTATIONS = {
             "only the gradient is wrong: it runs through",
         ),
     ],
-    "21.dispatch": [
+    "14c.dispatch": [
         ("arrived[:, local]", "arrived[:, 0]", "each expert here computes its own rows,"),
         (
             "return all_to_all(comm, done.reshape(-1)).reshape",
@@ -439,7 +439,7 @@ MUTATIONS = {
         ),
         ("np.stack([k, v])", "np.stack([v, k])", "keys and values are exchanged: scores are"),
     ],
-    "23.load_residual": [
+    "06d.load_residual": [
         (
             "range(comm.rank, old_ranks, comm.size)",
             "range(comm.rank, old_ranks, comm.size + 1)",
@@ -457,7 +457,7 @@ MUTATIONS = {
         ),
         ("range(comm.rank, old_ranks, comm.size)", "range(old_ranks)", "every rank has all residuals, so each"),
     ],
-    "24.one_grid": [
+    "09b.one_grid": [
         ("largest[0] / 127 or 1.0", "largest[0] / 128 or 1.0", "every value is rounded to the nearest of"),
         ("np.round(x / scale)", "np.floor(x / scale)", "each value goes to the nearest level,"),
         ("largest[0] / 127 or 1.0", "largest[0] / 127", "a rank without values still takes part"),
@@ -466,7 +466,7 @@ MUTATIONS = {
         ("np.round(x / scale)", "np.trunc(x / scale)", "each value goes to the nearest level,"),
         ("largest[0] / 127 or 1.0", "largest[0] / 255 or 1.0", "every value is rounded to the nearest of"),
     ],
-    "24.kept_all_reduce": [
+    "09b.kept_all_reduce": [
         (
             "all_reduce(comm, gradient[mask])",
             'all_reduce(comm, gradient[mask], "avg")',
@@ -484,7 +484,7 @@ MUTATIONS = {
         ),
         ("result = np.zeros_like(gradient)", "result = gradient.copy()", "what is pruned keeps this rank's own"),
     ],
-    "24.distil": [
+    "09b.distil": [
         (
             "scores.sum(axis=1, keepdims=True)",
             "scores.sum(axis=0, keepdims=True)",
@@ -498,7 +498,7 @@ MUTATIONS = {
         ),
         ("teachers + student)", "student)", "who sends to whom must be said in the same"),
     ],
-    "25.min_max_split": [
+    "20b.min_max_split": [
         ("if slowest < row[n]:", "if slowest > row[n]:", "every layer is in one stage and every stage"),
         (
             "max(best[-1][j], ends[n] - ends[j])",
@@ -553,7 +553,7 @@ MUTATIONS = {
         ("if begin < end:", "if begin + 1 < end:", "a piece may begin before your chunk or end"),
         ("if begin < end:", "if True:", "a rank reads pieces in which it has no"),
     ],
-    "27.fit_a_line": [
+    "05.fit_a_line": [
         ("for _ in range(20):", "for _ in range(1):", "some measurements took twice as long: give"),
         (
             "return float(alpha), float(beta)",
@@ -583,7 +583,7 @@ MUTATIONS = {
         ("np.arange(samples)", "np.arange(1, samples + 1)", "1 when all ranks together have read each of"),
         ("int(counts.sum()", "1 - int(counts.sum()", "1 when all ranks together have read each of"),
     ],
-    "29.trust_ratio_step": [
+    "11b.trust_ratio_step": [
         (
             "squares[0] / np.where(both, squares[1], 1)",
             "squares[1] / np.where(both, squares[0], 1)",
@@ -597,7 +597,7 @@ MUTATIONS = {
             "the norm of a layer is the root of the sum",
         ),
     ],
-    "29.owners_compute": [
+    "11b.owners_compute": [
         (
             "for k in range(len(parts))]\n\n\nSOL",
             "for k in order]\n\n\nSOL",
@@ -610,7 +610,7 @@ MUTATIONS = {
         ),
         ("orthogonalize(np.concatenate(block))", "np.concatenate(block)", "these are the rows that came in; return"),
     ],
-    "30.in_order": [
+    "06f.in_order": [
         ("make(i), 0)", "make(i) + 1, 0)", ""),
         ("return result[:0]", "return result", "a loader returns no batches: an array of"),
         ("1 + i % loaders", "i % loaders", "a loader sends a batch that the trainer"),
@@ -620,14 +620,14 @@ MUTATIONS = {
             "a loader sends a batch that the trainer",
         ),
     ],
-    "31.gradient_and_noise": [
+    "10b.gradient_and_noise": [
         ("noise = (small - big)", "noise = (big - small)", "the gradient is right and the noise is not:"),
         ("[big - noise / batch, noise]", "[big + noise / batch, noise]", "the square without noise alone is wrong: it"),
         ("rows.sum(axis=0) / batch", "rows.mean(axis=0)", "the gradient is wrong: divide each rank's"),
         ("[big - noise / batch, noise]", "[big, noise]", "the square without noise alone is wrong: it"),
         ("(1 / (s * batch) - 1 / batch)", "(1 / s - 1)", "the gradient is right and the noise is not:"),
     ],
-    "31.stages_by_time": [
+    "10b.stages_by_time": [
         (
             "float(times.sum() / operations.sum())",
             "float(operations.sum() / times.sum())",
@@ -641,7 +641,7 @@ MUTATIONS = {
         ),
         ("stage.last - stage.first + 1", "stage.last - stage.first", "every layer is in one stage, and every"),
     ],
-    "32.sync_batch_norm": [
+    "16b.sync_batch_norm": [
         ("np.sqrt(variance + eps)", "(variance + eps)", "the rows are divided by the variance;"),
         ("(x - mean) / np.sqrt", "x / np.sqrt", "the mean of all rows is not subtracted: (x"),
         ("(rows * means).sum(axis=0) / total", "means.mean(axis=0)", "mean and variance are those of the rows of"),
@@ -651,7 +651,7 @@ MUTATIONS = {
             "batch norm normalises by the variance of",
         ),
     ],
-    "33.batch_sizes": [
+    "10.batch_sizes": [
         ("micro = train // ranks // steps", "micro = train // ranks", ""),
         ("train = micro * steps * ranks\n", "train = micro * steps\n", ""),
         ("(train, micro, steps)\n", "(micro, train, steps)\n", "the numbers are right, in another order:"),
@@ -661,7 +661,7 @@ MUTATIONS = {
             "these numbers determine a batch: compute",
         ),
     ],
-    "34.ring_order": [
+    "05b.ring_order": [
         ("key=lambda rank: nodes[rank]", "key=lambda rank: -rank", "visit all ranks of a node before the next"),
         (
             "sorted(range(len(nodes)), key=lambda rank: nodes[rank])",
@@ -675,7 +675,7 @@ MUTATIONS = {
             "visit all ranks of a node before the next",
         ),
     ],
-    "35.through_servers": [
+    "06c.through_servers": [
         (
             "total = np.zeros_like(chunks[comm.rank])",
             "total = chunks[comm.rank].copy()",
@@ -695,7 +695,7 @@ MUTATIONS = {
             "a rank waits for one that has ended or does",
         ),
     ],
-    "36.ordered_reduce_scatter": [
+    "04b.ordered_reduce_scatter": [
         ("    return total\n", "    return total / n\n", "every number is 1/n times the expected one:"),
         (
             "    total = parts[0].copy()\n    for part in parts[1:]:",
@@ -709,7 +709,7 @@ MUTATIONS = {
         ),
         ("total += part\n", "total -= part\n", "is it the rank's own chunk that is"),
     ],
-    "37.two_versions": [
+    "17c.two_versions": [
         ("- RATE * total", "+ RATE * total", "the weights move up the gradient: subtract"),
         ("if k % m == m - 1:", "if k % m == 0:", "a version is not there: an update makes the"),
         ("max(k // m - 1, 0)])", "k // m])", "batch b used version b, which is not there"),
@@ -719,13 +719,13 @@ MUTATIONS = {
             "is the sum of gradients set back to zero",
         ),
     ],
-    "38.building_block": [
+    "19b.building_block": [
         ("top = f0 * (p - 1) + first", "top = f0 * p + first", ""),
         ("f1 * (p - 1 - r)", "f1 * r", "F and I of the first chunk: F starts later"),
         ("== 4 for row in rows)", ">= 3 for row in rows)", "a rank has 6 units per micro-batch: wait"),
         ("i1 * (p - 1) + third", "i1 * (p - 1) - third", "each turn takes at least the one unit of"),
     ],
-    "39.outer_step": [
+    "06e.outer_step": [
         ('"avg")', '"sum")', "the weights of the ranks are added; their"),
         (
             "return common - lr * (gradient + mu * momentum), momentum",
@@ -744,7 +744,7 @@ MUTATIONS = {
         ),
         ("return common - lr", "return weights - lr", "the step begins at the rank's own weights;"),
     ],
-    "40.merge": [
+    "06e.merge": [
         ("common - lr * outer_gradient", "common + lr * outer_gradient", "the right numbers plus the third argument"),
         (
             "return common, alpha * own + (1 - alpha) * common",

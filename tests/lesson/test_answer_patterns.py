@@ -54,12 +54,12 @@ def merge(f):
     """Return an answer to exercise 40 that returns f(common, own, gradient) and the right second result."""
     return lambda comm, common, own, gradient, lr, alpha: (
         f(common, own, gradient),
-        solution("40.merge")(comm, common, own, gradient, lr, alpha)[1],
+        solution("06e.merge")(comm, common, own, gradient, lr, alpha)[1],
     )
 
 
 def test_an_argument_that_came_back_or_is_missing_is_named():
-    exercise, case = find("40.merge"), Case(3, 8)
+    exercise, case = find("06e.merge"), Case(3, 8)
     for f, text in (
         (lambda common, own, gradient: own, "result 0: this is the second argument after comm as it came in"),
         (lambda common, own, gradient: common, "result 0: this is the first argument after comm as it came in"),
@@ -72,7 +72,7 @@ def test_an_argument_that_came_back_or_is_missing_is_named():
 
 
 def test_a_larger_case_says_what_one_number_cannot():
-    verdict = judged("40.merge", merge(lambda common, own, gradient: common + gradient / 2))
+    verdict = judged("06e.merge", merge(lambda common, own, gradient: common + gradient / 2))
     assert verdict.failure.case.size == 1
     assert verdict.hint.startswith("on 3 ranks, 8 elements: result 0: the right numbers plus the third argument")
 

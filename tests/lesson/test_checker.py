@@ -101,9 +101,9 @@ def test_an_answer_of_which_no_line_has_run_is_told_so(name, function, what):
 
 
 def test_the_exercise_that_wants_a_generator_takes_one_and_no_coroutine():
-    assert examine("37.two_versions", solution("37.two_versions"), mpi=False).passed
-    assert "returned a coroutine, so none" in examine("37.two_versions", asynchronous, mpi=False).text
-    assert "so none of its lines" not in examine("37.two_versions", yields, mpi=False).text
+    assert examine("17c.two_versions", solution("17c.two_versions"), mpi=False).passed
+    assert "returned a coroutine, so none" in examine("17c.two_versions", asynchronous, mpi=False).text
+    assert "so none of its lines" not in examine("17c.two_versions", yields, mpi=False).text
 
 
 def test_a_rank_that_computes_without_end_is_stopped():

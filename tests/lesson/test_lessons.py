@@ -9,6 +9,7 @@ import pytest
 
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson import build, names
+from minidist.course.lesson.numbers import number_of
 from tests.cases import each
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,8 +57,8 @@ def test_a_lesson_runs_as_a_script(source, monkeypatch, capsys):
     monkeypatch.setattr("minidist.course.lesson.mpi_leg.mpiexec", lambda: None)  # the notebook's run has that leg
     runpy.run_path(str(source), run_name="__main__")
     # The exercises of these send nothing.
-    alone = ["01", "02", "10", "16", "17", "18", "19", "20", "25", "27", "33", "34", "37", "38"]
-    assert "there is no MPI here" in capsys.readouterr().out or source.name[:2] in alone
+    alone = ["00b", "02", "05b", "10", "16", "17", "17b", "17c", "19", "19b", "20", "20b"]
+    assert "there is no MPI here" in capsys.readouterr().out or number_of(source) in alone
 
 
 @each_lesson
@@ -66,7 +67,7 @@ def test_a_lesson_has_its_ten_parts_its_minutes_and_its_exercise(source):
     parts = [int(number) for number in re.findall(r"^# ## (\d+) ", text, re.MULTILINE)]
     assert parts == list(range(1, 11))
     assert re.search(r"^# \*\d+ minutes\. Before it: ", text, re.MULTILINE)
-    number = source.name[:2]
+    number = number_of(source)
     checked = set(re.findall(rf'"({number}\.\w+)"', text))
     assert checked & set(names()) or f'f"{number}.' in text
     assert "mpiexec -n" in text
@@ -243,48 +244,67 @@ def test_what_is_compared():
 # --- the index, the glossary and the links ---
 
 README = (ROOT / "lessons" / "README.md").read_text()
-NUMBERS = [source.name[:2] for source in LESSONS]
+NUMBERS = [number_of(source) for source in LESSONS]
+CORE = [number for number in NUMBERS if len(number) == 2]
+LESSON = r"\d\d[a-z]?"
+
+
+def title(source):
+    return re.search(r"^# # \w+ (.*)$", source.read_text(), re.M)[1]
 
 
 def head(source):
     """Return the minutes of a lesson and the lessons before it, as its first paragraph says them."""
     text = source.read_text().replace("\n# ", " ")
     minutes, before = re.search(r"\*(\d+) minutes\. Before it: ([^.;*]*)", text).groups()
-    return int(minutes), re.findall(r"\b\d\d\b", before)
+    return int(minutes), re.findall(rf"\b{LESSON}\b", before)
 
 
 def test_the_index_has_every_lesson_with_its_minutes_and_what_is_needed_before_it():
-    rows = re.findall(r"^\| (\d\d) \| \[(.*?)\]\((.*?)\) \| (\d+) \| (.*?) \| .+ \| .+ \|$", README, re.M)
-    assert [row[0] for row in rows] == NUMBERS
-    for source, (_, title, link, minutes, before) in zip(LESSONS, rows, strict=True):
-        assert f"# # {source.name[:2]} {title}\n" in source.read_text()
+    rows = re.findall(rf"^\| ({LESSON}) \| \[(.*?)\]\((.*?)\) \| (\d+) \| (.*?) \| .+ \| .+ \|$", README, re.M)
+    assert [row[0] for row in rows] == CORE + [number for number in NUMBERS if number not in CORE]
+    for source, (_, title, link, minutes, before) in zip(LESSONS, sorted(rows), strict=True):
+        assert f"# # {number_of(source)} {title}\n" in source.read_text()
         assert link == f"{source.stem}.ipynb"
-        assert (int(minutes), re.findall(r"\d\d", before)) == head(source)
+        assert (int(minutes), re.findall(LESSON, before)) == head(source)
 
 
 def test_the_graph_of_the_index_is_what_the_lessons_say():
-    edges = re.findall(r"^    (\d\d) --> (\d\d)$", README, re.M)
-    assert edges == [(before, source.name[:2]) for source in LESSONS for before in head(source)[1]]
+    edges = re.findall(rf"^    ({LESSON}) --> ({LESSON})$", README, re.M)
+    assert edges == [(before, number_of(source)) for source in LESSONS for before in head(source)[1]]
 
 
 def test_the_paths_respect_what_is_needed_and_their_time():
-    needed = {source.name[:2]: head(source) for source in LESSONS}
-    paths = re.findall(r"^- \*\*(.*?)\*\* \((\d+) minutes\): ((?:\[\d\d\]\(\w+\.ipynb\) ?)+):", README, re.M)
-    assert [name for name, _, _ in paths] == ["An hour", "An evening", "A weekend", "A term"]
-    for (_, minutes, text), most in zip(paths, (60, 180, 12 * 60, 10**6), strict=True):
-        path, links = re.findall(r"\[(\d\d)\]", text), re.findall(r"\((.*?)\)", text)
-        assert [link[:2] for link in links] == path
+    needed = {number_of(source): head(source) for source in LESSONS}
+    paths = re.findall(r"^- \*\*(.*?)\*\* \((\d+) minutes\): ((?:\[\w+\]\(\w+\.ipynb\) ?)+):", README, re.M)
+    assert [name for name, _, _ in paths] == ["An hour", "An evening", "A weekend", "The core", "A term"]
+    for (_, minutes, text), most in zip(paths, (60, 180, 12 * 60, 12 * 60, 10**6), strict=True):
+        path, links = re.findall(r"\[(\w+)\]", text), re.findall(r"\((.*?)\)", text)
+        assert [link.partition("_")[0] for link in links] == path
         assert all((ROOT / "lessons" / link).exists() for link in links)
         for i, number in enumerate(path):
             assert set(needed[number][1]) <= set(path[:i]), number
         assert int(minutes) == sum(needed[number][0] for number in path) <= most
-    assert sorted(re.findall(r"\[(\d\d)\]", paths[-1][2])) == NUMBERS
+    assert [re.findall(r"\[(\w+)\]", paths[i][2]) for i in (-2, -1)] == [CORE, NUMBERS]
 
 
-def test_next_visits_every_lesson():
-    following = [re.search(r"^# Next: \[(\d\d) ", source.read_text(), re.M) for source in LESSONS]
-    assert [found[1] for found in following[:-1]] == NUMBERS[1:]
-    assert following[-1] is None
+def test_next_leads_through_the_core_and_names_the_side_rooms_of_each_lesson():
+    assert len(CORE) == 18
+    links = {number_of(source): (f"{number_of(source)} {title(source)}", f"{source.stem}.ipynb") for source in LESSONS}
+    for source, number in zip(LESSONS, NUMBERS, strict=True):
+        end = source.read_text().rpartition("\n# |")[2].replace("\n# ", " ")
+        order = CORE if number in CORE else NUMBERS
+        following = order[order.index(number) + 1 :][:1]
+        rooms = [other for other in NUMBERS if other[:2] == number and other not in CORE]
+        assert re.findall(r"\[(\d[^\]]*)\]\((.*?)\)", end) == [links[other] for other in following + rooms], number
+        assert ("Next: [" in end) == bool(following)
+        # What a lesson builds on comes before it, and a lesson of the core builds on the core.
+        before = head(source)[1]
+        assert all(other < number for other in before), number
+        assert number not in CORE or set(before) <= set(CORE), number
+
+
+def test_every_link_of_a_lesson_leads_to_a_file():
     for source in LESSONS:
         for link in re.findall(r"\]\(([\w./]+)\)", source.read_text().replace("\n# ", "")):
             assert (ROOT / "lessons" / link).exists(), (source.name, link)
@@ -307,10 +327,10 @@ EMPHASISED = re.compile(
 
 def words_of_the_glossary():
     rows = re.findall(
-        r"^\| (.+?) \| .+ \| \[(\d\d)\]\((.+?)\) \|$", (ROOT / "lessons" / "glossary.md").read_text(), re.M
+        r"^\| (.+?) \| .+ \| \[(\w+)\]\((.+?)\) \|$", (ROOT / "lessons" / "glossary.md").read_text(), re.M
     )
     assert len(rows) > 60
-    assert all((ROOT / "lessons" / link).exists() and link.startswith(number) for _, number, link in rows)
+    assert all((ROOT / "lessons" / link).exists() and link.startswith(f"{number}_") for _, number, link in rows)
     return {word.strip().lower() for words, _, _ in rows for word in words.split(",")}
 
 

@@ -18,18 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @cache
 def notebook():
-    return nbformat.read(ROOT / "lessons" / "36_order_of_additions.ipynb", as_version=4)
+    return nbformat.read(ROOT / "lessons" / "04b_order_of_additions.ipynb", as_version=4)
 
 
-def deck_of_36():
+def deck_of_04b():
     return slides.page(list(slides.slides_of(notebook())))
 
 
 def test_a_deck_has_every_part_of_a_lesson_and_its_pictures_with_their_words():
-    text = deck_of_36()
+    text = deck_of_04b()
     for part in range(1, 11):
         assert f"<h2>{part} " in text
-    assert "<h2>36 The order of additions</h2>" in text
+    assert "<h2>04b The order of additions</h2>" in text
     pictures = [
         output["data"]
         for cell in notebook().cells
@@ -41,7 +41,7 @@ def test_a_deck_has_every_part_of_a_lesson_and_its_pictures_with_their_words():
 
 
 def test_a_deck_asks_no_other_machine_for_anything():
-    text = deck_of_36()
+    text = deck_of_04b()
     assert not re.search(r"""(src|href)=["'](?!data:)""", text)
     assert "@import" not in text
     assert "url(" not in text
@@ -50,8 +50,8 @@ def test_a_deck_asks_no_other_machine_for_anything():
 
 def test_a_deck_shows_no_solution():
     assert "def ordered_reduce_scatter(comm: Comm" in str(notebook())
-    assert "def ordered_reduce_scatter(comm: Comm" not in deck_of_36()
-    assert "def ordered_reduce_scatter(comm, array)" in deck_of_36()  # the stub
+    assert "def ordered_reduce_scatter(comm: Comm" not in deck_of_04b()
+    assert "def ordered_reduce_scatter(comm, array)" in deck_of_04b()  # the stub
 
 
 def test_no_slide_is_longer_than_a_screen():

@@ -15,6 +15,7 @@ from minidist.core.base.errors import UsageError
 from minidist.course.lesson import solution
 from minidist.course.lesson.build import sources
 from minidist.course.lesson.handout import handout
+from minidist.course.lesson.numbers import number_of
 from minidist.course.lesson.student import solutions_of, student_notebook, without_solutions
 from tests.cases import each
 
@@ -74,7 +75,7 @@ def test_a_lesson_for_students_has_its_stub_and_no_solution(source):
         compile(cell, source.name, "exec")
     text = solutions_of(source)
     compile(text, source.name, "exec")
-    assert f"# {source.name[:2]}." in text
+    assert f"# {number_of(source)}." in text
 
 
 def test_the_command_writes_notebooks_and_solutions(tmp_path):

@@ -53,18 +53,18 @@ def by_loops(gradient, shape):
     return result
 
 
-@right("01.add_backward")
+@right("00b.add_backward")
 def element_by_element(g, a, b):
     return by_loops(g, a), by_loops(g, b)
 
 
-@right("01.cross_entropy_backward")
+@right("00b.cross_entropy_backward")
 def with_log_sum_exp(logits, targets):
     total = np.logaddexp.reduce(logits, axis=1)
     return (np.exp(logits - total[:, None]) - (np.arange(logits.shape[1]) == targets[:, None])) / logits.shape[0]
 
 
-@right("01.cross_entropy_backward")
+@right("00b.cross_entropy_backward")
 def row_by_row(logits, targets):
     def of(row, target):
         row = np.exp(row - max(row))
@@ -205,7 +205,7 @@ def by_gathering(comm, gradient, count):
     return np.average(rows[:, :-1], axis=0, weights=rows[:, -1])
 
 
-@right("07.bucketed_reducer")
+@right("06b.bucketed_reducer")
 def with_counters(comm, backward, uses, buckets, launch):
     missing = [sum(uses[p] for p in bucket) for bucket in buckets]
     owner = {p: b for b, bucket in enumerate(buckets) for p in bucket}
@@ -221,7 +221,7 @@ def with_counters(comm, backward, uses, buckets, launch):
         started.pop(0).wait()
 
 
-@right("08.ssp")
+@right("06c.ssp")
 def with_a_dict_of_clocks(comm, steps, bound, compute):
     weights = np.zeros(comm.size - 1)
     if comm.rank:
@@ -318,7 +318,7 @@ def with_an_iterator(comm, layers, x, gather, compute):
     return functools.reduce(lambda y, i: compute(i, next(arriving), y), range(layers), x)
 
 
-@right("13.offloaded_step")
+@right("12b.offloaded_step")
 def with_deques(comm, pieces, down, step, up):
     coming, going = deque(), deque()
     for piece in range(pieces + 1):
@@ -360,7 +360,7 @@ def head_by_head(comm, x, qkv, projection, heads, attention):
     return all_reduce(comm, total)
 
 
-@right("15.split_cross_entropy")
+@right("14b.split_cross_entropy")
 def with_fewer_steps(comm, logits, targets, first):
     top = all_reduce(comm, logits.max(axis=1).copy(), "max")
     here = np.equal(np.arange(first, first + logits.shape[1]), np.asarray(targets)[:, None])
@@ -389,7 +389,7 @@ def greedy(stages, microbatches):
     return lists
 
 
-@right("18.stashing")
+@right("17b.stashing")
 def by_versions(order, weights, gradient):
     versions, seen = [weights], {}
     for kind, number in ((action[0], int(action[1:])) for action in order):
@@ -400,7 +400,7 @@ def by_versions(order, weights, gradient):
     return np.array(versions[1:])
 
 
-@right("37.two_versions")
+@right("17c.two_versions")
 def as_a_list_of_copies(order, weights, gradient, m):
     old = new = weights
     total = 0
@@ -439,7 +439,7 @@ def with_transposed_arrays(shape, traffic, node_size):
     return (numbers.transpose(np.argsort(order)) // node_size).reshape(-1)
 
 
-@right("21.slots_and_balance")
+@right("14c.slots_and_balance")
 def with_cumulative_sums(probabilities, factor):
     tokens, experts = probabilities.shape
     capacity = int(-(-(tokens / experts * factor) // 1))
@@ -450,7 +450,7 @@ def with_cumulative_sums(probabilities, factor):
     return slots, experts * sum(f * p), np.tile(experts * f / tokens, (tokens, 1))
 
 
-@right("21.dispatch")
+@right("14c.dispatch")
 def one_call_per_expert_and_rank(comm, slots, run_expert):
     here = len(slots) // comm.size
     arrived = all_to_all(comm, np.array(slots).ravel()).reshape((comm.size, here, *slots.shape[1:]))
@@ -484,19 +484,19 @@ def with_log_sum_exp_of_blocks(comm, q, k, v, rows):
     return sum(np.exp(log - total)[:, None] * out for log, out in zip(logs, outputs, strict=True))
 
 
-@right("23.load_residual")
+@right("06d.load_residual")
 def in_runs(comm, old_ranks, read, length):
     first, last = (r * old_ranks // comm.size for r in (comm.rank, comm.rank + 1))
     return functools.reduce(np.add, map(read, range(first, last)), np.zeros(length))
 
 
-@right("24.one_grid")
+@right("09b.one_grid")
 def with_the_least_and_the_most(comm, x):
     (largest,) = all_reduce(comm, np.array([max(x.max(initial=0), -x.min(initial=0))]), "max")
     return np.rint(x / (largest / 127)) * (largest / 127) if largest else x
 
 
-@right("24.kept_all_reduce")
+@right("09b.kept_all_reduce")
 def with_indices(comm, gradient, mask):
     places = np.flatnonzero(mask)
     result = [0.0] * len(mask)
@@ -505,7 +505,7 @@ def with_indices(comm, gradient, mask):
     return result
 
 
-@right("24.distil")
+@right("09b.distil")
 def with_requests(comm, teachers, logits, rows, temperature):
     me, requests = comm.rank, []
     if me >= teachers:
@@ -522,7 +522,7 @@ def with_requests(comm, teachers, logits, rows, temperature):
     return np.empty((0, 4))
 
 
-@right("25.min_max_split")
+@right("20b.min_max_split")
 def by_bisection(times, stages):
     edges = [0, *itertools.accumulate(times)]
 
@@ -543,7 +543,7 @@ def by_bisection(times, stages):
     return cut(limits[bisect_left(limits, True, key=lambda limit: cut(limit) is not None)])
 
 
-@right("25.min_max_split")
+@right("20b.min_max_split")
 def with_a_cache(times, stages):
     @functools.cache
     def best(n, k):
@@ -574,7 +574,7 @@ def element_wise(comm, size, pieces, read):
     return result
 
 
-@right("27.fit_a_line")
+@right("05.fit_a_line")
 def without_the_slow_ones(sizes, seconds):
     n, s = np.array(sizes), np.array(seconds)
     keep = np.ones(len(n), bool)
@@ -605,7 +605,7 @@ def with_a_polynomial(comm, numbers, samples):
     return counts.sum() == samples and whole == digest(range(samples))
 
 
-@right("29.trust_ratio_step")
+@right("11b.trust_ratio_step")
 def with_bincount(comm, sizes, weights, update):
     layer = np.repeat(range(len(sizes)), sizes).astype(int)
     norms = np.concatenate([np.bincount(layer, part**2, len(sizes)).astype(float) for part in (weights, update)])
@@ -615,7 +615,7 @@ def with_bincount(comm, sizes, weights, update):
     return weights - update * np.take(ratio, layer)
 
 
-@right("29.owners_compute")
+@right("11b.owners_compute")
 def by_point_to_point(comm, parts, rows, orthogonalize):
     n, r, requests, pieces = comm.size, comm.rank, [], defaultdict(dict)
     for k, part in enumerate(parts):
@@ -641,7 +641,7 @@ def by_point_to_point(comm, parts, rows, orthogonalize):
     return results
 
 
-@right("30.in_order")
+@right("06f.in_order")
 def all_receives_first(comm, batches, make):
     workers = range(1, comm.size)
     if comm.rank:
@@ -655,7 +655,7 @@ def all_receives_first(comm, batches, make):
     return rows
 
 
-@right("31.gradient_and_noise")
+@right("10b.gradient_and_noise")
 def by_two_equations(comm, shares, rows):
     own = rows.mean(axis=0)
     b = np.array(shares, float)
@@ -667,7 +667,7 @@ def by_two_equations(comm, shares, rows):
     return [*total[:-1], square, noise]
 
 
-@right("31.stages_by_time")
+@right("10b.stages_by_time")
 def by_trying_all(comm, sizes, seconds, flops):
     of = np.split(
         all_gather(comm, np.stack([seconds, flops], 1).ravel(), counts=[2 * s for s in sizes]).reshape(-1, 2),
@@ -682,7 +682,7 @@ def by_trying_all(comm, sizes, seconds, flops):
     return np.diff(best)
 
 
-@right("32.sync_batch_norm")
+@right("16b.sync_batch_norm")
 def with_sums_in_two_rounds(comm, x, eps):
     count, *sums = all_reduce(comm, np.array([len(x), *x.sum(axis=0)], float))
     centred = x - np.array(sums) / max(count, 1)
@@ -690,7 +690,7 @@ def with_sums_in_two_rounds(comm, x, eps):
     return centred * (variance + eps) ** -0.5
 
 
-@right("33.batch_sizes")
+@right("10.batch_sizes")
 def with_match(ranks, train, micro, steps):
     match train is None, micro is None, steps is None:
         case True, True, _:
@@ -707,7 +707,7 @@ def with_match(ranks, train, micro, steps):
     return (train, micro, steps) if whole and train == micro * steps * ranks else None
 
 
-@right("34.ring_order")
+@right("05b.ring_order")
 def by_groups(nodes):
     groups = defaultdict(list)
     for rank, node in enumerate(nodes):
@@ -715,7 +715,7 @@ def by_groups(nodes):
     return [*itertools.chain.from_iterable(groups.values())]
 
 
-@right("35.through_servers")
+@right("06c.through_servers")
 def from_any_worker(comm, servers, gradient):
     parts = np.array_split(gradient.copy(), servers)
     if comm.rank < servers:
@@ -729,7 +729,7 @@ def from_any_worker(comm, servers, gradient):
     return np.concatenate(parts)
 
 
-@right("36.ordered_reduce_scatter")
+@right("04b.ordered_reduce_scatter")
 def with_requests_and_sum(comm, array):
     chunks, own = np.array_split(array, comm.size), None
     others = [r for r in range(comm.size) if r != comm.rank]
@@ -740,7 +740,7 @@ def with_requests_and_sum(comm, array):
     return own
 
 
-@right("38.building_block")
+@right("19b.building_block")
 def by_search_with_a_heap(p, offsets):
     f0, f1, i1, i0 = offsets
     heap = [(a + 2 * b + c, a, b, c) for a, b, c in itertools.product(range(1, 7), repeat=3)]
@@ -758,14 +758,14 @@ def by_search_with_a_heap(p, offsets):
     return None
 
 
-@right("39.outer_step")
+@right("06e.outer_step")
 def with_differences(comm, common, weights, momentum, lr, mu):
     g = all_reduce(comm, (common - weights) / comm.size)
     new = g + mu * momentum
     return common - lr * g - lr * mu * new, new
 
 
-@right("40.merge")
+@right("06e.merge")
 def as_a_step_towards(comm, common, own, outer_gradient, lr, alpha):
     new = common - np.multiply(outer_gradient, lr)
     return new, own + (1 - alpha) * (new - own)

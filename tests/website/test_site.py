@@ -13,7 +13,7 @@ pytestmark = pytest.mark.site
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/site/html"
-LESSONS = sorted(path.stem for path in (ROOT / "lessons").glob("[0-9][0-9]_*.ipynb"))
+LESSONS = sorted(path.stem for path in (ROOT / "lessons").glob("[0-9][0-9]*_*.ipynb"))
 PAGES = [
     "index",
     "lessons/README",
@@ -154,7 +154,7 @@ def test_a_lesson_shows_its_pictures_and_its_exercise_and_leads_to_the_next_one(
         "[...document.querySelectorAll('.cell_input pre')].map(pre =>"
         " [pre.scrollWidth - pre.clientWidth, pre.innerText, pre.querySelectorAll('span.k, span.s2').length])"
     )
-    exercise = [cell for cell in cells if re.search(rf'check\(f?"{name[:2]}\.', cell[1])]
+    exercise = [cell for cell in cells if re.search(rf'check\(f?"{name.partition("_")[0]}\.', cell[1])]
     assert exercise
     assert any(colours > 0 for _, _, colours in exercise)
     assert [text for too_wide, text, _ in cells if too_wide > 0] == []

@@ -16,6 +16,7 @@ import numpy as np
 
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.base.trace import Trace
+from minidist.course.lesson.numbers import current
 from minidist.course.lesson.one_rank import Task
 from minidist.course.lesson.plain import form
 
@@ -295,7 +296,11 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Exercise:
-    """Return the exercise. Raises UsageError, with the names that exist, when there is none."""
+    """Return the exercise, also by a name that it had before.
+
+    Raises UsageError, with the names that exist, when there is none.
+    """
+    name = current(name)
     # The puzzles have a list that people look at: `minidist puzzle`.
     table = exercises("puzzles") if name.startswith("puzzle.") else {**exercises(), **exercises("assignments")}
     if name not in table:

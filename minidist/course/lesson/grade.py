@@ -23,6 +23,7 @@ from minidist.base.read_file import parse_json
 from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.course.lesson.exercise import Exercise, exercises
 from minidist.course.lesson.judge import Request, Verdict, judge
+from minidist.course.lesson.numbers import current
 from minidist.course.lesson.runner import Limits, start_server
 from minidist.course.lesson.submission import BrokenSubmissionError, read, source_of
 
@@ -99,7 +100,7 @@ class Grade:
 
 def exercises_of(assignment: str) -> list[Exercise]:
     """Return the exercises of an assignment. Raises UsageError, with the names there are, when there is none."""
-    table = {**exercises(), **exercises("assignments")}
+    table, assignment = {**exercises(), **exercises("assignments")}, current(assignment)
     chosen = [exercise for name, exercise in table.items() if name == assignment or name.split(".")[0] == assignment]
     if not chosen:
         names = [*dict.fromkeys(name.split(".")[0] for name in table), *table]

@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 
 FOLDERS = {
-    "lessons": ("[0-9][0-9]_*.py", "[0-9][0-9]_*.ipynb", "*.md", "pictures/*.svg"),
+    "lessons": ("[0-9][0-9]*_*.py", "[0-9][0-9]*_*.ipynb", "*.md", "pictures/*.svg"),
     "mpi_examples": ("*.py", "*.json", "*.toml", "[0-9]_*/*.py"),
 }
 _CELL = re.compile(r"^(?=# %%)", re.MULTILINE)

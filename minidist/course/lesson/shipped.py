@@ -14,7 +14,7 @@ from minidist.course.lesson.handout import handed_out, handout
 
 PACKAGE = Path(__file__).resolve().parents[2]
 WITHOUT_DOCSTRING = {
-    "ds_config.json": "A DeepSpeed configuration file, for deepspeed_file.py, `minidist explain` and lesson 33.",
+    "ds_config.json": "A DeepSpeed configuration file, for deepspeed_file.py, `minidist explain` and lesson 10b.",
     "first_steps.py": "The first program of the README: data-parallel training with one optimizer and one wrapper.",
 }
 

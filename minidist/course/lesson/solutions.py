@@ -15,6 +15,7 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson.exercise import find
+from minidist.course.lesson.numbers import number_of
 
 
 def solution(name: str) -> Callable[..., Any]:
@@ -22,8 +23,8 @@ def solution(name: str) -> Callable[..., Any]:
 
     Raises UsageError when there is no such exercise, and when the repository's lessons/solutions/ is not at hand.
     """
-    find(name)
-    modules = [loaded(path) for path in sorted(folder().glob("*.py")) if path.name.startswith(name.split(".")[0])]
+    name = find(name).name
+    modules = [loaded(path) for path in sorted(folder().glob("*.py")) if number_of(path) in name.split(".")]
     found: dict[str, Callable[..., Any]] = {}
     for module in modules:
         found |= module.SOLUTIONS

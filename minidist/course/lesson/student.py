@@ -14,6 +14,7 @@ from minidist.base.extras import extra
 from minidist.course.lesson.build import tidy
 from minidist.course.lesson.exercise import exercises
 from minidist.course.lesson.handout import without_solutions
+from minidist.course.lesson.numbers import number_of
 from minidist.course.lesson.runner import SEED
 from minidist.course.lesson.solutions import solution
 
@@ -38,6 +39,6 @@ def solutions_of(source: Path) -> str:
 
     Raises UsageError when the repository's lessons/solutions/ is not at hand.
     """
-    own = [name for name in exercises() if name.startswith(f"{source.name[:2]}.")]
+    own = [name for name in exercises() if name.startswith(f"{number_of(source)}.")]
     parts = [f"# {name}\n{inspect.getsource(solution(name))}" for name in own]
     return "\n\n".join(parts)

@@ -23,7 +23,7 @@ from minidist.course.lesson.exercises import (
     e10_recompute,
     e11_flat_partition,
     e12_prefetch,
-    e13_offload,
+    e12b_offload,
 )
 from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, says
 
@@ -589,7 +589,7 @@ PUZZLES += [
         down(i) starts to bring the gradient of piece i to the host, step(i, gradient) returns its new values, and
         up(i, values) starts to bring them back; wait with .wait(). Keep both directions and the host busy at once.
         """,
-        e13_offload.EXERCISES[0],
+        e12b_offload.EXERCISES[0],
     ),
 ]
 EXERCISES = [item.exercise for item in PUZZLES if item.exercise.name.startswith("puzzle.")]

@@ -14,7 +14,7 @@ from minidist.core.base.trace import SpanEvent, Trace
 from minidist.core.comm import Comm
 from minidist.core.pipeline.plan import show
 from minidist.course.lesson.exercise import Case, Hint
-from minidist.course.lesson.exercises import e16_gpipe, e17_one_f_one_b, e19_zero_bubble, e38_building_block
+from minidist.course.lesson.exercises import e16_gpipe, e17_one_f_one_b, e19_zero_bubble, e19b_building_block
 from minidist.course.lesson.exercises.e16_gpipe import COMMON, describe, in_the_readers_words, plan_of
 from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, says
 from minidist.pipeline.schedules import from_cells, get_schedule
@@ -419,7 +419,7 @@ PUZZLES += [
         neighbours in pass k. Return when F down, F up, I up and I down start on each rank: repeated every 6 units,
         no two collide (each takes 1 unit), and the two chunks of rank 0 live together as briefly as possible.
         """,
-        e38_building_block.EXERCISES[0],
+        e19b_building_block.EXERCISES[0],
         passes,
     ),
 ]

@@ -1,0 +1,287 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 00b Autograd in an hour
+#
+# *50 minutes. Before it: the chain rule, NumPy.*
+#
+# ## 1 The case
+#
+# A network shall tell ten digits apart. It has never been trained, so its 10 outputs are random;
+# for a picture of a 3 it gives every digit about the same probability. Its *loss* is the mean of
+# -log(probability of the right digit), with the natural logarithm. Training lowers the loss: it
+# needs the derivative of this one number by every weight, thousands of them.
+#
+# How large is the loss before the first step? And if `forward`, which computes the loss, takes 1
+# ms, how long does `backward` take, which computes all the derivatives?
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist import MLP, AutogradError, BackwardPass, FlopCounter, SimWorld, Tensor, cross_entropy
+from minidist.base.memory import account_memory
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 Predict
+#
+# Two numbers. The first needs one line of thought; the second is a count of operations.
+
+# %%
+untrained = predict("loss of an untrained network with 10 classes", example=1.0)
+backward = predict("operations of backward for one of forward", example=1.0)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# What `loss.backward()` does, well enough to write a backward function yourself: **forward records
+# a graph, backward traverses it in reverse**, the newest node first, and passes each gradient to
+# older nodes.
+#
+# What it costs: what forward saved stays in memory until backward has used it. What it saves:
+# gradients are derived for each operation, never for a whole model. Distributed training depends on
+# it: gradients that are ready early can travel while backward still computes (lesson 06b), and a
+# pipeline runs the two passes at different times (lesson 16).
+#
+# One training step of a small network on one rank: forward, then backward, then a second network
+# that is three times as deep. Each layer needs the gradient of its input *and* of its weight. The
+# lengths are counted operations, not seconds of this machine.
+
+
+# %%
+def step(comm, sizes):
+    model, x = MLP(sizes, dtype=np.float64), Tensor(np.ones((32, sizes[0])))
+    with FlopCounter() as counter:
+        loss = cross_entropy(model(x), np.zeros(32, dtype=int))
+        comm.compute(counter.take(), name="forward")
+        loss.backward()
+        comm.compute(counter.take(), name="backward")
+    return counter.totals
+
+
+def both(comm):
+    return step(comm, [64, 64, 10]), step(comm, [64, 64, 64, 64, 64, 64, 10])
+
+
+timed = SimWorld(1)
+((_, deep),) = timed.run(both)
+show(
+    draw(
+        "lanes",
+        timed.traces,
+        {"name": "two networks", "command": "part 3 of lessons/00b_autograd_in_an_hour.py"},
+    )
+)
+for kind, (flops, _) in deep.items():
+    print(f"{kind:16} {flops / 1e6:6.2f} million operations")
+
+# %% [markdown]
+# And the memory of one step, by purpose: what forward saves piles up and is given back, layer by
+# layer, in backward.
+
+
+# %%
+def remembered(comm):
+    with account_memory(timeline=True) as account:
+        model, x = MLP([256, 256, 256, 256, 10], dtype=np.float64), Tensor(np.ones((512, 256)))
+        loss = cross_entropy(model(x), np.zeros(512, dtype=int))
+        loss.backward()
+    comm.trace.memory = [
+        (0.0, live) for live in account.history()
+    ]  # after each birth and death of an array
+
+
+world = SimWorld(1)
+world.run(remembered)
+show(
+    draw(
+        "memory",
+        world.traces,
+        {"name": "one step", "command": "part 3 of lessons/00b_autograd_in_an_hour.py"},
+    )
+)
+
+# %% [markdown]
+# ## 4 The code
+#
+# A `Tensor` wraps an array. An operation makes a new tensor and a *node* that remembers its inputs
+# and, for each, a function that turns the gradient of the output into the gradient of that input.
+# Here is all of it for `y = a * b + a`:
+
+# %%
+a, b = Tensor(np.array([2.0]), requires_grad=True), Tensor(np.array([3.0]), requires_grad=True)
+y = a * b + a
+node = y.node
+print("y is made by", node.name, "from", [source.name for source, _ in node.inputs])
+y.backward()
+print("dy/da = b + 1 =", a.grad, "   dy/db = a =", b.grad)
+
+# %% [markdown]
+# `a` was used twice, so it got two contributions, and they were added. This loop is the backward
+# pass, printed from the library that you import:
+
+# %%
+print(inspect.getsource(BackwardPass._visit_all))
+print(inspect.getsource(BackwardPass._collect))
+
+# %% [markdown]
+# A linear layer `y = x W + b` has three gradients: of its input (needed by the layer before it), of
+# its weight and of its bias.
+
+# %%
+rng = np.random.default_rng(0)
+x, W, bias = (
+    Tensor(rng.normal(size=shape), requires_grad=True) for shape in ((5, 3), (3, 2), (2,))
+)
+g = rng.normal(size=(5, 2))
+(x @ W + bias).backward(g)
+by_hand = {"x": g @ W.data.T, "W": x.data.T @ g, "bias": g.sum(axis=0)}
+for name, tensor in (("x", x), ("W", W), ("bias", bias)):
+    print(f"{name:4} max |autograd - by hand| = {np.abs(tensor.grad - by_hand[name]).max():.1e}")
+
+# %% [markdown]
+# ## 5 Check
+
+# %%
+model = MLP([20, 50, 10], dtype=np.float64, seed=1)
+inputs, classes = rng.normal(size=(2000, 20)), rng.integers(0, 10, 2000)
+loss = cross_entropy(model(Tensor(inputs)), classes).item()
+print(f"the logarithm of 10 is {np.log(10):.3f}")
+untrained.judge(loss, within=0.1)
+assert abs(loss - np.log(10)) < 0.3
+
+spans = {span.name: span.end - span.start for span in timed.traces[0].spans}
+backward.judge(spans["backward"] / spans["forward"], within=0.15)
+
+# %% [markdown]
+# Is the gradient right? A small step h along one weight must change the loss by h times its gradient. Central
+# differences in float64 agree to about eight digits:
+
+# %%
+weight = next(model.parameters())
+cross_entropy(model(Tensor(inputs)), classes).backward()
+
+
+def loss_with(value, place=(3, 4)):
+    kept = weight.data[place]
+    weight.data[place] = value
+    result = cross_entropy(model(Tensor(inputs)), classes).item()
+    weight.data[place] = kept
+    return result
+
+
+h = 1e-5
+measured = (loss_with(weight.data[3, 4] + h) - loss_with(weight.data[3, 4] - h)) / (2 * h)
+print(
+    f"autograd {weight.grad[3, 4]:.10f}, measured {measured:.10f}: |difference| = "
+    f"{abs(weight.grad[3, 4] - measured):.1e}"
+)
+assert abs(weight.grad[3, 4] - measured) < 1e-8
+
+# %% [markdown]
+# The sum over two halves of a batch equals the whole batch. Data parallelism (lesson 06) is this
+# line on several ranks:
+
+# %%
+whole = [parameter.grad.copy() for parameter in model.parameters()]
+model.zero_grad()
+for half in (slice(0, 700), slice(700, 2000)):
+    cross_entropy(model(Tensor(inputs[half])), classes[half], divisor=2000).backward()
+difference = max(np.abs(p.grad - w).max() for p, w in zip(model.parameters(), whole, strict=True))
+print(f"max |two parts - single| = {difference:.1e}")
+assert difference < 1e-12
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Backward frees what forward saved, as soon as it has used it. So a second backward pass over the
+# same graph cannot work, and raises an error:
+
+# %%
+loss = cross_entropy(model(Tensor(inputs)), classes)
+loss.backward()
+with expect(AutogradError):
+    loss.backward()
+
+# %% [markdown]
+# A quieter bug: gradients are *added*. Without `zero_grad()` a step follows the sum of all gradients so far.
+
+# %%
+model.zero_grad()
+for _ in range(2):
+    cross_entropy(model(Tensor(inputs)), classes).backward()
+ratio = weight.grad[3, 4] / whole[0][3, 4]
+print(f"after two backwards without zero_grad the gradient is {round(ratio)} times as large")
+
+# %% [markdown]
+# ## 7 Exercise: two backward functions
+#
+# First: `c = a + b` with NumPy's broadcasting. Given the gradient of `c` and the shapes of `a` and
+# `b`, return the gradients of `a` and `b`. A value that was repeated gets the sum of the gradients
+# of its copies.
+
+
+# %%
+def add_backward(gradient, shape_a, shape_b):
+    return gradient, gradient
+
+
+check("00b.add_backward", add_backward)
+
+# %% [markdown]
+# Second: the mean over rows of -log softmax(logits)[target]. Return its gradient with respect to `logits` (rows,
+# classes). Mind large logits: `exp(1000)` is infinite.
+
+
+# %%
+def cross_entropy_backward(logits, targets):
+    raise NotImplementedError("yours")
+
+
+check("00b.cross_entropy_backward", cross_entropy_backward)
+
+# %% [markdown]
+# The checker compares with the autograd that you have just read. Right answers:
+
+# %%
+for name in ("00b.add_backward", "00b.cross_entropy_backward"):
+    check(name, solution(name))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - Forward records nodes; **backward runs through them newest first**, adds what arrives at each,
+#   and frees what was saved.
+# - A step costs 1 forward + **2 forwards** of backward: for a weight of k x m and a batch of B
+#   rows, 2Bkm operations three times, 6 B k m in all.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+# Autograd knows no ranks, so nothing changes; here each rank runs its own backward pass and the
+# gradients are summed:
+#
+#     mpiexec -n 4 python mpi_examples/2_data_parallel/data_parallel_gpt.py
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `Tensor`, `.backward()`, `.grad` | PyTorch the same; JAX `jax.grad`, `jax.vjp` (no stored `.grad`); TensorFlow `tf.GradientTape` |
+# | `Function` with `forward`, `backward` | PyTorch `torch.autograd.Function`; JAX `jax.custom_vjp` |
+# | `no_grad()` | PyTorch `torch.no_grad()` |
+# | "second backward" error | PyTorch "Trying to backward through the graph a second time"; there `retain_graph=True` |
+# | input and weight gradient apart | Megatron-LM `--delay-wgrad-compute`; zero-bubble pipelines' B and W |
+#
+# Next: [02 What a step costs](02_what_a_step_costs.ipynb). All of them are in the
+# [index](README.md).

@@ -1,0 +1,194 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 04b The order of additions
+#
+# *25 minutes. Before it: 04.*
+#
+# ## 1 The case
+#
+# Eight ranks add up 1,000 real numbers each with the ring of lesson 04. On Monday the array travels
+# as one bucket. On Tuesday a setting has changed, and the same array travels as four buckets
+# of about 250 numbers. Nothing else has changed, and yet the sums are not the same. A computer
+# rounds after each addition, so (a + b) + c and a + (b + c) may differ in their last bits. And the
+# ring adds every chunk in another order.
+#
+# How many of the 1,000 sums have other bits on Tuesday? There is an all-reduce whose order of
+# additions never changes: rank 0's number first, then rank 1's, and so on. How many bytes leave
+# rank 0 with it?
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist import LinkModel, SimWorld, all_reduce
+from minidist.course.lesson import check, predict, solution
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 Predict
+#
+# In which order is an element added up when its chunk begins behind rank 2, and in which when it
+# begins behind rank 5? A right number of sums is one that is at most a fifth off.
+
+# %%
+bits_guess = predict("sums that have other bits", example=50)
+bytes_guess = predict("bytes that leave rank 0 in rank order", example=28_000, unit="B")
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **A sum's bits are those of its order of additions; make that order the ranks'.** To do so, each
+# rank sends chunk j directly to rank j. Rank j keeps all parts apart until it can add them in the
+# order 0, 1, 2, and so on. Then every rank sends its finished chunk to all others. What it costs:
+# memory for all parts of one chunk, and messages to every rank instead of to one neighbour.
+#
+# In the picture of four ranks the messages go to every rank, not only to the right neighbour:
+
+
+# %%
+def summed(comm, data, algorithm, cuts=()):
+    """The sum over the ranks of a rank's row of `data`, in buckets that end at `cuts`."""
+    array = data[comm.rank].copy()
+    for bucket in np.split(array, cuts):
+        all_reduce(comm, bucket, algorithm=algorithm)
+    return array
+
+
+links = LinkModel(alpha=1e-6, beta=1e-10, overhead=0.25e-6)
+world = SimWorld(4, links=links)
+world.run(summed, np.ones((4, 12)), "ordered")
+command = "part 3 of lessons/04b_order_of_additions.py"
+show(draw("space-time", world.traces, {"name": "in rank order", "command": command}))
+
+# %% [markdown]
+# ## 4 The code
+#
+# A toy that shows the ring's order. In place of a number travels the list of the ranks that are in
+# the sum, in the order in which they were added. Each rank passes on what it has just extended:
+
+
+# %%
+def who_was_added_when(comm):
+    """Return the order in which chunk `rank` is added up."""
+    n, rank = comm.size, comm.rank
+    orders = [np.full(n, -1) for _ in range(n)]  # of each chunk; -1: nobody yet
+    for order in orders:
+        order[0] = rank
+    for step in range(n - 1):
+        leaving, arriving = (rank - 1 - step) % n, (rank - 2 - step) % n
+        incoming = np.empty(n, int)
+        comm.sendrecv(orders[leaving], (rank + 1) % n, incoming, (rank - 1) % n)
+        incoming[step + 1] = rank  # this rank's part is added to what has come in
+        orders[arriving] = incoming
+    return orders[rank].tolist()
+
+
+for chunk, order in enumerate(SimWorld(4).run(who_was_added_when)):
+    print(f"chunk {chunk} is added up in the order {order}")
+
+# %% [markdown]
+# Cut the array elsewhere, and an element belongs to another chunk. So its order changes.
+
+# %% [markdown]
+# ## 5 Check
+#
+# The same 8 x 1,000 numbers in one bucket and in four, with each of the two algorithms:
+
+# %%
+data = np.random.default_rng(0).normal(0, 100, (8, 1000))
+different, leaving = {}, {}
+for algorithm in ("ring", "ordered"):
+    worlds = [SimWorld(8), SimWorld(8)]
+    one, four = (
+        world.run(summed, data, algorithm, cuts)[0]
+        for world, cuts in zip(worlds, ([], [248, 496, 744]), strict=True)
+    )
+    different[algorithm] = np.count_nonzero(one != four)
+    leaving[algorithm] = sum(message.nbytes for message in worlds[0].traces[0].sent())
+    print(f"{algorithm:7}: {different[algorithm]} sums differ, {leaving[algorithm]:,} B sent")
+bits_guess.judge(different["ring"], within=0.2)
+bytes_guess.judge(leaving["ordered"])
+assert different["ordered"] == 0
+
+# %% [markdown]
+# The sum in rank order has the bits of one device that adds rank by rank:
+
+# %%
+sequential = data[0].copy()
+for rank in range(1, 8):
+    sequential += data[rank]
+print(f"max |parallel - single| = {np.abs(one - sequential).max():g}")
+assert np.array_equal(one, sequential)
+
+# %% [markdown]
+# ## 6 Break it
+#
+# A sum that begins with the rank's own part, and adds the others in rank order, has a fixed order
+# on every rank. But the order is another one on each rank. The ranks of one data-parallel job then
+# have weights that differ in their last bits, and further steps make the difference larger:
+
+
+# %%
+def own_part_first(comm, data):
+    total, part = data[comm.rank].copy(), np.empty(data.shape[1])
+    for distance in range(1, comm.size):
+        to, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
+        comm.sendrecv(data[comm.rank], to, part, source)
+        total += part
+    return total
+
+
+results = SimWorld(8).run(own_part_first, data)
+for rank in (1, 7):
+    print(f"rank {rank}: {np.count_nonzero(results[rank] != results[0])} sums are not rank 0's")
+assert any(not np.array_equal(result, results[0]) for result in results)
+
+# %% [markdown]
+# ## 7 Exercise: a reduce-scatter in rank order
+#
+# Return this rank's chunk (as `np.array_split(array, n)` cuts it) of the sum over all ranks, added
+# in the order of the ranks: 0 + 1 + ... + (n-1), to the bit. No rank may send more bytes than in
+# our solution.
+
+
+# %%
+def ordered_reduce_scatter(comm, array):
+    raise NotImplementedError("yours")  # comm.sendrecv(outgoing, to, incoming, source)
+
+
+check("04b.ordered_reduce_scatter", ordered_reduce_scatter)
+
+# %%
+print(inspect.getsource(solution("04b.ordered_reduce_scatter")))
+check("04b.ordered_reduce_scatter", solution("04b.ordered_reduce_scatter"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - A sum's bits depend on the order of its additions, and a ring's order depends on where the array
+#   is cut.
+# - `ordered` makes that order the ranks', for the same **2 (n-1)/n S** bytes per rank, and memory
+#   for n parts of a chunk.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 python mpi_examples/1_messages/order_of_additions.py
+#     mpiexec -n 4 minidist compare --dp 4 --steps 5 --reduction ordered
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `all_reduce(algorithm="ordered")` | nothing exact; NCCL and MPI promise the same bits only for the same sizes and ranks |
+# | the same bits in every run | PyTorch `torch.use_deterministic_algorithms`, for the operations of one device; JAX `--xla_gpu_deterministic_ops` |
+#
+# Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb). All of them are in the
+# [index](README.md).

@@ -1,0 +1,289 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 06b Buckets and overlap
+#
+# *35 minutes. Before it: 04 and 06.*
+#
+# ## 1 The case
+#
+# A model of 16 equal layers trains on four ranks. Backward makes the gradient of the last layer
+# first, and nothing changes it afterwards; so it can be sent while the layers before it are still
+# being differentiated. The gradient has 524,288 B in all, a ring on four ranks takes 6 rounds, a
+# message costs 8 µs of latency (alpha) and 1 ns per byte (beta), and backward computes for about
+# 550 µs.
+#
+# The 16 layers can travel in 1, 2, 4, 8 or 16 *buckets*, each summed by a ring of its own. With one
+# bucket the sum starts when backward has ended. With 16 it starts after the first layer, and every
+# bucket pays for 6 latencies. Which number gives the shortest step?
+
+# %%
+import inspect
+from itertools import pairwise
+
+import numpy as np
+
+from minidist import (
+    MLP,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    GradientReducer,
+    LinkModel,
+    MismatchError,
+    SimWorld,
+    Tensor,
+    UnusedParameterError,
+    all_reduce,
+    cross_entropy,
+)
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 Predict
+#
+# Write down what is left to do after backward for 1 bucket and for 16, then guess where the least
+# is.
+
+# %%
+buckets_guess = predict("best number of buckets", example=16)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Send gradients **before backward has ended**. What it saves: the time of the messages that overlap
+# with backward. What it costs: many small sums instead of one large one, and each pays the latency
+# again.
+#
+# One step of data parallelism on four ranks. First everything in one bucket: the sum starts when
+# backward has ended. Then in two: the first one leaves when half of backward is done. This function
+# ran both; part 4 explains `GradientReducer`.
+
+# %%
+SIZES, RANKS, ROWS = [64] * 17, 4, 64
+links = LinkModel(alpha=8e-6, beta=1e-9, flops=3e10, memory_bandwidth=1e11)
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(RANKS * ROWS, SIZES[0])), rng.integers(0, SIZES[-1], RANKS * ROWS)
+
+
+def step(comm, buckets, algorithm="ring"):
+    """One step; returns the reduced gradient."""
+    mine = slice(comm.rank * len(rows) // comm.size, (comm.rank + 1) * len(rows) // comm.size)
+    model = MLP(SIZES, bias=False, dtype=np.float64)
+    flat = FlatParameters(model.parameters())
+    # Or 16 layers would make every signal vanish (He et al. 2015).
+    np.multiply(flat.data, 6**0.5, out=flat.data)
+    megabytes = flat.data.nbytes / buckets / 1e6
+    reducer = GradientReducer(flat, comm, algorithm=algorithm, bucket_cap_mb=megabytes)
+    # Backward calls reducer.ready(p) when it has finished with p, and reducer.finish() at its end.
+    reducer.observe()
+    with FlopCounter() as counter:
+        loss = cross_entropy(model(Tensor(rows[mine])), targets[mine], divisor=len(rows))
+        comm.compute(counter.take(), name="forward")
+        loss.backward()
+        comm.compute(counter.take(), name="backward")
+    return flat.grad
+
+
+def timed(buckets):
+    world = SimWorld(RANKS, links=links)
+    world.run(step, buckets)
+    return world
+
+
+for buckets in (1, 2):
+    command = "part 3 of lessons/06b_buckets_and_overlap.py"
+    show(draw("lanes", timed(buckets).traces, {"name": f"buckets: {buckets}", "command": command}))
+
+# %% [markdown]
+# ## 4 The code
+#
+# Three functions of the library. `ready` is called when the last contribution to a parameter's
+# gradient was added: a parameter that is used twice (tied embeddings) has two, and is ready after
+# the second. Look at the loop: bucket 1 never leaves before bucket 0.
+
+# %%
+for function in (GradientReducer.ready, GradientReducer.launch, GradientReducer.finish):
+    print(inspect.getsource(function))
+
+# %% [markdown]
+# The sum itself is the ring of lesson 04, run in the communicator's *stream*: a second flow of
+# control beside the rank's main program (the bars "send" and "receive" above). No second,
+# asynchronous version of the algorithm exists.
+
+# %% [markdown]
+# ## 5 Check
+#
+# The measured time is printed beside a formula. The first bucket can leave when 1/k of backward is
+# done; from then on the links are busy: k times the latency of a ring, and all bytes once.
+
+# %%
+alone = SimWorld(1, links=links)
+alone.run(step, 1)
+# Of 256 rows, a rank has a quarter of them.
+work = {span.name: span.end - span.start for span in alone.traces[0].spans}
+forward, backward = work["forward"] / RANKS, work["backward"] / RANKS
+size = 8 * sum(n * m for n, m in pairwise(SIZES))
+ring_latency, ring_bytes = (
+    2 * (RANKS - 1) * links.alpha,
+    2 * (RANKS - 1) / RANKS * links.beta * size,
+)
+
+ends = {}
+for k in (1, 2, 4, 8, 16):
+    ends[k] = timed(k).end_time
+    formula = forward + backward / k + k * ring_latency + ring_bytes
+    print(
+        f"{k:2} buckets of {size // k:7,} B: {ends[k] * 1e6:7.1f} µs; formula "
+        f"{formula * 1e6:7.1f} µs"
+    )
+best = min(ends, key=ends.get)
+buckets_guess.judge(best)
+print(
+    "the formula is smallest at sqrt(backward / latency of a ring) = "
+    f"{np.sqrt(backward / ring_latency):.1f} buckets"
+)
+
+# %% [markdown]
+# Too few buckets: the links idle at first. Too many: latency. This is 16:
+
+# %%
+chunk = size // 16 // RANKS * links.beta
+print(f"per message: {links.alpha * 1e6:.1f} µs of latency, {chunk * 1e6:.1f} µs of bytes")
+show(
+    draw(
+        "lanes",
+        timed(16).traces,
+        {"name": "buckets: 16", "command": "part 5 of lessons/06b_buckets_and_overlap.py"},
+    )
+)
+
+# %% [markdown]
+# Is the gradient the same? To the last bits it is not, with a ring: where a chunk's sum begins
+# depends on where the buckets end. `algorithm="ordered"` adds in rank order always, and its bits do
+# not depend on the buckets:
+
+# %%
+(single,) = SimWorld(1).run(step, 1)
+for algorithm in ("ring", "ordered"):
+    one, four = (SimWorld(RANKS).run(step, k, algorithm)[0] for k in (1, 4))
+    same = "the same bits" if np.array_equal(one, four) else "not the same bits"
+    print(
+        f"{algorithm:8} max |w_parallel - w_single| = {np.abs(four - single).max():.1e}; 1 and 4 "
+        f"buckets: {same}"
+    )
+    assert np.abs(four - single).max() < 1e-12
+
+# %% [markdown]
+# ## 6 Break it
+#
+# A layer that forward does not use gets no gradient. Its bucket never fills, and all buckets behind
+# it wait for it. Ignoring it would give a wrong gradient, so it is an error that names the
+# parameter:
+
+
+# %%
+def skips_a_layer(comm, **options):
+    model = MLP([8, 8, 8, 8], dtype=np.float64)
+    parallel = DistributedDataParallel(model, comm, **options)
+    first, _, last = model.layers
+    parallel.module.forward = lambda x: last(first(x))
+    cross_entropy(parallel(Tensor(np.ones((2, 8)))), np.zeros(2, dtype=int)).backward()
+    return [parameter.name for parameter in model.parameters() if parameter.grad is None]
+
+
+with expect(UnusedParameterError):
+    SimWorld(2).run(skips_a_layer)
+zeros, _ = SimWorld(2).run(skips_a_layer, find_unused_parameters=True)
+print("with find_unused_parameters=True these took part as zeros:", ", ".join(zeros))
+
+
+# %% [markdown]
+# Ranks may finish their parameters in different orders (another branch of the model, another
+# library version). A rank that sends what is ready, and not in the order of the index, makes
+# different buckets meet:
+
+
+# %%
+def as_they_come(comm, length):
+    gradients = {"attention": np.ones(6), "mlp": np.full(length, 100.0)}
+    order = ["attention", "mlp"] if comm.rank == 0 else ["mlp", "attention"]
+    for work in [all_reduce(comm, gradients[name], async_op=True) for name in order]:
+        work.wait()
+    return float(gradients["attention"][0])
+
+
+with expect(MismatchError):
+    SimWorld(2).run(as_they_come, 4)
+
+# %% [markdown]
+# That was luck: the lengths differ. Of equal length, attention's and the MLP's gradient are added
+# up without a word. Only the order of the index prevents that.
+
+# %%
+print("1 + 1 =", SimWorld(2).run(as_they_come, 6))
+
+# %% [markdown]
+# ## 7 Exercise: the bucketed reducer
+#
+# `for parameter in backward:` runs the backward pass; each turn adds one contribution to the
+# gradient of the parameter with that number. `uses[p]` says how many contributions parameter p will
+# get on this rank: one, two (it is used twice), or none (unused here, but perhaps used on another
+# rank). `buckets[b]` is a list of parameters. `launch(b)` starts the sum of bucket b over all
+# ranks, as it is now, and returns something to `wait()` for. Let every bucket leave as early as it
+# may.
+
+
+# %%
+def bucketed_reducer(comm, backward, uses, buckets, launch):
+    for _ in backward:
+        pass
+    for b in range(len(buckets)):
+        launch(b).wait()
+
+
+check("06b.bucketed_reducer", bucketed_reducer)
+
+# %% [markdown]
+# The sums of this one are right. It fails in time: nothing travels while backward runs. A right answer:
+
+# %%
+print(inspect.getsource(solution("06b.bucketed_reducer")))
+check("06b.bucketed_reducer", solution("06b.bucketed_reducer"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - Gradients are ready from the last layer to the first, so buckets are cut from the end, launched
+#   **in index order on every rank**, each when its last contribution is complete; unused parameters
+#   must be declared, not waited for.
+# - With k buckets: forward + backward/k + k · 2(n-1)α + 2(n-1)/n βS, least at **k = sqrt(backward /
+#   2(n-1)α)** when the links are the bottleneck.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --model mlp --data glyphs --layers 8 --dp 4 --steps 5 --bucket-cap-mb 0.05 --trace t.jsonl
+#     minidist report t.jsonl --picture lanes
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `bucket_cap_mb` | PyTorch DDP `bucket_cap_mb` (25); DeepSpeed `reduce_bucket_size`; Megatron-LM `--ddp-bucket-size`; Horovod `HOROVOD_FUSION_THRESHOLD` |
+# | launching while backward runs | DeepSpeed `overlap_comm`; Megatron-LM `--overlap-grad-reduce`; PyTorch DDP always |
+# | `find_unused_parameters` | PyTorch DDP `find_unused_parameters`; it looks for them before backward begins, minidist at its end |
+# | a parameter ready after its last use | PyTorch DDP `static_graph=True` for parameters used more than once under recomputation |
+# | `register_comm_hook` | PyTorch DDP `register_comm_hook` |
+# | a stream | a separate CUDA stream; NCCL's communicator stream |
+#
+# Next: [06c Parameter server](06c_parameter_server.ipynb). All of them are in the
+# [index](README.md).

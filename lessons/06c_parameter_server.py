@@ -1,0 +1,454 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 06c Parameter server
+#
+# *50 minutes. Before it: 03, 04 and 06.*
+#
+# ## 1 The case
+#
+# Three machines train one model. Two need 1 s for a gradient; the third shares its processor and
+# needs 3 s, always. In data parallelism every step takes 3 s, and two machines wait for two thirds
+# of their time.
+#
+# Another way: one more rank, the *server*, holds the weights. The *workers* push gradients to it
+# and pull weights from it, each at its own pace, and no worker waits for the slowest. Between the
+# two lies a bound: `ssp:2` lets no worker run more than 2 steps ahead of the slowest.
+#
+# Compared with a step that waits for all, how many gradients per second do the three machines
+# compute with the bound, and how many without it?
+
+# %%
+import inspect
+from collections import Counter
+
+import numpy as np
+
+from minidist import ANY, SGD, DeadlockError, LinkModel, SimWorld, all_reduce
+from minidist.comm.sim.choosers import explore, seeded
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.parallel import parameter_server as ps
+from minidist.report import draw, show
+from minidist.report.bench.staleness import staleness_runs, table
+from minidist.report.staleness import staleness
+
+# %% [markdown]
+# ## 2 Predict
+#
+# 1 means: as many as when all wait in every step. Think of a long run.
+
+# %%
+guess = {
+    "ssp:2": predict("gradients per second with ssp:2, over those of bsp", example=2.0),
+    "asp": predict("gradients per second with asp, over those of bsp", example=2.0),
+}
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Train with workers of different speed, and let no worker wait for the slowest. What it saves: the
+# time that fast workers wait. What it costs: **staleness**, gradients that were computed with
+# weights which the server has changed since. And the order of the updates is decided by the
+# network, no longer by the program.
+#
+# Rank 0 is the server, ranks 1 to 3 are workers, and rank 3 is the slow one. First `bsp` (bulk
+# synchronous: a step needs the gradients of all workers), then `asp` (asynchronous: every push is
+# an update, and gets its reply at once). Red is time that a rank waits for another.
+
+# %%
+SLOW = 3
+targets = np.arange(1.0, 5.0)
+
+
+def gradient(worker, clock, weights):
+    """Pull all weights towards the targets; every worker has its own sample."""
+    return {"w": weights["w"] - targets - np.sin(clock + worker)}
+
+
+def run(
+    consistency, workers=3, steps=4, lr=0.1, slow=SLOW, chooser=None, compute=gradient, **options
+):
+    """Returns the world, what each rank returned, and the config."""
+    config = ps.ServerConfig(1, consistency, lambda slices: SGD(slices, lr=lr), **options)
+    world = SimWorld(
+        workers + 1,
+        links=LinkModel(alpha=0.05, beta=0),
+        **({"chooser": chooser} if chooser else {}),
+    )
+    seconds = lambda worker, clock: float(slow) if worker == workers - 1 else 1.0  # noqa: E731
+    return world, world.run(ps.run, config, {"w": np.zeros(4)}, compute, steps, seconds), config
+
+
+for consistency in ("bsp", "asp"):
+    # "is this push the last one?".
+    world, *_ = run(consistency, steps=lambda comm, clock: comm.time() >= 9)
+    show(
+        draw(
+            "space-time",
+            world.traces,
+            {"name": consistency, "command": "part 3 of lessons/06c_parameter_server.py"},
+        )
+    )
+
+# %% [markdown]
+# ## 4 The code
+#
+# A server that waits for no one, with every message. It receives a push from *any* worker, applies it,
+# and replies to that worker at once. `ANY` is the wildcard: the program does not decide which
+# message it gets.
+
+
+# %%
+def toy(comm, pushes, seconds):
+    """Rank 0 is the server; returns who pushed, in order.
+
+    A worker: the weights that it pulled last.
+    """
+    weights, gradient, order = np.zeros(1), np.empty(1), []
+    if comm.rank == 0:
+        for _ in range(pushes * (comm.size - 1)):
+            worker = comm.recv(gradient, ANY)  # push
+            weights = weights - 0.1 * gradient
+            order.append(worker)
+            comm.send(weights, worker)  # pull
+        return order
+    for _ in range(pushes):
+        comm.compute(seconds=seconds[comm.rank - 1], name="gradient")
+        gradient[:] = weights - comm.rank
+        comm.send(gradient, 0)
+        comm.recv(weights, 0)
+    return weights[0]
+
+
+print(SimWorld(4).run(toy, 3, [1.0, 1.1, 3.0]))
+
+# %% [markdown]
+# The library's server is in [server.py](../minidist/parallel/parameter_server/server.py): it
+# replies to every worker that may continue. `bound` is the only number in which bsp, ssp and asp
+# differ there: 0, s, and infinity. (In bsp it also makes *one* update of a clock's gradients, added
+# in the order of the workers.)
+
+# %% [markdown]
+# ## 5 Check
+#
+# A table of logits learns a Markov chain, each time for the same virtual time. *Staleness* of a
+# gradient: how many updates its weights did not have yet.
+
+# %%
+runs = staleness_runs(("bsp", "ssp:2", "asp"), slow=SLOW)
+print(table(runs))
+rate = {run.consistency: run.gradients_per_second for run in runs}
+for name, prediction in guess.items():
+    prediction.judge(rate[name] / rate["bsp"], within=0.1)
+show(
+    staleness(
+        runs,
+        title="the last of 3 workers is 3 times slower",
+        command=f"minidist staleness --slow {SLOW} -o staleness.svg",
+    )
+)
+
+# %% [markdown]
+# A bound does not help against a worker that is *always* slow: after two clocks of credit all workers run at its
+# pace. It helps when different workers are late at different times, as on machines that share their host:
+
+# %%
+runs = staleness_runs(("bsp", "ssp:2", "asp"), slow=SLOW, who="anyone")
+print(table(runs))
+show(
+    staleness(
+        runs,
+        title="by chance a gradient takes 3 times as long",
+        command="minidist staleness --who anyone -o staleness.svg",
+    )
+)
+
+# %% [markdown]
+# Is it the same training as on one device? For bsp it is, bit for bit. What ssp and asp compute
+# depends on the order in which pushes arrived, and on *nothing else*: the trace has that order and
+# the version of each pull, and one device that replays them gets the same bits.
+
+# %%
+single = np.zeros(4)
+for clock in range(4):
+    total = gradient(0, clock, {"w": single})["w"]
+    for worker in (1, 2):
+        total = total + gradient(worker, clock, {"w": single})["w"]
+    single = single - 0.1 * total
+for consistency in ("bsp", "ssp:2", "asp"):
+    finals = set()
+    for seed in range(5):
+        world, results, config = run(consistency, chooser=seeded(seed))
+        weights = results[0].weights["w"]
+        replayed = ps.replay(
+            ps.read_records(world.traces, config), config, {"w": np.zeros(4)}, gradient
+        )["w"]
+        assert np.array_equal(weights, replayed)
+        finals.add(weights.tobytes())
+    off = np.abs(replayed - weights).max()
+    print(
+        f"{consistency:6} max |w_parallel - w_single| = {off:.1e} (replay); {len(finals)} "
+        "different results in 5 random orders"
+    )
+    if consistency == "bsp":
+        assert np.array_equal(weights, single)
+
+# %% [markdown]
+# How many orders are there? Two pushes of each of three workers can come in 6! / (2! 2! 2!) orders.
+# `explore` runs the program in every one. Where each clock waits for all workers, fewer are left:
+# (3!)².
+
+# %%
+orders = {}
+for consistency in ("asp", "ssp:1", "ssp:0"):
+    gaps = []
+
+    def one(chooser, consistency=consistency, gaps=gaps):
+        world, _, config = run(consistency, steps=2, slow=1, chooser=chooser)
+        gaps.extend(ps.read_records(world.traces, config)[0].gaps)
+        return tuple(m.peer for m in world.traces[0].messages if m.wildcard)
+
+    orders[consistency] = len(set(explore(one)))
+    print(
+        f"{consistency}: {orders[consistency]} orders; no worker was ever more than {max(gaps)} "
+        "clocks ahead of the slowest"
+    )
+assert orders == {"asp": 90, "ssp:1": 90, "ssp:0": 36}
+
+# %% [markdown]
+# **A server or a ring?** When all workers are equally fast, what counts is the busiest port. The
+# gradient of every worker goes into a server's port, and the weights for every worker come out of
+# it: 2 n Ψ beta for n workers, where a ring (lesson 04) takes 2 (n-1)/n Ψ beta. Several servers,
+# each with a part of the weights, share that work. Eight workers, 100,000 numbers, 1 GB/s, and a
+# gradient of 2 ms; the difference of three steps and two leaves out the start:
+
+# %%
+SIZE, SECONDS, WORKERS = 100_000, 2e-3, 8
+LINKS = LinkModel(alpha=5e-6, beta=1e-9)
+
+
+def whole(worker, clock):
+    """Whole numbers, so that sums are exact."""
+    return np.full(SIZE, float(worker + clock))
+
+
+def by_server(comm, servers, steps):
+    """Return the weights after `steps` updates; the first ranks serve, each a part of them."""
+    config = ps.ServerConfig(servers, "bsp", lambda slices: SGD(slices, lr=0.5))
+
+    def cut(array):
+        return {f"w{i}": part for i, part in enumerate(np.array_split(array, servers))}
+
+    result = ps.run(
+        comm,
+        config,
+        cut(np.zeros(SIZE)),
+        lambda worker, clock, weights: cut(whole(worker, clock)),
+        steps,
+        lambda worker, clock: SECONDS,
+    )
+    return np.concatenate([result.weights[f"w{i}"] for i in range(servers)])
+
+
+def by_ring(comm, servers, steps):
+    """The same, with no server."""
+    weights = np.zeros(SIZE)
+    for clock in range(steps):
+        comm.compute(seconds=SECONDS, name=f"gradient {clock}")
+        weights -= 0.5 * all_reduce(comm, whole(comm.rank, clock), algorithm="ring")
+    return weights
+
+
+single = np.zeros(SIZE)
+for clock in range(3):
+    single -= 0.5 * sum(whole(worker, clock) for worker in range(WORKERS))
+for servers in (1, 2, 4, 8, 0):
+    ends, sent = [], []
+    for steps in (2, 3):
+        world = SimWorld(WORKERS + servers, links=LINKS)
+        weights = world.run(by_server if servers else by_ring, servers, steps)[-1]
+        ends.append(world.end_time)
+        sent.append(sum(m.nbytes for m in world.traces[-1].sent() if m.purpose != "startup"))
+    print(
+        f"{f'servers: {servers}' if servers else 'a ring':10} "
+        f"{1e3 * (ends[1] - ends[0] - SECONDS):6.2f} ms of communication per step, "
+        f"{sent[1] - sent[0]:9,} B leave a worker; "
+        f"max |w_parallel - w_single| = {np.abs(weights - single).max():g}"
+    )
+    assert np.array_equal(weights, single)
+
+# %% [markdown]
+# One server takes several times the ring's time, for about half of the bytes from a worker. With as
+# many servers as workers the time is about the ring's. (Put a server on every worker, and push and
+# pull *are* a reduce-scatter and an all-gather: the `ordered` all-reduce of lesson 04b.)
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Stale gradients are right, but late, and a late correction must be a small one. For a loss λw²/2
+# and a delay of τ updates, w ← w - a λ w(τ updates ago) is stable only while **aλ < 2 sin(π / (4τ +
+# 2))**. Four equal workers have τ = 3:
+
+
+# %%
+def bowl(worker, clock, weights):
+    return {"w": weights["w"]}  # λ = 1; the only pull is towards 0
+
+
+def swing(lr, consistency="asp", **options):
+    """The largest |w| after 60 clocks, starting at 1."""
+    config = ps.ServerConfig(1, consistency, lambda slices: SGD(slices, lr=lr), **options)
+    results = SimWorld(5).run(
+        ps.run, config, {"w": np.ones(1)}, bowl, 60, lambda worker, clock: 1.0
+    )
+    return Counter(results[0].staleness).most_common(1), float(
+        np.abs(results[0].weights["w"]).max()
+    )
+
+
+tau = 3
+limit = 2 * np.sin(np.pi / (4 * tau + 2))
+print(f"the limit for a delay of {tau}: {limit:.3f}")
+for lr in (0.9 * limit, 1.1 * limit):
+    [(delay, _)], size = swing(lr)
+    print(f"learning rate {lr:.3f}, staleness {delay}: |w| {'shrinks' if size < 1 else 'grows'}")
+    assert delay == tau
+    assert (size < 1) == (lr < limit)
+_, size = swing(1.1 * limit, staleness_aware=True)
+print(
+    f"learning rate {1.1 * limit:.3f} divided by each update's staleness: |w| "
+    f"{'shrinks' if size < 1 else 'grows'}"
+)
+assert size < 1
+
+# %% [markdown]
+# And a server that replies *only* to the worker that has just pushed forgets those that it kept waiting. Nothing
+# wakes them up:
+
+
+# %%
+def forgetful(comm, steps=2):
+    """Bulk synchronous, with a bug: rank 0 counts pushes (empty messages) and replies to the
+    pusher if it may continue.
+    """
+    if comm.rank > 0:
+        for clock in range(steps):
+            comm.send(np.zeros(0), 0)
+            if clock + 1 < steps:
+                comm.recv(np.zeros(0), 0)
+        return
+    done = dict.fromkeys(range(1, comm.size), 0)
+    for _ in range(steps * (comm.size - 1)):
+        worker = comm.recv(np.zeros(0), ANY)
+        done[worker] += 1
+        if done[worker] < steps and done[worker] == min(done.values()):
+            comm.send(np.zeros(0), worker)  # and which others may continue now?
+
+
+with expect(DeadlockError):
+    SimWorld(3).run(forgetful)
+
+# %% [markdown]
+# ## 7 Exercises
+#
+# **The SSP bound.** Write the server and the workers. Rank 0 is the server; it starts with weights 0, one number per
+# worker. A worker, for each clock in `range(steps)`, calls `compute(clock, weights)`, which returns
+# its gradient, and pushes it (one message). The server adds gradients to the weights as they
+# arrive, and replies with the weights (one message): a worker may start clock c when the slowest
+# has made **at least c - bound pushes**, and no later than that. After its last push a worker does
+# not pull. Rank 0 returns the final weights.
+
+
+# %%
+def ssp(comm, steps, bound, compute):
+    weights = np.zeros(comm.size - 1)
+    if comm.rank > 0:
+        for clock in range(steps):
+            comm.send(compute(clock, weights), 0)
+            if clock + 1 < steps:
+                comm.recv(weights, 0)
+        return None
+    pushes = np.zeros(comm.size, int)
+    for _ in range(steps * (comm.size - 1)):
+        gradient = np.empty_like(weights)
+        worker = comm.recv(gradient, ANY)
+        weights += gradient
+        pushes[worker] += 1
+        if pushes[worker] < steps:
+            comm.send(weights, worker)
+    return weights
+
+
+check("06c.ssp", ssp)
+
+# %%
+print(inspect.getsource(solution("06c.ssp")))
+check("06c.ssp", solution("06c.ssp"))
+
+# %% [markdown]
+# **A sum through servers.** The first `servers` ranks are servers, the others workers. Server i owns
+# part i of the array, as `np.array_split(gradient, servers)` cuts it. Return on a worker the sum of
+# all workers' gradients, on a server the sum of its part. A server has no gradient: its `gradient`
+# has the same size and holds nan. Use `comm.send` and `comm.recv`; a worker may send no more than
+# its gradient.
+
+
+# %%
+def through_servers(comm, servers, gradient):
+    if comm.rank >= servers:
+        for server, part in enumerate(np.array_split(gradient, servers)):
+            comm.send(part, server)
+        return gradient
+    total = np.zeros_like(np.array_split(gradient, servers)[comm.rank])
+    for worker in range(servers, comm.size):
+        part = np.empty_like(total)
+        comm.recv(part, worker)
+        total = total + part
+    return total
+
+
+check("06c.through_servers", through_servers)
+
+# %%
+print(inspect.getsource(solution("06c.through_servers")))
+check("06c.through_servers", solution("06c.through_servers"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - A parameter server trades **fresh weights for no waiting**; bsp, ssp:s and asp are one server
+#   with the bound 0, s and ∞.
+# - ssp: fastest - slowest ≤ **s**; a reader at clock c sees every update **up to clock c - s - 1**,
+#   and its own. Stable while **aλ < 2 sin(π / (4τ + 2))**; τ = workers - 1 for equal workers in
+#   asp.
+# - Through one server n Ψ go in and n Ψ come out of **one port**, n²/(n-1) times a ring's time; n
+#   servers are as fast as a ring.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 python mpi_examples/2_data_parallel/parameter_server.py --consistency ssp:2
+#     mpiexec -n 5 minidist train --strategy ps --servers 1 --consistency bsp --steps 5
+#     mpiexec -n 5 minidist compare --strategy ps --servers 2 --consistency ssp:2 --steps 3
+#     minidist staleness bsp ssp:2 asp --slow 3 -o staleness.svg
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | servers, workers | `ps` and `worker` tasks of TensorFlow's `ParameterServerStrategy`; `DMLC_ROLE=server` and `worker` of ps-lite and MXNet; BytePS |
+# | `bsp` | MXNet `kvstore='dist_sync'`; TensorFlow 1 `SyncReplicasOptimizer` |
+# | `asp` | MXNet `kvstore='dist_async'`; Hogwild! (Niu et al. 2011) on one machine; Downpour SGD (Dean et al. 2012) |
+# | `ssp:s` | `staleness` of Petuum / Bösen; SSPTable (Ho et al. 2013) |
+# | `delay:T` | bounded delay `τ` of Li et al. 2014, the consistency graph of ps-lite's tasks |
+# | servers on the workers' machines | BytePS's colocated mode; ZeRO's owners of shards |
+# | `sparse=` keys | MXNet `row_sparse_pull`; embedding servers of Monolith, HugeCTR, TorchRec |
+#
+# Next: [06d Fewer bytes](06d_fewer_bytes.ipynb). All of them are in the [index](README.md).

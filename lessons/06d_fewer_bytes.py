@@ -1,0 +1,352 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 06d Fewer bytes
+#
+# *30 minutes. Before it: 06 and 06b.*
+#
+# ## 1 The case
+#
+# Four ranks sum a gradient in 32-bit numbers round a ring (lesson 04). The links are slow, so
+# one may send only the *sign* of each element, one bit, and one length per bucket: a 32nd of the
+# bytes of an array. But signs cannot be added up on their way: the sum of three signs is not a
+# sign. So every rank receives the signs of every rank.
+#
+# How many times fewer bytes leave a rank than with the ring, on 4 ranks? On 64 ranks?
+#
+# And a sign is a crude picture of a gradient. One may throw away what it left out, or remember it
+# and add it to the next gradient. After 120 steps with a learning rate at which the uncompressed
+# training is smooth, how large is the loss without memory, over that with memory?
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist import (
+    MLP,
+    SGD,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    LinkModel,
+    Parameter,
+    SimWorld,
+    Tensor,
+    UsageError,
+    cross_entropy,
+    glyphs,
+    make_buckets,
+    purpose,
+)
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.report import draw, show
+from minidist.techniques.compression import QSGD, Cast, PowerSGD, Sign, TopK, compress
+
+# %% [markdown]
+# ## 2 Predict
+#
+# The ring sends 2 (n-1)/n of 4 bytes for an element. A tenth off is good enough.
+
+# %%
+guess = {
+    4: predict("times fewer bytes than the ring, on 4 ranks", example=32),
+    64: predict("times fewer bytes than the ring, on 64 ranks", example=32),
+}
+memory_guess = predict("loss without memory, over that with memory", example=1.0)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Send less of the gradient, and still train to the same place: **remember what was not sent, and
+# send it later**. What it saves: bytes, and with them time where links are slow. What it costs:
+# computing, memory for what is remembered (as many numbers as there are parameters), and equality
+# with one device. The steps are other steps, so the *convergence* has to be shown by a run. The
+# bookkeeping can be proved.
+#
+# A step of data parallelism on four ranks with slow links: first the whole gradient in a ring, then
+# the largest hundredth of its elements. Backward takes equally long; what is left of the messages
+# can hardly be seen.
+
+# %%
+images, labels = glyphs().rows(np.arange(480))
+links = LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9)  # 100 MB/s
+
+
+def train(comm, make=None, steps=120, lr=0.5, width=64):
+    """Returns the loss of each step over all rows, the weights, and the compressor."""
+    mine = slice(comm.rank * 480 // comm.size, (comm.rank + 1) * 480 // comm.size)
+    with FlopCounter() as counter:
+        model = MLP([images.shape[1], width, 10])
+        flat = FlatParameters(model.parameters())
+        state = make(comm) if make else None
+        model = DistributedDataParallel(
+            model, comm, reduction="sum", algorithm="ordered", flat=flat
+        )
+        if state:
+            model.register_comm_hook(state, compress)
+        optimizer, losses = SGD(flat, lr=lr), []
+        for _ in range(steps):
+            flat.zero_grad()
+            loss = cross_entropy(model(Tensor(images[mine])), labels[mine], divisor=480)
+            comm.compute(counter.take(), name="forward")
+            loss.backward()
+            comm.compute(counter.take(), name="backward")
+            optimizer.step()
+            losses.append(loss.item())
+    return losses, flat.data.copy(), state
+
+
+for make, what in (
+    (None, "a ring of everything"),
+    (lambda comm: TopK(comm, 0.01, "sum"), "top 1 %"),
+):
+    world = SimWorld(4, links=links)
+    world.run(train, make, steps=1)
+    compression = " --compression topk:0.01" if make else ""
+    command = (
+        f"minidist train --model mlp --dp 4 --steps 1{compression} --trace t.jsonl; minidist "
+        "report t.jsonl --picture lanes"
+    )
+    show(
+        draw(
+            "lanes",
+            world.traces,
+            {"command": command, "title": f"{what}: {world.end_time * 1e3:.1f} ms"},
+        )
+    )
+
+# %% [markdown]
+# ## 4 The code
+#
+# Here is a toy with every message. It adds what was left behind to the gradient, and sends the sign
+# of each element and one length. The difference stays for the next step. What all ranks have sent
+# is added up in rank order. The toy's signs are bytes; the library packs eight of them into one.
+
+
+# %%
+def sum_of_signs(comm, gradient, residual):
+    """Return the sum of what the ranks send, and what this rank keeps for the next step."""
+    corrected = gradient + residual
+    length, signs = np.abs(corrected).mean(keepdims=True), np.where(corrected < 0, -1, 1)
+    signs = signs.astype(np.int8)
+    sent = {comm.rank: (length, signs)}
+    for distance in range(1, comm.size):
+        to, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
+        sent[source] = np.empty_like(length), np.empty_like(signs)
+        comm.sendrecv(length, to, sent[source][0], source)
+        comm.sendrecv(signs, to, sent[source][1], source)
+    total = sum(sent[rank][0] * sent[rank][1] for rank in range(comm.size))
+    return total, corrected - length * signs
+
+
+first = np.array([[3.0, -1.0, 0.5, -2.0], [1.0, -3.0, 1.5, 4.0]])
+for rank, (total, left) in enumerate(
+    SimWorld(2).run(lambda comm: sum_of_signs(comm, first[comm.rank], np.zeros(4)))
+):
+    print(f"rank {rank}: the sum of what was sent {total}, left for the next step {left}")
+
+# %% [markdown]
+# In the library a *communication hook* replaces the all-reduce of a bucket by such a function:
+# [compression](../minidist/techniques/compression).
+
+# %% [markdown]
+# ## 5 Check
+#
+# First the bytes. Signs cannot be added up on their way round a ring (the sum of three signs is not
+# a sign), so every rank receives the signs of every rank: (n-1)/8 B per element and rank, where the
+# ring of float32 sends 8 (n-1)/n. The gain shrinks as ranks are added.
+
+# %%
+bytes_of = {}
+for n in (4, 64):
+    for name, make in (("ring", None), ("sign", lambda comm: Sign(comm, "sum"))):
+        world = SimWorld(n, checks=False)
+        world.run(train, make, steps=1, width=8)
+        bytes_of[n, name] = sum(
+            message.nbytes for message in world.traces[0].sent("gradient_reduce")
+        )
+    ratio = bytes_of[n, "ring"] / bytes_of[n, "sign"]
+    print(f"{n:2} ranks: on paper 64 / n = {64 / n:.1f} times fewer bytes")
+    guess[n].judge(ratio, within=0.1)
+
+# %% [markdown]
+# All methods of this repository on four ranks: what a rank sent in a step, compared with its
+# formula, and the loss after 120 steps.
+
+
+# %%
+class Forgetful(Sign):
+    """Without error feedback."""
+
+    def corrected(self, bucket):
+        return bucket.buffer.copy()
+
+
+METHODS = {
+    "none": None,
+    "bf16": lambda comm: Cast(comm, "bfloat16", "sum"),
+    "top 10 %": lambda comm: TopK(comm, 0.1, "sum"),
+    "sign": lambda comm: Sign(comm, "sum"),
+    "sign, forgetful": lambda comm: Forgetful(comm, "sum"),
+    "QSGD, 15 levels": lambda comm: QSGD(comm, 15, op="sum"),
+    "PowerSGD, rank 2": lambda comm: PowerSGD(comm, 2, op="sum"),
+}
+loss = {}
+for name, make in METHODS.items():
+    world = SimWorld(4)
+    results = world.run(train, make)
+    states = [state for *_, state in results]
+    sent = [sum(m.nbytes for m in trace.sent("gradient_reduce")) // 120 for trace in world.traces]
+    if make:
+        model = MLP([images.shape[1], 64, 10])
+        buckets = make_buckets(FlatParameters(model.parameters()), 25e6)
+        assert sent == [
+            sum(states[0].sent_bytes(bucket, rank) for bucket in buckets) for rank in range(4)
+        ]
+    loss[name] = sum(losses[-1] for losses, *_ in results)
+    print(f"{name:17} {sent[0]:7,} B per step, loss {loss[name]:.3f}")
+ratio = loss["sign, forgetful"] / loss["sign"]
+memory_guess.judge(ratio, within=0.1)
+assert ratio > 1.2
+
+# %% [markdown]
+# What can be proved is the bookkeeping. With error feedback **sent + residual = all gradients**,
+# exactly; here with whole numbers, so that nothing is rounded. And where nothing is left out, data
+# parallelism is what it was:
+
+# %%
+rng = np.random.default_rng(0)
+gradients = rng.integers(-9, 10, (6, 3, 20)) * 1.0  # of 6 steps, on 3 ranks, of 20 elements
+
+
+def bookkeeping(comm):
+    """Reduce this rank's gradients, one per step; return the sum of what came out, and what is
+    left.
+    """
+    (bucket,) = make_buckets(FlatParameters([Parameter(np.zeros(20), name="w")]), 1e9)
+    state, arrived = TopK(comm, 2, "sum"), np.zeros(20)
+    for gradient in gradients[:, comm.rank]:
+        bucket.buffer[...] = gradient
+        with purpose("gradient_reduce"):
+            compress(state, bucket).wait()
+        arrived += bucket.buffer
+    return arrived, state.residuals[0]
+
+
+results = SimWorld(3).run(bookkeeping)
+arrived, left = results[0][0], sum(residual for _, residual in results)
+print(
+    "2 of 20 elements travel: |arrived + left - all gradients| = "
+    f"{np.abs(arrived + left - gradients.sum(axis=(0, 1))).max()}"
+)
+assert np.array_equal(arrived + left, gradients.sum(axis=(0, 1)))
+
+(_, single, _), *_ = SimWorld(1).run(train, steps=5)
+whole = SimWorld(3).run(train, steps=5)[0][1]
+everything = SimWorld(3).run(train, lambda comm: TopK(comm, single.size, "sum"), steps=5)[0][1]
+print(
+    f"top 100 %: max |w_parallel - w_single| = {np.abs(everything - single).max():.1e}; the "
+    "bits of data parallelism: "
+    f"{np.array_equal(everything, whole)}"
+)
+assert np.array_equal(everything, whole)
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Why must a compressor remember? Two ranks; one number in which they disagree strongly, and one in
+# which they agree a little. Only the larger one travels, always. The disagreement cancels, and the
+# agreement is never sent:
+
+
+# %%
+class ForgetfulTopK(TopK):
+    def corrected(self, bucket):
+        return bucket.buffer.copy()
+
+
+def descend(comm, kind):
+    weights = np.zeros(2)
+    (bucket,) = make_buckets(FlatParameters([Parameter(np.zeros(2), name="w")]), 1e9)
+    state = kind(comm, 1)
+    for _ in range(200):
+        # The second wants to be 1.
+        bucket.buffer[...] = [10.0 if comm.rank == 0 else -10.0, weights[1] - 1.0]
+        with purpose("gradient_reduce"):
+            compress(state, bucket).wait()
+        weights -= 0.1 * bucket.buffer
+    return weights
+
+
+for kind in (TopK, ForgetfulTopK):
+    print(
+        f"{kind.__name__:14} the second weight after 200 steps: "
+        f"{SimWorld(2).run(descend, kind)[0][1]:.2f} (it should be near 1)"
+    )
+assert SimWorld(2).run(descend, ForgetfulTopK)[0][1] == 0
+
+# %% [markdown]
+# And more than all cannot be sent:
+
+# %%
+with expect(UsageError):
+    SimWorld(2).run(descend, lambda comm, k: TopK(comm, 3))
+
+# %% [markdown]
+# ## 7 Exercise: error feedback in the checkpoint
+#
+# A job was saved by `old_ranks` ranks, each with its residual (`length` numbers); it continues on
+# `comm.size` ranks. `read(i)` returns the residual that old rank i saved. Return this rank's
+# residual, so that nothing is lost: all ranks' together must have the sum that was saved. On as
+# many ranks as before each must get its own back, to the bit. No rank may read more than it needs.
+
+
+# %%
+def load_residual(comm, old_ranks, read, length):
+    if comm.rank < old_ranks:
+        return read(comm.rank)
+    return np.zeros(length)
+
+
+check("06d.load_residual", load_residual)
+
+# %%
+print(inspect.getsource(solution("06d.load_residual")))
+check("06d.load_residual", solution("06d.load_residual"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **sent + residual = gradient + earlier residual**: with error feedback nothing is lost, it is
+#   only late; without it a biased compressor can stop making progress for ever. An unbiased one
+#   (QSGD) needs no memory.
+# - What can be added up on its way (casts, PowerSGD's factors) costs **2 (n-1)/n** of its size;
+#   what cannot (signs, indices) **(n-1)** times its size, and loses its gain at many ranks: for
+#   signs at n = 64.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --dp 4 --steps 20 --compression powersgd:2
+#     mpiexec -n 4 python mpi_examples/2_data_parallel/compression.py --compression topk:0.01
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `register_comm_hook(state, compress)` | PyTorch DDP `register_comm_hook` |
+# | `Cast` | PyTorch `fp16_compress_hook`, `bf16_compress_hook`; Horovod `compression=Compression.fp16`; DeepSpeed `communication_data_type` |
+# | `PowerSGD`, warm start | PyTorch `PowerSGDState(matrix_approximation_rank, warm_start, use_error_feedback)`, `powerSGD_hook` |
+# | `Sign` with error feedback | 1-bit SGD (Seide et al. 2014), EF-signSGD; DeepSpeed `OneBitAdam`, `OnebitLamb` |
+# | `TopK` | Deep gradient compression (Lin et al. 2018), with warm-up and momentum correction on top |
+#
+# Next: [06e Local SGD and DiLoCo](06e_local_sgd_and_diloco.ipynb). All of them are in the
+# [index](README.md).

@@ -1,0 +1,325 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 11b Optimizers: trust ratios and Muon
+#
+# *40 minutes. Before it: 06 and 11.*
+#
+# ## 1 The case
+#
+# A GPT with two layers makes its first step by SGD with one learning rate for all matrices. Each
+# matrix moves by a part of its own norm: some by more, some by less. With thousands of samples in a
+# batch one wants a large learning rate, and the matrix that moves most decides how large it may be.
+#
+# How many times further does the matrix that moves most move than the one that moves least, each as
+# a part of its norm? *LAMB* divides by these norms, so that all move alike. With ZeRO 1 on four
+# ranks no rank has a whole layer, so the squares of weights and of updates have to be summed over
+# ranks: two sums of 64-bit numbers per layer, in a ring all-reduce. To have one device's bits,
+# minidist writes a sum as 18 such numbers. How many bytes per layer leave a rank?
+
+# %%
+import inspect
+from unittest.mock import patch
+
+import numpy as np
+
+from minidist import (
+    GPT,
+    MLP,
+    SGD,
+    Adam,
+    FlatParameters,
+    GPTConfig,
+    LinkModel,
+    SimWorld,
+    TrainConfig,
+    UsageError,
+    fully_shard,
+    sharded_parameters,
+)
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train
+from minidist.optim import LAMB, LayerwiseOptimizer, Muon, newton_schulz
+from minidist.parallel import LayerSums, WholeMatrices
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 Predict
+#
+# The second is arithmetic with lesson 04's formula. The first is worth a guess.
+
+# %%
+spread_guess = predict("largest move of a matrix over the smallest, SGD", example=2.0)
+bytes_guess = predict("bytes per layer that leave a rank for the norms", example=16, unit="B")
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# With thousands of samples in a batch, **give each layer a step as long as its weights**: LARS and
+# LAMB. What it saves: one learning rate fits all layers, so fewer and larger steps train as well.
+# What it costs: the step of an element depends on two norms of its whole layer, so with ZeRO or
+# tensor parallelism every step sends one message more. **Muon** needs more than two norms: the
+# whole matrix.
+#
+# A step of ZeRO 1 on four ranks with LAMB: gradients, then the small messages of the norms, then
+# parameters.
+
+# %%
+JOB = {
+    "model": "gpt",
+    "layers": 2,
+    "width": 32,
+    "heads": 2,
+    "context": 16,
+    "data": "markov",
+    "micro_batch": 2,
+    "optimizer": "lamb",
+    "lr": 0.02,
+    "reduction": "ordered",
+}
+world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
+world.run(train, TrainConfig.make(**JOB, dp=4, zero=1, steps=1))
+command = (
+    "minidist train --optimizer lamb --dp 4 --zero 1 --steps 1 --trace t.jsonl; minidist report "
+    "t.jsonl --picture lanes"
+)
+show(draw("lanes", world.traces, {"command": command, "title": "ZeRO 1 with LAMB"}))
+
+# %% [markdown]
+# ## 4 The code
+#
+# A step has two passes: squares of every layer, one message, and then the update with `lr` times the ratio.
+
+# %%
+print(inspect.getsource(LayerwiseOptimizer._step_runs))
+print(inspect.getsource(LAMB.trust_ratio))
+print(inspect.getsource(LayerSums.__call__))
+
+# %% [markdown]
+# ## 5 Check
+#
+# First the steps: |update| / |weights| of each layer, after one step from the same gradient.
+
+
+# %%
+def moved(make):
+    """The share of its norm by which each matrix moves in the first step."""
+    model = GPT(GPTConfig(vocab_size=16, n_positions=8, n_embd=16, n_layer=2, n_head=2), seed=0)
+    tokens = np.random.default_rng(0).integers(0, 16, (4, 9))
+    flat = FlatParameters(model.parameters())
+    before = [p.data.copy() for p in flat.parameters]
+    model(tokens[:, :-1], tokens[:, 1:], 32.0).backward()
+    make(flat).step()
+    pairs = [
+        (p.data, old) for p, old in zip(flat.parameters, before, strict=True) if p.data.ndim == 2
+    ]
+    return [float(np.linalg.norm(new - old) / np.linalg.norm(old)) for new, old in pairs]
+
+
+spread = {}
+for name, make in {
+    "SGD": lambda flat: SGD(flat, lr=0.1),
+    "Adam": lambda flat: Adam(flat, lr=0.01),
+    "LAMB": lambda flat: LAMB(flat, lr=0.01),
+}.items():
+    shares = moved(make)
+    spread[name] = max(shares) / min(shares)
+    print(
+        f"{name:5} a matrix moves by {min(shares):.4f} to {max(shares):.4f} of its norm: "
+        f"{spread[name]:.1f} times"
+    )
+spread_guess.judge(spread["SGD"], within=0.5)
+assert spread["LAMB"] < 1.001 < spread["Adam"] < spread["SGD"]
+
+# %% [markdown]
+# Now the bytes. Float64 sums would depend on where a layer is cut, so the ratio would, and with it
+# every weight. minidist sums squares as whole numbers of 18 limbs (`optim/exact_sums.py`): 2 x 18 x
+# 8 = 288 B per layer instead of 16, and the weights are those of one device, bit for bit.
+
+# %%
+world = SimWorld(4)
+results = world.run(train, TrainConfig.make(**JOB, dp=4, zero=1, steps=1))
+layers = len(results[0].sizes[0].parameters)
+sent = sum(trace.bytes_by_purpose()["trust_ratio"] for trace in world.traces) / 4
+print(f"2 (n-1)/n of 288 B is {2 * 3 / 4 * 288:.0f} B")
+bytes_guess.judge(sent / layers)
+assert sent / layers == 2 * 3 / 4 * 288
+
+
+def against_one_device(**layout):
+    """The verdict on three steps of four ranks: every gradient, weight and optimizer state of
+    every step.
+    """
+    return SimWorld(4).run(compare_rank, TrainConfig.make(**JOB, steps=3, **layout))[0]
+
+
+for zero in (0, 1, 2, 3):
+    verdict = against_one_device(dp=4, zero=zero)
+    print(
+        f"ZeRO {zero}: {verdict.sentence()}; max |w_parallel - w_single| = "
+        f"{verdict.max_difference['weights']:g}"
+    )
+    assert verdict.equal
+
+# %% [markdown]
+# **Muon.** The momentum of a matrix is dominated by a few directions. Muon makes all of its
+# singular values about 1, so that each direction moves as far; five rounds of matrix products do it
+# (Newton-Schulz). Vectors, embeddings and the output layer take AdamW's step.
+
+# %%
+print(inspect.getsource(newton_schulz))
+momentum = np.outer(np.arange(1.0, 5), np.arange(1.0, 7)) + np.random.default_rng(0).normal(
+    size=(4, 6)
+)
+print("singular values before:", np.round(np.linalg.svd(momentum, compute_uv=False), 2))
+print(
+    "and after:             ", np.round(np.linalg.svd(newton_schulz(momentum), compute_uv=False), 2)
+)
+
+# %% [markdown]
+# With shards the momentum stays where it is, and its matrices travel. **Everywhere**: an
+# all-gather, and every rank orthogonalises all. **Owner**: each matrix has one owner; an all-to-all
+# brings it the parts, another returns the results. n/2 times fewer bytes, and 1/n of the
+# arithmetic. Only values move, so the bits are those of one device:
+
+# %%
+MUON = {**JOB, "optimizer": "muon", "momentum": 0.95, "nesterov": True}
+for zero in (0, 1, 2, 3):
+    for form in ("owner", "everywhere"):
+        world = SimWorld(4)
+        verdict = world.run(
+            compare_rank, TrainConfig.make(**MUON, steps=2, dp=4, zero=zero, orthogonalize=form)
+        )[0]
+        sent = sum(trace.bytes_by_purpose().get("muon", 0) for trace in world.traces) / 2
+        print(
+            f"ZeRO {zero}, {form:10} {sent:9,.0f} B per step in all; equal to one device: "
+            f"{verdict.equal}"
+        )
+        assert verdict.equal
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Each rank takes the ratio of what it has. The losses look as good as before, so nothing tells you;
+# the weights do:
+
+# %%
+with patch.object(LayerSums, "__call__", lambda self, sums: sums):
+    wrong = against_one_device(dp=4, zero=1)
+print(
+    f"losses {', '.join(f'{loss:.3f}' for loss in wrong.losses)}; max |w_parallel - w_single| = "
+    f"{wrong.max_difference['weights']:.1e}"
+)
+assert not wrong.equal
+
+# %% [markdown]
+# Newton-Schulz of a shard is not the shard of Newton-Schulz. Here each of two tensor-parallel ranks
+# orthogonalises its own columns:
+
+
+# %%
+def own_shard(self, parameter, update, shapes):
+    return newton_schulz(update.reshape(parameter.shape)).reshape(-1)
+
+
+with patch.object(WholeMatrices, "_orthogonal", own_shard):
+    wrong = SimWorld(2).run(
+        compare_rank, TrainConfig.make(**MUON, steps=2, tp=2, precision="fp64")
+    )[0]
+print(f"losses {', '.join(f'{loss:.3f}' for loss in wrong.losses)}; {wrong.first_difference}")
+assert not wrong.equal
+
+# %% [markdown]
+# In a loop of your own minidist does not let that happen in silence:
+
+
+# %%
+def forgets(comm, optimizer):
+    model = MLP([6, 8, 3])
+    fully_shard(model, mesh=comm)
+    optimizer(sharded_parameters(model), lr=0.01)
+
+
+for optimizer in (LAMB, Muon):
+    with expect(UsageError):
+        SimWorld(2).run(forgets, optimizer)
+
+# %% [markdown]
+# ## 7 Exercise: a step with trust ratios, on shards
+#
+# All layers lie one after the other in one array, which is cut over the ranks. A rank has
+# `sizes[i]` elements of layer i (0 where it has none), their `weights`, and their `update`. Return
+# this rank's new weights: weights - ratio * update, where a layer's ratio is the norm of its
+# weights by the norm of its update, both of the whole layer, and 1 where either is 0. The numbers
+# are small and whole, so float64 sums will do.
+
+
+# %%
+def trust_ratio_step(comm, sizes, weights, update):
+    return weights - np.linalg.norm(weights) / max(np.linalg.norm(update), 1e-9) * update
+
+
+check("11b.trust_ratio_step", trust_ratio_step)
+
+# %%
+print(inspect.getsource(solution("11b.trust_ratio_step")))
+check("11b.trust_ratio_step", solution("11b.trust_ratio_step"))
+
+# %% [markdown]
+# And Muon's owners. The rows of several matrices lie on the ranks: `parts[k]` are yours of matrix
+# k, `rows[k][r]` says how many rank r has. Matrix k belongs to rank k % n. Return your rows of
+# `orthogonalize(matrix k)` for every k; no other rank than the owner needs the whole matrix.
+
+
+# %%
+def owners_compute(comm, parts, rows, orthogonalize):
+    return [orthogonalize(part) if len(part) else part for part in parts]
+
+
+check("11b.owners_compute", owners_compute)
+
+# %%
+print(inspect.getsource(solution("11b.owners_compute")))
+check("11b.owners_compute", solution("11b.owners_compute"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - LAMB: **p -= lr |p| / |u| u** with Adam's u; LARS: **lr eta |p| / (|g| + decay |p|)** with SGD's
+#   momentum. Norms are of whole layers, so shards must talk: one all-reduce of two numbers per
+#   layer, whatever the layers' sizes.
+# - A sum that is the same for every cut has to be exact: then equal weights stay equal, bit for
+#   bit.
+# - Muon: momentum with singular values of about 1. It needs **whole matrices**: gathered
+#   everywhere, or at one owner each (twice 1/n of the bytes instead of all of them, and 1/n of the
+#   arithmetic).
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --optimizer lamb --lr 0.02 --dp 4 --zero 3 --steps 20
+#     mpiexec -n 4 minidist compare --optimizer lars --lr 2 --momentum 0.9 --dp 4 --zero 1 --steps 3 --reduction ordered
+#     mpiexec -n 4 minidist train --optimizer muon --momentum 0.95 --nesterov --lr 0.02 --dp 4 --zero 1 --steps 20
+#     mpiexec -n 4 python mpi_examples/7_more/trust_ratios.py
+#     mpiexec -n 4 python mpi_examples/7_more/muon.py
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `LAMB` | You et al. 2020, algorithm 2; NVIDIA Apex `FusedLAMB`, DeepSpeed `FusedLamb` (with `max_coeff`, `min_coeff`: bounds of the ratio) |
+# | `LARS(trust_coefficient=)` | You et al. 2017, eta; Apex `LARC(trust_coefficient)`, TensorFlow `eeta` |
+# | `LayerSums` | Apex `DistributedFusedLAMB` |
+# | `Muon` | Jordan et al. 2024, `torch.optim.Muon`; the factor 0.2 sqrt(max(m, n)) is Moonlight's, others take sqrt(max(1, m/n)) |
+# | `WholeMatrices` | Moonlight's Distributed Muon (everywhere), K. Jordan's and Dion's owner-computes |
+# | `--nesterov` | PyTorch `SGD(nesterov=True)` |
+#
+# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). All of them are in the [index](README.md).

@@ -1,0 +1,309 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 14b Sequence and vocabulary parallel
+#
+# *40 minutes. Before it: 10 and 14.*
+#
+# ## 1 The case
+#
+# In lesson 14 every rank of four still keeps the whole of every norm's input, every dropout mask
+# and every residual sum. For s tokens, b samples, width h and a heads, with values of 2 bytes and
+# masks of 1 byte, a block keeps 34 sbh + 5 as²b bytes for backward. Only 24 sbh and the scores are
+# divided by t. But a norm works token by token. So let each rank have its own part of the tokens between the
+# layers, gather all tokens before the first matrix, and scatter the sums after the second.
+#
+# With t = 4, how much does a block then keep, compared with lesson 14? And how many bytes does a
+# rank send? An all-reduce is a reduce-scatter and an all-gather.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist import (
+    GPT,
+    SGD,
+    Block,
+    FlatParameters,
+    GPTConfig,
+    SimWorld,
+    Tensor,
+    batch_coordinates,
+    gpt_plan,
+    parallelize_module,
+    vocab_parallel_cross_entropy,
+    vocab_range,
+)
+from minidist.base.memory import account_memory
+from minidist.core.parallel.tensor import sequence_parallel
+from minidist.course.lesson import check, predict, solution
+from minidist.nn import causal_attention_composite
+from minidist.parallel.replica_check import check_module_replicas
+from minidist.parallel.tensor import full_state_dict
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 Predict
+#
+# 1 means: as much as with tensor parallelism alone. 5 % off is good enough.
+
+# %%
+kept_guess = predict("bytes that a block keeps, over tensor parallelism's", example=0.9)
+sent_guess = predict("bytes that a rank sends, over tensor parallelism's", example=1.0)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **Split the tokens too: an all-reduce becomes a reduce-scatter and an all-gather, which send the
+# same bytes, and of what lies between the two only a t-th stays.** What the parallel layers keep is
+# split already, so a block shrinks by less than t. The widest array of all, the logits, is split by
+# words. What it costs: one more gather in backward for each layer that reads a gathered input (two
+# per block), and the gradients of the norms' weights, now parts, have to be summed.
+#
+# One block of lesson 14, forward and backward, on four ranks. First f and g with their all-reduces;
+# then the same block with its sequence split. The bytes by purpose show the difference: forward and
+# backward send the same, and `regather` is new.
+
+# %%
+BATCH, LENGTH, WIDTH, HEADS = 2, 32, 64, 4
+
+
+def one_block(comm, split, dropout=0.0):
+    """Forward and backward of a GPT block; returns the bytes of activations kept between them."""
+    plan = {
+        name.removeprefix("transformer.h.*."): style
+        for name, style in gpt_plan(2, split).items()
+        if "h.*." in name
+    }
+    rows = LENGTH // comm.size if split else LENGTH
+    x = Tensor(np.ones((BATCH, rows, WIDTH), np.float32), requires_grad=True)
+    config = GPTConfig(n_embd=WIDTH, n_head=HEADS, dropout=dropout, attention_dropout=dropout)
+    with account_memory() as account, batch_coordinates():
+        block = Block(config, np.float32, attention_fn=causal_attention_composite).initialize(0)
+        block = parallelize_module(block, comm, plan)
+        y = block(x)
+        # The output is the next block's input.
+        kept = account.by_purpose["activation"] - y.data.nbytes
+        y.backward(np.ones_like(y.data))
+    return kept
+
+
+worlds, activation = {}, BATCH * LENGTH * WIDTH * 4
+for split in (False, True):
+    worlds[split] = SimWorld(4)
+    worlds[split].run(one_block, split)
+    # A gather, or a reduce-scatter, of all four ranks together: (t-1)/t of it from each.
+    once = 3 * activation
+    closed_form = {"tensor_forward": 4 * once, "tensor_backward": 4 * once}
+    # The gradients of two norms (weight, bias) and two biases: six all-reduces of WIDTH numbers.
+    if split:
+        closed_form = closed_form | {
+            "tensor_backward": 4 * once + 6 * 2 * 3 * WIDTH * 4,
+            "regather": 2 * once,
+        }
+    flag = " --sequence-parallel" if split else ""
+    command = (
+        f"minidist train --tp 4{flag} --layers 1 --steps 1 --trace t.jsonl; minidist report "
+        "t.jsonl --picture bytes-by-purpose"
+    )
+    title = "tensor parallel" + (" and sequence parallel" if split else "")
+    show(
+        draw(
+            "bytes-by-purpose",
+            worlds[split].traces,
+            {"command": command, "title": title, "closed_form": closed_form},
+        )
+    )
+
+# %% [markdown]
+# ## 4 The code
+#
+# Between the layers each rank has its own rows. On the way into the columns the rows are gathered;
+# out of the rows the sum is scattered. In backward a gather is a reduce-scatter and the other way
+# round:
+#
+# | | forward | backward |
+# |---|---|---|
+# | `gather_from_sequence_parallel_region` (in f's place) | all-gather | reduce-scatter |
+# | `reduce_scatter_to_sequence_parallel_region` (in g's place) | reduce-scatter | all-gather |
+#
+# A layer norm on its own rows needs no neighbour. Its weight is the same on all ranks but has seen
+# a part of the rows, so its gradient is a summand; letting the weight pass f on its way in sums it:
+
+# %%
+print(inspect.getsource(sequence_parallel.SequenceParallelLayerNorm))
+
+# %% [markdown]
+# One trap remains. The column-parallel layer needs its (gathered) input again for its weight
+# gradient. To keep it would keep the whole sequence, and nothing would be saved. So the rows are
+# kept, and gathered again in backward, purpose `regather`.
+#
+# And the **vocabulary**: logits are (batch, T, V), by far the widest array of a model. Each rank
+# computes those of its own words, and the loss of a token needs three numbers of all words:
+#
+#     loss = log(sum of exp(logit - largest)) - (logit of the target - largest)
+#
+# They are the largest logit, the sum, and the target's logit; which rank sends which of them is your exercise.
+
+# %% [markdown]
+# ## 5 Check
+#
+# What a block keeps, counted by the memory account, beside the paper's form. With 4-byte values its 34 = 2 x 16
+# values + 2 masks becomes 4 x 16 + 2, and its 5 = 2 x 2 + 1 becomes 4 x 2 + 1; two norms keep a number per row
+# besides.
+
+# %%
+t, sbh = 4, LENGTH * BATCH * WIDTH
+scores, a_number_a_row = HEADS * LENGTH**2 * BATCH, 2 * BATCH * LENGTH * 4
+forms = {
+    False: sbh * (4 * 4 + 2) + (4 * 12 * sbh + 9 * scores) // t + a_number_a_row,
+    True: (sbh * (4 * 16 + 2) + 9 * scores + a_number_a_row) // t,
+}
+kept, sent = {}, {}
+for split in (False, True):
+    kept[split] = SimWorld(t).run(one_block, split, 0.1)[0]
+    sent[split] = sum(message.nbytes for message in worlds[split].traces[0].sent())
+    print(
+        f"sequence {'split' if split else 'whole'}: {kept[split]:,} B kept, the form says "
+        f"{forms[split]:,} B; {sent[split]:,} B sent"
+    )
+    assert kept[split] == forms[split]
+print("bytes by purpose with the sequence split:", worlds[True].traces[0].bytes_by_purpose())
+kept_guess.judge(kept[True] / kept[False], within=0.05)
+sent_guess.judge(sent[True] / sent[False], within=0.05)
+
+# %% [markdown]
+# The two regathers are a quarter more; the rest are the gradients of the norms and biases, little
+# where layers are wide. The paper counts neither: the same bytes, it says, as the regather can hide
+# behind the product beside it.
+#
+# The logits: 64 tokens, 4,096 words, four ranks. The peak of computing the loss and its gradient,
+# and what is sent:
+
+
+# %%
+def loss_peak(comm, tokens=64, words=4096):
+    first, last = vocab_range(words, comm.rank, comm.size)
+    mine = Tensor(np.ones((tokens, last - first), np.float32), requires_grad=True)
+    with account_memory() as account:
+        vocab_parallel_cross_entropy(
+            mine, np.zeros(tokens, int), comm=comm, vocab_size=words
+        ).backward()
+    return account.peak
+
+
+for ranks in (1, 4):
+    world = SimWorld(ranks)
+    peak = world.run(loss_peak)[0]
+    messages = sum(m.nbytes for m in world.traces[0].sent())
+    print(
+        f"{ranks} ranks: peak {peak:,} B beside the logits; {messages:,} B sent (all logits are "
+        f"{64 * 4096 * 4:,} B)"
+    )
+    assert peak < 1.01 * 64 * 4096 * 4 / ranks + 1000
+
+# %% [markdown]
+# Is it the same training? With dropout too: each rank draws the rows, and the heads, that one
+# device would draw for it.
+
+
+# %%
+def train(comm, split=True, words=13, steps=5):
+    config = GPTConfig(
+        words, n_positions=12, n_embd=24, n_layer=2, n_head=12, dropout=0.1, attention_dropout=0.1
+    )
+    model = parallelize_module(GPT(config, np.float64, seed=3), comm, gpt_plan(words, split))
+    flat = FlatParameters(model.parameters())
+    optimizer = SGD(flat, lr=0.1, momentum=0.9)
+    for step in range(steps):
+        text = np.random.default_rng(step).integers(0, words, (2, 13))
+        flat.zero_grad()
+        with batch_coordinates(step):
+            model(text[:, :-1], text[:, 1:]).backward()
+        optimizer.step()
+    check_module_replicas(model, comm)
+    return {name: array.copy() for name, array in full_state_dict(model, {"tp": comm}).items()}
+
+
+single = SimWorld(1).run(train)[0]
+for ranks in (2, 3, 4):
+    parallel = SimWorld(ranks).run(train)[0]
+    off = max(np.abs(parallel[name] - single[name]).max() for name in single)
+    print(f"{ranks} ranks, 13 words: max |w_parallel - w_single| = {off:.1e}")
+    assert off < 1e-12
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Forget to sum the gradients of the norms. The weights that all ranks hold alike now move apart, a
+# little each step; the loss falls all the same. A check of the replicas reports the first that
+# differs:
+
+# %%
+from minidist import MismatchError
+from minidist.course.lesson import expect
+
+right = sequence_parallel.copy_to_tensor_parallel_region
+sequence_parallel.copy_to_tensor_parallel_region = lambda x, comm: x
+with expect(MismatchError):
+    SimWorld(4).run(train)
+sequence_parallel.copy_to_tensor_parallel_region = right
+
+# %% [markdown]
+# ## 7 Exercise: a cross-entropy that never holds all logits
+#
+# A rank has `logits` (rows, its words), of which the first is word number `first`; all ranks have
+# the same `targets` (rows,). Return the losses (rows,) and the gradient of their sum for *your*
+# logits (rows, your words). Send no more than three reductions of a number per row. Logits may be
+# in the thousands.
+
+
+# %%
+def split_cross_entropy(comm, logits, targets, first):
+    largest = logits.max(axis=1, keepdims=True)
+    exponentials = np.exp(logits - largest)
+    gradient = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return np.log(exponentials.sum(axis=1)), gradient
+
+
+check("14b.split_cross_entropy", split_cross_entropy)
+
+# %%
+print(inspect.getsource(solution("14b.split_cross_entropy")))
+check("14b.split_cross_entropy", solution("14b.split_cross_entropy"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - All-reduce = reduce-scatter + all-gather; between the two each rank keeps **1/t of the sequence**: sbh/t (34 +
+#   5as/h).
+# - The loss needs **three numbers per token** from the other ranks, not V.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 2 python mpi_examples/4_tensor_parallel/tensor_parallel_gpt.py --sequence-parallel
+#     mpiexec -n 2 python mpi_examples/4_tensor_parallel/layouts.py --bug norm
+#     mpiexec -n 2 minidist compare --tp 2 --sequence-parallel --precision fp64 --steps 3
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `gpt_plan(..., sequence_parallel=True)`, `--sequence-parallel` | Megatron-LM `--sequence-parallel`; PyTorch `SequenceParallel()` in a `parallelize_module` plan |
+# | `gather_from_sequence_parallel_region` | the same in Megatron-LM `tensor_parallel/mappings.py` |
+# | `regather` | Megatron-LM gathers again in `LinearWithGradAccumulationAndAsyncCommunication.backward` |
+# | `vocab_parallel_cross_entropy` | the same in Megatron-LM; PyTorch `loss_parallel()` |
+# | `VocabParallelEmbedding`, `padded_vocab_size` | the same in Megatron-LM; `--make-vocab-size-divisible-by` |
+#
+# Careful with the word: in DeepSpeed "sequence parallelism" is Ulysses, which is lesson 22.
+#
+# Next: [14c Experts](14c_experts.ipynb). All of them are in the [index](README.md).

@@ -1,0 +1,342 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 14c Experts
+#
+# *40 minutes. Before it: 06 and 14.*
+#
+# ## 1 The case
+#
+# A layer has eight MLPs, the *experts*, and a router sends every token to one of them. So the layer
+# has eight times the parameters of one MLP for the work of one. Four ranks have two experts each,
+# and 64 tokens each. A rank sends 64 tokens, and they may go to any expert.
+#
+# For messages of a fixed size an expert gets a fixed number of *slots*: 8 per rank, exactly as many
+# as it needs if all experts are used alike (capacity factor 1.0). The router was just initialised;
+# its choices are random. A token that finds its expert full is *dropped*. What part of the tokens
+# is dropped? And if there are twice as many slots, how many times as many bytes travel?
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist import (
+    GPT,
+    SGD,
+    Adam,
+    ExpertParallel,
+    GPTConfig,
+    MixtureOfExperts,
+    SimWorld,
+    Tensor,
+    TrainConfig,
+    expert_capacity,
+    init_device_mesh,
+    load_dataset,
+    parallelize_module,
+)
+from minidist.core.parallel.expert import dispatch
+from minidist.course.lesson import check, predict, solution
+from minidist.data import GlobalBatchSampler
+from minidist.job.config.models import make_model
+from minidist.job.equality.compare import compare_rank
+from minidist.parallel.expert import ExpertDataParallel
+from minidist.parallel.tensor import full_tensor
+from minidist.report import draw, show
+from minidist.report.tiles import model_tiles, tiles_figure
+
+# %% [markdown]
+# ## 2 Predict
+#
+# The second number is easier than it looks: does an empty slot travel?
+
+# %%
+dropped_guess = predict("tokens dropped at capacity factor 1.0, in percent", example=1, unit="%")
+bytes_guess = predict("bytes with twice the slots, over those before", example=1.0)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Have many MLPs, of which each token uses one or two: many times the parameters for the same work
+# per token. **The experts are distributed over ranks, and an all-to-all moves tokens, not
+# weights.** What it saves: P ranks hold P times as many experts. What it costs: four all-to-alls
+# per layer and step, and slots, so that some tokens find their expert full.
+#
+# Four experts on two ranks, and which rank holds what. Whole experts, not tiles of each; router,
+# attention and embeddings are on all.
+
+# %%
+tiles = model_tiles("gpt", tp=1, width=8, heads=2, experts=4, ep=2)
+show(
+    tiles_figure(
+        tiles,
+        title="4 experts on 2 ranks",
+        command="minidist tiles --tp 1 --width 8 --heads 2 --experts 4 --ep 2 -o tiles.svg",
+    )
+)
+
+# %% [markdown]
+# In one layer on four ranks, forward and backward, every rank sends the same amount to every other rank.
+
+# %%
+RANKS, EXPERTS, WIDTH, TOKENS = 4, 8, 16, 64
+
+
+def one_layer(comm, factor=1.0, top_k=1, spread=0.3):
+    """Forward and backward of a mixture; returns how many of this rank's tokens were dropped."""
+    layer = MixtureOfExperts(
+        WIDTH, 4 * WIDTH, EXPERTS, top_k, factor, dtype=np.float64, scale=spread, seed=0
+    )
+    layer = parallelize_module(layer, comm, {"": ExpertParallel()}, axis="ep")
+    x = np.random.default_rng(comm.rank).normal(size=(1, TOKENS, WIDTH))
+    y = layer(Tensor(x, requires_grad=True))
+    y.backward(np.ones_like(y.data))
+    return layer.assignment.dropped
+
+
+world = SimWorld(RANKS)
+world.run(one_layer)
+command = (
+    "minidist train --experts 8 --dp 4 --ep 4 --steps 1 --trace t.jsonl; minidist report t.jsonl "
+    "--picture bytes-matrix"
+)
+show(draw("bytes-matrix", world.traces, {"name": "8 experts on 4 ranks", "command": command}))
+
+# %% [markdown]
+# Tokens on their way to experts: each rank has one token for each expert, and the all-to-all puts the
+# token for expert e on rank e. The tens are the rank that a token comes from.
+
+# %%
+from minidist import all_to_all, report
+
+
+def one_token_each(comm):
+    all_to_all(comm, 10.0 * comm.rank + np.arange(4.0))
+
+
+show(report.step(one_token_each, 4), "All-to-all of 4 tokens on each of 4 ranks.")
+
+# %% [markdown]
+# ## 4 The code
+#
+# The layer computes on *slots*, (experts, capacity, width), whatever fills them. On one device
+# nothing happens before and after the experts' MLPs. On P ranks an all-to-all comes before and
+# after: each rank sends the slots of expert e to the rank that has e, and gets them back computed
+# ([experts.py](../minidist/core/nn/experts.py), [dispatch.py](../minidist/core/parallel/expert/dispatch.py)).
+
+# %%
+print(inspect.getsource(dispatch.exchange))
+
+# %% [markdown]
+# Every slot travels, full or not, so all messages have the same size and no rank has to ask. And no
+# weight travels: the gradient of an expert is complete where it lives, because it has seen the
+# tokens of all ep ranks. (A program that sums it over ep all the same adds gradients of different
+# experts. The shapes fit.)
+
+# %% [markdown]
+# ## 5 Check
+#
+# Dropped tokens, and bytes by the formula: four all-to-alls of (P-1)/P x tokens x k x factor x width numbers.
+
+# %%
+dropped, sent = {}, {}
+for factor in (1.0, 1.25, 2.0, 8.0):
+    world = SimWorld(RANKS)
+    dropped[factor] = sum(world.run(one_layer, factor)) / (RANKS * TOKENS)
+    sent[factor] = world.traces[0].bytes_by_purpose()["dispatch"]
+    formula = 4 * (RANKS - 1) / RANKS * TOKENS * factor * WIDTH * 8
+    slots = expert_capacity(TOKENS, EXPERTS, 1, factor)
+    print(
+        f"factor {factor:4}: {slots:2} slots per expert, a share of {dropped[factor]:.3f} "
+        f"dropped, {sent[factor]:,} B sent; formula {formula:,.0f} B"
+    )
+    assert sent[factor] == formula
+dropped_guess.judge(100 * dropped[1.0], within=0.2)
+bytes_guess.judge(sent[2.0] / sent[1.0])
+
+# %% [markdown]
+# A dropped token is not lost: the block adds nothing to it, and the residual stream carries it on.
+# To have few of them, the router must spread the tokens, so a small *auxiliary loss* rewards
+# balance: N sum_e f_e P_e, with f the share of tokens that chose expert e and P its mean
+# probability. It is 1 when all are used alike, N when one gets everything. Without it routers tend
+# to collapse: an expert that is used more learns more, and is used more. Let a GPT train:
+
+
+# %%
+def train(comm, weight=0.01, steps=60, dtype=np.float32, factor=1.25, gather=False):
+    """How many tokens are dropped in each step; with gather the weights at the end, whole."""
+    mesh = init_device_mesh(comm, (1, comm.size), ("dp", "ep"))
+    config = GPTConfig(
+        256, 16, 32, 1, 2, n_experts=4, capacity_factor=factor, aux_loss_weight=weight
+    )
+    model = GPT(config, dtype, seed=0)
+    model = parallelize_module(
+        model, mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
+    )
+    parallel = ExpertDataParallel(model, mesh)
+    optimizer = SGD(parallel.flats, lr=0.5) if gather else Adam(parallel.flats, lr=3e-3)
+    sampler = GlobalBatchSampler(load_dataset("pydoc"), 8, 16, seed=0)
+    mine, history = 8 // comm.size, []
+    for step in range(steps):
+        tokens, targets = sampler.batch(step, comm.rank * mine, mine)
+        parallel.zero_grad()
+        loss = parallel(tokens, targets, 8 * 16)
+        loss.backward()
+        optimizer.step()
+        history.append(sum(block.mlp.assignment.dropped for block in model.transformer.h))
+    if gather:
+        return {
+            name: np.array(full_tensor(p.data, p.layout, mesh))
+            for name, p in model.named_parameters()
+        }
+    return history
+
+
+share = {}
+for weight in (0.0, 0.1):
+    each = np.array(SimWorld(2).run(train, weight, 240)).sum(axis=0) / 128
+    share[weight] = each[-40:].mean()
+    print(
+        f"auxiliary loss times {weight}: a share of {each[:40].mean():.2f} dropped in the first 40 "
+        f"steps, {share[weight]:.2f} in the last 40"
+    )
+    assert share[weight] < each[:40].mean()
+assert share[0.1] < 0.7 * share[0.0]
+
+# %% [markdown]
+# Is it the same training? Against one device, with enough slots that nothing is dropped. Capacity
+# and auxiliary loss belong to a *group*, what one rank sees, so one device would have to route rank
+# by rank to be equal with drops too (the tests do); here the auxiliary loss is off.
+
+# %%
+single = SimWorld(1).run(train, 0.0, 5, np.float64, 4.0, True)[0]
+for ranks in (2, 4):
+    parallel = SimWorld(ranks).run(train, 0.0, 5, np.float64, 4.0, True)[0]
+    off = max(np.abs(parallel[name] - single[name]).max() for name in single)
+    print(f"{ranks} ranks: max |w_parallel - w_single| = {off:.1e}")
+    assert off < 1e-12
+
+# %% [markdown]
+# Experts may take the place of any MLP. Those of a Llama are gated, down(silu(gate(x)) * up(x)), and
+# have no biases: three matrices per expert, as in Mixtral. The router, the slots and the all-to-alls
+# are the same. Here one device routes rank by rank, so that tokens may be dropped:
+
+# %%
+LLAMA = {"model": "llama", "layers": 2, "width": 16, "heads": 2, "context": 8, "data": "markov"}
+config = TrainConfig.make(
+    **LLAMA, experts=4, top_k=2, dp=2, ep=2, precision="fp64", global_batch=4, steps=3
+)
+verdict = SimWorld(2).run(compare_rank, config)[0]
+print(verdict.sentence())
+assert verdict.equal
+experts = make_model(config, load_dataset(config.data)).blocks[0].mlp
+print({name: p.shape for name, p in experts.named_parameters()})
+
+# %% [markdown]
+# ## 6 Break it
+#
+# What comes back must be laid out as it was sent. Swap the order on the way back, and every token gets another
+# token's result. Shapes fit, the loss even falls (the rest of the model learns around it):
+
+# %%
+original = dispatch.exchange
+
+
+def in_another_order(comm, slots, to_experts):
+    result = original(comm, slots, to_experts)
+    return result if to_experts else result[::-1].copy()
+
+
+dispatch.exchange = in_another_order
+wrong = SimWorld(2).run(train, 0.0, 5, np.float64, 4.0, True)[0]
+dispatch.exchange = original
+off = max(np.abs(wrong[name] - single[name]).max() for name in single)
+print(f"the slots come back in another order: max |w_parallel - w_single| = {off:.1e}")
+assert off > 1e-4
+
+# %% [markdown]
+# ## 7 Exercise: slots, balance, dispatch and combine
+#
+# First the router's bookkeeping, on one rank. `probabilities` is (tokens, experts); each token goes
+# to its most probable expert. An expert has ceil(tokens / experts x factor) slots, given out in
+# token order. Return the slot of each token (expert x capacity + place, or -1), the auxiliary loss
+# N sum f P, and its gradient for the probabilities.
+
+
+# %%
+def slots_and_balance(probabilities, factor):
+    tokens, experts = probabilities.shape
+    capacity = int(tokens / experts * factor)
+    choice = probabilities.argmax(axis=1)
+    place = np.array([(choice[:token] == choice[token]).sum() for token in range(tokens)])
+    slots = np.where(place < capacity, choice * capacity + place, -1)
+    mean = probabilities.mean(axis=0)
+    return (
+        slots,
+        experts * mean @ mean,
+        np.broadcast_to(2 * experts * mean / tokens, probabilities.shape),
+    )
+
+
+check("14c.slots_and_balance", slots_and_balance)
+
+# %%
+print(inspect.getsource(solution("14c.slots_and_balance")))
+check("14c.slots_and_balance", solution("14c.slots_and_balance"))
+
+# %% [markdown]
+# Then the dispatch. `slots` is (experts, capacity, width) of this rank's tokens; rank r has the
+# experts r x E/P to (r+1) x E/P - 1, and `run_expert(e, rows)` computes one of *yours*. Return the
+# slots, computed. Use `all_to_all` from `minidist.collectives`: it sends the j-th part of a flat
+# array to rank j and returns what came, by source rank.
+
+
+# %%
+def dispatch_tokens(comm, slots, run_expert):
+    experts, capacity, width = slots.shape
+    here = experts // comm.size
+    arrived = all_to_all(comm, slots.reshape(-1)).reshape(comm.size, here, capacity, width)
+    done = [run_expert(comm.rank * here + e, arrived[:, e].reshape(-1, width)) for e in range(here)]
+    return all_to_all(comm, np.stack(done).reshape(-1)).reshape(slots.shape)
+
+
+check("14c.dispatch", dispatch_tokens)
+
+# %%
+print(inspect.getsource(solution("14c.dispatch")))
+check("14c.dispatch", solution("14c.dispatch"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **Tokens move, weights stay**: four all-to-alls per layer, (P-1)/P x tokens x k x factor x width numbers each.
+# - Slots are a price paid in bytes and dropped tokens; balance is bought with **N sum f P**.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 2 python mpi_examples/5_context_and_experts/expert_parallel_gpt.py
+#     mpiexec -n 2 minidist compare --experts 4 --dp 2 --ep 2 --precision fp64 --steps 3
+#     mpiexec -n 2 minidist compare --model llama --experts 4 --top-k 2 --dp 2 --ep 2 --precision fp64 --steps 3
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `n_experts`, `--experts` | Megatron-LM `--num-experts`; DeepSpeed-MoE `num_experts`; Mixtral `num_local_experts` |
+# | `ExpertParallel`, `--ep` | Megatron-LM `--expert-model-parallel-size`; DeepSpeed `ep_size` |
+# | `expert_top_k` | Megatron-LM `--moe-router-topk`; Mixtral `num_experts_per_tok` |
+# | `capacity_factor` | Megatron-LM `--moe-expert-capacity-factor`; DeepSpeed `capacity_factor`; Switch Transformers the same |
+# | `aux_loss_weight` | Megatron-LM `--moe-aux-loss-coeff`; Switch alpha = 0.01 |
+# | `ExpertTensorParallel` | Megatron-LM `--expert-tensor-parallel-size`; DeepSpeed-MoE expert slicing |
+#
+# Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). All of them are in the
+# [index](README.md).

@@ -1,0 +1,255 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 16b Batch norm and micro-batches
+#
+# *30 minutes. Before it: 06 and 16.*
+#
+# ## 1 The case
+#
+# A network for images has a *batch norm* in every block: it subtracts from each channel the mean
+# over all images that it is given, and divides by their standard deviation. 16 images are one
+# training step. One device with a small memory takes them one by one, 16 micro-batches of one
+# image, and adds up the gradients, as lesson 10 does.
+#
+# By how many percent of its length does the gradient of the first convolution differ from that of
+# all 16 at once? And four ranks with 4 images each could exchange their means: each sends the
+# number of its rows (8 B) and two numbers of 8 B per channel to every other rank. How many bytes do
+# all ranks together send, for one norm of 4 channels in a forward pass?
+
+# %%
+import inspect
+from unittest.mock import patch
+
+import numpy as np
+
+from minidist import (
+    LinkModel,
+    SimWorld,
+    Tensor,
+    TrainConfig,
+    UsageError,
+    batch_coordinates,
+    cross_entropy,
+    glyphs,
+)
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train
+from minidist.nn import CNN, BatchNorm
+from minidist.nn.batch_norm import merge_statistics
+from minidist.parallel.running_statistics import RunningStatistics
+from minidist.parallel.sync_batch_norm import SyncStatistics, sync_batch_norm_bytes
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 Predict
+#
+# What is the mean of one image, and what is left when it is subtracted?
+
+# %%
+difference_guess = predict("gradient of 16 micro-batches, different by", example=1, unit="%")
+bytes_guess = predict("bytes of one norm in a forward pass, all ranks", example=100, unit="B")
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Until here a batch could be cut wherever one liked: gradients are sums over rows. **Batch
+# normalisation looks at all rows of what it is given**, so a micro-batch, or a rank's share, is not
+# a part of the same computation. You will see what GPipe does about it, what SyncBatchNorm does,
+# and what either costs. Every rank must also evaluate one model, and that takes a message even
+# where gradients need none.
+#
+# A step of a small network for images on four data-parallel ranks with `--batch-norm sync`. Every
+# norm waits for the slowest rank, on the way up and on the way down: these small messages are in
+# the middle of the computation, and cannot be hidden behind it as the gradients' can.
+
+# %%
+JOB = {
+    "model": "cnn",
+    "layers": 2,
+    "width": 4,
+    "data": "glyphs",
+    "global_batch": 16,
+    "optimizer": "sgd",
+    "lr": 0.1,
+}
+world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
+world.run(train, TrainConfig.make(**JOB, dp=4, batch_norm="sync", steps=1))
+command = (
+    "minidist train --model cnn --batch-norm sync --dp 4 --steps 1 --trace t.jsonl; minidist "
+    "report t.jsonl --picture lanes"
+)
+show(
+    draw(
+        "lanes",
+        world.traces,
+        {"command": command, "title": "SyncBatchNorm: messages in the middle"},
+    )
+)
+
+# %% [markdown]
+# ## 4 The code
+#
+# This is GPipe's batch norm. In training it uses the statistics of the micro-batch alone. For
+# evaluation it keeps a moving average, which takes *one* step per mini-batch, from the merged
+# statistics of all micro-batches. A forward pass that is repeated for recomputation has the
+# coordinates of the first one (step, first sample), so it counts once.
+
+# %%
+print(inspect.getsource(BatchNorm.forward))
+print(inspect.getsource(merge_statistics))
+print(inspect.getsource(SyncStatistics.merge))
+
+# %% [markdown]
+# ## 5 Check
+#
+# We compute the gradient of one batch, cut into more and more micro-batches. Without norms nothing
+# changes; with norms every number of micro-batches gives another gradient.
+
+
+# %%
+def gradient(parts, norm):
+    """The gradient of the first convolution, from 16 images in so many micro-batches."""
+    data, rows = glyphs(), np.arange(16).reshape(parts, -1)
+    model = CNN((1, 12, 12), data.classes, channels=4, blocks=2, norm=norm, dtype=np.float64)
+    for part in rows:
+        images, labels = data.rows(part)
+        with batch_coordinates(0, int(part[0])):
+            cross_entropy(model(Tensor(images.astype(np.float64))), labels, 16).backward()
+    return model.stem.first.conv.weight.grad
+
+
+differences = {}
+for parts in (1, 2, 4, 8, 16):
+    shown = []
+    for norm in (True, False):
+        whole, cut = gradient(1, norm), gradient(parts, norm)
+        differences[norm, parts] = float(np.linalg.norm(cut - whole) / np.linalg.norm(whole))
+        shown.append(f"{'with' if norm else 'without'} norms {differences[norm, parts]:.1e}")
+    print(f"{parts:2} micro-batches of {16 // parts:2} images: difference {', '.join(shown)}")
+difference_guess.judge(100 * differences[True, 16], within=0.3)
+assert all(differences[False, parts] < 1e-12 for parts in (2, 4, 8, 16))
+assert 0 < differences[True, 2] < differences[True, 16]
+
+# %% [markdown]
+# This is not an error of the pipeline. One device that trains on the same micro-batches computes
+# the same gradients, bit for bit, and evaluates the same model. `compare` checks this for every
+# layout:
+
+
+# %%
+def against_one_device(ranks, **settings):
+    """The verdict on three steps: every gradient, weight, optimizer state and held-out loss."""
+    config = TrainConfig.make(**{**JOB, "steps": 3, "evaluate_every": 1, **settings})
+    return SimWorld(ranks).run(compare_rank, config)[0]
+
+
+for ranks, settings in (
+    (4, {"pp": 2, "dp": 2, "accumulation": 2}),
+    (2, {"pp": 2, "accumulation": 4, "recompute": "full"}),
+):
+    verdict = against_one_device(ranks, reduction="ordered", **settings)
+    print(f"{settings}: {verdict.sentence()}")
+    assert verdict.equal
+
+# %% [markdown]
+# To compute the gradient of the whole batch, the ranks must normalise together. Then four ranks
+# with 4 images each equal one device with 16 images, up to rounding, and the bytes that they send
+# are those of the closed form.
+
+# %%
+verdict = against_one_device(4, dp=4, batch_norm="sync", precision="fp64")
+print(verdict.sentence())
+assert verdict.equal
+forward, backward = sync_batch_norm_bytes(4, 4)
+world = SimWorld(4)
+world.run(train, TrainConfig.make(**JOB, dp=4, batch_norm="sync", steps=1))
+sent = sum(trace.bytes_by_purpose()["batch_norm"] for trace in world.traces)
+bytes_guess.judge(forward)
+print(f"a norm: {backward:,} B backward; five norms, both ways: {sent:,} B")
+assert sent == 5 * (forward + backward)
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Leave out the message that combines the running statistics. Training is the same to the last bit:
+# gradients use the statistics of each micro-batch. Only the model that is evaluated differs, and it
+# differs from rank to rank.
+
+# %%
+right = against_one_device(4, dp=4, reduction="ordered")
+with patch.object(RunningStatistics, "combine", lambda self: None):
+    wrong = against_one_device(4, dp=4, reduction="ordered")
+print(
+    f"losses {', '.join(f'{loss:.4f}' for loss in wrong.losses)}, as they should be: "
+    f"{wrong.losses == right.losses}"
+)
+print(f"weights differ by {wrong.max_difference['weights']:g}, but {wrong.first_difference}")
+assert right.equal
+assert wrong.max_difference["weights"] == 0
+assert "held_out_loss" in wrong.first_difference
+
+# %% [markdown]
+# To count a repeated forward pass twice is a mistake of the same kind. In minidist a batch norm
+# therefore asks which micro-batch it is given (`batch_coordinates`), and without an answer it
+# refuses to train:
+
+# %%
+with expect(UsageError):
+    CNN((1, 12, 12), 10, channels=4, blocks=1)(Tensor(np.zeros((2, 144), np.float32)))
+
+# %% [markdown]
+# ## 7 Exercise: SyncBatchNorm
+#
+# Each rank has rows `x` of shape (rows, channels); the number of rows may differ from rank to rank,
+# and may be 0. Return this rank's rows minus the mean of *all* rows, divided by sqrt(variance of
+# all rows + eps), for each channel; the variance is the biased one. Do not send the rows
+# themselves: they are too many.
+
+
+# %%
+def sync_batch_norm(comm, x, eps):
+    return (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + eps) if len(x) else x
+
+
+check("16b.sync_batch_norm", sync_batch_norm)
+
+# %%
+print(inspect.getsource(solution("16b.sync_batch_norm")))
+check("16b.sync_batch_norm", solution("16b.sync_batch_norm"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - Batch norm is not a sum over rows: **each way of cutting a batch computes another function**.
+#   GPipe uses the statistics of micro-batches in training, and merges them for evaluation.
+# - Statistics can be merged: the number of rows, the mean and the variance of each part give those
+#   of the whole, with **n (n-1) 8 (1 + 2 C) bytes**. SyncBatchNorm does that in every forward pass,
+#   and sums two numbers per channel in every backward pass.
+# - A training loss does not show whether the evaluated model is the same on all ranks.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --model cnn --dp 4 --batch-norm sync --steps 20 --evaluate-every 10
+#     mpiexec -n 4 minidist compare --model cnn --pp 2 --dp 2 --microbatches 2 --reduction ordered --steps 3
+#     mpiexec -n 2 python mpi_examples/2_data_parallel/image_classifier.py --batch-norm sync
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `BatchNorm`, one step of the moving average per mini-batch | GPipe (Huang et al. 2019, section 3.2); torchgpipe `DeferredBatchNorm` |
+# | `--batch-norm sync`, `convert_sync_batchnorm` | PyTorch `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, Horovod `SyncBatchNormalization` |
+# | statistics of micro-batches in training | "ghost batch normalization" (Hoffer et al. 2017) |
+# | `RunningStatistics.combine` | PyTorch DDP's `broadcast_buffers` sends rank 0's instead, and forgets those of the others |
+#
+# Next: [17 1F1B](17_1f1b.ipynb). All of them are in the [index](README.md).

@@ -1,0 +1,362 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 17b PipeDream and weight stashing
+#
+# *30 minutes. Before it: 17.*
+
+# %% [markdown]
+# ## 1 The case
+#
+# A pipeline of four stages trains on a stream of mini-batches and never drains: **a stage updates
+# its weights right after each backward**. The order on a stage is 1F1B's (lesson 17), so stage 0
+# begins with four forwards before its first backward, and stage 3 alternates from the start. Call
+# the weights of a stage after v updates version v.
+#
+# Mini-batch 7 goes through all stages. The update of a mini-batch comes after its backward, so the
+# freshest weights for mini-batch 7 are version 7: those that have learned from mini-batches 0 to 6.
+# Which version does it find on stage 3, and which on stage 0?
+
+# %%
+import inspect
+import math
+
+import numpy as np
+
+from minidist import (
+    MLP,
+    SGD,
+    Parameter,
+    PipelineStage,
+    PlanError,
+    SimWorld,
+    Tensor,
+    get_schedule,
+    split_model,
+)
+from minidist.base.memory import account_memory
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.versioned import VersionedPipeline
+from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
+from minidist.report import draw, show
+from minidist.report.version_gantt import version_gantt
+
+# %% [markdown]
+# ## 2 Predict
+#
+# How many mini-batches are on their way, begun on stage 0 and not yet back, when mini-batch 7
+# enters?
+
+# %%
+last_guess = predict("version that mini-batch 7 uses on stage 3", example=6)
+first_guess = predict("version that mini-batch 7 uses on stage 0", example=6)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# 1F1B still drains at the end of every step, because the update comes when all gradients are there.
+# PipeDream does not wait. Then a mini-batch's forward and its backward would see different weights,
+# unless **each mini-batch keeps the weights that it began with**. What that saves: the bubble. What
+# it costs: p - s versions of the weights on stage s, and gradients that are late.
+#
+# The colour is the version of the weights that an action sees, a red line an update. Follow one
+# mini-batch: on a stage its F and its B have one colour. Follow one *stage*: between them the
+# weights changed. Below the rows is how many versions each rank keeps.
+
+# %%
+p, m = 4, 10
+stream = get_schedule("pipedream").plan(p, m)
+show(
+    version_gantt(
+        [time_plan(stream, spans=True)],
+        command="minidist schedule pipedream --stages 4 --microbatches 10 --format versions -o "
+        "lanes.svg",
+    )
+)
+
+# %% [markdown]
+# The same as a page to step through, one time after the other:
+
+# %%
+from minidist.report.gantt import as_traces
+
+show(as_traces(time_plan(stream, spans=True)), "PipeDream: what each rank computes.")
+
+# %% [markdown]
+# ## 4 The code
+#
+# A toy with every message: y = w2 w1 w0 x with one weight on each stage, and the loss y²/2. Look at
+# the two lines with `stash`: F keeps the weight that it used, and B computes with it. The update
+# changes the newest weight.
+
+
+# %%
+def received(comm, source):
+    message = np.empty(1)
+    comm.recv(message, source)
+    return message[0]
+
+
+def stage(comm, mini_batches):
+    """Run 1F1B's order without a drain; returns (version that B used, newest version) in order."""
+    rank, last = comm.rank, comm.size - 1
+    weight, version, stash, sends, log = 1.0, 0, {}, [], []
+    ahead = min(last - rank, mini_batches)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(mini_batches):
+        order += [("F", ahead + i)] * (ahead + i < mini_batches) + [("B", i)]
+    for kind, i in order:
+        if kind == "F":
+            x = 0.1 * i if rank == 0 else received(comm, rank - 1)
+            stash[i] = weight, version, x
+            if rank < last:
+                sends.append(comm.isend(np.array([weight * x]), rank + 1))
+        else:
+            used, seen, x = stash.pop(i)
+            gradient = used * x if rank == last else received(comm, rank + 1)
+            if rank > 0:
+                sends.append(comm.isend(np.array([used * gradient]), rank - 1))
+            log.append((seen, version))
+            weight, version = weight - 0.1 * gradient * x, version + 1
+    comm.waitall(sends)
+    return log
+
+
+for number, log in enumerate(SimWorld(3).run(stage, 6)):
+    print(f"stage {number}: (version that B used, newest):", *log)
+
+# %% [markdown]
+# The library's is [versions.py](../minidist/pipeline/runtime/versions.py): an update makes a new
+# array, so the old one lives for as long as some backward needs it.
+
+# %% [markdown]
+# ## 5 Check
+#
+# Run it: the executed versions are in the trace.
+
+# %%
+WIDTH, ROWS = 32, 16
+rng = np.random.default_rng(0)
+inputs = [rng.normal(size=(ROWS, WIDTH)) for _ in range(12)]
+targets = [rng.normal(size=(ROWS, WIDTH)) for _ in range(12)]
+
+
+def train(comm, plan):
+    with account_memory(timeline=True) as account:
+        model = MLP([WIDTH] * (plan.stages + 1), dtype=np.float64)
+        stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
+        versions = WeightVersions(
+            comm, plan, stages, lambda flat: SGD(flat, lr=0.05), keep_history=True
+        )
+        pipe = VersionedPipeline(
+            comm, plan, stages, lambda y, t: (y * Tensor(t)).sum() * (1 / ROWS), versions=versions
+        )
+        pipe.step(inputs[: plan.microbatches], targets[: plan.microbatches])
+    held = [{k: now.get(k, 0) for k in ("parameter", "stash")} for now in account.history()]
+    comm.trace.memory = [
+        (0.0, now) for before, now in zip([None, *held], held, strict=False) if now != before
+    ]
+    return versions
+
+
+world = SimWorld(p)
+ranks = world.run(train, stream)
+used = [versions.used["B", stage, 7] for stage, versions in enumerate(ranks)]
+print(f"mini-batch 7 used versions {used}")
+last_guess.judge(used[3])
+first_guess.judge(used[0])
+kept = [versions.own[stage].most for stage, versions in enumerate(ranks)]
+print(f"versions kept: {kept}, in the plan {validate(stream).weight_versions}")
+assert used == [max(0, 7 - (p - 1 - s)) for s in range(p)]
+
+# %% [markdown]
+# The stash in bytes, on each rank (one version is `WIDTH * (WIDTH + 1)` numbers of 8 bytes):
+
+# %%
+header = {
+    "command": "part 5 of lessons/17b_pipedream_and_weight_stashing.py",
+    "title": "PipeDream: weights and stashed versions",
+}
+show(draw("memory", world.traces, header))
+
+# %% [markdown]
+# So a mini-batch t trains by
+#
+#     W(t+1) = W(t) - lr grad f(w_0^(t-p+1), ..., w_{p-1}^(t))
+#
+# with older weights on earlier stages. A replay on one device with these delays gives the same
+# weights, bit for bit:
+
+# %%
+model = MLP([WIDTH] * (p + 1), dtype=np.float64)
+stages, _ = split_model(model, p, range(p))
+history = [[stage.flat.data.copy()] for stage in stages]
+optimizers = [SGD(stage.flat, lr=0.05) for stage in stages]
+for t, (x, target) in enumerate(zip(inputs[:m], targets[:m], strict=True)):
+    y = Tensor(x)
+    for s, stage in enumerate(stages):
+        version = max(0, t - (p - 1 - s))
+        stage.flat.bind(history[s][version].copy(), version)
+        y = stage.module(y)
+    ((y * Tensor(target)).sum() * (1 / ROWS)).backward()
+    for s, stage in enumerate(stages):
+        stage.flat.bind(history[s][-1].copy(), len(history[s]) - 1)
+        optimizers[s].step()
+        history[s].append(stage.flat.data.copy())
+        stage.flat.zero_grad()
+same = all(
+    np.array_equal(mine, theirs)
+    for s, versions in enumerate(ranks)
+    for mine, theirs in zip(versions.history[s], history[s], strict=True)
+)
+print("every version on every stage equals the replay's, bit for bit:", same)
+assert same
+
+# %% [markdown]
+# A stage that is too slow can have several ranks. They take mini-batches in turn, and a round of k is one update:
+
+# %%
+slow = get_schedule("pipedream").plan(3, 12, replicas=(2, 1))
+print(slow.to_text())
+print(
+    "NOAM = ceil(3 ranks / 2 of the first stage) = 2 mini-batches on their way for each rank of "
+    "stage 0"
+)
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Without stashing, B uses the newest weights: the gradient of no function. The validator rejects
+# it, unless a flag allows it.
+
+# %%
+careless = get_schedule("pipedream").plan(p, m, stashing=False)
+with expect(PlanError):
+    validate(careless)
+wrong = SimWorld(p).run(train, careless)
+print(
+    "B of mini-batch 7 saw",
+    [versions.used["B", s, 7] for s, versions in enumerate(wrong)],
+    "and its F",
+    [versions.used["F", s, 7] for s, versions in enumerate(wrong)],
+)
+for s in range(p):
+    off = np.abs(wrong[s].history[s][-1] - history[s][-1]).max()
+    print(f"stage {s}: weights differ by up to {off:.1e}")
+
+# %% [markdown]
+# And delay itself has a price. On f(w) = w^2 / 2, w(t+1) = w(t) - lr w(t-τ) is stable only below 2
+# sin(π / (4τ+2)): a deeper pipeline needs a smaller learning rate.
+
+
+# %%
+class Scale:
+    """y = w x on stage 0; the other stages pass x on unchanged."""
+
+    def __init__(self, number):
+        self.w = [Parameter(np.ones(1), name="w")] if number == 0 else []
+
+    def parameters(self):
+        return self.w
+
+    def __call__(self, x):
+        return x * self.w[0] if self.w else x * 1.0
+
+
+def wander(comm, rate, count):
+    stage = PipelineStage(Scale(comm.rank), comm.rank)
+    plan = get_schedule("pipedream").plan(comm.size, count)
+    versions = WeightVersions(
+        comm, plan, [stage], lambda flat: SGD(flat, lr=rate), keep_history=True
+    )
+    pipe = VersionedPipeline(
+        comm, plan, [stage], lambda y, _: (y * y * 0.5).sum(), versions=versions
+    )
+    pipe.step([np.ones(1)] * count, [None] * count)
+    return abs(float(versions.history[0][-1][0])) if comm.rank == 0 else None
+
+
+for stages_ in (2, 4):
+    bound = 2 * math.sin(math.pi / (4 * (stages_ - 1) + 2))
+    ends = [SimWorld(stages_).run(wander, factor * bound, 200)[0] for factor in (0.9, 1.1)]
+    print(
+        f"{stages_} stages: lr below {bound:.3f}; |w| after 200 steps at 0.9 of it: "
+        f"{ends[0]:.1e}, at 1.1 of it: {ends[1]:.1e}"
+    )
+    assert ends[0] < 1 < ends[1]
+
+# %% [markdown]
+# ## 7 Exercise: stash
+#
+# You get one stage's order, such as `["F0", "F1", "F2", "B0", "F3", "B1", ...]`, its weights, and
+# `gradient(i, weights)`. Each B is an update with learning rate 0.25 (`e17b_weight_stashing.RATE`).
+# Return the weights after each of them, in a list.
+
+
+# %%
+def my_stage(order, weights, gradient):
+    history = []
+    for action in order:
+        if action[0] == "B":
+            weights = weights - 0.25 * gradient(int(action[1:]), weights)
+            history.append(weights)
+    return history
+
+
+check("17b.stashing", my_stage)
+
+# %%
+print(inspect.getsource(solution("17b.stashing")))
+check("17b.stashing", solution("17b.stashing"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **An update after every backward, and no drain**: no bubble, but stage s works with weights that
+#   are p-1-s updates old.
+# - **Stash**: F and B of a mini-batch see one version, or the gradient is that of no function.
+#   Stage s keeps p-s versions.
+# - Training is not that of one device any more, but it is exactly that of one device *with these
+#   delays*.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 python mpi_examples/6_pipeline/pipedream.py
+#     mpiexec -n 3 minidist compare --pp 3 --layers 3 --schedule pipedream --steps 8
+#
+# The second one compares with a replay on one device, with the same delays.
+#
+# A job is a stream that runs step by step in memory that does not grow with it. It drains only
+# where something needs the weights of one moment: at a checkpoint, at an evaluation and at its end.
+# So a checkpoint has no stashed version, any layout can load it, and the resumed job has the bits
+# of the undisturbed one with the same `--every`:
+#
+#     mpiexec -n 3 minidist train --pp 3 --layers 3 --schedule pipedream --steps 40 --every 10 --save runs/stream
+#     mpiexec -n 3 minidist train --pp 3 --layers 3 --schedule pipedream --steps 60 --every 10 --save runs/stream --resume
+#
+# PipeDream's optimizer decides how many machines share a stage, and the job takes its answer over:
+#
+#     minidist partition runs/profile.json --machines 3 --bandwidth 1e9 --json > runs/stages.json
+#     mpiexec -n 3 minidist train --pp 3 --layers 4 --schedule pipedream --partition runs/stages.json --steps 40
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | weight stashing | PipeDream (SOSP 2019); "multi-version weights" |
+# | mini-batch of a stream | PipeDream: "minibatch"; there a micro-batch is a mini-batch |
+# | NOAM | "number of active minibatches", PipeDream |
+# | delayed gradients | asynchronous SGD; "staleness" (lesson 06c) |
+#
+# Next: [17c Two versions of the weights](17c_two_versions.ipynb). All of them are in the
+# [index](README.md).

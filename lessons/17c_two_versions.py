@@ -1,0 +1,229 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 17c Two versions of the weights
+#
+# *25 minutes. Before it: 17b.*
+#
+# ## 1 The case
+#
+# PipeDream (lesson 17b) updates the weights of a stage after every backward, and each mini-batch
+# keeps the weights that it began with. On 16 stages the first stage then keeps 16 versions of its
+# weights. For a stage of a billion parameters in 32-bit numbers that is 64 GB.
+#
+# *2BW* (double-buffered weights) makes one update of the gradients of m micro-batches, which
+# together are a batch. Micro-batches are numbered through: those of batch b are m b to
+# m b + m - 1. While batch b is on its way, batch b - 1 may not have come back. So the micro-batches
+# of batch b use the weights that were there before batch b - 1 made its update.
+#
+# With m = 4, which version (how many updates old weights have seen) does micro-batch 9 use? And how
+# many versions does the first of 16 stages keep, with m = 16?
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist import MLP, SGD, SimWorld, Tensor, UsageError, get_schedule, split_model
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.versioned import VersionedPipeline
+from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
+from minidist.report import show
+from minidist.report.version_gantt import version_gantt
+
+# %% [markdown]
+# ## 2 Predict
+
+# %%
+used_guess = predict("version that micro-batch 9 uses, with m = 4", example=2)
+kept_guess = predict("versions that the first of 16 stages keeps", example=16)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **One update per batch, and each batch works with the weights before the last update: then two
+# versions are always enough.** The pipeline still never drains. What it saves: versions, p - 2 of
+# them on the first of p stages. What it costs: every stage is late by one batch, the last one too.
+#
+# The colour is the version that an action sees, a red line is an update. Above PipeDream, below
+# 2BW; under the rows is how many versions each rank keeps:
+
+# %%
+p, m, batches = 4, 4, 3
+pipedream = get_schedule("pipedream").plan(p, m * batches)
+plan = get_schedule("pipedream-2bw").plan(p, m, batches=batches)
+show(
+    version_gantt(
+        [time_plan(pipedream, spans=True), time_plan(plan, spans=True)],
+        command="part 3 of lessons/17c_two_versions.py",
+    )
+)
+
+# %% [markdown]
+# ## 4 The code
+#
+# A toy of two stages with every message. F of a micro-batch says which version it uses; B sends the
+# gradient back. `newest` is the version that the stage has by then:
+
+
+# %%
+def two_stages(comm, order, m):
+    """Return (micro-batch, version that it uses, newest version) for each F of this stage."""
+    other, newest, rows, sends, message = 1 - comm.rank, 0, [], [], np.zeros(1)
+    for action in order[comm.rank].split():
+        kind, k = action[0], int(action[1:])
+        uses = max(k // m - 1, 0)
+        if kind == "F":
+            rows.append((k, uses, newest))
+        if (kind == "F") == (comm.rank == 0):  # F goes down the pipeline, B comes back
+            sends.append(comm.isend(np.array([float(uses)]), other))
+        else:
+            comm.recv(message, other)
+            assert message[0] == uses, "both stages use one version"
+        if kind == "B" and k % m == m - 1:
+            newest += 1  # the gradients of the batch are there: one update
+    comm.waitall(sends)
+    return rows
+
+
+orders = ["F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5", "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5"]
+for stage, rows in enumerate(SimWorld(2).run(two_stages, orders, 2)):
+    print(f"stage {stage}:", *(f"F{k} uses {uses} of 0..{newest}" for k, uses, newest in rows))
+
+# %% [markdown]
+# On stage 0 the newest version differs from micro-batch to micro-batch of one batch. The version
+# that is used does not, and it is never more than one behind.
+
+# %% [markdown]
+# ## 5 Check
+#
+# Run it in the library. The versions that were used are in the trace:
+
+# %%
+WIDTH, ROWS = 32, 16
+rng = np.random.default_rng(0)
+inputs = [rng.normal(size=(ROWS, WIDTH)) for _ in range(m * batches)]
+targets = [rng.normal(size=(ROWS, WIDTH)) for _ in range(m * batches)]
+
+
+def loss(y, target):
+    return (y * Tensor(target)).sum() * (1 / ROWS)
+
+
+def train(comm, plan):
+    model = MLP([WIDTH] * (plan.stages + 1), dtype=np.float64)
+    stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
+    versions = WeightVersions(
+        comm, plan, stages, lambda flat: SGD(flat, lr=0.05), keep_history=True
+    )
+    pipe = VersionedPipeline(comm, plan, stages, loss, versions=versions)
+    pipe.step(inputs, targets)
+    return versions
+
+
+ranks = SimWorld(p).run(train, plan)
+print("micro-batch 9 used versions", [ranks[s].used["F", s, 9] for s in range(p)])
+used_guess.judge(ranks[0].used["F", 0, 9])
+print("versions kept on 4 stages:", [ranks[s].own[s].most for s in range(p)])
+wide = get_schedule("pipedream-2bw").plan(16, 16, batches=3)
+kept_guess.judge(validate(wide).weight_versions[0])
+
+# %% [markdown]
+# The weights are those of W(b+1) = W(b) - lr grad f(W(b-1)) on one device:
+
+# %%
+model = MLP([WIDTH] * (p + 1), dtype=np.float64)
+stages, _ = split_model(model, p, range(p))
+history = [[stage.flat.data.copy()] for stage in stages]
+optimizers = [SGD(stage.flat, lr=0.05) for stage in stages]
+for b in range(batches):
+    for s, stage in enumerate(stages):
+        stage.flat.bind(history[s][max(b - 1, 0)].copy(), max(b - 1, 0))
+    for k in range(m * b, m * b + m):
+        y = Tensor(inputs[k])
+        for stage in stages:
+            y = stage.module(y)
+        loss(y, targets[k]).backward()
+    for s, stage in enumerate(stages):
+        stage.flat.bind(history[s][-1].copy(), b)
+        optimizers[s].step()
+        history[s].append(stage.flat.data.copy())
+        stage.flat.zero_grad()
+off = max(np.abs(ranks[s].history[s][-1] - history[s][-1]).max() for s in range(p))
+print(f"max |w_parallel - w_single| = {off:.1e}")
+assert off < 1e-12
+
+# %% [markdown]
+# Another way that never drains is **vertical sync**: a mini-batch uses one version on all stages,
+# that of stage 0. Then every gradient belongs to one set of weights, but all stages keep as many
+# versions as stage 0:
+
+# %%
+print("                          versions used by micro-batch 9   kept")
+for name, count, options in (
+    ("pipedream", m * batches, {}),
+    ("pipedream-vertical-sync", m * batches, {}),
+    ("pipedream-2bw", m, {"batches": batches}),
+):
+    other = get_schedule(name).plan(p, count, **options)
+    seen = [versions.used["F", s, 9] for s, versions in enumerate(SimWorld(p).run(train, other))]
+    print(f"{name:26}{seen!s:33}{validate(other).weight_versions}")
+
+# %% [markdown]
+# ## 6 Break it
+#
+# A batch must have at least as many micro-batches as there are stages. With fewer of them a batch
+# begins before the batch before the last has come back, and two versions are not enough:
+
+# %%
+with expect(UsageError):
+    get_schedule("pipedream-2bw").plan(p, 2, batches=3)
+
+# %% [markdown]
+# ## 7 Exercise: one stage with two versions
+#
+# You get one stage's order, such as `["F0", "F1", "B0", "F2", "B1", ...]`, its weights, a function
+# `gradient(k, weights)`, and m. Micro-batch k uses version max(k // m - 1, 0). The gradients of a
+# batch are added and make one update with learning rate 0.25. Yield the weights after each update,
+# and keep no more than two versions: the checker counts them.
+
+
+# %%
+def my_two_versions(order, weights, gradient, m):
+    yield weights
+
+
+check("17c.two_versions", my_two_versions)
+
+# %%
+print(inspect.getsource(solution("17c.two_versions")))
+check("17c.two_versions", solution("17c.two_versions"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **2BW**: one update per batch of m ≥ p micro-batches, late by one batch on every stage, and two
+#   versions of the weights on every stage. PipeDream keeps p - s of them on stage s.
+# - W(b+1) = W(b) - lr grad f(W(b-1)): the delay does not grow with the number of stages.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 3 python mpi_examples/6_pipeline/asynchronous.py --weights 2bw
+#     mpiexec -n 3 minidist compare --pp 3 --layers 3 --schedule pipedream-2bw --microbatches 3 --steps 4
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `pipedream-2bw` | PipeDream-2BW (ICML 2021), "double-buffered weight updates" |
+# | `pipedream-vertical-sync` | "vertical sync", PipeDream (SOSP 2019), section 3.3 |
+#
+# Next: [19 Zero bubble](19_zero_bubble.ipynb). All of them are in the [index](README.md).

@@ -1,0 +1,394 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 20b Plan it
+#
+# *35 minutes. Before it: 05, 17 and 20.*
+#
+# ## 1 The case
+#
+# Llama 3.1 with 70 billion parameters is to be trained on 64 GPUs of type H100, on 512 sequences of
+# 8,192 tokens per step. Sixteen bytes per parameter are 1.1 TB, and a GPU has 85 GB. Thousands of
+# layouts are possible: degrees of data, tensor, context and pipeline parallelism, ZeRO stages,
+# micro-batches, recomputation. Which of them fit, and which one is the fastest? Renting 64 GPUs to
+# try them is expensive; `minidist plan` counts them all in a few seconds.
+#
+# How far can such a plan be trusted? A small case can be planned and measured. Eight ranks of 20
+# GFLOP/s, joined by links of 1 GB/s with a latency of 5 µs, train a GPT with
+# eight layers of width 64 on eight samples of 32 tokens. There are ten ways to write 8 as pp x dp x
+# tp: pipeline stages, data-parallel replicas, tensor-parallel parts. Which of them takes the least
+# time for a step?
+#
+# Data parallelism sends the gradient once per step; tensor parallelism sends activations four times
+# per layer; a pipeline sends little, and waits at both ends of the step.
+
+# %%
+import inspect
+from contextlib import redirect_stderr
+from dataclasses import replace
+from functools import cache
+from io import StringIO
+
+from minidist import FlopCounter, LinkModel, SimWorld, TrainConfig, UsageError, get_schedule
+from minidist.base.trace_file import only_steps
+from minidist.cli import main
+from minidist.commands.memory_budget import fit_micro_batch
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.job.config.train_config import resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.job import build
+from minidist.job.train.trainer import train
+from minidist.parallel.fitting_dims import dims_of
+from minidist.pipeline.times import Times
+from minidist.pipeline.timing import time_plan
+from minidist.planning.architecture import named
+from minidist.planning.cluster.gpus import machine_of
+from minidist.planning.cluster.layout import ClusterLayout, Job, check_layout
+from minidist.planning.cluster.memory import states
+from minidist.planning.cluster.ready_commands import compare_command
+from minidist.planning.cluster.search import plan_layout, search
+from minidist.planning.cluster.step_time import StepModel
+from minidist.report import draw, show
+from minidist.report.frontier import frontier
+from minidist.report.gantt import gantt
+
+# %% [markdown]
+# ## 2 Predict
+#
+# Of the large job: into how many parts does the fastest layout divide each layer (tp), and into how
+# many stages the model (pp)? Of the small one: the degrees of data and of tensor parallelism of the
+# fastest mesh; then pp is what is left of 8.
+
+# %%
+large_tp_guess = predict("tp of the fastest layout of the large job", example=8)
+large_pp_guess = predict("pp of the fastest layout of the large job", example=1)
+dp_guess = predict("dp of the fastest mesh", example=2)
+tp_guess = predict("tp of the fastest mesh", example=1)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Choose the mesh on paper. **Predict the time of a step for each of them from four numbers**
+# (FLOP/s, latency, bandwidth, the work of one device) and take the best. What it saves: trying.
+# What it costs: a model of the machine, which is as good as its four numbers.
+#
+# `minidist plan` does so for the large job. Memory is counted from shapes; the time of a step from
+# the FLOPs of its products, the bytes of its other operations and of its messages. What no formula
+# gives (the share of its peak that a GPU reaches, the latency of a message) are about twenty numbers,
+# fitted to published measurements. Each point is a layout that fits; on the line is the fastest one
+# for each amount of memory.
+
+# %%
+LARGE = Job(named("llama-3.1-70b"), 8192, 512, "bf16", 64)
+found = search(LARGE, machine_of("h100"), {})
+print(
+    f"{len(found.plans):,} layouts fit, {len(found.too_large):,} do not,"
+    f" {len(found.impossible):,} are impossible"
+)
+show(
+    frontier(
+        [plan.as_dict() for plan in found.plans],
+        title="Llama 3.1 70B on 64 H100",
+        command="minidist plan --model llama-3.1-70b --seq 8192 --ranks 64 --global-batch 512"
+        " -o frontier.svg",
+    )
+)
+
+# %% [markdown]
+# Now the small job on its eight ranks, on three of its meshes. Red is waiting.
+
+# %%
+RANKS, LAYERS, MICRO = 8, 8, 8
+JOB = {
+    "layers": LAYERS,
+    "width": 64,
+    "heads": 8,
+    "context": 32,
+    "data": "markov",
+    "global_batch": 8,
+    "steps": 2,
+    "reduction": "ring",
+    "optimizer": "sgd",
+}
+# The memory is so fast that only FLOPs count.
+LINKS = LinkModel(alpha=5e-6, beta=1e-9, flops=2e10, memory_bandwidth=1e18)
+
+
+def job_of(pp, dp, tp):
+    """8 samples; a pipeline takes them one by one, others all at once."""
+    return TrainConfig.make(**JOB, pp=pp, dp=dp, tp=tp, accumulation=MICRO // dp if pp > 1 else 1)
+
+
+@cache
+def measured(pp, dp, tp):
+    """Seconds of the second step in the simulated world, and its trace: the very code that
+    trains, on a virtual clock.
+    """
+    world = SimWorld(RANKS, links=LINKS)
+    world.run(train, job_of(pp, dp, tp))
+    first, second = (
+        max(span.end for trace in world.traces for span in trace.spans if span.name == f"step {i}")
+        for i in (0, 1)
+    )
+    return second - first, only_steps(world.traces, 1, 2)
+
+
+for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
+    seconds, traces = measured(*layout)
+    header = {
+        "title": f"pp, dp, tp = {layout}: {1e3 * seconds:.2f} ms",
+        "command": "part 3 of lessons/20b_plan_it.py",
+    }
+    show(draw("gantt", traces, header))
+
+# %% [markdown]
+# ## 4 The code
+#
+# A plan of the large job is two functions. What a pipeline rank holds of the model, and how long a
+# collective takes: a ring, with a latency per step, over links inside a node and adapters between
+# nodes.
+
+# %%
+print(inspect.getsource(states))
+print(inspect.getsource(StepModel.ring_seconds))
+
+# %% [markdown]
+# For the small job the same model of a step fits on half a page. The work of one device is counted
+# once, by running one sample through the model with a FLOP counter:
+
+# %%
+job = build(TrainConfig.make(**JOB), resolve_batches(TrainConfig.make(**JOB, dp=1), 1))
+with FlopCounter() as counter:
+    loss = job.loss(*job.micro_batch(0, 0))
+    forward = sum(flops for flops, _ in counter.take()) / 8  # of one of the 8 samples
+    loss.backward()
+    backward = sum(flops for flops, _ in counter.take()) / 8
+parameters = sum(parameter.size for parameter in job.model.parameters())
+print(f"forward {forward:.3g} FLOPs per sample, backward {backward:.3g}; {parameters:,} parameters")
+
+
+# %%
+def ring(n, nbytes):
+    """All-reduce round a ring: 2 (n-1) messages of 1/n of the bytes, one after the other."""
+    return 2 * (n - 1) * (LINKS.alpha + nbytes / n * LINKS.beta)
+
+
+def predicted(pp, dp, tp):
+    """Seconds of a step: the timing tool for the pipeline, alpha-beta for what travels."""
+    m = MICRO // dp if pp > 1 else 1
+    samples = MICRO // dp // m  # of a micro-batch
+    boundary = samples * JOB["context"] * JOB["width"] * 4  # bytes between two layers
+    # Two all-reduces per layer and direction.
+    in_layers = LAYERS / pp * 2 * ring(tp, boundary) if tp > 1 else 0.0
+    F = samples * forward / pp / tp / LINKS.flops + in_layers
+    B = samples * backward / pp / tp / LINKS.flops + in_layers
+    times = Times(
+        [F] * pp, [B / 2] * pp, [B / 2] * pp, [LINKS.alpha + boundary * LINKS.beta] * (pp - 1)
+    )
+    timing = time_plan(get_schedule("1f1b").plan(pp, m), times, spans=True)
+    return timing.makespan + (ring(dp, parameters / pp / tp * 4) if dp > 1 else 0.0), timing
+
+
+# %% [markdown]
+# ## 5 Check
+#
+# The command, with the layout that it puts first, why, and what does not fit:
+
+
+# %%
+def run(command):
+    """Print a command and what it prints."""
+    print("$", command)
+    progress = StringIO()  # which is shown when a command takes more than two seconds
+    try:
+        with redirect_stderr(progress):
+            main(command.split()[1:])
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(progress.getvalue()) from None
+
+
+run(
+    "minidist plan --model llama-3.1-70b --seq 8192 --gpu h100 --ranks 64 --global-batch 512"
+    " --best 5"
+)
+first = found.plans[0]
+large_tp_guess.judge(first.layout.tp)
+large_pp_guess.judge(first.layout.pp)
+assert first.fit.fits
+assert first.layout.tp <= first.machine.gpus_per_node  # its messages stay inside a node
+assert not any(
+    plan.layout.zero == 0 and plan.layout.ranks == plan.layout.dp for plan in found.plans
+)
+
+# %% [markdown]
+# Its last command trains a small copy of the layout and compares every value with one device:
+
+# %%
+run(compare_command(first.layout, first.job))
+
+# %% [markdown]
+# A plan is worth what its predictions are worth. For the small job: all ten meshes, on paper and on
+# the virtual clock:
+
+# %%
+layouts = [
+    (pp, dp, RANKS // pp // dp)
+    for pp in (1, 2, 4, 8)
+    for dp in (1, 2, 4, 8)
+    if RANKS % (pp * dp) == 0
+]
+paper = {layout: predicted(*layout)[0] for layout in layouts}
+clock = {layout: measured(*layout)[0] for layout in layouts}
+print("(pp, dp, tp)    on paper   on the clock")
+for layout in sorted(layouts, key=paper.get):
+    print(f"{layout!s:14} {1e3 * paper[layout]:8.2f} ms {1e3 * clock[layout]:8.2f} ms")
+best = min(layouts, key=paper.get)
+print(f"best on paper {best}, best on the clock {min(layouts, key=clock.get)}")
+dp_guess.judge(best[1])
+tp_guess.judge(best[2])
+assert clock[best] <= 1.1 * min(clock.values())
+
+# %% [markdown]
+# The plan says not only how long but why. The pipeline of the best mesh with stages, or of (4, 2, 1):
+
+# %%
+show(
+    gantt(
+        [predicted(4, 2, 1)[1]],
+        command="minidist schedule 1f1b --stages 4 --microbatches 4 --format svg -o plan.svg",
+    )
+)
+
+# %% [markdown]
+# And the chosen mesh still trains what one device trains:
+
+# %%
+chosen = TrainConfig.make(
+    **{**JOB, "precision": "fp64"},
+    pp=best[0],
+    dp=best[1],
+    tp=best[2],
+    accumulation=MICRO // best[1] if best[0] > 1 else 1,
+)
+verdict = SimWorld(RANKS).run(compare_rank, chosen, expected_snapshots(chosen, RANKS))[0]
+print(f"max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
+assert verdict.equal
+
+# %% [markdown]
+# The largest micro-batch can be chosen by memory alone. `--micro-batch auto` tries the sizes from the
+# largest to the smallest, on arrays without data, and takes the first one with which every rank fits
+# `--memory-budget`:
+
+# %%
+SMALL = {"layers": 2, "width": 32, "context": 32, "data": "markov", "global_batch": 32, "steps": 2}
+auto = TrainConfig.make(**SMALL, dp=2, micro_batch="auto", memory_budget=1.5e6)
+fitted, line = fit_micro_batch(auto, ranks=2)
+print(line)
+for micro, fits in ((fitted.micro_batch, True), (2 * fitted.micro_batch, False)):
+    results = SimWorld(2).run(train, TrainConfig.make(**SMALL, dp=2, micro_batch=micro))
+    peak = max(result.peak_bytes for result in results)
+    print(f"--micro-batch {micro}: {peak:,} B in use at the same time")
+    assert (peak <= auto.memory_budget) == fits
+
+# %% [markdown]
+# ## 6 Break it
+#
+# A model of the machine is only as good as its numbers. Take messages as free, and another mesh seems best:
+
+# %%
+real, LINKS = LINKS, LinkModel(alpha=0.0, beta=0.0, flops=2e10, memory_bandwidth=1e18)
+naive = {layout: predicted(*layout)[0] for layout in layouts}
+LINKS = real
+wrong = min(layouts, key=naive.get)
+print(
+    f"with free messages {wrong} seems best, {1e3 * naive[wrong]:.2f} ms; on the clock it takes "
+    f"{1e3 * clock[wrong]:.2f} ms, the best {1e3 * min(clock.values()):.2f} ms"
+)
+assert clock[wrong] > 1.3 * min(clock.values())
+
+# %% [markdown]
+# The same of the large job. Let the GPUs of a node be joined by PCI Express 3, 12 GB/s in place of
+# NVLink's 450, and keep the layout that was planned for NVLink:
+
+# %%
+pcie = replace(machine_of("h100"), name="h100 without NVLink", link=12e9)
+kept = plan_layout(first.layout, first.job, pcie)
+right = search(LARGE, pcie, {}).plans[0]
+print(f"planned for NVLink: {kept.time.seconds:.0f} s, {kept.layout}")
+print(f"planned for PCIe:   {right.time.seconds:.0f} s, {right.layout}")
+assert right.time.seconds < 0.9 * kept.time.seconds
+assert right.layout.tp == 1  # its messages are those that suffer
+
+# %% [markdown]
+# And a plan for 8 ranks is not a plan for 12, nor are 8 x 16 x 16 x 4 ranks 16,384, which the first
+# version of the Llama 3 report printed:
+
+# %%
+with expect(ValueError):
+    dims_of(12, pp=best[0], dp=max(best[1], 5), tp=best[2])
+printed = ClusterLayout(dp=4, tp=8, pp=16, cp=16, zero=2, microbatches=32)
+with expect(UsageError):
+    check_layout(printed, Job(named("llama-3.1-405b"), 131_072, 128, "bf16", 16_384))
+
+# %% [markdown]
+# ## 7 Exercise: layers that are not alike
+#
+# A pipeline is as fast as its slowest stage. `cut(times, stages)`: how many consecutive layers each
+# stage gets, so that the longest stage is as short as can be. Every stage has at least one layer;
+# there are at least as many layers as stages.
+
+
+# %%
+def cut(times, stages):
+    each = len(times) // stages
+    return [each] * (stages - 1) + [len(times) - each * (stages - 1)]
+
+
+check("20b.min_max_split", cut)
+
+# %%
+print(inspect.getsource(solution("20b.min_max_split")))
+check("20b.min_max_split", solution("20b.min_max_split"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **Count the work once, then divide**: F/(p t), plus 4 ring all-reduces per layer and micro-batch
+#   for t > 1, plus the plan's bubble for p > 1, plus one ring of Ψ/(p t) for d > 1. Ten meshes take
+#   a second to try on paper.
+# - `minidist plan` does the same for GPUs: memory from shapes decides what fits, then tensor
+#   parallelism stays inside a node, and ZeRO, stages and recomputation pay for memory with time.
+#   [docs/planner.md](../docs/planner.md) compares it with published measurements.
+# - Every prediction is a range: compare two layouts with a plan, measure the one that you choose.
+# - Where the paper is off, one can say what it left out: here the all-reduces of the split
+#   vocabulary, and the losses.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 8 --steps 5
+#     mpiexec -n 2 python mpi_examples/6_pipeline/profile_and_partition.py
+#     mpiexec -n 2 python mpi_examples/6_pipeline/repartition.py
+#     mpiexec -n 2 python mpi_examples/7_more/device.py            # --device cuda: with CuPy and a GPU
+#     minidist train --config mpi_examples/job.toml
+#     mpiexec -n 2 minidist train --dp 2 --global-batch 32 --micro-batch auto --memory-budget 1e7 --steps 5
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `minidist plan` | Calculon, vTrain (simulators of a step); Hugging Face `accelerate estimate-memory`; NeMo's and DeepSpeed's auto-tuners, which run layouts |
+# | all meshes by a cost model | Alpa (inter- and intra-operator plans); Galvatron; Megatron-LM's rules of thumb ("Efficient Large-Scale Language Model Training", section 3) |
+# | `minidist partition`, min-max cuts | GPipe's and PipeDream's partitioners; torchgpipe `balance_by_time` |
+# | `time_plan` | Zero Bubble's simulator; DeepSpeed's autotuning measures instead |
+#
+# Next: [22 Long context](22_long_context.ipynb). All of them are in the [index](README.md).

@@ -1,0 +1,58 @@
+"""Lesson 06e: a fragment of Streaming DiLoCo has arrived, while the replica trained on.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+import numpy as np
+
+from minidist.course.lesson.exercise import Case, Exercise, Hint, is_wrong
+
+LR, ALPHA = 0.5, 0.25
+
+
+def data(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the common weights, each rank's own ones (ranks, size), and the outer gradient, in whole numbers."""
+    draw = case.generator()
+    common, gradient = draw.integers(-9, 10, (2, case.size)) * 8.0
+    return common, draw.integers(-9, 10, (case.ranks, case.size)) * 8.0, gradient
+
+
+def merged(case: Case, kind: str = "") -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return what the rule gives on every rank, or what a typical mistake does."""
+    common, own, gradient = data(case)
+    new = common - LR * gradient
+    target = common if kind == "old" else own - LR * gradient if kind == "own" else new
+    alpha = 1 - ALPHA if kind == "swapped" else ALPHA
+    result = alpha * own + (1 - alpha) * target
+    return [(new, each) for each in result]
+
+
+EXERCISES = [
+    Exercise(
+        name="06e.merge",
+        arguments=lambda case, rank: (data(case)[0], data(case)[1][rank], data(case)[2], LR, ALPHA),
+        expected=merged,
+        par=Case(3, 8),
+        limits=("bytes",),
+        hints=(
+            Hint(
+                lambda f: f.answers_are(merged(f.case, "swapped")),
+                "alpha is the share of the rank's own weights, and 1 - alpha that of the common ones",
+            ),
+            Hint(
+                lambda f: f.answers_are(merged(f.case, "old")),
+                "the rank moves towards the common weights as they are after the outer step, not before it",
+            ),
+            Hint(
+                lambda f: f.answers_are(merged(f.case, "own")),
+                "the outer gradient is a step of the common weights; a rank's own ones are only mixed with the result",
+            ),
+            Hint(
+                is_wrong,
+                "the new common weights are the old ones minus lr times the outer gradient; the rank's are alpha of its"
+                " own plus 1 - alpha of the new common ones",
+            ),
+            Hint(lambda f: f.kind == "limit", "nothing need be sent: the outer gradient has arrived"),
+        ),
+    )
+]

@@ -1,0 +1,94 @@
+"""Lesson 06f: loaders make batches for one trainer, in the order in which it trains on them.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+import numpy as np
+
+from minidist.core.base.errors import DeadlockError, UsageError
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
+
+
+class Maker:
+    """`make(i)` returns batch i. A loader makes its share of the batches; the trainer makes none unless it is alone."""
+
+    def __init__(self, rank: int, batches: list[np.ndarray], share: int) -> None:
+        self.rank, self.batches, self.share, self.made = rank, batches, share, 0
+
+    def __call__(self, i: int) -> np.ndarray:
+        if self.share == 0:
+            raise UsageError("rank 0 is the trainer: it must receive batches from the loaders, and must not make any")
+        self.made += 1
+        if self.made > self.share:
+            raise UsageError(f"loader {self.rank} was asked for {self.made} batches; its share is {self.share}")
+        return self.batches[i].copy()
+
+
+def arguments(case: Case, rank: int) -> tuple[int, Maker]:
+    trains = rank == 0 and case.ranks > 1
+    share = 0 if trains else -(-case.size // max(1, case.ranks - 1))
+    return case.size, Maker(rank, [] if trains else [batch(case, i) for i in range(case.size)], share)
+
+
+def batch(case: Case, i: int) -> np.ndarray:
+    return case.generator(i, 5).integers(0, 99, 2) + 100.0 * i
+
+
+def all_batches(case: Case) -> np.ndarray:
+    return np.array([batch(case, i) for i in range(case.size)]).reshape(case.size, 2)
+
+
+def expected(case: Case) -> list[np.ndarray]:
+    return [all_batches(case), *[np.zeros((0, 2))] * (case.ranks - 1)]
+
+
+def in_another_order(failure: Failure) -> bool:
+    """Return whether the trainer has the right batches, but not in their order."""
+    if failure.kind != "wrong" or np.shape(failure.answers[0]) != (failure.case.size, 2):
+        return False
+    rows = np.asarray(failure.answers[0])
+    return np.array_equal(rows[np.argsort(rows[:, 0], kind="stable")], all_batches(failure.case))
+
+
+EXERCISES = [
+    Exercise(
+        name="06f.in_order",
+        arguments=arguments,
+        expected=expected,
+        least=lambda case: Least(min(case.size, 1), 8 * 2 * case.size),
+        par=Case(4, 9),
+        limits=("bytes", "messages"),
+        label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} batch{'es' * (case.size != 1)}",
+        hints=(
+            Hint(
+                lambda f: f.kind == "wrong" and f.case.ranks == 1,
+                "one rank alone has no loader: it makes every batch itself",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and any(np.shape(answer) != (0, 2) for answer in f.answers[1:]),
+                "a loader returns no batches: an array of shape (0, 2)",
+            ),
+            Hint(
+                in_another_order,
+                "these are the right batches in the order in which they arrived, which depends on the speed of the"
+                " loaders; decide beforehand which loader makes batch i, and receive batch i from that loader",
+            ),
+            Hint(
+                lambda f: f.raised(UsageError) and "share" in f.message,
+                "one loader makes more than its share: batch i belongs to loader i % loaders, which is rank 1 +"
+                " i % loaders",
+            ),
+            Hint(
+                lambda f: f.raised(UsageError, ZeroDivisionError),
+                "the trainer makes batches only when there are no loaders; with 0 loaders it makes every batch itself;"
+                " do not divide by the number of loaders",
+            ),
+            Hint(
+                lambda f: f.raised(DeadlockError),
+                "a loader sends a batch that the trainer does not receive, or the trainer receives one that no loader"
+                " sends; for each loader both sides must go through the same batches i in the same order",
+            ),
+            Hint(lambda f: f.kind == "limit", "the result is right, but a batch is sent more than once"),
+        ),
+    )
+]

@@ -1,0 +1,167 @@
+"""Lesson 14b: a cross-entropy from logits whose words are split over the ranks, which never holds all of them.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minidist.core.base.errors import MismatchError
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong
+
+ROWS = 5
+
+
+def whole(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits of all words, far apart and far from 0, and targets, the first and the last word among them."""
+    draw, words = case.generator(), 8 * case.ranks + case.size
+    targets = draw.integers(0, words, ROWS)
+    targets[:3] = 0, words - 1, words // 2
+    return draw.normal(size=(ROWS, words)) * 300 + 900, targets
+
+
+def starts(case: Case) -> list[int]:
+    return offsets(chunk_sizes(8 * case.ranks + case.size, case.ranks))
+
+
+def arguments(case: Case, rank: int) -> tuple[Any, ...]:
+    logits, targets = whole(case)
+    first, last = starts(case)[rank : rank + 2]
+    return logits[:, first:last].copy(), targets, first
+
+
+def entropy(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.arange(ROWS)
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    probabilities = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
+    losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[rows, targets]
+    probabilities[rows, targets] -= 1
+    return losses, probabilities
+
+
+def truth(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
+    losses, gradient = entropy(*whole(case))
+    return [(losses, part) for part in np.split(gradient, starts(case)[1:-1], axis=1)]
+
+
+def by_rank(f: Failure, make: Callable[[np.ndarray, np.ndarray, int, int], tuple[np.ndarray, np.ndarray]]) -> bool:
+    """Return whether the answers are what `make(logits, targets, first, last)` gives on each rank."""
+    logits, targets = whole(f.case)
+    bounds = starts(f.case)
+    with np.errstate(all="ignore"):
+        return f.answers_are([make(logits, targets, *bounds[r : r + 2]) for r in range(f.case.ranks)])
+
+
+def own_softmax(logits: np.ndarray, targets: np.ndarray, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """Normalise each rank's own words; the target's logit counts where it is."""
+    rows, mine = np.arange(ROWS), (targets >= first) & (targets < last)
+    own = logits[:, first:last] - logits[:, first:last].max(axis=1, keepdims=True)
+    gradient = np.exp(own) / np.exp(own).sum(axis=1, keepdims=True)
+    target = np.zeros(ROWS)
+    target[mine] = own[rows[mine], targets[mine] - first]
+    gradient[rows[mine], targets[mine] - first] -= 1
+    return np.log(np.exp(own).sum(axis=1)) - target, gradient
+
+
+def own_maxima(f: Failure) -> bool:
+    """Return whether each rank's logits were shifted by their own maximum and the exponentials added all the same."""
+    if f.kind != "wrong" or not all(isinstance(a, tuple) and len(a) == 2 for a in f.answers):
+        return False
+    logits, targets = whole(f.case)
+    parts = np.split(logits, starts(f.case)[1:-1], axis=1)
+    shifted = np.concatenate([part - part.max(axis=1, keepdims=True) for part in parts], axis=1)
+    losses = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(ROWS), targets]
+    return bool(np.allclose(f.answers[0][0], losses))
+
+
+def scaled_gradient(f: Failure) -> bool:
+    """Return whether every gradient is divided by the rows."""
+    pairs = zip(f.answers, f.expected, strict=True)
+    return is_wrong(f) and all(np.allclose(np.asarray(a[1]) * ROWS, e[1]) for a, e in pairs)
+
+
+def losses_of_the_ranks(f: Failure) -> bool:
+    """Return whether the ranks disagree on a loss."""
+    complete = f.kind == "wrong" and all(isinstance(a, tuple) and len(a) == 2 for a in f.answers)
+    return complete and any(not np.allclose(a[0], f.answers[0][0]) for a in f.answers)
+
+
+def target_elsewhere(f: Failure) -> bool:
+    """Return whether the ranks agree on finite but wrong losses: another logit was taken for the target's."""
+    if f.kind != "wrong" or losses_of_the_ranks(f) or not all(isinstance(a, tuple) and len(a) == 2 for a in f.answers):
+        return False
+    return bool(np.isfinite(f.answers[0][0]).all())
+
+
+EXERCISES = [
+    Exercise(
+        name="14b.split_cross_entropy",
+        arguments=arguments,
+        expected=truth,
+        least=lambda case: Least(2 * (case.ranks - 1), 8 * 3 * ROWS * (case.ranks - 1)),
+        par=Case(4, 0),
+        label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {8 * case.ranks + case.size} words",
+        limits=("bytes",),
+        hints=(
+            Hint(
+                lambda f: (
+                    f.kind == "wrong"
+                    and any(not np.isfinite(part).all() for a in f.answers if a is not None for part in a)
+                ),
+                "a logit of 1,000 overflows exp, or its logarithm: subtract the largest logit of *all* words from"
+                " every one",
+            ),
+            Hint(
+                lambda f: by_rank(f, own_softmax),
+                "every rank normalises its own words: the largest logit and the sum of exponentials are those of all"
+                " words",
+            ),
+            Hint(
+                lambda f: is_wrong(f) and "got shape" in f.message,
+                "there is a loss for each row: they are not averaged, and the gradient is that of the rank's own words",
+            ),
+            Hint(
+                lambda f: "result 1" in f.message and scaled_gradient(f),
+                "the losses are of single rows, not their mean: the gradient is not divided by the number of rows",
+            ),
+            Hint(
+                lambda f: "result 1" in f.message,
+                "the losses are right, the gradient is not: of the probability of each row's target 1 is subtracted, on"
+                " the one rank that has the target, at the place target - first",
+            ),
+            Hint(
+                own_maxima,
+                "exponentials that were shifted by different numbers cannot be added: what is subtracted must be the"
+                " largest logit of all words, the same on every rank",
+            ),
+            Hint(
+                losses_of_the_ranks,
+                "the ranks disagree on the loss: the largest logit, the target's logit and the sum of exponentials are"
+                " all three numbers of all words, so each is reduced",
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "right, but too many bytes: a row needs three numbers from the other ranks, not their logits",
+            ),
+            Hint(
+                lambda f: is_wrong(f) and all(np.all(np.asarray(a[0]) < 0) for a in f.answers),
+                "a loss is never negative: it is the logarithm of the sum minus the target's logit",
+            ),
+            Hint(
+                target_elsewhere,
+                "the target's logit is with one rank only: the one with first <= target < first + (its number of"
+                " words); the others add 0 (a negative index counts from the end, and the last word of a range belongs"
+                " to it)",
+            ),
+            Hint(
+                lambda f: f.raised(IndexError),
+                "a target that is not among a rank's words has no place in its logits: look at first <= target < first"
+                " + words",
+            ),
+            Hint(lambda f: f.raised(MismatchError), "do all ranks call the same reductions, with as many rows?"),
+        ),
+    )
+]

@@ -1,0 +1,112 @@
+"""Lesson 16b: batch normalisation by the statistics of the rows of all ranks.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+import numpy as np
+
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, returns, summed
+
+EPS = 1e-5
+CHANNELS = 3
+
+
+def rows_of(case: Case) -> list[np.ndarray]:
+    """Return the rows of every rank, of unequal number, some of them none; each rank's have another mean."""
+    draw = case.generator()
+    counts = [int(draw.integers(0, case.size + 1)) for _ in range(case.ranks)]
+    return [draw.integers(-4, 5, (count, CHANNELS)) + 10.0 * rank for rank, count in enumerate(counts)]
+
+
+def least(case: Case) -> Least:
+    """Return the least of the ranks that have rows: one row each may have, of which a sum of squares says no more."""
+    ranks = sum(len(rows) > 0 for rows in rows_of(case))
+    return summed(ranks, ranks, CHANNELS)
+
+
+def normalised(case: Case, how: str = "union") -> list[np.ndarray]:
+    """Return what every rank must return, or what a typical mistake returns."""
+    parts = rows_of(case)
+    used = [part for part in parts if len(part)]
+    if not used:
+        return parts
+    means, variances = np.stack([part.mean(axis=0) for part in used]), np.stack([part.var(axis=0) for part in used])
+    counts = np.array([[len(part)] for part in used]) / sum(map(len, used))
+    if how == "own":
+        return [(part - part.mean(axis=0)) / np.sqrt(part.var(axis=0) + EPS) if len(part) else part for part in parts]
+    mean, variance = np.concatenate(used).mean(axis=0), np.concatenate(used).var(axis=0)
+    if how == "mean of variances":
+        variance = (counts * variances).sum(axis=0)
+    elif how == "mean of means":
+        mean = means.mean(axis=0)
+        variance = (variances + (means - mean) ** 2).mean(axis=0)
+    elif how == "unbiased":
+        rows = sum(map(len, used))
+        variance = variance * rows / max(1, rows - 1)
+    if how == "not centred":
+        mean = 0 * mean
+    deviations = {"no root": variance + EPS, "eps outside": np.sqrt(variance) + EPS}
+    deviation = deviations.get(how, np.sqrt(variance + EPS))
+    return [(part - mean) / deviation for part in parts]
+
+
+def not_a_number(failure: Failure) -> bool:
+    """Return whether an answer is NaN, as of a mean over no rows."""
+    return failure.kind == "wrong" and any(
+        answer is not None and not np.isfinite(np.asarray(answer, float)).all() for answer in failure.answers
+    )
+
+
+EXERCISES = [
+    Exercise(
+        name="16b.sync_batch_norm",
+        arguments=lambda case, rank: (rows_of(case)[rank], EPS),
+        expected=normalised,
+        least=least,
+        par=Case(4, 7),
+        label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, up to {case.size} rows each",
+        limits=("bytes",),
+        hints=(
+            Hint(not_a_number, "a rank without rows has no mean, and 0/0 spreads to all: let it count as 0 rows"),
+            Hint(
+                lambda f: f.answers_are(normalised(f.case, "own")),
+                "each rank normalises by its own rows: that is batch norm of micro-batches, not of the batch",
+            ),
+            Hint(
+                lambda f: f.answers_are(normalised(f.case, "mean of variances")),
+                "the variance of all rows is more than the mean of the ranks' variances: add (mean of the rank - mean"
+                " of all)^2, weighted by rows",
+            ),
+            Hint(
+                lambda f: f.answers_are(normalised(f.case, "mean of means")),
+                "ranks have unequal numbers of rows: weight each rank's mean and variance by its rows",
+            ),
+            Hint(
+                lambda f: f.answers_are(normalised(f.case, "unbiased")),
+                "batch norm normalises by the variance of these rows: divide by their number, not by one less",
+            ),
+            Hint(
+                lambda f: f.answers_are(normalised(f.case, "eps outside")),
+                "eps is added to the variance, under the root",
+            ),
+            returns(
+                lambda case: normalised(case, "no root"),
+                "the rows are divided by the variance; divide them by its root, the standard deviation",
+            ),
+            returns(
+                lambda case: normalised(case, "not centred"),
+                "the mean of all rows is not subtracted: (x - mean) / sqrt(variance + eps)",
+            ),
+            Hint(
+                is_wrong,
+                "mean and variance are those of the rows of all ranks together, as if one rank had all of them: weight"
+                " what each rank sends by its rows, and take the variance around the mean of all",
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "right, but too many bytes: a number of rows, a mean and a variance per channel are enough, the rows"
+                " stay where they are",
+            ),
+        ),
+    )
+]

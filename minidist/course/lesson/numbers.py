@@ -1,0 +1,50 @@
+"""Numbers of lessons: 04 is a lesson of the core, 04b is its first side room, which is read when one likes.
+
+    lessons/04_all_reduce_without_a_boss.py ──▶ "04"        lessons/04b_order_of_additions.py ──▶ "04b"
+
+Side rooms once had numbers without a letter. Submissions, assignments and notes that use these are still understood.
+
+Proved by: tests/lesson/test_numbers.py
+"""
+
+from pathlib import Path
+
+SOURCES = "[0-9][0-9]*_*.py"  # of the folder of the lessons
+
+# The number that a lesson had before, and the lesson that has its subject now. No core lesson's number has changed.
+MOVED = {
+    "01": "00b",
+    "07": "06b",
+    "08": "06c",
+    "13": "12b",
+    "15": "14b",
+    "18": "17b",
+    "21": "14c",
+    "23": "06d",
+    "24": "09b",
+    "25": "20b",
+    "27": "05",
+    "29": "11b",
+    "30": "06f",
+    "31": "10b",
+    "32": "16b",
+    "33": "10",
+    "34": "05b",
+    "35": "06c",
+    "36": "04b",
+    "37": "17c",
+    "38": "19b",
+    "39": "06e",
+    "40": "06e",
+}
+
+
+def number_of(path: Path) -> str:
+    """Return the number of a lesson's file, such as "04" or "04b"."""
+    return path.stem.partition("_")[0]
+
+
+def current(name: str) -> str:
+    """Return the name that a lesson ("36") or an exercise ("36.ordered_reduce_scatter") has now; others stay."""
+    number, dot, rest = name.partition(".")
+    return MOVED.get(number, number) + dot + rest
