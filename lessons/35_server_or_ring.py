@@ -32,8 +32,8 @@ import numpy as np
 
 from minidist import SGD, LinkModel, SimWorld, UsageError, all_reduce
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.parallel import parameter_server as ps
 from minidist.report import draw, show
+from minidist.techniques import parameter_server as ps
 
 # %% [markdown]
 # ## 2 Predict
@@ -125,7 +125,7 @@ def toy(comm, weights, mine, steps):
 print(SimWorld(4).run(lambda comm: toy(comm, np.zeros(2), np.full(2, float(comm.rank)), 2))[3])
 
 # %% [markdown]
-# The library's servers are in [parameter_server/](../minidist/parallel/parameter_server); there may
+# The library's servers are in [parameter_server/](../minidist/techniques/parameter_server); there may
 # be several, each with a part of the weights, and workers need not wait for each other.
 #
 # ## 5 Check
