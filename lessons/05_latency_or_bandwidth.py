@@ -30,9 +30,9 @@ import inspect
 import numpy as np
 
 from minidist import LinkModel, SimWorld, UsageError, all_reduce
-from minidist.collectives import bus_factor, recursive_halving
+from minidist.collectives import bus_factor, recursive_doubling, recursive_halving
 from minidist.collectives.auto import cheapest, virtual_seconds
-from minidist.core.collectives import recursive_doubling, volume
+from minidist.core.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 from minidist.report.bench.virtual_collectives import bench_virtual_collectives

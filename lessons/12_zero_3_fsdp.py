@@ -196,7 +196,7 @@ assert same
 
 # %% [markdown]
 # The library does the same in streams, so that gathers overlap with computing:
-# [fsdp_param_group.py](../minidist/core/parallel/fsdp_param_group.py), `start_gather`, `finish_gather`,
+# [fsdp_unit.py](../minidist/core/parallel/fsdp_unit.py), `start_gather`, `finish_gather`,
 # `release` and `start_reduce`.
 
 # %% [markdown]

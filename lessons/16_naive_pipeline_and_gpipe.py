@@ -38,11 +38,11 @@ from minidist import (
     get_schedule,
     split_model,
 )
-from minidist.core.pipeline.validate import validate
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
 from minidist.report import draw, show
 from minidist.report.gantt import gantt
 

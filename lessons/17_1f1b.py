@@ -39,10 +39,10 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.core.pipeline.plan.one_f_one_b import stage_order
-from minidist.core.pipeline.validate import validate
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
 from minidist.report import draw, show
 from minidist.report.gantt import gantt
 

@@ -41,11 +41,11 @@ from minidist import (
     split_model,
 )
 from minidist.base.memory import account_memory
-from minidist.core.pipeline.validate import validate
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
 from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
 from minidist.report import draw, show
 from minidist.report.version_gantt import version_gantt
 

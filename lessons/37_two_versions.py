@@ -31,11 +31,11 @@ import inspect
 import numpy as np
 
 from minidist import MLP, SGD, SimWorld, Tensor, UsageError, get_schedule, split_model
-from minidist.core.pipeline.validate import validate
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
 from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
 from minidist.report import show
 from minidist.report.version_gantt import version_gantt
 

@@ -5,6 +5,7 @@ Each function imports what it needs when the core calls it.
 Proved by: tests/base/test_hooks.py
 """
 
+from functools import cache
 from typing import Any
 
 from minidist.core.base import hooks
@@ -15,6 +16,7 @@ _NO_ALGORITHMS = (
     "call",
     "call_checks",
     "closed_forms",
+    "folding",
     "nodes",
     "one_event",
     "ring_event",
@@ -90,16 +92,22 @@ def _fibers() -> Any:
 
 
 def _kernels_of(value: Any) -> Any:
-    """Return meta_kernels.py for arrays without data, cuda_kernels.py for CuPy's, None for all others."""
-    if getattr(value, "is_meta", False):
+    """Return meta_kernels.py for arrays without data, cuda.py for CuPy's, None for all others."""
+    kind: Any = type(value)
+    return _kernels_of_type(kind)
+
+
+@cache
+def _kernels_of_type(kind: Any) -> Any:
+    if getattr(kind, "is_meta", False):
         from minidist.base import meta_kernels
 
         return meta_kernels
-    if type(value).__module__.partition(".")[0] != "cupy":
+    if kind.__module__.partition(".")[0] != "cupy":
         return None
-    from minidist.base import cuda_kernels
+    from minidist.base import cuda
 
-    return cuda_kernels
+    return cuda
 
 
 def _half() -> Any:
@@ -127,12 +135,6 @@ def _map_object(value: Any, function: Any) -> Any:
     from minidist.nn.ops.objects import map_object
 
     return map_object(value, function)
-
-
-def _saved_shapes(q: Any, step: int, queries: int, source: Any) -> Any:
-    from minidist.nn.ops.dry_attention import saved_shapes
-
-    return saved_shapes(q, step, queries, source)
 
 
 def _refusals() -> Any:
@@ -218,10 +220,22 @@ def _check_schedule(*arguments: Any) -> None:
     check_schedule(*arguments)
 
 
-def _check_transfers(plan: Any, items: Any) -> bool:
-    from minidist.pipeline.transfers import check_transfers
+def _validate_plan(plan: Any, allow_wrong_gradients: bool) -> Any:
+    from minidist.pipeline.validate import validate
 
-    return check_transfers(plan, items)
+    return validate(plan, allow_wrong_gradients)
+
+
+def _resolve_standstills(plan: Any, orders: Any, rank_of: Any) -> None:
+    from minidist.pipeline.standstills import resolve_standstills
+
+    resolve_standstills(plan, orders, rank_of)
+
+
+def _arrived_gradients(messages: Any) -> dict[int, list[Any]]:
+    from minidist.pipeline.runtime.early_release import arrived_gradients
+
+    return arrived_gradients(messages)
 
 
 def _pipeline_refusals() -> Any:
@@ -235,6 +249,12 @@ def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
 
     statistics = RunningStatistics(module, exchange_among(comm, ranks), data)
     return statistics.combine if statistics.layers else None
+
+
+def _register_comm_hook(reducer: Any, state: Any, hook: Any) -> None:
+    from minidist.parallel.comm_hooks import register_comm_hook
+
+    register_comm_hook(reducer, state, hook)
 
 
 hooks.choosers["auto"] = _choose
@@ -254,7 +274,6 @@ hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
 hooks.map_object = _map_object
-hooks.saved_shapes = _saved_shapes
 hooks.refusals = _refusals
 hooks.load_state_dict = _load_state_dict
 hooks.optimizer_checks = _optimizer_checks
@@ -262,6 +281,9 @@ hooks.load_optimizer = _load_optimizer
 hooks.describe = _describe
 hooks.move = _move
 hooks.check_schedule = _check_schedule
-hooks.check_transfers = _check_transfers
+hooks.validate_plan = _validate_plan
+hooks.resolve_standstills = _resolve_standstills
+hooks.arrived_gradients = _arrived_gradients
 hooks.pipeline_refusals = _pipeline_refusals
 hooks.combine_statistics = _combine_statistics
+hooks.register_comm_hook = _register_comm_hook

@@ -5,15 +5,17 @@
 
 is one item, whose message names the cases that fail. Each case has an empty `tmp_path`, a `monkeypatch` that ends with
 it, and a `capsys` that has read nothing; what other fixtures give, all cases share. A decorator above another makes
-every pair, as pytest's do. With `sampled=7` `make test` runs the first case and about one in 7, and `make exhaustive`
-all of them.
+every pair, as pytest's do. With `sampled=7` in one of them `make test` runs the first case and about one in 7 of all
+pairs, and `make exhaustive` all of them.
 
 Proved by: tests/test_cases.py
 """
 
 import functools
 import inspect
+import re
 from contextlib import ExitStack
+from types import FunctionType
 from zlib import crc32
 
 import pytest
@@ -32,20 +34,25 @@ def each(names, values, *, ids=None, sampled=None):
     assert values, "a test without a case passes whatever is wrong"
 
     def decorate(test):
-        taken = inspect.signature(test)
-        assert set(names) <= set(taken.parameters), f"{test.__name__} does not take {', '.join(names)}"
-        cases = [(dict(zip(names, value if len(names) > 1 else (value,), strict=True)), value) for value in values]
-        cases = [(title(given, value, number, ids), given) for number, (given, value) in enumerate(cases)]
-        left = [p for p in taken.parameters.values() if p.name not in names]
+        below, those, one_in = getattr(test, "each", (test, [("", {})], None))
+        taken = inspect.signature(below)
+        assert set(names) <= set(taken.parameters), f"{below.__name__} does not take {', '.join(names)}"
+        own = [(dict(zip(names, value if len(names) > 1 else (value,), strict=True)), value) for value in values]
+        own = [(title(given, value, number, ids), given) for number, (given, value) in enumerate(own)]
+        cases = [(name + ", " * bool(more) + more, given | rest) for name, given in own for more, rest in those]
+        left = [p for p in taken.parameters.values() if p.name not in cases[0][1]]
+        one_in_all = sampled or one_in
 
         def run(**fixtures):
-            whole = sampled is None or fixtures.pop("cases") == "all"
-            try_each(test, cases if whole else sample(cases, sampled), fixtures)
+            whole = one_in_all is None or fixtures.pop("cases") == "all"
+            try_each(below, cases if whole else sample(cases, one_in_all), fixtures)
 
         run = functools.wraps(test)(run)
         del run.__wrapped__  # or pytest would look for the arguments there
-        if sampled is not None:
+        run.each = below, cases, one_in_all
+        if one_in_all is not None:
             left.append(inspect.Parameter("cases", inspect.Parameter.KEYWORD_ONLY))
+        if one_in_all is not None and one_in is None:  # else it is marked already
             both = ["sample", pytest.param("all", marks=pytest.mark.exhaustive)]
             run = pytest.mark.parametrize("cases", both)(run)
         run.__signature__ = taken.replace(parameters=left)
@@ -95,7 +102,8 @@ def fresh(fixtures, number, stack):
 
 
 def title(given, value, number, ids):
-    """Return what the message calls a case."""
+    """Return what the message calls a case: the same in every process, without the address of an object."""
     if ids is not None:
         return str(ids(value) if callable(ids) else ids[number])
-    return ", ".join(f"{name} = {inspect.getattr_static(what, '__name__', what)!s}" for name, what in given.items())
+    called = {name: what.__name__ if isinstance(what, type | FunctionType) else what for name, what in given.items()}
+    return re.sub(r" at 0x[0-9a-f]+", "", ", ".join(f"{name} = {what!s}" for name, what in called.items()))

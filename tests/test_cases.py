@@ -1,8 +1,10 @@
 """`each` runs a test over its cases: all of them, apart from one another, and it says which fail."""
 
+import functools
+
 import pytest
 
-from tests.cases import each
+from tests.cases import each, title
 
 
 def test_every_case_that_fails_is_named_with_what_it_raised():
@@ -57,6 +59,18 @@ def test_a_test_whose_cases_are_all_skipped_is_skipped():
         skip_below(3)()
 
 
+def test_a_case_is_called_the_same_in_every_process():
+    @each("what", [int, len, test_a_case_is_called_the_same_in_every_process, functools.partial(title), object()])
+    def test(what):
+        raise ValueError
+
+    with pytest.raises(AssertionError, match="what = int: ") as raised:
+        test()
+    assert "what = test_a_case_is_called_the_same_in_every_process: " in str(raised.value)
+    assert "what = functools.partial(<function title>): " in str(raised.value)
+    assert "what = <object object>: " in str(raised.value)
+
+
 def test_a_mistake_in_the_decorator_is_an_error():
     with pytest.raises(AssertionError, match="without a case"):
         each("a", [])
@@ -64,19 +78,22 @@ def test_a_mistake_in_the_decorator_is_an_error():
         each("b", [1])(lambda a: None)
 
 
-def test_the_first_case_and_some_are_tried_and_all_where_that_is_asked_for():
+def test_the_first_case_and_some_pairs_are_tried_and_all_where_that_is_asked_for():
     tried = []
 
-    @each("sign", [1])
-    @each("number", range(50), sampled=5)
     def test(number, sign):
-        tried.append(sign * number)
+        tried.append((sign, number))
 
-    (mark,) = test.pytestmark
-    assert [getattr(value, "marks", ()) for value in mark.args[1]] == [(), (pytest.mark.exhaustive,)]
-    test(cases="sample")
-    assert tried[0] == 0
-    assert 3 < len(tried) < 25
-    tried.clear()
-    test(cases="all")
-    assert tried == list(range(50))
+    pairs = [(sign, number) for sign in (1, -1) for number in range(30)]
+    for above, below in ((5, None), (None, 5)):
+        both = each("sign", [1, -1], sampled=above)(each("number", range(30), sampled=below)(test))
+        (mark,) = both.pytestmark
+        assert [getattr(value, "marks", ()) for value in mark.args[1]] == [(), (pytest.mark.exhaustive,)]
+        tried.clear()
+        both(cases="sample")
+        assert tried[0] == pairs[0]
+        assert 3 < len(tried) < 25
+        assert {number for sign, number in tried if sign > 0} != {number for sign, number in tried if sign < 0}
+        tried.clear()
+        both(cases="all")
+        assert tried == pairs

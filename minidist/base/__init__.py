@@ -2,7 +2,10 @@
 
 array_interface.py  what may be used of an array: NumPy, CuPy and meta arrays alike
 half.py           float16 and bfloat16
-cuda_kernels.py   whole operations as kernels of a GPU
+cuda.py           the whole operations of arrays of a GPU, in one module
+cuda_products.py  products by one call of cuBLAS
+cuda_attention.py causal attention
+cuda_kernels.py   whole operations as kernels in CUDA C
 meta_kernels.py   the same operations on arrays without data
 device.py         where new arrays are made: on the host, on a GPU, or nowhere
 meta.py           arrays with a shape and no data

@@ -1,4 +1,4 @@
-"""Operations as single kernels in CUDA C, for CuPy's arrays. It imports CuPy: `arrays.kernels_of(array)` returns it.
+"""Operations as single kernels in CUDA C, for CuPy's arrays, which it imports. cuda.py has those that the core calls.
 
 On a GPU every array function is a kernel that reads its operands from memory and writes its result back, so an
 operation of a dozen functions moves a dozen times the bytes that it needs. Each kernel here computes the same as the
@@ -15,6 +15,8 @@ from functools import cache
 from typing import Any
 
 import cupy
+
+from minidist.base.cuda_products import sum_rows
 
 Array = Any  # one of CuPy's
 
@@ -68,6 +70,30 @@ def causal_exponentials(scores: Array) -> Array:
 def score_gradients(gradients: Array, delta: Array, exponentials: Array) -> None:
     """gradients = (gradients - delta) * exponentials, in place; delta has one row for all keys."""
     _score_gradients()(delta, exponentials, gradients)
+
+
+def output_gradients(g: Array, o: Array, inverse: Array) -> tuple[Array, Array]:
+    """Return d = g * inverse (batch, heads, queries, size), and the sums of d * o over the size, which stays with 1."""
+    g, o = (array if array.strides[-1] == array.itemsize else cupy.ascontiguousarray(array) for array in (g, o))
+    batch, heads, queries, size = g.shape
+    d, delta = cupy.empty(g.shape, g.dtype), cupy.empty((batch, heads, queries, 1), g.dtype)
+    strides = [stride // array.itemsize for array in (g, o) for stride in array.strides[:3]]
+    rows = batch * heads * queries
+    arguments = (g, o, inverse, d, delta, heads, queries, rows, size, *strides)
+    _function("output_gradients", g)((-(-rows // 8),), (32, 8), arguments)
+    return d, delta
+
+
+def softmax_loss(scores: Array, targets: Array, counted: Array | None, part: float) -> tuple[Array, Array]:
+    """Return the sum over rows of log(sum of exp(scores)) - the target's score, and part times its gradient.
+
+    scores and the gradient (rows, classes), targets (rows,). counted: which rows count, None for all.
+    """
+    scores, targets = cupy.ascontiguousarray(scores), targets.astype(cupy.int64, copy=False)
+    losses, gradient = cupy.empty(len(scores), scores.dtype), cupy.empty_like(scores)
+    arguments = (scores, targets, 0 if counted is None else counted, scores.dtype.type(part), gradient, losses)
+    _function("softmax_loss", scores)((len(scores),), (256,), (*arguments, scores.shape[1]))
+    return sum_rows(losses.reshape(-1, 1)).reshape(()), gradient
 
 
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array, Array, Array]:
@@ -159,6 +185,56 @@ template <typename T> __device__ T block_sum(T value) {
     return total;
 }
 
+template <typename T> __device__ T block_max(T value) {
+    __shared__ T of_warp[32];
+    for (int offset = 16; offset; offset /= 2) value = max(value, __shfl_down_sync(0xffffffff, value, offset));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    __syncthreads();
+    T largest = of_warp[0];
+    for (int warp = 1; warp < blockDim.x / 32; ++warp) largest = max(largest, of_warp[warp]);
+    return largest;
+}
+
+// One block per row of classes.
+template <typename T> __global__ void softmax_loss(
+    const T* scores, const long long* targets, const bool* counted, T part, T* gradient, T* losses, long long classes
+) {
+    const long long row = blockIdx.x, target = targets[row];
+    scores += row * classes;
+    gradient += row * classes;
+    T largest = scores[0], sum = 0;
+    for (long long i = threadIdx.x; i < classes; i += blockDim.x) largest = max(largest, scores[i]);
+    largest = block_max(largest);
+    for (long long i = threadIdx.x; i < classes; i += blockDim.x) sum += exp(scores[i] - largest);
+    sum = block_sum(sum);
+    const T counts = counted && !counted[row] ? 0 : 1, factor = counts * part / sum;
+    for (long long i = threadIdx.x; i < classes; i += blockDim.x)
+        gradient[i] = exp(scores[i] - largest) * factor - (i == target ? counts * part : 0);
+    if (threadIdx.x == 0) losses[row] = counts * (log(sum) - (scores[target] - largest));
+}
+
+// A warp per query: the row of g is multiplied by the query's number, and its product with the row of o is summed.
+template <typename T> __global__ void output_gradients(
+    const T* g, const T* o, const T* inverse, T* d, T* delta,
+    long long heads, long long queries, long long rows, long long size,
+    long long g0, long long g1, long long g2, long long o0, long long o1, long long o2
+) {
+    const long long row = 8LL * blockIdx.x + threadIdx.y;
+    if (row >= rows) return;
+    const long long sample = row / (heads * queries), head = row / queries % heads, query = row % queries;
+    g += sample * g0 + head * g1 + query * g2;
+    o += sample * o0 + head * o1 + query * o2;
+    T sum = 0;
+    for (long long i = threadIdx.x; i < size; i += 32) {
+        const T value = g[i] * inverse[row];
+        d[row * size + i] = value;
+        sum += value * o[i];
+    }
+    for (int offset = 16; offset; offset /= 2) sum += __shfl_down_sync(0xffffffff, sum, offset);
+    if (threadIdx.x == 0) delta[row] = sum;
+}
+
 // Block (head, 32 queries): 8 threads per query pass over the keys, and neighbours read neighbouring queries.
 template <typename T> __global__ void causal_exponentials(T* scores, T* inverse, long long keys, long long queries) {
     __shared__ T part[8][33];
@@ -222,7 +298,7 @@ template <typename T> __global__ void layer_norm_gradient(
         dx[row + i] = (g[row + i] * weight[i] - sum - normal[row + i] * along) * inverse[blockIdx.x];
 }
 """
-_TEMPLATES = ("causal_exponentials", "layer_norm", "layer_norm_gradient")
+_TEMPLATES = ("causal_exponentials", "layer_norm", "layer_norm_gradient", "output_gradients", "softmax_loss")
 
 
 @cache

@@ -6,13 +6,16 @@ closed_forms.py         what a whole call sends, and bandwidths that can be comp
 auto.py                 the cheapest algorithm for a call
 tuning.py               measured times, for the choice under MPI
 segmented_ring.py       the ring in segments
+binomial_tree.py        the binomial tree
+recursive_doubling.py   for short messages
+folding.py              any number of ranks for an algorithm of a power of two
 recursive_halving.py    for long messages
 bruck.py                Bruck's all-to-all
 linear.py               all-to-all in one round
 two_level.py            inside each node, then across nodes
 nodes.py                two levels whose nodes the program names
 call.py                 one call as data
-one_event.py            a call of ranks of which one stands for many
+one_event.py            a call in which one rank stands for many
 ring_event.py           what a ring does on all of its ranks, at once
 """
 

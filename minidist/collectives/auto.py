@@ -10,7 +10,7 @@ on the network:
 
 Where all links of the communicator have the same alpha and beta, the cost is the formula that each algorithm is
 registered with. Where they differ (fast inside a node, slow between nodes) no formula fits every group of ranks. Then
-each algorithm runs once per size, on meta arrays in a simulated world of its own, and the virtual time is its cost. On
+each algorithm runs once per size, on meta arrays in another simulated world, and the virtual time is its cost. On
 more than 64 such ranks that takes too long, and the formulas with the slowest link's alpha and beta are used. Under MPI
 a communicator of all ranks chooses by measured times (see tuning.py), and a group of some of them by the formulas of
 the default `LinkModel`. All ranks choose the same algorithm, because they choose from values that are equal on all
@@ -41,7 +41,7 @@ from minidist.core.comm.point_to_point import PointToPoint
 from minidist.core.comm.sim.clock import LinkModel
 
 MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's algorithm needs real arrays
-MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most so many ranks
+MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most this many ranks
 OVERHEAD_SHARE = 0.25  # of a measured latency; lesson 27 measures it on your machine
 
 _tables: "WeakKeyDictionary[Comm, dict[str, MeasuredTimes | None]]" = WeakKeyDictionary()  # see `choose`
@@ -50,7 +50,7 @@ _chosen: "WeakKeyDictionary[PointToPoint, dict[tuple[str, int], str]]" = WeakKey
 
 def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
     """Return the name of the cheapest algorithm of `operation` on an array of `nbytes` in all."""
-    # A choice by measured times is looked up once: a call with 4 KiB takes 10 us, of which this is to be little.
+    # A choice by measured times is looked up once: a call with 4 KiB takes 10 us, and this is to be a small part of it.
     known = _chosen.get(comm) if isinstance(comm, Comm) else None
     if known is not None and (operation, nbytes) in known:
         return known[operation, nbytes]

@@ -1,7 +1,7 @@
 """A collective call of folded ranks as one event, whose messages, bytes and times come from running it once elsewhere.
 
 Where one rank stands for others (`comm/sim/folded.py`) the members of a call do not run, so it cannot be made of
-messages. It is run once on meta arrays, in a small world of its own that has the ranks of the call alone, beginning at
+messages. It is run once on meta arrays, in another, small world that has the ranks of the call alone, beginning at
 the times at which they come. What happens there happens here: the clocks advance, the messages and bytes are counted,
 and the memory that the algorithm works in is allocated and freed. Equal calls are looked up.
 
@@ -78,7 +78,7 @@ def _happen(described: Described, call: PointToPoint) -> None:
     purpose, links, members = current_purpose(), world.links, tuple(call.members)
     nodes = tuple(map(tuple, call.nodes)) if call.nodes else None
     if links.link is None:
-        members = tuple(range(call.size))  # all groups of this size are alike
+        members = tuple(range(call.size))  # all groups of this size are equal
 
     # The memory that the algorithm works in is taken while the call is under way.
     def outcome_of(begins: tuple[Ports, ...]) -> Outcome:
@@ -99,7 +99,7 @@ def _trial(
     nodes: tuple[tuple[int, ...], ...] | None,
     begins: tuple[Ports, ...],
 ) -> tuple[Outcome, Workspace]:
-    """Run one call on meta arrays in a world of its own; return what happens to each rank, by place.
+    """Run one call on meta arrays in another world; return what happens to each rank, by place.
 
     A ring is not run: `ring_event.py` computes the same for all of its ranks at once.
     """

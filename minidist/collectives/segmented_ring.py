@@ -28,7 +28,7 @@ SEGMENT_BYTES = 64 * 1024
 
 
 def segments(nbytes: int) -> int:
-    """Return into how many pieces, nearly equal, an array of so many bytes is cut."""
+    """Return into how many pieces, nearly equal, an array of this many bytes is cut."""
     return max(1, -(-nbytes // SEGMENT_BYTES))
 
 

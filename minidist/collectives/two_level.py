@@ -24,9 +24,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidist.collectives import binomial_tree
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.collectives import binomial_tree, ring
+from minidist.core.collectives import ring
 from minidist.core.collectives.operations import divide
 from minidist.core.collectives.registry import Volume, algorithm, formulas, seconds, volume
 from minidist.core.comm.communicator import CollectiveCall

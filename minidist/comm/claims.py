@@ -1,4 +1,4 @@
-"""What a rank says of a communicator that it makes, which all of its members must say alike.
+"""What a rank says of a communicator that it makes, on which all of its members must agree.
 
 The same-numbered call of `group`, `dup` or `split` on the parent makes one communicator on all its members. Two ranks
 that make it of other members, or in another order, would both be its rank 0 and take each other's messages for their
@@ -22,7 +22,7 @@ from minidist.core.comm.call_site import CallSite
 class Claim(NamedTuple):
     """What a rank says of a communicator.
 
-    origin: which call made it, of which communicator, "world.2"; equal on all members, whatever they say beside.
+    origin: which call made it, of which communicator, "world.2"; equal on all members, whatever else they say.
     """
 
     origin: str
@@ -40,7 +40,7 @@ class Claim(NamedTuple):
 
 
 def unlike_claims(one: Claim, two: Claim) -> MismatchError:
-    """Return the error for a communicator of which two ranks say unlike things."""
+    """Return the error for a communicator on which two ranks do not agree."""
     if one.rank > two.rank:
         one, two = two, one
     parent, _, number = one.origin.rpartition(".")

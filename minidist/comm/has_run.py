@@ -25,11 +25,11 @@ any_program = False  # of a rank has returned in this process
 
 
 class NotRunError(UsageError):
-    """A function returned something of which no line has run yet; the text has the remedy."""
+    """A function returned something whose lines have not run yet; the text has the remedy."""
 
 
 def has_run(result: Any, main: Callable[..., Any], rank: int | None) -> Any:
-    """Return what a rank's program returned; NotRunError when it is something of which no line has run yet.
+    """Return what a rank's program returned; NotRunError when it is something whose lines have not run yet.
 
     rank: None for a function that no rank runs.
     """

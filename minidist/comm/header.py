@@ -63,7 +63,7 @@ def pack(header: Header) -> bytes:
     shape = header.shape
     if len(shape) > _DIMS:
         shape = (math.prod(shape[: 1 - _DIMS]), *shape[1 - _DIMS :])
-    # One field per dim; unused fields hold a mark of their own, because 0 is a size.
+    # One field per dim; unused fields hold a mark, because 0 is a size.
     dims = [min(n, _ABSENT - 1) for n in shape] + [_ABSENT] * (_DIMS - len(shape))
     operation, dtype = _fit_operation(header.operation), _fit(header.dtype, _DTYPE)
     return _LAYOUT.pack(operation, dtype, header.nbytes % 2**32, header.nbytes // 2**32, *dims)
@@ -108,7 +108,7 @@ def unpack(data: bytes | bytearray) -> Header:
     return Header(operation.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode(), low + 2**32 * high, shape)
 
 
-# What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPParamGroup`, `ZeroOptimizer.gather`.
+# What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPUnit`, `ZeroOptimizer.gather`.
 # And of copies of a tied weight: `SharedGradients` of a pipeline.
 OVER = ", mean over "  # a part of it, with what the losses of the sent gradients are means over: "22 rows"
 _MEANS = re.compile(OVER + r"(\d+ \w+(?: \+ \d+ \w+)*)")
@@ -133,23 +133,8 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
     if their_arguments == _fit_operation(expected.operation).decode().partition(" ")[2]:
         their_arguments = our_arguments
 
-    # Two replicas that are not alike say themselves what they are: "model 1 after 3 updates with lr 0.1, ...".
-    mine, other = _REPLICA.search(our_arguments), _REPLICA.search(their_arguments)
-    if theirs == ours and their_arguments != our_arguments and mine and (other is None or other[0] != mine[0]):
-        over = [_MEANS.search(match[0]) if match else None for match in (mine, other)]
-        if other and any(over) and _MEANS.sub("", mine[0]) == _MEANS.sub("", other[0]):
-            has = [f"the mean over {found[1]}" if found else "no mean over rows" for found in over]
-            raise MismatchError(
-                f"ranks differ in {ours}: the loss of rank {destination} is {has[0]}, and that of rank {source}"
-                f" {has[1]}, at {where}; the mean of the ranks' means is not the mean over all rows: divide every loss"
-                " by the rows (tokens) of all ranks (divisor=), and wrap the model with reduction='sum'"
-            )
-        raise MismatchError(
-            f"ranks differ in {ours}: rank {destination} has {mine[0]}, and rank {source}"
-            f" {other[0] if other else 'something else'}, at {where}; every rank must run its models in the same order,"
-            " step their optimizers as often and with the same settings, call train() or eval() alike, and give the"
-            f" same values to the weights{' and as many rows to a mean that is averaged' if any(over) else ''}"
-        )
+    if theirs == ours and their_arguments != our_arguments:
+        _compare_replicas(ours, (source, their_arguments), (destination, our_arguments), where)
 
     # The first difference is the cause: other operations have other dtypes, other dtypes other sizes.
     if theirs != ours or their_arguments != our_arguments:
@@ -161,6 +146,33 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
     raise MismatchError(
         f"{what}: rank {source} sent {sent.describe()}, rank {destination} expected {expected.describe()} "
         f"at {where}; {remedy}"
+    )
+
+
+def _compare_replicas(operation: str, theirs: tuple[int, str], ours: tuple[int, str], where: str) -> None:
+    """Raise MismatchError when two replicas differ; they say what they are: "model 1 after 3 updates with lr 0.1".
+
+    theirs, ours: rank and arguments of the sender, and of the receiver.
+    """
+    (source, their_arguments), (destination, our_arguments) = theirs, ours
+    mine, other = _REPLICA.search(our_arguments), _REPLICA.search(their_arguments)
+    if mine is None or (other is not None and other[0] == mine[0]):
+        return
+
+    # Means over other numbers of rows, and nothing else that differs.
+    over = [_MEANS.search(match[0]) if match else None for match in (mine, other)]
+    if other and any(over) and _MEANS.sub("", mine[0]) == _MEANS.sub("", other[0]):
+        has = [f"the mean over {found[1]}" if found else "no mean over rows" for found in over]
+        raise MismatchError(
+            f"ranks differ in {operation}: the loss of rank {destination} is {has[0]}, and that of rank {source}"
+            f" {has[1]}, at {where}; the mean of the ranks' means is not the mean over all rows: divide every loss"
+            " by the rows (tokens) of all ranks (divisor=), and wrap the model with reduction='sum'"
+        )
+    raise MismatchError(
+        f"ranks differ in {operation}: rank {destination} has {mine[0]}, and rank {source}"
+        f" {other[0] if other else 'something else'}, at {where}; every rank must run its models in the same order,"
+        " step their optimizers as often and with the same settings, call train() or eval() alike, and give the"
+        f" same values to the weights{' and as many rows to a mean that is averaged' if any(over) else ''}"
     )
 
 

@@ -81,8 +81,8 @@ def check_family(library: str, environment: Mapping[str, str] = os.environ) -> N
     elif hydra and not open_mpi and "Open MPI" in library:
         launcher = "MPICH's mpiexec"
     if launcher:
-        beside = Path(sys.executable).parent / "mpiexec"
-        right = beside if beside.exists() else "the mpiexec that came with this library"
+        near = Path(sys.executable).parent / "mpiexec"
+        right = near if near.exists() else "the mpiexec that came with this library"
         raise LauncherError(
             f"{launcher} started {launched_size(environment)} processes, but the MPI library of this Python is {name}:"
             f" they belong to different MPI installations; use {right} (minidist doctor shows both)"

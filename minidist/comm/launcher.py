@@ -18,9 +18,9 @@ from minidist.core.base.errors import LauncherError
 
 
 def find_mpiexec() -> str:
-    """Return mpiexec's path: beside this Python (a wheel puts it there), else on PATH; LauncherError without one."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    """Return mpiexec's path: next to this Python (a wheel puts it there), else on PATH; LauncherError without one."""
+    near = Path(sys.executable).parent / "mpiexec"
+    found = str(near) if near.exists() else shutil.which("mpiexec")
     if found is None:
         raise LauncherError(
             "mpiexec is missing; install it with: pip install 'minidist[mpi]' (a wheel, no compiler needed)"

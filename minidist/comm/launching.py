@@ -191,36 +191,12 @@ def execute(
     """
     tune()
 
-    # Refuse wrong options before any rank starts.
-    if not 0 <= timeout <= MAX_TIMEOUT_S:
-        raise UsageError(
-            f"--timeout {timeout:g}; it must be at least 0 seconds (0: never report) and at most {MAX_TIMEOUT_S:g}"
-        )
-    if eager_bytes < 0:
-        raise UsageError(f"--eager-bytes {eager_bytes}; it must be at least 0")
-    if eager_bytes and synchronous:
-        raise UsageError(
-            f"--synchronous lets every send wait for its receive, and --eager-bytes {eager_bytes} lets short ones go"
-            " on; leave one of them out"
-        )
-    if ranks is not None and ranks < 1:
-        raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
-    if ranks is not None:
-        check_ranks(ranks)
+    size = launched_size()
+    check_options(size, ranks, timeout, eager_bytes, synchronous)
     if trace == "none":
         trace, options = None, {"record": "totals", **options}
     if trace:
         writable(trace)
-    size = launched_size()
-    if size is not None and eager_bytes:
-        raise UsageError(
-            f"--eager-bytes {eager_bytes} is of simulated ranks; under mpiexec the MPI library decides which sends are"
-            " buffered: leave it out, or let every send wait for its receive with launch's --synchronous"
-        )
-    if size is not None and ranks is not None and ranks != size:
-        raise UsageError(
-            f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
-        )
 
     # Without a launcher the ranks are virtual; under one, this process is one of them.
     if size is None:
@@ -245,6 +221,34 @@ def execute(
     if trace and outcome.is_root:
         _write(trace, outcome.traces, world=outcome.world)
     return outcome
+
+
+def check_options(size: int | None, ranks: int | None, timeout: float, eager_bytes: int, synchronous: bool) -> None:
+    """Raise UsageError for options that no run can have, before any rank starts. size: of mpiexec's job, or None."""
+    if not 0 <= timeout <= MAX_TIMEOUT_S:
+        raise UsageError(
+            f"--timeout {timeout:g}; it must be at least 0 seconds (0: never report) and at most {MAX_TIMEOUT_S:g}"
+        )
+    if eager_bytes < 0:
+        raise UsageError(f"--eager-bytes {eager_bytes}; it must be at least 0")
+    if eager_bytes and synchronous:
+        raise UsageError(
+            f"--synchronous lets every send wait for its receive, and --eager-bytes {eager_bytes} lets short ones go"
+            " on; leave one of them out"
+        )
+    if ranks is not None:
+        if ranks < 1:
+            raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
+        check_ranks(ranks)
+    if size is not None and eager_bytes:
+        raise UsageError(
+            f"--eager-bytes {eager_bytes} is of simulated ranks; under mpiexec the MPI library decides which sends are"
+            " buffered: leave it out, or let every send wait for its receive with launch's --synchronous"
+        )
+    if size is not None and ranks is not None and ranks != size:
+        raise UsageError(
+            f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
+        )
 
 
 def _write(path: str, traces: list[Trace], **header: Any) -> None:

@@ -29,11 +29,11 @@ class Kind(NamedTuple):
 def unlike_calls(
     name: str, calls: Mapping[int, Iterable[Call]], ended: Collection[int] = (), met: int | None = None
 ) -> str:
-    """Return a sentence about the first call in which ranks differ; "" when the calls that are known are alike.
+    """Return a sentence about the first call in which ranks differ; "" when the calls that are known agree.
 
     name: of the communicator. calls: the known calls of each world rank, oldest first. ended: ranks that make no more,
-    so that a call that one of them has not made is a difference, too. met: the number of a call of which two messages
-    have not fitted, so that what the ranks have passed to it is compared, whatever the operation is.
+    so that a call that one of them has not made is a difference, too. met: the number of a call whose messages have
+    not fitted, so that what the ranks have passed to it is compared, whatever the operation is.
     """
     # By number, then by what is compared: the ranks that made it.
     logs = {rank: list(of_rank) for rank, of_rank in sorted(calls.items())}

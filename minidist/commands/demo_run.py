@@ -55,7 +55,7 @@ def demo_config(steps: int, ranks: int) -> TrainConfig:
 
 
 def one_device(config: TrainConfig, ranks: int) -> tuple[list[float], str]:
-    """Return losses and fingerprint of the reference; runs in a process of its own."""
+    """Return losses and fingerprint of the reference; runs in another process."""
     # A new process starts with the machine's number of BLAS threads, on which bits depend.
     tune_process()
     last: list[str] = []

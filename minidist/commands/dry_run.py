@@ -274,7 +274,7 @@ def _result(
     )
     # As of a plan: 1 when it does not fit.
     code = 0 if run.fit is None or run.fit.fits else 1
-    return Result(run.as_dict(), partial(_show, run), code)
+    return Result(run.as_dict(), lambda: print(run.table()), code)
 
 
 def _later_peak(steps: int, results: Sequence[TrainResult]) -> tuple[int, int, int]:
@@ -314,7 +314,3 @@ def _mfu(config: TrainConfig, seconds: float, ranks: int, links: LinkModel) -> f
     )
     batch = resolve_batches(config, ranks).global_batch
     return model.step_flops(batch, config.context) * config.steps / (seconds * ranks * links.flops)
-
-
-def _show(run: DryRun) -> None:
-    print(run.table())

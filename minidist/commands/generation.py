@@ -48,8 +48,7 @@ def load_model(directory: str | Path, step: int | None = None) -> tuple[Any, Tra
         kind = "a classifier" if config.is_classifier else "a model of your own"
         raise UsageError(
             f"the checkpoint {quoted_path(checkpoint.path)} holds {kind} (--model {config.model}), which generates"
-            " no text"
-            " here; train a gpt or llama"
+            " no text here; train a gpt or llama"
         )
 
     # float32 holds every value of both 16-bit types exactly.

@@ -144,9 +144,9 @@ def _of_model(
     from minidist.planning.zero_stages import block_forms, deepspeed_offload, layout_stages, with_total
 
     model = job.model
-    stages: dict[str, Any] = {"model": name, "parameters": model.parameters, "seq": job.length}
+    stages: dict[str, Any] = {"model": name, "parameters": model.counted_parameters, "seq": job.length}
     if model.projection_alone:
-        stages["parameters_of_automodel"] = model.parameters - model.projection_alone
+        stages["parameters_with_projection"] = model.parameters
     block = block_forms(job, layout.micro_batch)
     stages |= {} if block is None else {"activations_of_a_block": block}
     ranks = layout_stages(job, layout, accounting)

@@ -47,7 +47,7 @@ def choose_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool 
 def fit_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = True) -> tuple[TrainConfig, str]:
     """Return the job with the largest micro-batch that fits its memory budget, and a line that says so.
 
-    Raises UsageError without --memory-budget or --global-batch, beside a number of micro-batches, when no micro-batch
+    Raises UsageError without --memory-budget or --global-batch, with a number of micro-batches, when no micro-batch
     is possible, and when none fits.
     """
     # [1] What is divided, and by what it is limited, must be given.

@@ -56,7 +56,8 @@ def mpi(
             "--every-order with --interleavings; --every-order runs every choice already: give one of them"
         )
 
-    from minidist.debug.mpi_ranks.program import bytes_by_operation, difference, other_choices, run_on_ranks
+    from minidist.debug.mpi_ranks.program import difference, other_choices, run_on_ranks
+    from minidist.debug.results import bytes_by_operation
     from minidist.debug.user_program import UserProgram
 
     if "--ranks" in (arguments or ()):
@@ -67,10 +68,10 @@ def mpi(
     run = partial(run_on_ranks, program, ranks, timeout=timeout, eager_bytes=eager_bytes)
 
     def write(world: Any) -> None:  # of a deadlock, too
-        assert trace is not None
-        say(f"written: {write_traces(trace, world.traces, world='simulated')}")
+        if trace is not None:
+            say(f"written: {write_traces(trace, world.traces, world='simulated')}")
 
-    first = run(at_end=write) if trace is not None else run()
+    first = run(at_end=write)
     races, tried = "", 0
     for other in other_choices(run, MAX_CHOICES if every_order else interleavings, every_order):
         if found := difference(first, other):
@@ -78,27 +79,33 @@ def mpi(
             break
         tried += 1
     world = first.world
+    names = {comm: name for comm, name in world.names.items() if name}  # that the program has given
     value = {
         "ranks": ranks,
         "virtual_seconds": world.end_time,
-        "sent": bytes_by_operation(world),
+        "sent": bytes_by_operation(world.traces, names, "communicator"),
         "choices": tried,
         "race": races,
         "never_received": world.lost,
         "never_waited_for": world.unwaited,
     }
-    said = races
-    if tried and not races:
-        which = "other" if interleavings else "one" if tried == 1 else "choices" if tried < MAX_CHOICES else "first"
-        said = SAME[which].format(tried)
+    said = races or same_text(tried, bool(interleavings))
     return Result(value, lambda: show(value, said), 1 if races or world.lost else 0)
+
+
+def same_text(tried: int, drawn: bool) -> str:
+    """Return that all choices which were tried print the same; "" for none. drawn: they were drawn at random."""
+    if not tried:
+        return ""
+    which = "other" if drawn else "one" if tried == 1 else "choices" if tried < MAX_CHOICES else "first"
+    return SAME[which].format(tried)
 
 
 def show(value: dict[str, Any], choices: str) -> None:
     """Print what a run has sent, what it has left open, and the sentence about other choices."""
-    print(f"{value['ranks']} ranks, {value['virtual_seconds']:.6g} virtual seconds of communication")
-    for row in value["sent"]:
-        print(f"  {row['operation']:24} {row['communicator']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
+    from minidist.debug.results import print_sent
+
+    print_sent(value["ranks"], value["virtual_seconds"], value["sent"], "communicator")
     for sentence in (*value["never_received"], *value["never_waited_for"]):
         print(f"  {sentence}")
     if choices:

@@ -22,7 +22,7 @@ Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard 
 
 
 class PlainFlags:
-    """A command whose help shows no type beside a flag that takes no value."""
+    """A command whose help shows no type for a flag that takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, with --help."""

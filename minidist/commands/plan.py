@@ -240,9 +240,9 @@ def _check_price(tokens: float | None, price: float | None) -> None:
 def _sizes(job: "Job") -> dict[str, Any]:
     """Return the sizes of the job that --json prints, and what was not counted exactly."""
     model = job.model
-    sizes = {"seq": job.length, "parameters": model.parameters, "parameters_active": model.active_parameters}
+    sizes = {"seq": job.length, "parameters": model.counted_parameters, "parameters_active": model.active_parameters}
     if model.projection_alone:
-        sizes["parameters_of_automodel"] = model.parameters - model.projection_alone
+        sizes["parameters_with_projection"] = model.parameters
     return sizes | ({"approximations": list(model.approximations)} if model.approximations else {})
 
 

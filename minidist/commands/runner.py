@@ -98,7 +98,7 @@ class Summary:
         lines += self.volume_lines()
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
 
-        # What was asked for by flags of its own.
+        # What was asked for by other flags.
         lines += self.lines
         if self.held_out:
             lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
@@ -407,8 +407,7 @@ def _comparison_of(
     if trace is not None:
         write_traces(trace, outcome.traces, world=outcome.world, command=command)
     with Progress(config.steps, interactive, "compare: one device", ends=False) as alone:
-        verdict: Comparison = loop.compare(outcome.results, outcome.traces, alone)
-        return verdict
+        return loop.compare(outcome.results, outcome.traces, alone)  # type: ignore[no-any-return]
 
 
 def _agreed(settings: dict[str, Any], main: Callable[..., Any], comm: Comm, *arguments: Any) -> Any:

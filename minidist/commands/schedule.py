@@ -133,8 +133,8 @@ def in_both_ways(plan: "Plan") -> "list[tuple[Plan, str]]":
 def passed(plan: "Plan", recompute: bool, lowered: bool, is_valid: bool) -> "Plan":
     """Return a plan with the forwards of recomputation, and lowered, as the flags say."""
     from minidist.core.pipeline.lowering import lower
-    from minidist.core.pipeline.validate import validate
     from minidist.pipeline.passes import recompute as recomputed
+    from minidist.pipeline.validate import validate
 
     # Recomputation adds forwards, so it comes before lowering, which adds the messages.
     # Both assume a valid plan, and lowering one that is not may never end.

@@ -157,9 +157,9 @@ def _result(
     first: "TorchRun", races: str, interleavings: int, verdict: "ReturnedComparison | None", code: int
 ) -> Result:
     """Return what the command prints: the bytes of the first run, whether other orders differ, and the comparison."""
-    from minidist.debug.torch_ranks.program import bytes_by_operation
+    from minidist.debug.results import bytes_by_operation, print_sent
 
-    rows = bytes_by_operation(first)
+    rows = bytes_by_operation(first.traces, first.groups, "group")
     value = {
         "ranks": first.world.size,
         "virtual_seconds": first.virtual_seconds,
@@ -170,9 +170,7 @@ def _result(
     }
 
     def show() -> None:
-        print(f"{first.world.size} ranks, {first.virtual_seconds:.6g} virtual seconds of communication")
-        for row in rows:
-            print(f"  {row['operation']:24} {row['group']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
+        print_sent(first.world.size, first.virtual_seconds, rows, "group")
         if races:
             print(races)
         elif interleavings:

@@ -50,7 +50,7 @@ class Shares:
 
     @cached_property
     def sizes(self) -> Counter[int]:
-        """How many micro-batches have so many rows."""
+        """How many micro-batches have this many rows."""
         return Counter(rows for replica in self.rows for rows in replica)
 
     @cached_property

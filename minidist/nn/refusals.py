@@ -1,4 +1,4 @@
-"""What a module's call refuses: an array where a Tensor needs a gradient, because no gradient gets through an array.
+"""What modules refuse, such as an array where a Tensor needs a gradient: no gradient gets through an array.
 
 Proved by: tests/nn/test_hooks.py, tests/nn/test_modules.py
 """
@@ -6,8 +6,10 @@ Proved by: tests/nn/test_hooks.py, tests/nn/test_modules.py
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd import AutogradError, Tensor, is_grad_enabled
+from minidist.core.autograd import AutogradError, Parameter, Tensor, is_grad_enabled
 from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import current_coordinates
 from minidist.core.nn.module import Module
 
 
@@ -32,6 +34,44 @@ def refuse_output(module: Module, args: tuple[Any, ...], output: xp.Array) -> No
                 " no gradient; return the Tensor whose `data` it is, or call the module in no_grad() or after"
                 " eval()"
             )
+
+
+def check_whole_parameter(parameter: Parameter) -> None:
+    """Raise UsageError for a parameter that is a shard, whose initial values cannot be drawn."""
+    if parameter.layout is not None and parameter.layout.axes:
+        raise UsageError(
+            f"parameter {parameter.name!r} is a shard {parameter.shape} of {parameter.layout.global_shape}; "
+            "initialize the whole model first, and shard it then"
+        )
+
+
+def require_coordinates(positions: Any) -> None:
+    """Raise UsageError unless `batch_coordinates` has these positions, by which masks of a part of a text are drawn."""
+    place = current_coordinates()
+    if place.positions is None or not xp.array_equal(place.positions, positions):
+        raise UsageError(
+            "dropout with positions given: the masks of a part of a text are drawn by its positions, so give them there"
+            " too: batch_coordinates(step, ..., positions=positions, length=tokens of a whole text)"
+        )
+
+
+def check_auxiliary(module: Module, loss: Tensor) -> None:
+    """Raise UsageError for experts' auxiliary loss without a node: the router would be unbalanced, and nothing said."""
+    if is_grad_enabled() and loss.node is None:
+        raise UsageError(
+            f"{module.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the"
+            " router would not be balanced; return it from the segment, or call nn.recompute, which does"
+        )
+
+
+def check_experts(experts: int, top_k: int, capacity_factor: float) -> None:
+    """Raise UsageError for choices and slots that a mixture of experts cannot have."""
+    if top_k not in (1, 2) or top_k > experts:
+        raise UsageError(
+            f"top_k {top_k} of {experts} experts; use 1 (Switch) or 2 (GShard), and as many experts or more"
+        )
+    if capacity_factor <= 0:
+        raise UsageError(f"capacity_factor {capacity_factor} leaves no slots; use 1.0 or more, 1.25 is usual")
 
 
 def refuse_arrays(module: Module, what: str, before: Any, after: Any) -> None:

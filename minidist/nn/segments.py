@@ -77,8 +77,8 @@ def _budgeted(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tup
     kept: list[int | None] = [0] + [None] * count
     start_of = [0] * (count + 1)  # of the last segment before i
 
-    # Segments that end before layer `stop`, from the shortest: the segment that runs again is whole in memory, beside
-    # the inputs that are kept.
+    # Segments that end before layer `stop`, from the shortest: the segment that runs again is whole in memory, with the
+    # inputs that are kept.
     for stop in range(1, count + 1):
         inside = 0
         for start in range(stop - 1, -1, -1):

@@ -3,12 +3,13 @@
 Proved by: tests/optim/test_optimizers.py, tests/parallel/test_zero.py
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import Any
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half
 from minidist.core.base.errors import UsageError
+from minidist.core.optim.optimizer import Optimizer
 
 
 def check_reduced(run: Any) -> None:
@@ -47,4 +48,42 @@ def check_run(run: Any, data: xp.Array, grad: xp.Array, names: Iterable[str]) ->
         raise UsageError(
             f"{run.pieces[0][0]!r} has no state {missing!r}, which this step needs; settings that need more"
             " state, such as momentum, are set before the first step"
+        )
+
+
+def check_new(name: str, names: Container[str]) -> None:
+    """Raise UsageError for a parameter that has the name of another one."""
+    if name in names:
+        raise UsageError(
+            f"two parameters are called {name!r}, and the optimizer keeps its state by name; call"
+            " initialize(seed) at the end of the model's __init__, which names every parameter by its path and"
+            " draws its values"
+        )
+
+
+def refuse_parameters(parameters: Any) -> None:
+    """Raise UsageError for what is no parameter, and no iterable of parameters."""
+    raise UsageError(
+        f"an optimizer got a value of type {type(parameters).__name__} among its parameters; pass"
+        " model.parameters(), a FlatParameters, or slices with .data, .grad and .name"
+    )
+
+
+def check_any(names: Collection[str]) -> None:
+    """Raise UsageError for an optimizer without parameters."""
+    if not names:
+        raise UsageError("the optimizer got no trainable parameter; it needs at least one")
+
+
+def check_optimizer_class(wrapper: str, given: Any, arguments: str) -> None:
+    """Raise UsageError when `wrapper`, which makes an optimizer itself, is `given` one instead of a class.
+
+    arguments: of the wrapper around the class and its settings, for the remedy: "model, {}, comm=comm".
+    """
+    if not callable(given):
+        name = type(given).__name__ if isinstance(given, Optimizer) else "SGD"
+        raise UsageError(
+            f"{wrapper} got a value of type {type(given).__name__} where it needs an optimizer's class: it makes the"
+            " optimizer itself, of its own slices of the parameters; pass the class and its settings:"
+            f" {wrapper}({arguments.format(name)}, lr=...)"
         )

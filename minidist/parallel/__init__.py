@@ -12,6 +12,7 @@ tensor/                 tensor parallelism
 context/                context parallelism
 expert/                 expert parallelism
 reduced_elements.py     how many elements a reduction sends
+comm_hooks.py            a hook in place of the reduction of a bucket
 compressor.py           a hook that reduces buckets with fewer bytes
 host_pool.py            host memory next to a device
 overflow.py             agreement on whether a gradient overflowed

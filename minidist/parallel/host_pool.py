@@ -75,6 +75,7 @@ class HostPool:
         # One stream per direction, so that a fetch does not queue behind a store.
         self._down, self._up = comm.dup(), comm.dup()  # streams of virtual time; they send no messages
         self._streams: dict[str, Any] = {}  # CuPy's, by direction
+        self.storing: tuple[Any, Transfer] | None = None  # an FSDP unit, and its gradient on the way here
         self._swapping_out: Transfer | None = None  # at most one block's input is copied to the host at a time
         self.latest: Callable[[], Any] = lambda: None  # a weak reference to the copy of an activation made last
 
@@ -199,5 +200,17 @@ class CPUOffloadPolicy(Placement):
         call = comm.collective("all_gather", equal)
         return call.run_async(lambda: all_gather(call, fetch.take(), out=out))
 
-    def store(self, piece: xp.Array, out: xp.Array | None) -> Transfer:
-        return self.pool.start_store(piece, "gradient", out)
+    def deliver(self, unit: Any, piece: xp.Array) -> None:
+        # One sum is on its way at a time: more would hold more memory.
+        self.finish()
+        # The first sum since zero_grad may go straight into the shard's gradient.
+        shard = unit.shard
+        target = None if shard.filled or piece.dtype != shard.dtype else shard.grad_buffer()
+        self.pool.storing = unit, self.pool.start_store(piece, "gradient", target)
+
+    def finish(self, keep: bool = True) -> None:
+        if self.pool.storing is not None:
+            (unit, transfer), self.pool.storing = self.pool.storing, None
+            piece = transfer.wait()
+            if keep:
+                unit.add_reduced(piece)

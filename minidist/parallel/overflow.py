@@ -32,7 +32,7 @@ def agree_on_overflow(comm: Comm, overflow: bool, equal: str = "") -> bool:
     comm: all ranks that step together, whatever the axes. equal: what every rank must pass equal, see `all_reduce`.
 
     An all-reduce (maximum) of one byte by recursive doubling, purpose `overflow`: log2 n bytes from each of n ranks
-    when n is a power of two (else see `core/collectives/recursive_doubling.py`).
+    when n is a power of two (else see `collectives/recursive_doubling.py`).
     """
     # One byte; the maximum is 1 when any rank saw an overflow.
     flag = np.array([overflow], np.uint8)

@@ -6,7 +6,7 @@ Proved by: tests/train/test_reduction.py
 import numpy as np
 
 from minidist.collectives.closed_forms import elements_sent
-from minidist.core.parallel.fsdp_param_group import FSDPParamGroup
+from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.parallel.zero import ShardReducer
 
@@ -21,7 +21,7 @@ def of_reducer(reducer: GradientReducer) -> int:
     return sent
 
 
-def of_unit(unit: FSDPParamGroup) -> int:
+def of_unit(unit: FSDPUnit) -> int:
     """Return the elements for the gradient of a unit of ZeRO 3."""
     shard, itemsize, copies = unit.shard, np.dtype(unit.reduce_dtype).itemsize, 1
     sent = 0

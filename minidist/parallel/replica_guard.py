@@ -21,9 +21,10 @@ from zlib import crc32
 import numpy as np
 
 from minidist.comm.header import OVER
-from minidist.core.autograd import BackwardPass, Parameter
+from minidist.core.autograd import BackwardPass, MeanOfRows, Node, Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import MismatchError
+from minidist.core.base import hooks
+from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.fingerprint import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
@@ -49,6 +50,8 @@ class ReplicaGuard(Guard):
 
     def __init__(self, op: str, *comms: Comm) -> None:
         super().__init__(op, *comms)
+        if note_means not in hooks.backward_checks:
+            hooks.backward_checks.append(note_means)
         self.comm, self.number = comms[0], next_model(comms[0])
         self.ranks = prod(comm.size for comm in comms)  # that see other rows
         self.mode = self.means = ""
@@ -65,6 +68,11 @@ class ReplicaGuard(Guard):
         if flat.shard is None:
             flat.load_checks.append(partial(check_same_values, flat, comms[0]))
             self._choose_samples(flat)
+            return
+        # No optimizer of any rank would have the shard of a parameter that is unfrozen later.
+        for parameter in flat.parameters:
+            if not parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(refuse_unfrozen, comms[0].rank))
 
     def shards(self, module: Any, ignored: Collection[Parameter]) -> None:
         from minidist.parallel.sharding_check import check_sharding
@@ -82,13 +90,14 @@ class ReplicaGuard(Guard):
 
     def backward_begins(self, running: BackwardPass, again: bool = False) -> None:
         # What no message would make right: a loss of these rows alone, and parameters that no wrapper knows.
-        if self.op == "sum" and self.ranks > 1 and running.is_mean:
+        noted: Any = running  # see `note_means`
+        if self.op == "sum" and self.ranks > 1 and noted.is_mean:
             from minidist.parallel.unreduced import mean_of_one_rank
 
             raise mean_of_one_rank(self.comm, self.ranks)
         if self.op == "avg" and self.ranks > 1:
             before = self.means if again else ""
-            self.means = before + (" + " if before and running.means else "") + running.means
+            self.means = before + (" + " if before and noted.means else "") + noted.means
         if self.known and not running.sites.keys() <= self.known:
             from minidist.parallel.unreduced import refuse_unreduced
 
@@ -139,6 +148,30 @@ class ReplicaGuard(Guard):
         return f"{self.of_unit(shard.flat, made)}, checksum of the weights {crc32(sample.tobytes()):08x}"
 
 
+_LINEAR = ("add", "sub", "neg", "div", "cast")  # operations between means and a loss that averages them
+
+
+def note_means(running: Any, loss: Node, gradient: Any) -> None:
+    """Note in a `BackwardPass` what its loss is the mean over.
+
+    means: "22 rows", "8 rows + 5 rows" of a sum, "" of other losses and where the gradient is not 1. is_mean: whether
+    it is a mean that nothing divides, or a sum that has one. A mean that is divided, as by the number of micro-batches,
+    is one, too. Of one that is multiplied nothing is said: its factor may be this rank's part of all rows.
+    """
+    running.is_mean, found, seen = False, [], set()
+    pending = [(loss, False)] if gradient.size == 1 and gradient.item() == 1 else []
+    while pending:
+        node, divided = pending.pop()
+        if isinstance(node.name, MeanOfRows):
+            found.append(node.name.over)
+            running.is_mean |= not divided
+        elif node not in seen and node.inputs and (node.name in _LINEAR or (node.hook and node.name != "checkpoint")):
+            seen.add(node)
+            divided = divided or node.name == "div"
+            pending += [(source, divided) for source, _ in reversed(node.inputs)]
+    running.means = " + ".join(found)
+
+
 def next_model(comm: Comm) -> int:
     """Return the number of the model that is wrapped now, among those on one communicator: 1, 2, ...
 
@@ -152,6 +185,14 @@ def mode_of(module: Any | None) -> str:
     """Return "", or in words how many modules are in evaluation, not in training: what every rank must have alike."""
     modes = [part.training for part in module.modules()] if isinstance(module, Module) else []
     return "" if all(modes) else f", {modes.count(False)} of {len(modes)} modules in evaluation"
+
+
+def refuse_unfrozen(rank: int, parameter: Parameter) -> None:
+    """Raise UsageError: a frozen parameter of an FSDP unit got a gradient."""
+    raise UsageError(
+        f"rank {rank}: parameter {parameter.name!r} was frozen when its module was sharded, so no"
+        " optimizer has its shard; set requires_grad before fully_shard, or build and shard the model anew"
+    )
 
 
 def startup_bytes(units: Sequence[int], itemsize: int, ranks: int) -> int:

@@ -9,7 +9,7 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.fsdp_state import param_groups_of, states_of
+from minidist.core.parallel.fsdp_state import states_of, units_of
 
 
 def check_sharding(module: Module, op: str, ignored: Collection[Parameter], comms: Sequence[Comm]) -> None:
@@ -52,11 +52,11 @@ def _check_unowned(module: Module, op: str, ignored: Collection[Parameter]) -> N
 
 def _check_reductions(module: Module, op: str) -> None:
     """Raise UsageError unless the gradients of all units are means, or all are sums: the loss has one divisor."""
-    for group in param_groups_of(module):
-        if group.reduce.op != op:
-            mine, theirs = ("mean" if one == "avg" else "sum" for one in (op, group.reduce.op))
+    for unit in units_of(module):
+        if unit.reduce.op != op:
+            mine, theirs = ("mean" if one == "avg" else "sum" for one in (op, unit.reduce.op))
             raise UsageError(
-                f"reduction={quoted(mine)} here and {theirs!r} for the unit of {group.flat.names[0]!r} inside;"
+                f"reduction={quoted(mine)} here and {theirs!r} for the unit of {unit.flat.names[0]!r} inside;"
                 " pass the same reduction= to every fully_shard of a model"
             )
 

@@ -1,4 +1,4 @@
-"""How much the layers of model parallelism send: the closed form of each, in elements.
+"""How much gradients and the layers of model parallelism send: the closed form of each, in elements.
 
     tensor      column and row parallel layers, key-value heads that ranks share, norms on a part of the sequence,
                 embedding, head and loss of a split vocabulary
@@ -30,6 +30,17 @@ class Volume:
 
     def __mul__(self, layers: int) -> "Volume":
         return Volume(self.forward * layers, self.backward * layers, self.regather * layers)
+
+
+def gradient_volume(zero: int, elements: int, ranks: int, copies: int = 1) -> int:
+    """Return the elements that all `ranks` together send per reduction of a gradient of `elements` elements.
+
+    zero: the stage of ZeRO; 0 is an all-reduce, the others a reduce-scatter. copies: of each shard (hybrid sharding),
+    over which it is all-reduced then.
+    """
+    if zero == 0:
+        return 2 * (ranks - 1) * elements
+    return (ranks - copies) * elements + 2 * (copies - 1) * elements
 
 
 def column_parallel_volume(inputs: int, outputs: int, ranks: int, gather_output: bool = False) -> Volume:

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.lowering import Orders, check_not_lowered, send_of, standstill
+from minidist.core.pipeline.lowering import Orders, check_not_lowered, send_of
 from minidist.core.pipeline.plan.action import COMPUTE, Action, actions_of, show
 from minidist.core.pipeline.plan.plan import Plan
-from minidist.core.pipeline.simulate import Dependencies, Simulation, partner
+from minidist.pipeline.simulate import Dependencies, Simulation, partner
+from minidist.pipeline.standstills import standstill
 
 
 def lower_blocking(plan: Plan) -> Plan:
@@ -85,6 +86,19 @@ def forwards(plan: Plan, count: int | None = None) -> Plan:
         for rank in range(plan.ranks)
     ]
     return replace(plan, name=f"{plan.name} (forwards)", orders=orders, microbatches=count, updates="none", batch=1)
+
+
+def additions(plan: Plan) -> dict[int, list[list[int]]]:
+    """Return stage -> for each rank that holds it, the micro-batches in the order in which its gradient adds them.
+
+    The ranks of a stage are in rank order.
+    """
+    result: dict[int, dict[int, list[int]]] = {}
+    for rank in range(plan.ranks):
+        for action in plan.actions(rank):
+            if action.kind in ("B", "W"):
+                result.setdefault(action.stage, {}).setdefault(rank, []).append(action.microbatch)
+    return {stage: list(result[stage].values()) for stage in sorted(result)}
 
 
 def computations(plan: Plan) -> Plan:

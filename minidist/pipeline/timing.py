@@ -29,8 +29,8 @@ from minidist.core.pipeline.plan.action import (
     show,
 )
 from minidist.core.pipeline.plan.plan import Plan
-from minidist.core.pipeline.simulate import Dependencies, Simulation, Span, partner, simulate
 from minidist.pipeline.passes import computations
+from minidist.pipeline.simulate import Dependencies, Simulation, Span, partner, simulate
 from minidist.pipeline.times import Times, uniform
 from minidist.pipeline.timing_vectorized import Flat, flatten, seconds_by_kind, split, sweep
 

@@ -5,20 +5,13 @@ Proved by: tests/pipeline/test_plans.py
 
 from minidist.core.pipeline.plan import Action, Plan
 from minidist.core.pipeline.plan.plan import PlanError
-from minidist.core.pipeline.simulate import Dependencies, partner, simulate
-from minidist.core.pipeline.validate import Items, RankOf, check_complete
+from minidist.pipeline.simulate import Dependencies, partner, simulate
+
+Items = list[list[tuple[Action, ...]]]
+RankOf = dict[tuple[int, int], int]  # (stage, micro-batch) -> rank
 
 
-def check_transfers(plan: Plan, items: Items) -> bool:
-    """Raise PlanError unless the transfers of a plan match, cannot deadlock, and are on the right sides of their data.
-
-    Returns whether there are any.
-    """
-    _check_transfers_alone(plan, items)
-    return _check_transfers_match(plan, items, check_complete(plan, items))
-
-
-def _check_transfers_alone(plan: Plan, items: Items) -> None:
+def check_transfers_alone(plan: Plan, items: Items) -> None:
     """4, a necessary part, which also fragments of plans pass: sends and receives without what is computed between."""
     queues = [[a for item in order for a in item if a.kind.startswith(("SEND", "RECV"))] for order in items]
     transfers = {action for queue in queues for action in queue}
@@ -32,8 +25,11 @@ def _check_transfers_alone(plan: Plan, items: Items) -> None:
         raise PlanError(f"deadlock with synchronous sends: {reasons}; post a receive earlier")
 
 
-def _check_transfers_match(plan: Plan, items: Items, rank_of: RankOf) -> bool:
-    """3: if there are any transfers, they are those between stages on different ranks, each on its side of the data."""
+def check_transfers(plan: Plan, items: Items, rank_of: RankOf) -> bool:
+    """3: if there are any transfers, they are those between stages on different ranks, each on its side of the data.
+
+    Returns whether there are any; PlanError where they do not match.
+    """
     place = {action: (rank, at) for rank, order in enumerate(items) for at, item in enumerate(order) for action in item}
     transfers = {a for a in place if a.kind.startswith(("SEND", "RECV"))}
     if not transfers:

@@ -75,8 +75,8 @@ class Architecture:
     A model from a file also has its kinds of layers, `blocks`, and the kind of each layer, `pattern`; without them the
     fields above say what a layer is. first: what the first stage has beside the embeddings of tokens and positions;
     last: what the last stage has beside the output projection (default: a norm). approximations: sentences that say
-    what times and activations leave out. projection_alone: the parameters of an output projection that transformers'
-    AutoModel does not build.
+    what times and activations leave out. projection_alone: the parameters of an output projection that is planned, and
+    that transformers' AutoModel, by which the parameters of the file are counted, does not build.
     """
 
     layers: int
@@ -191,15 +191,20 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """Return the parameters of the whole model."""
+        """Return the parameters of the whole model that is planned."""
         blocks = sum(count * self.block_at(layer).total for layer, count in self.of_a_kind(range(self.layers)))
         return blocks + self.rest
 
     @property
+    def counted_parameters(self) -> int:
+        """Return the parameters of the module that transformers builds of the file."""
+        return self.parameters - self.projection_alone
+
+    @property
     def active_parameters(self) -> int:
-        """Return the parameters that a token uses: of the experts, `top_k` per layer."""
+        """Return the counted parameters that a token uses: of the experts, `top_k` per layer."""
         kinds = self.of_a_kind(range(self.layers))
-        return self.parameters - sum(count * self.kinds[self.kind(layer)].part.idle for layer, count in kinds)
+        return self.counted_parameters - sum(count * self.kinds[self.kind(layer)].part.idle for layer, count in kinds)
 
     @property
     def block(self) -> int:

@@ -17,7 +17,7 @@ from minidist.planning.vision_towers import TOWERS
 
 CHOSEN = "attention over chosen or compressed positions is timed as attention over all of them"
 STATES = "the recurrence of layers without attention is not timed, and their activations are counted as attention's"
-TOWER = "the vision tower is counted on the first stage; its time and its activations are not"
+TOWER = "the tower before the language model is counted on the first stage; its time and its activations are not"
 TEXT_ONLY = "the language model is counted, as AutoModelForCausalLM builds it; the vision tower is not"
 NO_TEXT = "the file has no text_config, so the sizes are the defaults of its class, as transformers reads it"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # read by no family without experts
@@ -46,14 +46,18 @@ def architecture_of(keys: Keys) -> Architecture:
     tied = (keys if "tower" in row else text).flag("tie_word_embeddings")
     tied |= row.get("tied") == "either" and text.flag("tie_word_embeddings")
     model = _language_model(text, families()[kind], tied, vector(tower), notes)
-    if "tower" not in row or tied:
+    if "tower" not in row or tied or row.get("causal"):
         return model
-    projection = model.vocabulary * model.width
+    return with_projection(model, model.vocabulary * model.width)
+
+
+def with_projection(model: Architecture, projection: int) -> Architecture:
+    """Return an architecture whose output projection is planned, and which AutoModel builds without it."""
     note = (
-        f"{projection:,} parameters are the output projection, without which transformers' AutoModel builds"
-        f" {model.parameters - projection:,}"
+        f"{model.parameters - projection:,} parameters, as transformers' AutoModel builds the file; the output"
+        f" projection is planned, too, with which the model has {model.parameters:,}"
     )
-    return replace(model, projection_alone=projection, approximations=(*model.approximations, note))
+    return replace(model, projection_alone=projection, approximations=(note, *model.approximations))
 
 
 def _language_model(

@@ -112,7 +112,11 @@ class Family:
         kind = self.row.get("query_norm")
         if kind is None or not self.has("query_norm_if", True):
             return Part()
-        sizes = {"head": 2 * self.head, "layer": 4 * self.head, "all": (self.heads + self.kv_heads) * self.head}
+        sizes = {
+            "head": 2 * self.head,
+            "layer": 4 * (self.width // self.heads),
+            "all": (self.heads + self.kv_heads) * self.head,
+        }
         return vector(sizes[kind])
 
     def dense(self) -> Part:

@@ -1,9 +1,9 @@
 """Reads the `config.json` that Hugging Face stores beside a model's weights into an `Architecture`.
 
 The count is that of the module that `transformers` 5.24 makes of the file, to the last parameter: the language model
-(AutoModelForCausalLM) where it has one of this kind, else the model with its vision tower and output projection. What a
-kind of model is made of is a row of families.toml. A kind without a row is counted by `transformers` itself, if it is
-installed (transformers_count.py).
+(AutoModelForCausalLM) where it has one of this kind, else the model with its vision tower (AutoModel), whose output
+projection is planned and not counted. What a kind of model is made of is a row of families.toml. A kind without a row
+is counted by `transformers` itself, if it is installed (transformers_count.py).
 
 Proved by: tests/planning/test_architecture.py, tests/planning/test_families.py
 """

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from minidist.core.nn.experts import expert_capacity
-from minidist.core.parallel.context import part_order, sequence_positions
+from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.data import load_dataset
 from minidist.job.config.models import ITEMSIZE
 from minidist.job.config.pipeline_plan import blocks_of_stages, make_plan

@@ -17,7 +17,7 @@ from math import lcm, prod
 
 from minidist.core.optim import NORM_BLOCK
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.shapes import WORDS
+from minidist.core.pipeline.runtime.shapes import MESSAGE
 from minidist.core.pipeline.runtime.shared import ROW
 from minidist.data import load_dataset
 from minidist.job.config.models import ITEMSIZE, activation_shape
@@ -77,7 +77,7 @@ def _startup(config: TrainConfig, batches: Batches, plan: Plan, sites: int) -> i
     dims, p = batches.dims, batches.dims.pp
     sent = dims.dp * dims.cp * dims.tp * (p - 1) * (DIGEST_BYTES + p * NUMBER + sites * ROW * 8)
     crossed = sum(a != b for path, _ in input_shapes(plan, batches) for a, b in pairwise(path))
-    sent += crossed * dims.cp * dims.tp * WORDS * 8
+    sent += crossed * dims.cp * dims.tp * MESSAGE
     # Replicated stages: every rank tells every other which stage it holds.
     return sent + (p * (p - 1) * 2 * NUMBER if max(replicas_of(config) or [1]) > 1 else 0)
 

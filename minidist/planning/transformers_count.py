@@ -13,6 +13,7 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted, reason
 from minidist.planning.architecture import Architecture, Block
+from minidist.planning.decoder import with_projection
 from minidist.planning.parts import Part
 
 MAX_MODULES = 2_000  # layers that are built, and experts of one: each may be a module
@@ -45,7 +46,13 @@ def count_by_building(kind: str, content: Mapping[str, Any], file: str, similar:
         )
         with torch.device("meta"):
             module = _class_of(transformers, kind).from_config(config)
-        return _architecture(module, config.get_text_config())
+            model = _architecture(module, config.get_text_config())
+            auto = transformers.models.auto.modeling_auto
+            if kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in auto.MODEL_MAPPING_NAMES:
+                return model
+            # What AutoModel leaves out is the output projection.
+            projection = model.parameters - _count(transformers.AutoModel.from_config(config))
+            return with_projection(model, projection) if projection > 0 else model
     except Exception as error:  # whatever transformers raises for a wrong file
         by = f"transformers {transformers.__version__} cannot build the {kind} model of {file}"
         raise UsageError(f"{by} ({reason(error)}); correct the file") from None
@@ -67,6 +74,7 @@ def _class_of(transformers: Any, kind: str) -> Any:
         ("AutoModelForCausalLM", auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
         ("AutoModelForImageTextToText", auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
         ("AutoModelForSeq2SeqLM", auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+        ("AutoModelForTextToWaveform", auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES),
         ("AutoModelForMaskedLM", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     ):
         if kind in mapping:

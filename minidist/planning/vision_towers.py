@@ -1,4 +1,4 @@
-"""The vision towers of multimodal models: how many parameters stand before the language model.
+"""The towers of multimodal models, of vision and audio: how many parameters stand before the language model.
 
 A tower cuts a picture into patches, passes them through an encoder, and projects what comes out to the width of the
 language model, in most models after it has merged squares of neighbours. Each function returns a number of parameters,
@@ -68,8 +68,25 @@ def _gemma3(file: Keys, vision: Keys, text: int) -> int:
 
 
 def _gemma4(file: Keys, vision: Keys, text: int) -> int:
-    if not vision.content:
-        return 0
+    # A file without a tower has null for it, or no key; an empty object is a tower of the default sizes.
+    towers = 0 if file.content.get("vision_config") is None else _gemma4_vision(vision, text)
+    audio = file.content.get("audio_config")
+    return towers if audio is None else towers + _gemma4_audio(file.inside("audio_config"), text)
+
+
+def _gemma4_audio(audio: Keys, text: int) -> int:
+    w, out = audio.size("hidden_size"), audio.size("output_proj_dims")
+    first, second = map(int, (audio.items("subsampling_conv_channels", int) or [0, 0])[:2])
+    strided = 10 * first + 9 * first * second + second + first // 4 * second * w  # two convolutions of 3 x 3
+
+    # A Conformer's layer: two MLPs, attention with relative positions, and a gated convolution.
+    attention = 5 * w * w + w // audio.size("num_attention_heads")
+    convolution = 3 * w * w + audio.size("conv_kernel_size") * w
+    layer = 2 * mlp(w, 4 * w, False).total + attention + convolution + 9 * w
+    return strided + audio.size("num_hidden_layers") * layer + _linear(w, out) + out * text
+
+
+def _gemma4_vision(vision: Keys, text: int) -> int:
     w, head, inner = vision.size("hidden_size"), vision.size("head_dim"), vision.size("intermediate_size")
     q, kv = vision.size("num_attention_heads") * head, vision.size("num_key_value_heads") * head
     attention = 2 * w * (q + kv) + 2 * head

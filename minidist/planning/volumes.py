@@ -1,8 +1,6 @@
 """What a job must send, by purpose, in closed form: printed beside what the trace counted, and asserted.
 
-Each strategy states its own volume beside its code (`ddp_volume`, `zero_volume`, `fsdp_volume`, ...); this file sums
-them over stages, groups and steps. With Psi elements (padded) on a data axis of n ranks and k micro-batches, each rank
-sends (n-1)/n of, per step:
+With Psi elements (padded) on a data axis of n ranks and k micro-batches, each rank sends (n-1)/n of, per step:
 
                      gradient_reduce    parameter_gather
     data parallel         2 Psi                 -            2 k Psi when every micro-batch is reduced
@@ -25,9 +23,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from minidist.core.optim import NORM_BLOCK
-from minidist.core.parallel.data_parallel import ddp_volume
-from minidist.core.parallel.fsdp import fsdp_gather_volume, fsdp_volume
-from minidist.core.parallel.zero import zero_volume
 from minidist.core.pipeline.plan import Plan
 from minidist.data import Shares
 from minidist.job.config.models import ITEMSIZE
@@ -41,6 +36,8 @@ from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.replica_guard import startup_bytes
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
+from minidist.parallel.volume import gradient_volume
+from minidist.pipeline.passes import additions
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
 from minidist.techniques import AxisRun, Extension, Run, of_job, packs_inputs, trains_alone
@@ -126,7 +123,15 @@ def _microbatches(plan: Plan | None, batches: Batches, axis: AxisSizes, rank: in
     """Return the micro-batches that pipeline rank `rank` runs of an axis's stage, which several ranks may share."""
     if plan is None:
         return batches.accumulation
-    return len(plan.additions()[axis.stage][plan.holders()[axis.stage].index(rank)])
+    return len(additions(plan)[axis.stage][plan.holders()[axis.stage].index(rank)])
+
+
+def _for_backward(gather: int, elements: int, ranks: int, reshard: bool | int) -> int:
+    """Return the elements of a gather for backward: among all ranks again, among `reshard` neighbours, or none."""
+    if isinstance(reshard, bool):
+        return gather if reshard else 0
+    # ranks / g groups; in each of them (g-1)/g of the elements reach each of g ranks.
+    return ranks // reshard * (reshard - 1) * elements
 
 
 def _data_axes(
@@ -151,25 +156,21 @@ def _data_axes(
         total["startup"] += groups * copies * startup_bytes(axis.units, itemsize, n // copies)
         total["startup"] += groups * n // copies * (copies - 1) * units * itemsize
 
-        # What the strategy sends, each as its own module says: per reduction and per gather.
+        # What the strategy sends: a reduction, and the gathers of all steps.
+        reduced, gathers = gradient_volume(config.zero, gradient, n, copies), 0
         if config.zero == 3:
-            sent = fsdp_volume(shared, n, copies=copies, reshard=config.reshard, replayed=stages_replayed)
-            sent["gradient_reduce"] = fsdp_volume(gradient, n, copies=copies)["gradient_reduce"]
-            gathers = steps * k * sent["parameter_gather"]
-            gathers += (steps - skipped) * fsdp_gather_volume(axis.resident, n, copies)
+            gather, resident = (n - copies) * shared, (n - copies) * axis.resident
+            again = _for_backward(gather, shared, n, config.reshard) + (gather if stages_replayed else 0)
+            gathers = steps * k * (gather + again) + (steps - skipped) * resident
             # The empty passes by which shapes are learned gather the units, too, on the ranks that they go through.
             # Units that stay gathered are gathered there in place of the first step.
             if plan is not None and axis.stage + 1 < plan.stages:
                 through = sum(path[axis.stage] == rank for path, _ in input_shapes(plan, batches)) // batches.dp
-                first = fsdp_gather_volume(axis.resident, n, copies) * min(through, 1)
+                first = resident * min(through, 1)
                 gathers -= first
-                total["startup"] += (through * fsdp_gather_volume(shared, n, copies) + first) * groups * itemsize
+                total["startup"] += (through * gather + first) * groups * itemsize
         elif config.zero:
-            sent = zero_volume(gradient, units, n)
-            gathers = (steps - skipped) * sent["parameter_gather"]
-        else:
-            sent = ddp_volume(gradient, n)
-            gathers = 0
+            gathers = (steps - skipped) * (n - 1) * units
 
         # Replicas that train alone send what their technique says.
         if config.batch_norm != "sync" and not trains_alone(config):
@@ -187,7 +188,7 @@ def _data_axes(
             for channels in axis.norms if stages_replayed else axis.norms_again:
                 total["batch_norm"] += groups * steps * k * sync_batch_norm_bytes(channels, n)[0]
         # An algorithm that is neither the ring nor ordered states its own.
-        elements = sent["gradient_reduce"] if axis.reduced is None or n == 1 else axis.reduced
+        elements = reduced if axis.reduced is None or n == 1 else axis.reduced
         total["gradient_reduce"] += reductions * groups * elements * itemsize
 
         # What techniques add to an axis, or save.

@@ -1,17 +1,13 @@
-"""Measured bytes beside the formula: two bars that must be equally long, for each purpose.
+"""Measured bytes and those of the formula: two bars that must be equally long, for each purpose.
 
 Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from minidist.core.base.trace import Trace
-from minidist.report.frame import byte_text, finish, new_figure, patch, tidy
+from minidist.report.frame import Figure, byte_text, finish, new_figure, patch, tidy
 from minidist.report.palette import PALETTE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Table = Mapping[str, Mapping[str, float | None]]
 
@@ -32,7 +28,7 @@ def table_of(
     return {name: {"measured": measured.get(name, 0), "closed_form": formula.get(name)} for name in names}
 
 
-def bytes_by_purpose(table: Table, *, title: str = "", command: str = "") -> "Figure":
+def bytes_by_purpose(table: Table, *, title: str = "", command: str = "") -> Figure:
     """Draw `table`, as `minidist train --json` prints it under bytes_by_purpose, or from `table_of`."""
     # One row per purpose, with two bars each.
     figure = new_figure(8, 1.7 + 0.6 * max(1, len(table)))

@@ -4,16 +4,12 @@ Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from minidist.core.base.trace import Trace
-from minidist.report.frame import Style, byte_text, finish, new_figure, patch
+from minidist.report.frame import Figure, Style, byte_text, finish, new_figure, patch
 from minidist.report.palette import PALETTE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PURPLE = PALETTE["communication"]
 MAX_NUMBERS = 12  # ranks up to which each cell's bytes are written out
@@ -30,9 +26,7 @@ def matrix_of(traces: Sequence[Trace], purpose: str | None = None) -> np.ndarray
     return matrix
 
 
-def bytes_matrix(
-    traces: Sequence[Trace], *, purpose: str | None = None, title: str = "", command: str = ""
-) -> "Figure":
+def bytes_matrix(traces: Sequence[Trace], *, purpose: str | None = None, title: str = "", command: str = "") -> Figure:
     """Draw bytes sent by (rows, rank 0 on top) and to (columns)."""
     from matplotlib.colors import LinearSegmentedColormap
 

@@ -122,7 +122,7 @@ def _drawing(traces: Sequence[Trace], messages: Sequence[Pair], folded: bool) ->
 
 
 def _add_streams(drawing: Drawing, traces: Sequence[Trace], messages: Sequence[Pair], rows: Rows) -> None:
-    """Add what each stream computes, and where it waits beside no computing."""
+    """Add what each stream computes, and where it waits and does not compute."""
     # After a deadlock each line says what it waits for, to the right edge.
     stuck = {(event.rank, event.lane): event for trace in traces for event in unanswered(trace.messages)}
     right = latest(traces) * (1.3 if stuck else 1) or 1e-6

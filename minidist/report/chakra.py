@@ -248,7 +248,7 @@ def write_chakra(
     """Write NAME.RANK.et for every rank and comm_groups.json into `folder`; returns it.
 
     messages: write the messages of collectives instead of the calls, so that a simulator replays our algorithms.
-    Raises UsageError for a trace without messages, or of which events are missing: a simulator would wait for ever.
+    Raises UsageError for a trace without messages, or with missing events: a simulator would wait for ever.
     """
     folder = Path(folder)
     if incomplete:
@@ -266,7 +266,7 @@ def write_chakra(
             members[call.communicator] = sorted({*call.messages, *members.get(call.communicator, ())})
     groups = {communicator: number for number, communicator in enumerate(members, 1)}
 
-    # A message's tag is its number among those of its two ranks, so that every simulator pairs them alike.
+    # A message's tag is its number among those of its two ranks, so that every simulator pairs them in the same way.
     tags: dict[int, int] = {}
     count: Counter[tuple[int, int]] = Counter()
     for send, receive in pairs(traces):

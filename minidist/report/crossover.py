@@ -9,19 +9,16 @@ Proved by: tests/bench/test_collectives.py
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minidist.report.frame import Style, finish, line, new_figure, plain_numbers, tidy
+from minidist.report.frame import Figure, Style, finish, line, new_figure, plain_numbers, tidy
 from minidist.report.palette import distinct
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLOURS = ("#4477AA", "#228833", "#CCBB44", "#66CCEE", "#EE6677", "#AA3377", "#EE8866", "#44AA99", "#332288", "#999933")
 OTHERS = {"MPI_Allreduce": "#882255", "gloo": "#777777"}
 
 
-def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str = "") -> "Figure":
+def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str = "") -> Figure:
     """Draw one line per side.
 
     rows: `bytes`, `side` (an algorithm, "auto", an opponent), `algorithm` (the choice of "auto") and `median_s` each.

@@ -4,13 +4,14 @@ Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.base.trace import Trace
 from minidist.report.bytes_by_purpose import bytes_by_purpose, table_of
 from minidist.report.bytes_matrix import bytes_matrix
 from minidist.report.exponents import exponent_histogram
+from minidist.report.frame import Figure
 from minidist.report.loss_overlay import loss_curve, loss_overlay
 from minidist.report.memory_over_time import memory_over_time
 from minidist.report.mesh_picture import mesh_of, mesh_picture
@@ -19,19 +20,16 @@ from minidist.report.run_gantt import run_gantt
 from minidist.report.space_time import space_time
 from minidist.report.streams import streams
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Header = Mapping[str, Any]
 MAX_RANKS = 2_048
 
 
-def _bytes_by_purpose(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
+def _bytes_by_purpose(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
     table = header.get("bytes_by_purpose") or table_of(traces, header.get("closed_form"))
     return bytes_by_purpose(table, **keywords)
 
 
-def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
+def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
     if not header.get("losses"):
         raise UsageError("the picture of the loss needs losses in the header of the trace: one number per step")
     if not header.get("reference_losses"):
@@ -39,12 +37,12 @@ def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
     return loss_overlay(header["losses"], header["reference_losses"], header.get("max_difference"), **keywords)
 
 
-def _exponents(traces: Sequence[Trace], header: Header, **keywords: Any) -> "Figure":
+def _exponents(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
     counts, scale = header.get("gradient_exponents") or {}, header.get("loss_scale") or 2.0**16
     return exponent_histogram(counts, scale=scale, **keywords)
 
 
-KINDS: dict[str, Callable[..., "Figure"]] = {
+KINDS: dict[str, Callable[..., Figure]] = {
     "space-time": lambda traces, header, **keywords: space_time(traces, **keywords),
     "bytes-matrix": lambda traces, header, **keywords: bytes_matrix(traces, **keywords),
     "bytes-by-purpose": _bytes_by_purpose,
@@ -57,7 +55,7 @@ KINDS: dict[str, Callable[..., "Figure"]] = {
 }
 
 
-def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **keywords: Any) -> "Figure":
+def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **keywords: Any) -> Figure:
     """Return the picture `kind` (one of KINDS) of a run.
 
     header: the first line of the trace file. Read here: `command` (the caption), `title`, or `name` (of the run, before
@@ -88,7 +86,7 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     return figure
 
 
-def _prefix_title(figure: "Figure", name: str) -> None:
+def _prefix_title(figure: Figure, name: str) -> None:
     """Write the run's name before the title of the first panel that has one."""
     for axes in figure.axes:
         for side in ("left", "center", "right"):
@@ -99,6 +97,6 @@ def _prefix_title(figure: "Figure", name: str) -> None:
 
 
 def incomplete_sentence(header: Header) -> str:
-    """Return what a reader must know of a trace of which events are missing; "" for a whole one."""
+    """Return what a reader must know of a trace with missing events; "" for a whole one."""
     why = header.get("incomplete")
     return f"this trace is incomplete: {why}" if why else ""

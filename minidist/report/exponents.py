@@ -8,22 +8,16 @@ Proved by: tests/report/test_pictures.py
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from minidist.base.exponents import LARGEST, NORMAL, SMALLEST, by_exponent, flushed_share
 from minidist.core.base.errors import UsageError
-from minidist.report.frame import finish, new_figure, patch, tidy
+from minidist.report.frame import Figure, finish, new_figure, patch, tidy
 from minidist.report.palette import PALETTE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HELD, FLUSHED = PALETTE["B"], PALETTE["blocked"]
 
 
-def exponent_histogram(
-    counts: Mapping[str, int], *, scale: float = 1.0, title: str = "", command: str = ""
-) -> "Figure":
+def exponent_histogram(counts: Mapping[str, int], *, scale: float = 1.0, title: str = "", command: str = "") -> Figure:
     """Draw the histogram of exponents.
 
     counts: as `base.exponents.count_exponents` makes them, of gradients that are not scaled. scale: the loss scale

@@ -17,7 +17,9 @@ from minidist.comm.launching import writable
 from minidist.core.base.errors import UsageError, quoted
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
+else:
+    Figure = Any  # the first picture imports matplotlib, and no annotation does
 
 CAPTION, LEGEND_ROW = 0.22, 0.2  # inches
 MAX_CAPTION = 6  # lines: a longer command would leave no room for the picture
@@ -29,14 +31,14 @@ GENERATOR = '<meta name="generator" content="minidist">'  # by which a page is k
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
-def new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of this size in inches that arranges its own margins."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def finish(figure: "Figure", handles: Iterable[Any], command: str) -> "Figure":
+def finish(figure: Figure, handles: Iterable[Any], command: str) -> Figure:
     """Put the legend and the caption below the picture; returns the figure."""
     # How much room the caption and the legend need, as a part of the figure's height.
     handles = list(handles)
@@ -130,10 +132,8 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def save(figure: "Figure", path: str | Path) -> Path:
+def save(figure: Figure, path: str | Path) -> Path:
     """Write the figure as svg, pdf or png, by the suffix; the same figure gives the same file."""
-    import matplotlib
-
     # Refused before anything is drawn or written.
     path = Path(path)
     if path.suffix not in SUFFIXES:
@@ -141,16 +141,30 @@ def save(figure: "Figure", path: str | Path) -> Path:
     metadata, mark = METADATA[path.suffix]
     writable(path, "--output", "", mark)
 
-    # No random ids, so that the same figure gives the same bytes.
-    with (
-        matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}),
-        writing("the picture", path, "make room there, or choose another --output"),
-    ):
+    with reproducible(), writing("the picture", path, "make room there, or choose another --output"):
         figure.savefig(path, metadata=metadata, dpi=150)
     return path
 
 
-def alt_text(figure: "Figure") -> str:
+def reproducible(salt: str = "minidist") -> Any:
+    """Return the context in which a figure gives the same SVG each time: without random ids, the text as text.
+
+    salt: what the ids follow from; two figures of one page have different ones.
+    """
+    import matplotlib
+
+    return matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"})
+
+
+def svg_text(figure: Figure, salt: str = "minidist") -> str:
+    """Return the picture as SVG, with its XML declaration."""
+    buffer = BytesIO()
+    with reproducible(salt):
+        figure.savefig(buffer, format="svg", metadata=METADATA[".svg"][0])
+    return buffer.getvalue().decode()
+
+
+def alt_text(figure: Figure) -> str:
     """Return the picture in words, from its own: its titles and the labels of its axes."""
     words = [figure.get_suptitle()] if figure.get_suptitle() else []
     for axes in figure.axes:
@@ -160,21 +174,15 @@ def alt_text(figure: "Figure") -> str:
     return "; ".join(dict.fromkeys(" ".join(word.split()) for word in words)) or "a picture"
 
 
-def svg(figure: "Figure", alt: str) -> str:
+def svg(figure: Figure, alt: str) -> str:
     """Return the picture as SVG, which says itself in words what it shows; the same figure gives the same text."""
-    import matplotlib
-
-    buffer = BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "minidist"})
-    # Without the XML declaration, so that the text can stand in a page.
-    text = buffer.getvalue().decode()
-    text = text[text.index("<svg") :]
+    text = svg_text(figure)
+    text = text[text.index("<svg") :]  # without the XML declaration, so that it can stand in a page
     words = escape(alt, quote=False).replace('"', "&quot;")
     return text.replace("<svg", f'<svg role="img" aria-label="{words}"', 1).replace(">", f"><title>{words}</title>", 1)
 
 
-def png(figure: "Figure", dpi: int = 100) -> bytes:
+def png(figure: Figure, dpi: int = 100) -> bytes:
     """Return the picture in 64 colours: a quarter of the bytes, because notebooks keep their pictures."""
     from PIL import Image
 

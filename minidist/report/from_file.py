@@ -59,26 +59,22 @@ def draw_report(
     if steps is not None:
         traces = only_steps(traces, *_range(steps))
 
-    # Write it beside the trace, unless `output` names another place.
+    # Write it next to the trace, unless `output` names another place.
     if picture == "page":
-        output = output or path.with_suffix(".html")
-        return write_page(output, traces, header, shown)
+        return write_page(output or path.with_suffix(".html"), traces, header, shown)
     if picture == "steps":
         from minidist.report.stepper import show
 
         return show(traces, header.get("command") or shown).write(output or path.with_name(f"{path.stem}-steps.html"))
     if picture == "perfetto":
-        output = output or path.with_suffix(".perfetto.json")
-        write_perfetto(output, traces, incomplete_sentence(header))
-        return output
+        return write_perfetto(output or path.with_suffix(".perfetto.json"), traces, incomplete_sentence(header))
 
     # A single picture: its caption says how the run was made, and how this picture was drawn.
-    output = output or path.with_name(f"{path.stem}-{picture}.svg")
     made_by = f"{header['command']}; " if header.get("command") else ""
     part = f" --steps {steps}" if steps else ""
     command = f"{made_by}minidist report {shown} --picture {picture}{part}"
-    save(draw(picture, traces, {**header, "command": command}), output)
-    return output
+    figure = draw(picture, traces, {**header, "command": command})
+    return save(figure, output or path.with_name(f"{path.stem}-{picture}.svg"))
 
 
 def export_trace(

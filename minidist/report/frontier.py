@@ -6,13 +6,10 @@ Proved by: tests/commands/test_plan.py
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minidist.report.frame import finish, line, new_figure, tidy
+from minidist.report.frame import Figure, finish, line, new_figure, tidy
 from minidist.report.palette import MEMORY
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MOST_LABELS = 5
 SURE, PERHAPS, BEST = MEMORY["parameter"], MEMORY["activation"], MEMORY["gradient"]
@@ -20,7 +17,7 @@ SURE, PERHAPS, BEST = MEMORY["parameter"], MEMORY["activation"], MEMORY["gradien
 
 def frontier(
     layouts: Sequence[Mapping[str, Any]], *, memory: float | None = None, title: str = "", command: str = ""
-) -> "Figure":
+) -> Figure:
     """Draw layouts as `minidist plan --json` prints them. memory: the bytes that a GPU has for a peak."""
     figure = new_figure(8, 4.5)
     axes = figure.add_subplot()

@@ -8,17 +8,14 @@ Proved by: tests/commands/test_schedule.py
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import SpanEvent, Trace
 from minidist.core.pipeline.plan import Item, actions_of, show
 from minidist.pipeline.timing import Timing
-from minidist.report.frame import Style, finish, new_figure, patch, tidy
+from minidist.report.frame import Figure, Style, finish, new_figure, patch, tidy
 from minidist.report.palette import NAMES, PALETTE, ink, shade
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_BARS, MAX_ROWS = 20_000, 40
 POINTS = 720  # the width of a panel
@@ -117,19 +114,12 @@ def _figures(timing: Timing, width: int, versions: Sequence[int] | None) -> list
     return [f"idle {numbers(timing.idle)} | {ends}"[:width], held[:width]]
 
 
-def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
+def gantt(timings: Sequence[Timing], command: str = "") -> Figure:
     """Draw one panel per timing (made with spans=True), all on the same axis of time."""
     _check_readable(timings)
 
-    # One axis of time for all panels. Heights in inches: for each timing its Gantt, then its strips.
     longest = max(timing.makespan for timing in timings)
-    heights = [
-        height for timing in timings for height in (0.7 + 0.3 * timing.plan.ranks, 0.3 + 0.16 * timing.plan.ranks)
-    ]
-    figure = new_figure(11, sum(heights) + 0.9)
-    panels = figure.subplots(2 * len(timings), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[
-        :, 0
-    ]
+    figure, panels = panels_of(timings, 0.3)
 
     # One scale for all strips, too.
     used: set[str] = set()
@@ -139,7 +129,6 @@ def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
         _strips(timing, panels[2 * number + 1], highest)
 
     # The legend has what was drawn, in the palette's order.
-    panels[-1].set_xlabel("time")
     kinds = [kind for kind in ("F", "B", "I", "W", "recompute", "idle") if kind in used]
     handles = [patch(PALETTE[kind], NAMES[kind]) for kind in kinds]
     handles += [
@@ -148,6 +137,26 @@ def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
         if f"stage {chunk}" in used
     ]
     return finish(figure, [*handles, patch(PALETTE["other"], "activations alive")], command)
+
+
+def panels_of(timings: Sequence[Timing], row: float) -> tuple[Figure, Any]:
+    """Return a figure with a panel and one for strips below it for each timing, all on one axis of time.
+
+    row: inches of a rank in a panel.
+    """
+    sizes = [timing.plan.ranks for timing in timings]
+    heights = [height for ranks in sizes for height in (0.7 + row * ranks, 0.3 + 0.16 * ranks)]
+    figure = new_figure(11, sum(heights) + 0.9)
+    panels = figure.subplots(len(heights), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[:, 0]
+    panels[-1].set_xlabel("time")
+    return figure, panels
+
+
+def name_rows(axes: Any, ranks: int, fontsize: float, top: float = -0.5) -> None:
+    """Name one row for each rank, rank 0 on top, and remove the box around them."""
+    axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize=fontsize)
+    axes.set_ylim(ranks - 0.5, top)
+    tidy(axes)
 
 
 def _check_readable(timings: Sequence[Timing]) -> None:
@@ -188,11 +197,9 @@ def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:
                 size = min(6.5, POINTS * (end - start) / longest / (0.7 * len(text)))
                 if size >= 1.5:
                     axes.text((start + end) / 2, y, text, ha="center", va="center", fontsize=size, color=ink(colour))
-    axes.set_yticks(range(timing.plan.ranks), [f"rank {rank}" for rank in range(timing.plan.ranks)], fontsize=7)
-    axes.set_ylim(timing.plan.ranks - 0.5, -0.5)
+    name_rows(axes, timing.plan.ranks, 7)
     axes.set_xlim(0, longest or 1)
     axes.set_title(title_of(timing), fontsize=9, loc="left")
-    tidy(axes)
 
 
 def alive(row: Sequence[tuple[Item, float, float]]) -> tuple[list[float], list[int]]:
@@ -214,23 +221,31 @@ def alive(row: Sequence[tuple[Item, float, float]]) -> tuple[list[float], list[i
 
 
 def _strips(timing: Timing, axes: Any, highest: float) -> None:
-    """Draw one strip per rank, all on one scale, with its peak at the end."""
-    for rank, row in enumerate(timing.spans or []):
-        times, counts = alive(row)
-        # The strip is filled from its bottom line up to the count; rows grow downwards.
-        top = [rank + 0.45 - 0.9 * timing.stage_share * count / highest for count in counts]
-        axes.fill_between(
-            times, top, rank + 0.45, step="post", color=PALETTE["other"], linewidth=0, gid=f"alive {rank}"
-        )
-        peak = f"{timing.activations[rank]:g}"
-        axes.text(1.004, rank, peak, transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
-    axes.set_yticks(range(timing.plan.ranks), [f"rank {rank}" for rank in range(timing.plan.ranks)], fontsize=5.5)
-    axes.set_ylim(timing.plan.ranks - 0.5, -0.55)
+    """Draw the activations that are alive on each rank, all on one scale."""
+    strips = [
+        (times, [timing.stage_share * count / highest for count in counts], f"{peak:g}")
+        for (times, counts), peak in zip(map(alive, timing.spans or []), timing.activations, strict=True)
+    ]
     unit = "micro-batches"
     if timing.plan.stages > timing.plan.ranks and timing.stage_share == 1:
         unit = "stage parts of micro-batches"
-    axes.set_title(f"activations alive, peak {numbers(timing.activations)} {unit}", fontsize=7, loc="left", pad=2)
-    tidy(axes)
+    draw_strips(
+        axes, strips, PALETTE["other"], f"activations alive, peak {numbers(timing.activations)} {unit}", "alive"
+    )
+
+
+def draw_strips(
+    axes: Any, strips: Sequence[tuple[Sequence[float], Sequence[float], str]], colour: str, title: str, gid: str
+) -> None:
+    """Draw one strip per rank: (times, height from each time on as a share of the highest, the peak in words)."""
+    for rank, (times, heights, peak) in enumerate(strips):
+        # The strip is filled from its bottom line up; rows grow downwards.
+        bottom = rank + 0.45
+        top = [bottom - 0.9 * height for height in heights]
+        axes.fill_between(times, top, bottom, step="post", color=colour, linewidth=0, gid=f"{gid} {rank}")
+        axes.text(1.004, rank, peak, transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
+    name_rows(axes, len(strips), 5.5, top=-0.55)
+    axes.set_title(title, fontsize=7, loc="left", pad=2)
 
 
 def as_traces(timing: Timing) -> list[Trace]:

@@ -88,7 +88,7 @@ def is_collective(operation: str) -> bool:
 
 
 def kernel_name(operation: str) -> str:
-    """Return the name that NCCL's kernel of the same operation has; it has none of its own for a gather."""
+    """Return the name that NCCL's kernel of the same operation has; a gather has no kernel there."""
     kind = operation.partition("/")[0]
     return f"ncclDevKernel_{KERNELS[kind]}_f32_RING" if kind in KERNELS else "ncclDevKernel_SendRecv"
 

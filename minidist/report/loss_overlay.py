@@ -4,15 +4,11 @@ Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidist.report.frame import Style, finish, line, new_figure, plain_numbers, tidy
+from minidist.report.frame import Figure, Style, finish, line, new_figure, plain_numbers, tidy
 from minidist.report.palette import PALETTE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SMALLEST = 1e-18  # where a difference of exactly 0 is drawn on a logarithmic axis
 
@@ -26,7 +22,7 @@ def loss_overlay(
     title: str = "",
     command: str = "",
     names: tuple[str, str] = ("single device", "parallel"),
-) -> "Figure":
+) -> Figure:
     """Draw the loss per step of both runs, and max |difference| of `what` per step; None: of the losses."""
     from matplotlib.ticker import MaxNLocator
 
@@ -44,7 +40,7 @@ def loss_overlay(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     tidy(axes)
 
-    # The difference on a logarithmic axis of its own; an exact 0 is drawn at its lower end.
+    # The difference on a second axis, which is logarithmic; an exact 0 is drawn at its lower end.
     second = axes.twinx()
     style: Style = {"color": PALETTE["blocked"], "marker": "o", "linestyle": ":", "markersize": 3}
     second.plot(range(len(difference)), np.maximum(difference, SMALLEST), **style, linewidth=0.8, gid="difference")
@@ -64,7 +60,7 @@ def loss_overlay(
     return finish(figure, handles, command)
 
 
-def loss_curve(losses: Sequence[float], *, title: str = "", command: str = "") -> "Figure":
+def loss_curve(losses: Sequence[float], *, title: str = "", command: str = "") -> Figure:
     """Draw the loss per step of one run."""
     from matplotlib.ticker import MaxNLocator
 

@@ -7,24 +7,21 @@ Proved by: tests/report/test_pictures.py
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from minidist.base.memory import thinned
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import Trace
-from minidist.report.frame import Style, byte_text, finish, new_figure, patch, tidy, time_unit
+from minidist.report.frame import Figure, Style, byte_text, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import MEMORY, PALETTE, distinct
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_RANKS = 8
 MAX_POINTS, ALL_POINTS = 500, 2000  # of a panel, which is not wider; of all panels, so that a page can hold the picture
 
 
-def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
+def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> Figure:
     """Draw one panel per rank that has an account (at most the first 8), rank 0 on top."""
     # Only ranks with an account of their memory.
     shown = [trace for trace in traces if trace.memory][:MAX_RANKS]
@@ -67,7 +64,7 @@ def _samples(
 
 
 def _byte_unit(highest: int) -> tuple[float, str]:
-    """Return the largest unit of which `highest` bytes are at least one, and its name."""
+    """Return the largest unit that is at most `highest` bytes, and its name."""
     return next(((s, n) for s, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if highest >= s), (1.0, "B"))
 
 

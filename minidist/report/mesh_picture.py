@@ -4,20 +4,16 @@ Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidist.report.frame import Style, finish, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from minidist.report.frame import Figure, Style, finish, new_figure
 
 MAX_RANKS = 256
 COLOURS = ("#4477AA", "#228833", "#CCBB44", "#EE6677", "#AA3377", "#66CCEE", "#BBBBBB")
 
 
-def mesh_picture(mesh: Mapping[str, int], *, title: str = "", command: str = "") -> "Figure":
+def mesh_picture(mesh: Mapping[str, int], *, title: str = "", command: str = "") -> Figure:
     """Draw one box per rank; the columns are the last axis that has more than one rank, the rows are the others.
 
     mesh: axis name -> ranks, slowest first. One colour for each coordinate on the first axis.

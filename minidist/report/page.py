@@ -12,9 +12,8 @@ import base64
 import html
 import re
 from collections.abc import Callable, Sequence
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.base.files import writing
 from minidist.base.trace_file import only_steps, steps_of
@@ -24,10 +23,7 @@ from minidist.core.base.trace import Trace
 from minidist.report.bytes_by_purpose import table_of
 from minidist.report.canvas import space_and_time
 from minidist.report.draw import Header, draw, incomplete_sentence
-from minidist.report.frame import GENERATOR, POLICY, byte_text, png
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from minidist.report.frame import GENERATOR, POLICY, Figure, byte_text, png, svg_text
 
 MAX_SVG = 400_000  # bytes of one figure; a larger one is on the page as an image
 
@@ -84,58 +80,56 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
     last, which = _last_step(traces)
     command = str(header.get("command") or "")
     caption = f"minidist report {source or 'TRACE'}"
-    parts: list[tuple[str, str, str]] = []
-
-    def add(title: str, about: str, body: str) -> None:
-        parts.append((title, about, body))
 
     def picture(kind: str, of: Sequence[Trace], **more: Any) -> str:
         # The page says once, at its top, when the trace is incomplete.
         made = {**header, "command": f"{caption} --picture {kind}", "incomplete": None}
         return _figure(lambda: draw(kind, of, made, **more), f"{kind} of {command or 'a run'}", kind)
 
-    # The sections, in the order of the page.
-    add(
-        "Mesh",
-        "The last axis is the fastest: its neighbours have neighbouring numbers, and should have the fastest link.",
-        picture("mesh", traces),
-    )
-    add(
-        "Gantt",
-        f"What each rank computed, and red: where it waited for another one{which}. Time is "
-        + ("virtual." if header.get("world") != "mpi" else "that of the ranks' clocks."),
-        picture("gantt", last),
-    )
-    add(
-        "Space and time",
-        "The same with the messages as arrows. The wheel, two fingers or + and − zoom; dragging moves; what is under"
-        " the pointer is named below.",
-        space_and_time(traces, source or "TRACE"),
-    )
-    add(
-        "Memory over time",
-        "Bytes alive on each rank by purpose; the mark is the peak, which decides whether a job fits.",
+    # The sections, in the order of the page: title, what it is about, and what it shows.
+    parts = [
         (
-            picture("memory", traces)
-            if any(trace.memory for trace in traces)
-            else "<p>The trace has no account of memory over time; only runs that record one have it.</p>"
+            "Mesh",
+            "The last axis is the fastest: its neighbours have neighbouring numbers, and should have the fastest link.",
+            picture("mesh", traces),
         ),
-    )
-    add(
-        "Bytes from rank to rank",
-        "Payload bytes of the whole run; a row sends, a column receives.",
-        picture("bytes-matrix", traces),
-    )
-    add(
-        "Bytes by purpose",
-        "All ranks together, counted from the messages, beside the closed form.",
-        _table(traces, header) + picture("bytes-by-purpose", traces),
-    )
-    add(
-        "Loss",
-        _about_loss(header),
-        picture("loss", traces) if header.get("losses") else "<p>The trace has no losses.</p>",
-    )
+        (
+            "Gantt",
+            f"What each rank computed, and red: where it waited for another one{which}. Time is "
+            + ("virtual." if header.get("world") != "mpi" else "that of the ranks' clocks."),
+            picture("gantt", last),
+        ),
+        (
+            "Space and time",
+            "The same with the messages as arrows. The wheel, two fingers or + and − zoom; dragging moves; what is"
+            " under the pointer is named below.",
+            space_and_time(traces, source or "TRACE"),
+        ),
+        (
+            "Memory over time",
+            "Bytes alive on each rank by purpose; the mark is the peak, which decides whether a job fits.",
+            (
+                picture("memory", traces)
+                if any(trace.memory for trace in traces)
+                else "<p>The trace has no account of memory over time; only runs that record one have it.</p>"
+            ),
+        ),
+        (
+            "Bytes from rank to rank",
+            "Payload bytes of the whole run; a row sends, a column receives.",
+            picture("bytes-matrix", traces),
+        ),
+        (
+            "Bytes by purpose",
+            "All ranks together, counted from the messages, beside the closed form.",
+            _table(traces, header) + picture("bytes-by-purpose", traces),
+        ),
+        (
+            "Loss",
+            _about_loss(header),
+            picture("loss", traces) if header.get("losses") else "<p>The trace has no losses.</p>",
+        ),
+    ]
     return _document(traces, header, parts)
 
 
@@ -155,7 +149,7 @@ def _about_loss(header: Header) -> str:
     return "Of this run alone; the trace of <code>minidist compare --trace</code> has one device's beside it."
 
 
-def _figure(make: Callable[[], "Figure"], label: str, kind: str) -> str:
+def _figure(make: Callable[[], Figure], label: str, kind: str) -> str:
     try:
         # A picture that the trace has no data for is a sentence on the page, which says how to record them.
         figure = make()
@@ -170,14 +164,9 @@ def _figure(make: Callable[[], "Figure"], label: str, kind: str) -> str:
     return f'<figure id="{kind}"{size} role="img" aria-label="{html.escape(label)}" style="{style}">{drawn}</figure>'
 
 
-def _svg(figure: "Figure", salt: str) -> str:
+def _svg(figure: Figure, salt: str) -> str:
     """Return the figure inline: its ids differ from those of the page's other figures, its neutrals are the page's."""
-    import matplotlib
-
-    buffer = BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": f"minidist {salt}", "svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue().decode()
+    text = svg_text(figure, f"minidist {salt}")
 
     # White letters on a bar stay white; paper, axes and the grey between them follow the mode.
     def neutral(tag: re.Match[str]) -> str:

@@ -53,7 +53,7 @@ MEMORY = {
 RANKS = ("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00")
 
 
-# For what has no colour of its own: purposes of a user's program, more runs than a picture has colours for.
+# For what has no colour here: purposes of a user's program, more runs than a picture has colours for.
 SPARE = ("#BBBBBB", "#882255", "#CC6677", "#6699CC", "#661100", "#117733", "#AA4499", "#777777")
 
 

@@ -7,20 +7,17 @@ Proved by: tests/report/test_pictures.py
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.core.base.trace import SpanEvent, Trace
-from minidist.report.frame import Style, finish, new_figure, patch, tidy, time_unit
+from minidist.report.frame import Figure, Style, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, ink, kind_of, shade
 from minidist.report.timeline import compute_of, merged, pairs, waits, without
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_RANKS, MAX_BARS = 32, 3000
 
 
-def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
+def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") -> Figure:
     """Draw one row per rank (the first 32), rank 0 on top; a bar of a pipeline's action has its micro-batch number."""
     shown = traces[:MAX_RANKS]
     rows = {trace.rank: compute_of(trace.spans, "main") for trace in shown}
@@ -38,7 +35,7 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
         axes.barh(rank, longest * factor, height=0.86, color=PALETTE["idle"], zorder=0)
         computing = [(span.start, span.end) for span in spans]
         busy += sum(stop - start for start, stop in merged(computing))
-        # Waiting beside computing costs nothing, so only the rest is red.
+        # Waiting while the stream computes costs nothing, so only the rest is red.
         for start, stop in without(waiting.get((rank, "main"), ([], []))[0], computing):
             if stop > begin:
                 bars.add(rank, max(start, begin), min(stop, end), "blocked", "blocked")

@@ -6,22 +6,17 @@ Proved by: tests/commands/test_schedule.py
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
-from typing import TYPE_CHECKING
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Plan, show
-from minidist.core.pipeline.validate import validate
 from minidist.pipeline.passes import lower_blocking
 from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
-from minidist.report.frame import GENERATOR, HTML, METADATA, SUFFIXES
+from minidist.pipeline.validate import validate
+from minidist.report.frame import GENERATOR, HTML, METADATA, SUFFIXES, Figure, svg_text
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
 from minidist.report.perfetto import perfetto
 from minidist.report.version_gantt import version_gantt
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # The formats, and how a file in each begins, or what it holds near its beginning: such a file may be overwritten.
 MARKS = {
@@ -65,7 +60,7 @@ def stage_shares(plans: Sequence[Plan]) -> list[float]:
 
 
 def is_large(plan: Plan) -> bool:
-    """Whether a plan has so many actions that each one is not drawn or checked again; a pair that overlaps is two."""
+    """Whether a plan has too many actions for drawing or checking each one again; a pair that overlaps is two."""
     pairs = sum(isinstance(item, tuple) for order in plan.orders for item in order)
     return sum(map(len, plan.orders)) + pairs > LARGE
 
@@ -112,13 +107,7 @@ def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: in
             yield "\n" if number else ""
             yield one.plan.to_csv()
     elif form in ("svg", "versions"):
-        # Without a date and random ids: the same plan gives the same file.
-        import matplotlib
-
-        stream = BytesIO()
-        with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
-            picture(evaluated, form, command).savefig(stream, format="svg", metadata=METADATA[".svg"][0])
-        yield stream.getvalue().decode()
+        yield svg_text(picture(evaluated, form, command))
     elif form in ("perfetto", "steps"):
         if len(evaluated) > 1:
             raise UsageError(f"--format {form} takes one schedule; call it once for each")
@@ -143,7 +132,7 @@ def _as_run(timing: Timing, form: str) -> str:
     return json.dumps(perfetto(traces)) + "\n" if form == "perfetto" else show(traces, title_of(timing)).page
 
 
-def picture(evaluated: Sequence[EvaluatedPlan], form: str, command: str) -> "Figure":
+def picture(evaluated: Sequence[EvaluatedPlan], form: str, command: str) -> Figure:
     """Return the picture of the format "svg" or "versions"."""
     return (gantt if form == "svg" else version_gantt)([one.timing for one in evaluated], command)
 

@@ -1,17 +1,17 @@
 """The space-time diagram: a rank is a horizontal line, time runs to the right, a message is an arrow from line to line.
 
 It shows what a log does not: which rank waits for which. Red is a rank whose partner has not come yet. After a deadlock
-the red runs to the edge, each line says what its rank waits for, and the wait-for cycle is drawn beside the ranks.
+the red runs to the edge, each line says what its rank waits for, and the wait-for cycle is drawn at the right edge.
 
 Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.core.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.core.comm.waiting import Waiting, circle_text, find_cycle
-from minidist.report.frame import Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
+from minidist.report.frame import Figure, Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.timeline import (
     Band,
@@ -27,9 +27,6 @@ from minidist.report.timeline import (
     without,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Rows = dict[tuple[int, str], int]  # (rank, stream) -> line
 MAX_LABELS = 24  # with more messages the byte counts would cover each other
 BAR = 0.34  # the height of a bar, as a part of the distance between two lines
@@ -40,7 +37,7 @@ APART = 0.02  # of two messages of a call, as a part of the picture's width: nea
 MAX_BESIDE = 60  # of collective calls beside the main stream: with more messages a call is one band
 
 
-def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
+def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> Figure:
     """Draw one line per stream of each rank, rank 0 on top, and one arrow per delivered message.
 
     Of many buckets that travel beside the main streams, each is one band on its line instead of its arrows.
@@ -165,7 +162,7 @@ def _stuck(axes: Any, event: MessageEvent, y: int, right: float, factor: float) 
 def _waits_beside_computing(
     traces: Sequence[Trace], messages: Sequence[Pair], drawn: Sequence[Band], right: float, width: float
 ) -> dict[tuple[int, str], tuple[list[Interval], list[Interval]]]:
-    """Return each stream's waits for a partner and for bytes while it computed nothing, of which the picture has room.
+    """Return each stream's waits for a partner and for bytes while it computed nothing, as far as the picture has room.
 
     drawn: the bands. width: of the picture, in seconds.
     """

@@ -5,18 +5,15 @@ Proved by: tests/bench/test_staleness.py
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minidist.report.frame import finish, line, new_figure, tidy
+from minidist.report.frame import Figure, finish, line, new_figure, tidy
 from minidist.report.palette import PALETTE, distinct
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLOURS = [PALETTE[name] for name in ("F", "B", "communication", "W", "I", "recompute")]
 
 
-def staleness(runs: Sequence[Any], *, title: str = "", command: str = "") -> "Figure":
+def staleness(runs: Sequence[Any], *, title: str = "", command: str = "") -> Figure:
     """Draw the three panels.
 
     runs: each with consistency, gradients_per_second, staleness (one number per gradient), curve [(seconds, loss)] and

@@ -55,7 +55,7 @@ class Stepper:
         return f"{self.about} {steps} steps on {self.data['ranks']} ranks; open the notebook in Jupyter.".strip()
 
     def _repr_html_(self) -> str:
-        # A frame of its own keeps the page's script and style apart from the notebook's.
+        # A separate frame keeps the page's script and style apart from the notebook's.
         return (
             f'<iframe srcdoc="{html.escape(self.page)}" sandbox="allow-scripts" title="steps of a run"'
             f' style="width: 100%; height: {_height(self.data)}px; border: 0"></iframe>'

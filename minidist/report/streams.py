@@ -7,26 +7,23 @@ Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import Trace
-from minidist.report.frame import Style, byte_text, finish, new_figure, patch, tidy, time_unit
+from minidist.report.frame import Figure, Style, byte_text, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.timeline import merged, pairs, without
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LINK = ("to host", "to device")  # spans of `parallel.host_pool.HostPool`, one stream each
 
 
-def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "") -> "Figure":
+def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command: str = "") -> Figure:
     """Draw compute, send and receive of `rank`, and both directions of its link to the host when it offloads.
 
-    A row of which the rank has nothing is left out, except compute. A message's bar is red until its partner has come.
+    A row for which the rank has nothing is left out, except compute. A message's bar is red until its partner has come.
     """
-    # What this rank computed, sent, received and moved to or from its host, each with a row of its own.
+    # What this rank computed, sent, received and moved to or from its host, each in another row.
     if not 0 <= rank < len(traces):
         raise UsageError(f"the run has no rank {rank}; its ranks are 0..{len(traces) - 1}")
     trace = traces[rank]

@@ -9,7 +9,7 @@ Proved by: tests/report/test_tiles.py
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError, nearest, quoted
@@ -20,11 +20,8 @@ from minidist.core.nn import GPT, GPTConfig, Module
 from minidist.core.parallel.model_parallel import apply_expert_parallel, apply_tensor_parallel
 from minidist.nn import Llama, LlamaConfig
 from minidist.parallel.tensor import boxes
-from minidist.report.frame import finish, new_figure, patch
+from minidist.report.frame import Figure, finish, new_figure, patch
 from minidist.report.palette import PALETTE, RANKS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_BYTES = 10**9  # of all ranks' layers together
 Box = tuple[tuple[int, int], ...]
@@ -145,7 +142,7 @@ def tiles_table(tiles: Sequence[Tiles], rank: int = 0) -> str:
     return "\n".join(lines)
 
 
-def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") -> "Figure":
+def tiles_figure(tiles: Sequence[Tiles], *, title: str = "", command: str = "") -> Figure:
     """Draw every matrix on one scale, its tiles coloured by rank; grey is what all ranks hold.
 
     A vector is a strip under its matrix; of a stack of matrices (experts) each is drawn. Vectors that all ranks hold

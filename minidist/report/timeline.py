@@ -2,7 +2,7 @@
 
 A trace has two events per message, one on each side; an arrow needs both. Messages between two ranks with one tag on
 one communicator never overtake each other, so the k-th send of such a queue belongs to its k-th receive. The messages
-of collectives travel in a context of their own.
+of collectives travel in another context.
 
 Proved by: tests/report/test_pictures.py
 """
@@ -84,7 +84,7 @@ def bands(pairs: Iterable[Pair]) -> list[Band]:
 
 
 def row_label(rank: int, lane: str) -> str:
-    """Return what stands beside the line of a stream."""
+    """Return the name of a stream's line."""
     if lane == "main":
         return f"rank {rank}"
     # A stream is called as its communicator, and that of an axis of a mesh like "world.2dp_pp0_cp0_tp0".

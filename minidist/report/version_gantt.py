@@ -9,16 +9,14 @@ Proved by: tests/commands/test_schedule.py
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Action, Plan
 from minidist.pipeline.timing import Timing
-from minidist.report.frame import finish, line, new_figure, patch, tidy
+from minidist.report.frame import Figure, Style, finish, line, patch
+from minidist.report.gantt import draw_strips, name_rows, panels_of
 from minidist.report.palette import MEMORY, PALETTE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHADES = ("#4477AA", "#CCBB44", "#EE6677", "#228833", "#AA3377", "#66CCEE")  # of versions, in turn
 
@@ -49,24 +47,16 @@ def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
     return result
 
 
-def version_gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
+def version_gantt(timings: Sequence[Timing], command: str = "") -> Figure:
     """Draw one panel per timing (made with spans=True)."""
-    # As in `gantt`: one axis of time, heights in inches, a Gantt and its strips for each timing.
     longest = max(timing.makespan for timing in timings)
-    heights = [
-        height for timing in timings for height in (0.7 + 0.36 * timing.plan.ranks, 0.3 + 0.16 * timing.plan.ranks)
-    ]
-    figure = new_figure(11, sum(heights) + 0.9)
-    panels = figure.subplots(2 * len(timings), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[
-        :, 0
-    ]
+    figure, panels = panels_of(timings, 0.36)
     for number, timing in enumerate(timings):
         if timing.spans is None:
             raise UsageError("the picture of versions needs the spans of a plan; call time_plan(plan, spans=True)")
         _lanes(timing, panels[2 * number], longest)
         _kept(timing, panels[2 * number + 1])
 
-    panels[-1].set_xlabel("time")
     handles = [
         patch(shade, f"version {k}{', ' + str(k + len(SHADES)) + ', ...' if k < 1 else ''}")
         for k, shade in enumerate(SHADES)
@@ -82,33 +72,17 @@ def _lanes(timing: Timing, axes: Any, longest: float) -> None:
             # One bar per action in the colour of its version; forwards are lower, so that they can be told from
             # backwards.
             forward = action.kind == "F"
-            axes.barh(
-                rank,
-                end - start,
-                left=start,
-                height=0.6 if forward else 0.86,
-                color=SHADES[version % len(SHADES)],
-                edgecolor="white",
-                linewidth=0.5,
-                gid=f"{action} v{version}",
-            )
+            style: Style = {"color": SHADES[version % len(SHADES)], "edgecolor": "white", "linewidth": 0.5}
+            height, gid = 0.6 if forward else 0.86, f"{action} v{version}"
+            axes.barh(rank, end - start, left=start, height=height, gid=gid, **style)
             text = f"{action.kind}{action.microbatch}\nv{version}"
             if (end - start) / longest > 0.012:
-                axes.text(
-                    (start + end) / 2,
-                    rank,
-                    text,
-                    ha="center",
-                    va="center",
-                    fontsize=5.5,
-                    color="black",
-                    linespacing=0.9,
-                )
+                words: Style = {"ha": "center", "va": "center", "fontsize": 5.5, "color": "black"}
+                axes.text((start + end) / 2, rank, text, linespacing=0.9, **words)
             # The update after a batch's last backward, as a red line.
             if action.kind in ("B", "W") and (action.microbatch + 1) % plan.batch == 0:
                 axes.plot([end, end], [rank - 0.48, rank + 0.48], color=PALETTE["blocked"], linewidth=1.2)
-    axes.set_yticks(range(plan.ranks), [f"rank {rank}" for rank in range(plan.ranks)], fontsize=7)
-    axes.set_ylim(plan.ranks - 0.5, -0.5)
+    name_rows(axes, plan.ranks, 7)
     axes.set_xlim(0, longest or 1)
     axes.set_title(
         f"{plan.name}, updates: {plan.updates}, {plan.ranks} ranks, {plan.microbatches} micro-batches: the version that"
@@ -116,7 +90,6 @@ def _lanes(timing: Timing, axes: Any, longest: float) -> None:
         fontsize=9,
         loc="left",
     )
-    tidy(axes)
 
 
 def kept(timing: Timing, rank: int) -> tuple[list[float], list[int]]:
@@ -143,24 +116,11 @@ def kept(timing: Timing, rank: int) -> tuple[list[float], list[int]]:
 
 def _kept(timing: Timing, axes: Any) -> None:
     # One strip per rank, all on one scale, with its peak at the end.
-    strips = [kept(timing, rank) for rank in range(timing.plan.ranks)]
-    highest = max(max(counts) for _, counts in strips)
-    for rank, (times, counts) in enumerate(strips):
-        axes.fill_between(
-            times,
-            [rank + 0.45 - 0.9 * c / highest for c in counts],
-            rank + 0.45,
-            step="post",
-            color=MEMORY["stash"],
-            linewidth=0,
-        )
-        axes.text(1.004, rank, f"{max(counts)}", transform=axes.get_yaxis_transform(), fontsize=6.5, va="center")
-    axes.set_yticks(range(len(strips)), [f"rank {rank}" for rank in range(len(strips))], fontsize=5.5)
-    axes.set_ylim(len(strips) - 0.5, -0.55)
-    axes.set_title(
-        f"versions of the weights kept, at most {' '.join(str(max(counts)) for _, counts in strips)}",
-        fontsize=7,
-        loc="left",
-        pad=2,
-    )
-    tidy(axes)
+    found = [kept(timing, rank) for rank in range(timing.plan.ranks)]
+    peaks = [max(counts) for _, counts in found]
+    strips = [
+        (times, [count / max(peaks) for count in counts], f"{peak}")
+        for (times, counts), peak in zip(found, peaks, strict=True)
+    ]
+    title = f"versions of the weights kept, at most {' '.join(map(str, peaks))}"
+    draw_strips(axes, strips, MEMORY["stash"], title, "kept")

@@ -4,13 +4,10 @@ Proved by: tests/planning/test_zero_stages.py
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minidist.report.frame import finish, new_figure, patch, tidy
+from minidist.report.frame import Figure, finish, new_figure, patch, tidy
 from minidist.report.palette import MEMORY
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLOURS = {
     "parameters": MEMORY["parameter"],
@@ -26,7 +23,7 @@ COLOURS = {
 }
 
 
-def zero_bars(stages: Mapping[str, Any], *, title: str = "", command: str = "") -> "Figure":
+def zero_bars(stages: Mapping[str, Any], *, title: str = "", command: str = "") -> Figure:
     """Draw `stages`, as `minidist memory --json` prints them: stage -> kind -> bytes, with a total."""
     # One row per stage, its kinds of bytes one after the other, in GB.
     rows = {stage: parts for stage, parts in stages.items() if stage.startswith("stage")}

@@ -112,7 +112,10 @@ def sums_buckets(config: Any) -> bool:
 
 def ranks_beside(config: Any, ranks: int | None = None) -> int:
     """Return how many of a job's ranks are outside of its layout: see `Extension.beside`."""
-    return sum(kind.beside(config, ranks) for kind in installed())
+    beside = 0
+    for kind in installed():
+        beside += kind.beside(config, None if ranks is None else ranks - beside)
+    return beside
 
 
 def of_users(config: Any) -> Iterator[Extension]:

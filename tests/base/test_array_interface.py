@@ -245,7 +245,7 @@ TABLES = {
 EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the host, and what only one backend has
     *((file, name) for file, names in TABLES.items() for name in names),
     ("parallel/redistribute.py", "count_nonzero"),
-    ("core/collectives/binomial_tree.py", "roll"),
+    ("collectives/binomial_tree.py", "roll"),
     *(("collectives/ring_event.py", name) for name in ("roll", "maximum", "stack")),  # times of ranks
     ("collectives/nodes.py", "flatnonzero"),
     ("comm/buffers.py", "add"),  # the checksum of bytes that were fetched

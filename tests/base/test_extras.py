@@ -19,6 +19,7 @@ DISTRIBUTIONS = {"markdown_it": "markdown-it-py", "cupy": "cupy-cuda13x", "ml_dt
 # Where an optional package is imported directly, and why it is there then.
 DIRECT = {
     "minidist/base/cuda_kernels.py": "arrays of CuPy exist",
+    "minidist/base/cuda_products.py": "arrays of CuPy exist",
     "minidist/base/device.py": "says the sentence of --device",
     "minidist/report/bench/": "asked for after has_torch(), and on its ranks",
     "minidist/commands/doctor.py": "asks first",

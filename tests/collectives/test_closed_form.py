@@ -6,12 +6,12 @@ from math import ceil, log2
 import numpy as np
 import pytest
 
-from minidist.collectives import recursive_halving
+from minidist.collectives import recursive_doubling, recursive_halving
+from minidist.collectives.folding import Fold
 from minidist.comm import SimWorld
 from minidist.core import collectives
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives import recursive_doubling, seconds, volume
-from minidist.core.collectives.folding import Fold
+from minidist.core.collectives import seconds, volume
 from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, Case
@@ -54,7 +54,7 @@ def test_where_the_ranks_divide_the_size_volumes_are_the_papers(ranks):
             assert volume(half, "ring", size, ranks, rank) == (ranks - 1, (ranks - 1) * size // ranks)
 
 
-@each(("operation", "algorithm"), ALL)
+@each(("operation", "algorithm"), ALL, sampled=4)
 @each("ranks", RANKS)
 @each("eager_bytes", [0, 1 << 20])
 @each("async_op", [False, True])
@@ -80,7 +80,7 @@ RAGGED = {
 }
 
 
-@each(("operation", "algorithm"), RAGGED)
+@each(("operation", "algorithm"), RAGGED, sampled=3)
 @each("ranks", RANKS)
 @each("eager_bytes", [0, 1 << 20])
 def test_virtual_time_from_the_actual_chunk_sizes(operation, algorithm, ranks, eager_bytes):

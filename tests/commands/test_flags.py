@@ -39,7 +39,7 @@ def options(function):
 # --- help -------------------------------------------------------------------------------------------------------------
 
 
-@each("words", [[], *([name] for name in program.GROUPS), *(words for words, _ in commands())], ids=" ".join)
+@each("words", [[], *([name] for name in program.GROUPS), *(words for words, _ in commands())], ids=" ".join, sampled=3)
 @each("flag", ["--help", "-h"])
 def test_the_help_shows_no_type_beside_a_flag_that_takes_no_value(words, flag, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
@@ -240,6 +240,7 @@ def with_value(command, name, info, value):
     return [*command.split(), *needed, flag, value]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", sorted({command for command, *_ in VALUES}))
 def test_a_text_of_ten_thousand_characters_is_not_repeated(command, said):
     for name, info in [rest for first, *rest in VALUES if first == command]:

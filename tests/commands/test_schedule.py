@@ -7,9 +7,9 @@ import xml.etree.ElementTree as xml
 import pytest
 
 from minidist import cli
-from minidist.core.pipeline.validate import validate
 from minidist.pipeline.schedules import from_csv, get_schedule, schedules
 from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
 from minidist.report.gantt import alive, gantt, text_gantt
 from minidist.report.version_gantt import kept, version_gantt, versions_seen
 

@@ -47,6 +47,7 @@ AXES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("ranks", "settings"), AXES, ids=lambda value: str(value).strip("{}").replace("'", ""))
 def test_every_axis_equals_one_device(ranks, settings):
     with creating_on(Device()):
@@ -77,6 +78,7 @@ JOBS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("ranks", "settings"), JOBS, ids=lambda value: str(value).strip("{}").replace("'", ""))
 def test_a_job_has_the_losses_and_the_memory_of_the_host(ranks, settings):
     config = TrainConfig.make(**{**SMALL, **settings})

@@ -28,14 +28,17 @@ def test_only_arrays_of_cupy_and_without_data_have_kernels():
 
 
 def test_the_operations_of_meta_arrays_are_those_of_cupy():
-    """The names and the parameters: cuda_kernels.py cannot be imported without CuPy, so it is parsed."""
-    tree = ast.parse(Path(meta_kernels.__file__).with_name("cuda_kernels.py").read_text())
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
-    assert len(functions) == 8
-    for function in functions:
-        own = inspect.signature(getattr(meta_kernels, function.name))
-        if list(own.parameters) != ["arguments"]:
-            assert list(own.parameters) == [argument.arg for argument in function.args.args], function.name
+    """The names and the parameters: cuda.py cannot be imported without CuPy, so it and what it imports are parsed."""
+    folder = Path(meta_kernels.__file__).parent
+    imports = [node for node in ast.parse((folder / "cuda.py").read_text()).body if isinstance(node, ast.ImportFrom)]
+    assert sum(len(node.names) for node in imports) == 11
+    for node in imports:
+        tree = ast.parse((folder / node.module.rpartition(".")[2]).with_suffix(".py").read_text())
+        functions = {function.name: function for function in tree.body if isinstance(function, ast.FunctionDef)}
+        for name in (alias.name for alias in node.names):
+            own = list(inspect.signature(getattr(meta_kernels, name)).parameters)
+            if own != ["arguments"]:
+                assert own == [argument.arg for argument in functions[name].args.args][: len(own)], name
 
 
 def test_a_gpu_takes_larger_blocks():
@@ -103,6 +106,45 @@ def test_sums_at_an_index_are_in_index_order(gpu):
     np.testing.assert_array_equal(target.get(), expected)
 
 
+def _operands(packed, matrix, batch):
+    q, k, v = (packed[:, :, part].transpose(0, 2, 1, 3) for part in range(3))  # (2, 4, 5, 8), without a common stride
+    return [
+        (matrix[:, :7], matrix.T[:7]),
+        (matrix.T, matrix),
+        (matrix[1:2], matrix.T),
+        (matrix[::2, ::2], matrix[:5, ::3]),
+        (batch[:, 1:], batch.swapaxes(1, 2)),
+        (q[:, :, 1:4], k.swapaxes(2, 3)),
+        (q.swapaxes(2, 3), v),
+        (matrix[:0], matrix.T),
+        (matrix[:, :0], matrix.T[:0]),
+    ]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_read_their_operands_where_they_lie(gpu, dtype):
+    """Rows or columns contiguous, parts of larger matrices, heads of a packed projection; scaled, and added."""
+    from minidist.base.cuda_products import product
+
+    sources = [RNG.standard_normal(shape).astype(dtype) for shape in ((2, 5, 3, 4, 8), (6, 10), (3, 4, 5))]
+    here, there = _operands(*sources), _operands(*(gpu.asarray(array) for array in sources))
+    for number, ((a, b), (there_a, there_b)) in enumerate(zip(here, there, strict=True)):
+        expected = a @ b
+        for scale, add in ((1.0, False), (0.25, True)):
+            out = gpu.ones(expected.shape, dtype)
+            product(there_a, there_b, out, scale, add)
+            np.testing.assert_allclose(out.get(), scale * expected + add, rtol=2e-5, atol=2e-5, err_msg=str(number))
+            # Results stored by columns, and a block of a larger array.
+            larger = gpu.ones((*expected.shape[:-2], expected.shape[-1], expected.shape[-2] + 3), dtype)
+            out = larger.swapaxes(-1, -2)[..., 1 : 1 + expected.shape[-2], :]
+            product(there_a, there_b, out, scale, add)
+            np.testing.assert_allclose(out.get(), scale * expected + add, rtol=2e-5, atol=2e-5, err_msg=str(number))
+            assert (larger[..., 0].get() == 1).all(), number
+            assert (larger[..., 1 + expected.shape[-2] :].get() == 1).all(), number
+        np.testing.assert_allclose(product(there_a, there_b).get(), expected, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("length", [1, 5, 256, 300, 700])
 def test_attention_in_the_blocks_of_a_gpu(gpu, length):
@@ -119,10 +161,20 @@ def test_attention_in_the_blocks_of_a_gpu(gpu, length):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4), (4000, 7), (0, 3)])
+def test_sums_over_rows(gpu, shape):
+    rows = RNG.standard_normal(shape)
+    np.testing.assert_allclose(xp.sum_rows(gpu.asarray(rows)).get(), xp.sum_rows(rows), rtol=1e-10, atol=1e-10)
+    out = gpu.ones(shape[-1], rows.dtype)
+    np.testing.assert_allclose(xp.sum_rows(gpu.asarray(rows), out).get(), xp.sum_rows(rows), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("width", [1, 96, 128, 1000])
 def test_norms_and_losses(gpu, width):
     x, w, b = RNG.standard_normal((6, 4, width)), RNG.standard_normal(width), RNG.standard_normal(width)
     targets = RNG.integers(0, width, (6, 4))
+    targets[2:4] = -100  # rows that do not count
     results = []
     for asarray in (np.asarray, gpu.asarray):
         tensors = [Tensor(asarray(a), requires_grad=True) for a in (x, w, b)]

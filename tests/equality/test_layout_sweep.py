@@ -11,7 +11,7 @@ import pytest
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.core.parallel import GradientReducer
+from minidist.core.parallel.gradients import GradientReducer
 from minidist.job.equality import layout_sweep
 from minidist.job.train.trainer import train
 from tests.cases import each

@@ -88,7 +88,7 @@ def not_summed_in_forward(patch):
 TP, CP = {"tp": 2}, {"cp": 2}
 
 
-@each("precision", ["bf16", "fp16"])
+@each("precision", ["bf16", "fp16"], sampled=2)
 @each(
     ("bug", "layout"),
     [

@@ -25,6 +25,8 @@ def make(source, monkeypatch):
     monkeypatch.setenv(runner.SEED, "0")
     monkeypatch.setattr("minidist.course.lesson.mpi_leg.mpiexec", lambda: None)
     monkeypatch.setattr("builtins.input", nobody)
+    for picture in ("svg", "png"):  # drawing them takes a third of the time, and they are not compared
+        monkeypatch.setattr(f"minidist.report.notebook.{picture}", lambda *figure: "")
     shell = shell_that_adds_to(outputs)
     monkeypatch.setitem(sys.modules, "__main__", shell.user_module)
     for name in ("stdout", "stderr"):

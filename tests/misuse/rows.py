@@ -24,16 +24,13 @@ from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Dropout, FlatParameters, GPTConfig, Linear, Module, Sequential
 from minidist.core.nn.language_model import with_own_weight
 from minidist.core.optim import SGD, Adam, AdamW
-from minidist.core.parallel import (
-    DistributedDataParallel,
-    ZeroOptimizer,
-    clip_shards_,
-    fully_shard,
-    sharded_parameters,
-    shards_of,
-)
-from minidist.core.parallel.context import RingAttention, UlyssesAttention
+from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context.ulysses import UlyssesAttention
+from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.flat_shards import clip_shards_
+from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
+from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
 from minidist.nn import BatchNorm, ModuleDict
 from minidist.optim import DynamicLossScaler, clip_grad_norm_

@@ -10,10 +10,10 @@ import pytest
 from minidist.cli import main
 from minidist.core.base.errors import UsageError
 from minidist.core.optim import AdamW
-from minidist.core.pipeline.validate import PlanError, validate
 from minidist.course.museum import Catch, CheckResult, Exhibit, Patch, Recording, exhibits, find, run_exhibit
 from minidist.course.museum.exhibit_run import curve, table
 from minidist.pipeline.schedules import from_text, get_schedule
+from minidist.pipeline.validate import PlanError, validate
 from tests.parallel import test_fully_shard
 from tests.parallel.models import assert_same, one_device
 

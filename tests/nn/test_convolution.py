@@ -17,7 +17,7 @@ from minidist.nn.convolution import Conv2d
 from minidist.nn.ops.batch_norm import batch_norm
 from minidist.nn.ops.convolution import conv2d
 from minidist.nn.ops.pooling import global_avg_pool2d, max_pool2d
-from minidist.pipeline.passes import recompute
+from minidist.pipeline.passes import additions, recompute
 from minidist.pipeline.schedules import get_schedule
 from tests.cases import each
 
@@ -160,7 +160,7 @@ def test_a_pipeline_equals_one_device_with_statistics_of_each_micro_batch(name, 
     flat = FlatParameters([p for module in modules for p in module.parameters()])
     optimizer = SGD(flat, lr=0.5)
     for step in range(3):
-        order = plan.additions()[0][0]
+        order = additions(plan)[0][0]
         inputs, targets = batch(step)
         flat.zero_grad()
         for i in order:

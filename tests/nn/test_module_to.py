@@ -11,7 +11,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import GPT, MLP, GPTConfig
-from minidist.core.parallel import DistributedDataParallel
+from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.nn import CNN
 from tests.cupy.stand_in import Device, DeviceArray
 

@@ -8,7 +8,8 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.autograd import FlopCounter, ShapeError, Tensor, causal_attention, grouped_query_attention
-from minidist.core.parallel.context import UlyssesAttention, sequence_positions
+from minidist.core.parallel.context.positions import sequence_positions
+from minidist.core.parallel.context.ulysses import UlyssesAttention
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
 from minidist.parallel.context import AllGatherAttention, document_ids, documents

@@ -16,9 +16,12 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import GPT, Block, GPTConfig
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.parallel.context import RingAttention, UlyssesAttention, gradient_axes, sequence_positions
-from minidist.core.parallel.tensor import gpt_plan, parallelize_module
+from minidist.core.parallel.context.positions import sequence_positions
+from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context.ulysses import UlyssesAttention
+from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.dims import gradient_axes
+from minidist.core.parallel.tensor.parallelize import gpt_plan, parallelize_module
 from minidist.nn import Llama
 from minidist.nn.recompute import recompute
 from minidist.parallel.tensor import llama_plan
@@ -236,7 +239,7 @@ def test_a_model_equals_one_device_in_every_tensor_of_every_step(ranks, name, ki
     assert_model(ranks, name, kind, optimizer)
 
 
-@each("ranks", [2, 3, 4])
+@each("ranks", [2, 3, 4], sampled=3)
 @each("name", ["gpt", "llama"])
 @each("kind", KINDS)
 def test_masks_are_drawn_by_global_sample_head_and_position(ranks, name, kind):
@@ -248,7 +251,7 @@ def test_data_and_context_parallel_together(name):
     assert_model(4, name, "ring", "adam", (2, 2))
 
 
-@each("name", ["gpt", "llama"])
+@each("name", ["gpt", "llama"], sampled=3)
 @each(("sequence_parallel", "kind"), [(False, "ring"), (True, "ring"), (True, "ulysses")])
 def test_context_and_tensor_parallel_together(name, sequence_parallel, kind):
     """Each rank has some tokens of each text and some heads, and with the sequence split some of its tokens' norms."""

@@ -61,7 +61,7 @@ def test_buckets_travel_while_backward_runs():
     """By the clock: the last bucket of the backward is launched after the first has long been under way."""
 
     def program(comm):
-        from minidist.core.parallel import DistributedDataParallel
+        from minidist.core.parallel.data_parallel import DistributedDataParallel
 
         ddp = DistributedDataParallel(Nested(), comm, bucket_cap_mb=1e-4)
         ready = ddp.reducer.ready
@@ -93,7 +93,7 @@ def test_each_bucket_leaves_at_the_time_that_backward_has_reached():
 
     def program(comm):
         from minidist.core.autograd import FlopCounter
-        from minidist.core.parallel import DistributedDataParallel
+        from minidist.core.parallel.data_parallel import DistributedDataParallel
 
         with FlopCounter() as counter:
             ddp = DistributedDataParallel(Nested(), comm, bucket_cap_mb=1e-4)
@@ -110,7 +110,7 @@ def test_each_bucket_leaves_at_the_time_that_backward_has_reached():
 
 def test_a_parameter_that_is_frozen_on_one_rank_only_is_refused():
     def program(comm):
-        from minidist.core.parallel import DistributedDataParallel
+        from minidist.core.parallel.data_parallel import DistributedDataParallel
 
         model = Nested()
         model.scale.requires_grad = comm.rank != 1

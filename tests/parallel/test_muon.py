@@ -6,7 +6,8 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.core.parallel import ZeroOptimizer, fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
@@ -26,6 +27,7 @@ JOB |= {"optimizer": "muon", "momentum": 0.9, "lr": 0.02}
 ALL = {"orthogonalize": "everywhere"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("ranks", "layout"),
     [
@@ -82,6 +84,7 @@ def test_a_parameter_server_is_bitwise_equal():
         (4, {"tp": 2, **ALL}),
         (4, {"zero": 1, "precision": "fp16", "loss_scale": 2.0**17, "cp": 2}),
     ],
+    sampled=3,
 )
 def test_every_byte_is_in_the_closed_form(ranks, layout):
     config = TrainConfig.make(**{**JOB, **layout})

@@ -13,7 +13,8 @@ from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD
-from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer
+from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.zero import ZeroOptimizer
 
 RANKS = 3
 

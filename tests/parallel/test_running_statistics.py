@@ -13,7 +13,9 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import Linear, Module, Sequential
 from minidist.core.optim import SGD
-from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
 from minidist.nn import BatchNorm
 from minidist.parallel import gather_tensors

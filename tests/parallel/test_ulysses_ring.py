@@ -7,7 +7,7 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.core.parallel.context import sequence_positions
+from minidist.core.parallel.context.positions import sequence_positions
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
 from minidist.parallel.context import UlyssesRingAttention

@@ -8,8 +8,11 @@ from minidist.core.autograd import Tensor
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import Linear, Module
 from minidist.core.optim import Adam, AdamW, clip_by_norm_
-from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
-from minidist.core.parallel.tensor import ColwiseParallel, parallelize_module
+from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.tensor.parallelize import parallelize_module
+from minidist.core.parallel.tensor.styles import ColwiseParallel
+from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
 from minidist.optim import LAMB, Muon
 from minidist.parallel import CPUOffloadPolicy, HostPool, LayerSums, WholeMatrices, gather_tensors
@@ -193,7 +196,7 @@ def pipeline(comm, kind):
 PROGRAMS = [data_parallel, by_parameter, zero_1, zero_2, sharded, units, tensor_parallel, pipeline]
 
 
-@each("kind", SETTINGS)
+@each("kind", SETTINGS, sampled=3)
 @each("program", [*PROGRAMS, offloaded, sharded_on_the_host])
 def test_a_branch_that_is_used_late_is_stepped_as_on_one_device(program, kind):
     if program is offloaded and kind in (LAMB, Muon):

@@ -8,6 +8,7 @@ from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD, Adam
 from minidist.core.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.passes import additions
 from minidist.pipeline.schedules import get_schedule
 
 SIZES = {"vocab_size": 11, "n_positions": 6, "n_embd": 8, "n_head": 2}
@@ -103,7 +104,7 @@ def reference(model, loss, batches, plan, stage_of, optimizer="adam", steps=1, t
             contributions.append(caught)
             losses.append(value.item())
         flat.zero_grad()
-        gradients = add_as_declared(contributions, plan.additions(), stage_of, tied)
+        gradients = add_as_declared(contributions, additions(plan), stage_of, tied)
         for parameter in flat.parameters:
             if parameter.name in gradients:
                 parameter.grad = gradients[parameter.name]

@@ -12,7 +12,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP, Linear
 from minidist.core.pipeline.plan import Action, actions_of
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, SkipConnection, split_model
-from minidist.pipeline.passes import recompute
+from minidist.pipeline.passes import additions, recompute
 from tests.cases import each
 from tests.pipeline.cases import fold, gpt, gpt_batches, gpt_loss, mlp_loss, plan_of
 
@@ -95,7 +95,7 @@ def test_skips_go_straight_to_the_stage_that_needs_them(name, p, m):
     parts, S = one_device(plan.stages, m), plan.stages
     results = SimWorld(p).run(run_unet, plan)
     for stage, ranks in plan.holders().items():
-        total = fold(fold(parts[stage][i] for i in numbers) for numbers in plan.additions()[stage])
+        total = fold(fold(parts[stage][i] for i in numbers) for numbers in additions(plan)[stage])
         for rank in ranks:  # two walks over one tensor add its gradients in another order than one walk
             np.testing.assert_allclose(results[rank][0][stage], total, rtol=1e-12, atol=1e-14)
     rank_of = plan.rank_of_stage()

@@ -16,13 +16,13 @@ from minidist.core.nn import MLP
 from minidist.core.optim import SGD
 from minidist.core.pipeline.lowering import lower
 from minidist.core.pipeline.runtime import PipelineStage, messages, split_model
-from minidist.core.pipeline.validate import validate
 from minidist.pipeline.partition import Stage, noam
 from minidist.pipeline.runtime.pipedream import WeightVersions, separate
 from minidist.pipeline.runtime.versioned import VersionedPipeline
 from minidist.pipeline.schedules import from_csv
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
 from tests.cases import each
 from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp_loss, plan_of
 
@@ -480,7 +480,7 @@ def run_tied_replicas(comm, plan, optimizer):
     return n, histories, [unit.flat.data.copy() for unit in versions.units[n]], comm.trace.bytes_by_purpose()
 
 
-@each("optimizer", ["sgd", "adam"])
+@each("optimizer", ["sgd", "adam"], sampled=3)
 @each(
     ("replicas", "m"),
     [((2, 1), 6), ((2, 1), 7), ((1, 2), 5), ((2, 3), 13), ((2, 2, 1), 8), ((1, 2, 1), 6), ((2, 1, 2), 9)],

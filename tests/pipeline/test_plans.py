@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.lowering import lower
 from minidist.core.pipeline.plan import B, F, I, Plan, W, show
-from minidist.core.pipeline.simulate import Dependencies
-from minidist.core.pipeline.validate import PlanError, validate
 from minidist.pipeline import timing_vectorized
 from minidist.pipeline.passes import computations, lower_blocking, recompute
 from minidist.pipeline.schedules import from_csv, from_text, get_schedule, read, schedules
+from minidist.pipeline.simulate import Dependencies
 from minidist.pipeline.times import Times, parse_times, read_profile, uniform
 from minidist.pipeline.timing import over_limit, time_plan
+from minidist.pipeline.validate import PlanError, validate
 from tests.cases import each
 
 SIZES = [(p, m) for p in (*range(1, 9), 13, 16) for m in sorted({1, 3, p, 2 * p - 1, 2 * p, 3 * p})]
@@ -229,7 +229,7 @@ def test_every_schedule_is_valid_lowered_and_timed_alike_at_every_size(m):
         assert time_plan(lowered).idle == quick.idle
 
 
-@each("name", ["1f1b", "gpipe", "zb-h2", "zb-v", "interleaved", "naive", "forward-only", "pipedream"])
+@each("name", ["1f1b", "gpipe", "zb-h2", "zb-v", "interleaved", "naive", "forward-only", "pipedream"], sampled=2)
 def test_many_ranks_at_once_are_timed_as_one_by_one(name, monkeypatch):
     """64 ranks move together; where few of them can (naive) they are followed one by one; both give the numbers of
     the simulation.

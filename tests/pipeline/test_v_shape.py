@@ -6,11 +6,11 @@ from operator import le
 import pytest
 
 from minidist.core.pipeline.plan import F
-from minidist.core.pipeline.validate import validate
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.schedules.v_shape import _take
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
 
 # Units from the first start to the last end of the schedules that the authors' program makes, for m = 1 to 24, when F,
 # I and W of a chunk take 1 each and messages take 0. Source: github.com/sail-sg/zero-bubble-pipeline-parallelism,

@@ -6,6 +6,7 @@ that of a file without any size. Buffers are not among them.
 """
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +44,20 @@ def test_each_family_and_each_key_is_counted_as_transformers_counts_it():
             found.append(("defaults", model(kind).parameters, case["default"]))
         wrong += [(kind, *item) for item in found if item[1] != item[2]]
     assert wrong == []
+
+
+def test_a_file_has_the_parameters_that_automodel_builds():
+    """The output projection is in the count where AutoModelForCausalLM builds the tower, too; it is always planned."""
+    text = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96, "head_dim": 16}
+    text |= {"num_hidden_layers": 4, "intermediate_size": 80}
+    vision = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vision |= {"patch_size": 4, "image_size": 16}
+    for kind, counted, planned in (("mistral3", 214976, 221120), ("gemma3", 220512, 220512)):
+        found = model(kind, {"text_config": text, "vision_config": vision, "tie_word_embeddings": False})
+        assert (found.counted_parameters, found.parameters) == (counted, planned), kind
+        assert found.active_parameters == counted, kind
+        # The first sentence has both numbers.
+        assert kind != "mistral3" or re.match("214,976 parameters, .* 221,120$", found.approximations[0])
 
 
 def test_each_family_is_counted():
@@ -122,7 +137,7 @@ def test_what_is_not_counted_or_has_no_effect_is_said(tmp_path):
         return " ".join(model(kind, *contents).approximations)
 
     assert "vision tower is not" in sentences("llama4", COUNTED["llama4"]["config"], {"vision_config": {"depth": 2}})
-    assert "vision tower is counted" in sentences("qwen3_vl", COUNTED["qwen3_vl"]["config"])
+    assert "the tower before the language model is counted" in sentences("qwen3_vl", COUNTED["qwen3_vl"]["config"])
     assert "no text_config" in sentences("step3p7")
     assert "num_experts 8 has no effect" in sentences("llama", COUNTED["llama"]["config"], {"num_experts": 8})
 

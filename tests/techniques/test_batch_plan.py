@@ -39,6 +39,7 @@ def world(ranks):
         {**MEASURED, "dp": 2, "ep": 2, "experts": 2, "precision": "fp64", "reduction": "ring"},
         {**GROWS, "tp": 2, "steps": 3, "precision": "fp64", "reduction": "ring"},
     ],
+    sampled=2,
 )
 def test_changing_batches_equal_one_device_that_is_told_them_and_send_the_closed_form(values):
     config, batches, ranks = config_of(**values)

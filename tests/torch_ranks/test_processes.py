@@ -7,6 +7,7 @@ import pytest
 
 from minidist import cli
 from minidist.core.base.errors import DeadlockError, MinidistError, UsageError
+from minidist.debug.results import bytes_by_operation
 
 torch = pytest.importorskip("torch")
 program = pytest.importorskip("minidist.debug.torch_ranks.program")
@@ -51,7 +52,7 @@ def test_a_program_that_starts_its_ranks_runs_once(name, tmp_path):
     ends = [output.splitlines()[-1].split()[:3] for output in first.outputs[:-1]]
     assert ends == [[str(rank), "3", "6.0"] for rank in range(3)]
     assert len(first.worlds) == (2 if name == "two worlds" else 1)
-    rows = program.bytes_by_operation(first)
+    rows = bytes_by_operation(first.traces, first.groups, "group")
     # One element goes around a ring of n twice, but for one message.
     assert sum(row["bytes"] for row in rows) == 2 * 2 * 4 + (2 * 1 * 4 if name == "two worlds" else 0)
     assert program.first_difference(first, run(source, tmp_path)) == ""

@@ -64,6 +64,7 @@ def test_every_step_equals_the_replay(name, optimizer):
         (2, {"schedule": "pipedream-2bw", "experts": 2, "model": "llama", "evaluate_every": 2, "steps": 4}),
         (2, {"model": "cnn", "data": "glyphs", "evaluate_every": 3, "steps": 4}),
     ],
+    sampled=2,
 )
 def test_replicated_and_uneven_stages(ranks, values):
     result = verdict(ranks, **{**SMALL, "schedule": "pipedream", "pp": ranks, **values})

@@ -72,6 +72,7 @@ CHECKS = {
     "nn/refusals.py",
     "optim/checks.py",
     "parallel/replica_guard.py",
+    "pipeline/runtime/refusals.py",
 }
 # What is called once in a process, and then known: the package's additions to the core are found by name.
 ONCE = {"additions.py", "comm/header.py"}

@@ -44,6 +44,7 @@ def compared(made, ranks, **options):
 @each(
     ("servers", "workers", "optimizer"),
     [(1, 1, "adamw"), (1, 3, "adamw"), (2, 2, "sgd"), (2, 2, "adamw"), (3, 5, "sgd"), (3, 4, "adamw"), (2, 8, "adamw")],
+    sampled=2,
 )
 def test_bsp_is_one_device_bit_for_bit(servers, workers, optimizer):
     made = config(servers=servers, optimizer=optimizer, accumulation=2, dropout=0.1, weight_decay=0.1, warmup=2)

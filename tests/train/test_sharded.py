@@ -24,6 +24,7 @@ def verdict(ranks, **values):
     return SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("zero", STAGES)
 def test_compare_is_equal_bit_for_bit(zero, ranks):
@@ -110,6 +111,7 @@ def test_flags_that_do_not_go_together_are_one_sentence(flags, sentence):
         check_rules(config, resolve_batches(config, 4))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("zero", [0, 2, 3])
 @pytest.mark.parametrize("recompute", ["full", "selective", "sqrt", "budget:9000"])
 def test_recomputation_is_equal_bit_for_bit(recompute, zero):

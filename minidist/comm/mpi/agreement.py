@@ -30,7 +30,7 @@ class Agreeing(Entering):
 
 
 def check_same_settings(comm: Comm, settings: Mapping[str, Any]) -> None:
-    """Raise UsageError, on every rank alike, when the ranks of the world have different settings.
+    """Raise UsageError, the same on every rank, when the ranks of the world have different settings.
 
     settings: what must be equal, by the name that a user knows it by. Every rank calls it; in the simulated world
     nothing happens.

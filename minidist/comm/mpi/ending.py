@@ -27,7 +27,7 @@ from minidist.comm.mpi.job_folder import JobFolder
 from minidist.comm.unlike_calls import ranks_text
 
 INTERVAL = 1.0  # seconds between two writes of a rank's file
-LOOKS = 3  # a silent rank is reported when so many checks in a row have found it silent
+LOOKS = 3  # checks in a row that find a rank silent, after which it is reported
 
 
 class Ending:

@@ -96,7 +96,7 @@ def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
             said = text.removeprefix(f"rank {world.rank}:").strip()
             text, key = f"rank {world.rank}: {said}", re.sub(r" at 0x\w+", "", said)
             if isinstance(error, MismatchError | BufferReuseError):
-                key = type(error).__name__  # the ranks that notice it have a sentence each, of which one is enough
+                key = type(error).__name__  # each rank that notices it has a sentence, and one is enough
         elif isinstance(error, KeyboardInterrupt):
             text, key = f"{place}: {interruption(world.place)}", "interrupted"
         elif isinstance(error, SystemExit):

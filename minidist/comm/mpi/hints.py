@@ -7,7 +7,7 @@ Proved by: tests/comm/mpi/test_failures.py
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minidist.comm.call_log import Call
@@ -16,6 +16,7 @@ from minidist.comm.unlike_calls import ranks_text, unlike_calls
 from minidist.core.comm.point_to_point import tag_text
 
 Message = Mapping[str, Any]  # a line of a trace file
+States = Mapping[int, Mapping[str, Any]]  # what the watchdogs wrote, by rank
 Queue = tuple[str, bool, int]  # communicator, of a collective?, tag
 
 
@@ -38,9 +39,7 @@ class History(NamedTuple):
     made: dict[str, Claim]
 
 
-def hints(
-    states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence[Message]], histories: Mapping[int, History]
-) -> list[str]:
+def hints(states: States, traces: Mapping[int, Sequence[Message]], histories: Mapping[int, History]) -> list[str]:
     """Return at most six sentences.
 
     states: what the watchdogs wrote, by rank; traces: each rank's messages so far; histories: its calls.
@@ -53,42 +52,52 @@ def hints(
     over = {rank for rank, state in states.items() if state["state"] == "returned"}
     found += [text for name, of_ranks in logs.items() if (text := unlike_calls(name, of_ranks, over))]
 
-    # A rank that has returned sends and receives nothing any more, and makes no communicator.
+    found += _for_what_has_returned(waiting, over, histories)
+    found += _for_another_message(waiting, traces)
+    return [*found, *_for_buffering(waiting, len(states))][:6]
+
+
+def _for_what_has_returned(waiting: States, over: Collection[int], histories: Mapping[int, History]) -> Iterator[str]:
+    """Yield who waits for ranks that have returned: they send and receive nothing, and make no communicator."""
     for rank, state in waiting.items():
         if origin := state.get("origin"):
             late = [peer for peer in state["peers"] if peer in over and origin not in histories[peer].made]
             if late:
                 parent, _, number = origin.rpartition(".")
-                found.append(
+                yield (
                     f"{ranks_text(late)} returned without call {number} of group, dup or split on {parent}, for which"
                     f" rank {rank} waits"
                 )
-        if len(state["peers"]) == 1 and states.get(state["peers"][0], {}).get("state") == "returned":
-            found.append(f"rank {state['peers'][0]} has returned: it cannot complete what rank {rank} waits for")
+        if len(state["peers"]) == 1 and state["peers"][0] in over:
+            yield f"rank {state['peers'][0]} has returned: it cannot complete what rank {rank} waits for"
 
-    # A receive that waits while a message of another tag or communicator is there.
+
+def _for_another_message(waiting: States, traces: Mapping[int, Sequence[Message]]) -> Iterator[str]:
+    """Yield the receives that wait while a message of another tag or communicator is there."""
     for rank, state in waiting.items():
         wanted = state.get("message")
-        if wanted and wanted["kind"] == "receive":
-            for source in state["peers"]:
-                queued = sent_to(rank, traces.get(source, ()), traces.get(rank, ()))
-                queued.pop(queue_of(wanted), None)
-                for queue, message in list(queued.items())[:2]:
-                    found.append(
-                        f"rank {rank} waits for {name_of(queue_of(wanted), wanted['operation'])}, but queued from rank"
-                        f" {source} is {name_of(queue, message['operation'])} ({message['nbytes']} B)"
-                    )
+        if not wanted or wanted["kind"] != "receive":
+            continue
+        for source in state["peers"]:
+            queued = sent_to(rank, traces.get(source, ()), traces.get(rank, ()))
+            queued.pop(queue_of(wanted), None)
+            for queue, message in list(queued.items())[:2]:
+                yield (
+                    f"rank {rank} waits for {name_of(queue_of(wanted), wanted['operation'])}, but queued from rank"
+                    f" {source} is {name_of(queue, message['operation'])} ({message['nbytes']} B)"
+                )
 
-    # A rank that sends to itself, and all are senders: the program relied on buffering.
+
+def _for_buffering(waiting: States, ranks: int) -> Iterator[str]:
+    """Yield the ranks that send to themselves, and that all are senders: the program relied on buffering."""
     sending = [rank for rank, s in waiting.items() if s.get("message", {}).get("kind") == "send"]
     own = [rank for rank in sending if list(waiting[rank]["peers"]) == [rank]]
-    found += [to_itself(rank) for rank in own]
-    if waiting and not own and len(sending) == len(states):
-        found.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")
-    return found[:6]
+    yield from map(to_itself, own)
+    if waiting and not own and len(sending) == ranks:
+        yield "every rank sends and none receives: let some ranks receive first, or use sendrecv or isend"
 
 
-def _unlike_communicators(waiting: Mapping[int, Mapping[str, Any]], histories: Mapping[int, History]) -> list[str]:
+def _unlike_communicators(waiting: States, histories: Mapping[int, History]) -> list[str]:
     """Return a sentence about the first communicator that a rank waits for and that another one made unlike."""
     for rank, state in waiting.items():
         mine = histories[rank].made.get(state.get("origin", ""))

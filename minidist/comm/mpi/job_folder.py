@@ -28,6 +28,7 @@ from minidist.base.read_file import parse_json
 
 PREFIX = "minidist-run-"
 KEPT_DAYS = 7
+NOWHERE = os.path.join(os.devnull, "no folder")  # in which no file can be made
 _OURS = re.compile(r"rank\d+(\.calls)?\.(json|tmp)|rank\d+\.trace\.jsonl|reported|asked|said-[0-9a-f]+")
 
 
@@ -35,24 +36,18 @@ class JobFolder:
     """The folder of a job on this host; path: None when none could be made, and then nothing is written."""
 
     def __init__(self, path: str | None) -> None:
-        self.path = None if path is None else Path(path)
+        self.exists, self.path = path is not None, Path(path or NOWHERE)
         self._make()  # on another host than rank 0's it is not there yet
 
     def _make(self) -> None:
-        if self.path is not None:
-            with suppress(OSError):
-                self.path.mkdir(parents=True, exist_ok=True)
-
-    def _file(self, name: str) -> Path | None:
-        return None if self.path is None else self.path / name
+        with suppress(OSError):
+            self.path.mkdir(parents=True, exist_ok=True)
 
     # what a rank writes -----------------------------------------------------------------------------------------------
 
     def write_state(self, rank: int, state: Mapping[str, object], what: str = "") -> None:
         """Write what a rank does now, in place of what it wrote before. what: ".calls" for its collective calls."""
-        path = self._file(f"rank{rank}{what}.json")
-        if path is None:
-            return
+        path = self.path / f"rank{rank}{what}.json"
         text = json.dumps(state, default=str)
 
         # Through a file of another name, so that no reader sees half of it. Somebody may have cleaned up meanwhile.
@@ -72,15 +67,11 @@ class JobFolder:
 
     def is_asked(self) -> bool:
         """Return whether a rank has asked for the collective calls."""
-        path = self._file("asked")
-        return path is not None and path.exists()
+        return (self.path / "asked").exists()
 
     def append_messages(self, rank: int, messages: Iterable[Mapping[str, Any]]) -> bool:
         """Add messages to those that a rank has posted so far; return whether they are written."""
-        path = self._file(f"rank{rank}.trace.jsonl")
-        if path is None:
-            return False
-        size = None
+        path, size = self.path / f"rank{rank}.trace.jsonl", None
         try:
             with path.open("a") as file:
                 size = file.tell()
@@ -96,38 +87,32 @@ class JobFolder:
 
     def state(self, rank: int, what: str = "") -> dict[str, Any] | None:
         """Return what a rank wrote last; None when there is nothing, or nothing that can be read."""
-        path = self._file(f"rank{rank}{what}.json")
         try:
-            found = None if path is None else parse_json(path.read_text(), any_float=True)
+            found = parse_json((self.path / f"rank{rank}{what}.json").read_text(), any_float=True)
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) and (what or "state" in found) else None
 
     def written_at(self, rank: int, what: str = "") -> float | None:
         """Return when a rank wrote last, in seconds since the epoch; None when it has not."""
-        path = self._file(f"rank{rank}{what}.json")
         try:
-            return None if path is None else path.stat().st_mtime
+            return (self.path / f"rank{rank}{what}.json").stat().st_mtime
         except OSError:
             return None
 
     def messages(self, rank: int) -> list[dict[str, Any]]:
         """Return the messages that a rank has posted so far, as far as they can be read."""
-        path = self._file(f"rank{rank}.trace.jsonl")
         found = []
         with suppress(OSError, ValueError):  # a full disk leaves half a line at the end
-            for line in [] if path is None else path.read_text().splitlines():
+            for line in (self.path / f"rank{rank}.trace.jsonl").read_text().splitlines():
                 found.append(parse_json(line, any_float=True))
         return found
 
     def first(self, what: str) -> bool:
         """Return whether this is the first rank of its host that asks for `what`: that one reports it."""
-        path = self._file(what)
-        if path is None:
-            return True
         for _ in range(2):
             try:
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                os.close(os.open(self.path / what, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
                 return True
             except FileExistsError:
                 return False
@@ -137,14 +122,12 @@ class JobFolder:
 
     def is_gone(self) -> bool:
         """Return whether the folder has been removed."""
-        return self.path is not None and not self.path.exists()
+        return self.exists and not self.path.exists()
 
     # its end ----------------------------------------------------------------------------------------------------------
 
     def leave(self, rank: int) -> None:
         """Remove a rank's files; the last rank of a host removes the folder."""
-        if self.path is None:
-            return
         written = ("json", "tmp", "trace.jsonl", "calls.json", "calls.tmp")
         for name in (*(f"rank{rank}.{ending}" for ending in written), "asked"):
             with suppress(OSError):
@@ -154,8 +137,7 @@ class JobFolder:
 
     def discard(self) -> None:
         """Remove the folder with everything in it: the job ends, and no report names it."""
-        if self.path is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def make_job_folder() -> str | None:

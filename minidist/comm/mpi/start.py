@@ -110,7 +110,7 @@ def _initialize(MPI: Any) -> None:
         return
     initialize(None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
 
-    # What mpi4py's does beside: errors of MPI are exceptions.
+    # What mpi4py's does in addition: errors of MPI are exceptions.
     for communicator in (MPI.COMM_WORLD, MPI.COMM_SELF):
         communicator.Set_errhandler(MPI.ERRORS_RETURN)
 

@@ -1,4 +1,4 @@
-"""What a rank of the MPI world waits in, beside messages and works: what its watchdog writes down.
+"""What a rank of the MPI world waits in, other than messages and works: what its watchdog writes down.
 
 Proved by: tests/comm/mpi/test_failures.py
 """
@@ -30,7 +30,7 @@ class Entering:
 
 
 class Exchanging:
-    """A rank is in a sendrecv of which no requests are kept."""
+    """A rank is in a sendrecv whose requests are not kept."""
 
     __slots__ = ("comm", "dest", "nbytes", "source", "tag")
 

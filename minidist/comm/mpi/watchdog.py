@@ -1,7 +1,7 @@
 """Nothing hangs: when an MPI operation is pending for too long, the pending operations of all ranks are reported.
 
-A thread beside each rank looks once a second at what the main program waits in (reading one attribute: the rank pays
-nothing) and writes it, with the trace so far, into a file of its own. The files survive a killed process. The first
+A second thread of each rank looks once a second at what the main program waits in (reading one attribute: the rank pays
+nothing) and writes it, with the trace so far, into the rank's file. The files survive a killed process. The first
 rank that has waited longer than the timeout reads all of them, prints one report and ends the job.
 
     rank 0   waits ... timeout ──▶ read rank*.json, rank*.trace.jsonl ──▶ report ──▶ Abort
@@ -241,7 +241,7 @@ class Watchdog:
     def _say_that_all_compute(self) -> None:
         """Say that no rank waits and none has sent or received anything for long; after twice the time, say it again.
 
-        A rank that waits makes a report of its own, and one that writes nothing may be on another host.
+        A rank that waits is reported separately, and one that writes nothing may be on another host.
         """
         states = self._states()
         if any(

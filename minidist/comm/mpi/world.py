@@ -198,7 +198,7 @@ class MPIWorld:
             self.handles.popitem()[1].Free()
 
     def _compare_calls(self) -> None:
-        """Raise MismatchError, on every rank alike, where ranks have made unlike collective calls. Collective."""
+        """Raise MismatchError, the same on every rank, where ranks have made unlike collective calls. Collective."""
         logs = self.base.allgather({name: list(log.recent) for name, log in self.logs.items()})
         for name in dict.fromkeys(name for of_rank in logs for name in of_rank):
             calls = {rank: of_rank[name] for rank, of_rank in enumerate(logs) if name in of_rank}
@@ -233,9 +233,7 @@ class MPIWorld:
             if self.folder.first(said):
                 print(f"{text}\n", end="", file=sys.stderr, flush=True)  # in one write
             time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
-            if self.watchdog:
-                self.watchdog.discard()
-            self.folder.discard()
+            (self.watchdog or self.folder).discard()
         finally:
             abort(code)
 
@@ -249,9 +247,7 @@ class MPIWorld:
         try:
             if self.hosts.index(self.hosts[self.rank]) == self.rank:
                 say_past_the_launcher(f"minidist: rank {self.rank} of {self.size}: {interruption(self.place)}\n")
-            if self.watchdog:
-                self.watchdog.discard()
-            self.folder.discard()
+            (self.watchdog or self.folder).discard()
         finally:
             os._exit(EXIT_CODE)
 
@@ -347,7 +343,7 @@ class MPIWorld:
         if handle is None or threading.get_ident() != self.thread:
             raise self._cannot_be_used(comm, request.site)
         if kind == "send":
-            # Watch the buffer when the user's program runs before the wait: beside a stream it always does.
+            # Watch the buffer when the user's program runs before the wait: while a stream works it always does.
             if self.check_buffers and (guarded or self.running is not None) and request.buffer is array:
                 request.checksum = checksum(array)
             self.sent[world_peer] += 1
@@ -462,7 +458,7 @@ class MPIWorld:
     def exchange(
         self, comm: PointToPoint, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
     ) -> bool:
-        """Do a whole sendrecv in MPI, when there is nothing to check, to record or to do beside it; else return False.
+        """Do a whole sendrecv in MPI, when there is nothing to check, to record or to do meanwhile; else return False.
 
         A message costs a microsecond in MPI and four in what is kept about it, which on short ones is all there is.
         """

@@ -6,11 +6,13 @@ Proved by: tests/comm/sim/test_world.py
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from minidist.core.comm.point_to_point import ANY, Request, tag_text
 from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 from minidist.core.comm.waiting import Waiting
+
+Messages = Sequence[tuple[Stream, Request]]  # what streams wait in
 
 
 def hints(state: SimState, blocked: list[Stream], waiting: list[Waiting], explain: Callable[[str], str]) -> list[str]:
@@ -27,33 +29,40 @@ def hints(state: SimState, blocked: list[Stream], waiting: list[Waiting], explai
         if len(w.peers) == 1 and w.peers[0] in state.returned:
             found.append(f"rank {w.peers[0]} has returned: it cannot complete what rank {w.rank} waits for")
 
-    # A receive that waits while a message of another tag or communicator is there.
-    queued: dict[int, list[SimRequest]] = defaultdict(list)
-    for (_, _, destination, _), sends in state.sends.items():
-        queued[destination] += sends
     messages = [(stream, stream.waiting) for stream in blocked if isinstance(stream.waiting, Request)]
-    for stream, item in messages:
-        if item.kind == "receive":
-            source = None if item.peer == ANY else item.comm.members[item.peer]
-            for send in [s for s in queued[stream.rank] if source in (None, s.stream.rank)][:2]:
-                found.append(
-                    f"rank {stream.rank} waits for {_which(item)}, but queued from rank {send.stream.rank} is "
-                    f"{_which(send)} ({send.array.nbytes} B, sent at {send.site})"
-                )
+    found += _other_messages(state, messages)
+    return [*found, *_for_buffering(state, blocked, messages)]
 
-    # A message to itself: an MPI library buffers a short one, which the standard does not promise.
+
+def _for_buffering(state: SimState, blocked: Sequence[Stream], messages: Messages) -> Iterator[str]:
+    """Yield the first rank that sends to itself, and that all are senders: the program relied on buffering."""
+    # An MPI library buffers a short message to oneself, which the standard does not promise.
     for stream, item in messages:
         if item.kind == "send" and item.comm.members[item.peer] == stream.rank:
-            found.append(
+            yield (
                 f"rank {stream.rank} sends to itself and waits: start the send with isend, or the receive with irecv"
                 " before it; under mpiexec such a program runs only while the MPI library buffers the message"
             )
             break
 
-    # All are senders: the program relied on buffering.
     if messages and len(blocked) == state.size and all(item.kind == "send" for _, item in messages):
-        found.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")
-    return found
+        yield "every rank sends and none receives: let some ranks receive first, or use sendrecv or isend"
+
+
+def _other_messages(state: SimState, messages: Messages) -> Iterator[str]:
+    """Yield the receives that wait while a message of another tag or communicator is there."""
+    queued: dict[int, list[SimRequest]] = defaultdict(list)
+    for (_, _, destination, _), sends in state.sends.items():
+        queued[destination] += sends
+    for stream, item in messages:
+        if item.kind != "receive":
+            continue
+        source = None if item.peer == ANY else item.comm.members[item.peer]
+        for send in [s for s in queued[stream.rank] if source in (None, s.stream.rank)][:2]:
+            yield (
+                f"rank {stream.rank} waits for {_which(item)}, but queued from rank {send.stream.rank} is "
+                f"{_which(send)} ({send.array.nbytes} B, sent at {send.site})"
+            )
 
 
 def _which(request: Request) -> str:

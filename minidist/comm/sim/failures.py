@@ -96,7 +96,12 @@ class Failures:
         state.unwaited[rank].clear()
         self.forget(rank)
 
-        # Its own messages, but for those on the wire.
+        self._remove_own(rank)
+        self._fail_others(rank)
+
+    def _remove_own(self, rank: int) -> None:
+        """Remove the messages of a dead rank, but for those on the wire."""
+        state = self.state
         for key in [key for key in state.sends if key[1] == rank]:
             for request in [request for request in state.sends[key] if not request.eager]:
                 remove(state.sends, key, request)
@@ -105,7 +110,9 @@ class Failures:
         for key in [key for key in state.receives if key[2] == rank]:
             del state.receives[key]
 
-        # The messages of others that wait for it.
+    def _fail_others(self, rank: int) -> None:
+        """Fail the messages of other ranks that wait for a dead one."""
+        state = self.state
         for key in [key for key in state.sends if key[2] == rank]:
             for request in state.sends.pop(key):
                 if not request.eager:

@@ -9,7 +9,7 @@
 The bytes, messages, memory and virtual time are those of all ranks, as long as the ranks of a class do the same at the
 same time. The one event may end at other times on other ranks (8 elements over 3 ranks are 3, 3 and 2); then the class
 goes on at the latest of them, so its virtual time is an upper bound, and `uneven` names the call. Memory is that of the
-first rank of each class. Where reductions run beside the computation (ZeRO 2 in a pipeline), how long their buffers
+first rank of each class. Where reductions run during the computation (ZeRO 2 in a pipeline), how long their buffers
 live depends on the order in which streams run, so a peak may differ by a bucket.
 
 What depends on the number of a rank, such as its part of a checkpoint, is computed with a communicator as that rank
@@ -83,7 +83,7 @@ class _Meeting:
 
 
 class FoldedWorld(SimWorld):
-    """A simulated world of which one rank of each class runs, the first one; see the module.
+    """A simulated world in which one rank of each class runs, the first one; see the module.
 
     classes: every rank of the world once. The members of a class do the same, and each of them meets the member at its
     own place in another class, as rank 0 of the module's picture meets rank 8 and rank 1 meets rank 9. The result of a

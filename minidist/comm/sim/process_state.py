@@ -98,7 +98,7 @@ def _set(states: tuple[Any, Any]) -> None:
 
 
 def _words() -> tuple[ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64] | None:
-    """Return words of the generators, of which each draw and seed changes one; None where they cannot be read in place.
+    """Return words of the generators; each draw and seed changes one of them; None where they cannot be read in place.
 
     A draw counts a number up, and after 624 computes all others anew. Python's seed sets that number to 624 and the
     first of the others to a constant: where nothing was drawn before the seed, it changes only the words after them.

@@ -46,7 +46,7 @@ from minidist.core.comm.waiting import Waiting
 class SimWorld(Sim):
     """`ranks` virtual ranks that run one function.
 
-    eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
+    eager_bytes: sends of at most this many bytes are buffered and complete at once; 0 (default): every send is
     synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets. checks: compare
     headers and watch buffers in flight; "headers" leaves out the watch on buffers, which costs checksums of each
     nonblocking message. timeout: seconds of real time that one rank may compute without communicating.

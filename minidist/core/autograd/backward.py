@@ -22,7 +22,7 @@ from typing import Any
 from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.modes import contribution_recorder
 from minidist.core.autograd.parameter import BackwardObserver, Parameter
-from minidist.core.autograd.tensor import MeanOfRows, Node, Tensor, record
+from minidist.core.autograd.tensor import Node, Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import quoted
@@ -40,8 +40,7 @@ def backward(
 ) -> "WeightGradStore | None":
     """Compute the gradients of `tensor` for every leaf and parameter that it depends on, and add them there.
 
-    gradient: d(something)/d(tensor), an array or tensor of the tensor's shape and dtype; it may be left out when the
-    tensor has one element. It is not modified.
+    gradient: d(something)/d(tensor), an array or tensor of the tensor's shape; it may be left out for one element.
     observers: they are told how the pass goes on, as those are that are registered on parameters (`BackwardObserver`).
     weight_gradients: "now", or "deferred": then parameters get nothing yet, and a `WeightGradStore` is returned.
 
@@ -78,8 +77,6 @@ class BackwardPass:
         self.sites: dict[Parameter, int] = {}  # contributions still to come, by parameter
         self.observers: list[BackwardObserver] = []  # in the order in which they joined
         self.over = False  # also when an error has ended it
-        self.means = ""  # what the loss is the mean over, "22 rows"; "" of other losses, or a gradient that is not 1
-        self.is_mean = False  # is it one that nothing divides, or a sum that has one?
         self.watchers = watchers.get()
         self._told_all = observers
         for observer in observers:
@@ -99,9 +96,8 @@ class BackwardPass:
         token = _running.set(self)
         try:
             tape = self._collect(root)
-            may_average = isinstance(root.name, MeanOfRows) or root.hook is not None or root.name in _LINEAR
-            if may_average and gradient.size == 1 and gradient.item() == 1:
-                self.means, self.is_mean = _means_in(root)
+            for check in hooks.backward_checks:
+                check(self, root, gradient)
             self._visit_all(root, gradient, tape)
             for observer in self.observers:
                 observer.finished()
@@ -143,7 +139,10 @@ class BackwardPass:
         return tape
 
     def _visit_all(self, root: Node, gradient: xp.Array, tape: list[Node]) -> None:
-        root.receive(gradient, fresh=False)
+        if root.grad is None:
+            root.grad, root.owned = gradient, False
+        else:  # a leaf that has one already
+            root.receive(gradient, fresh=False)
         while tape:
             self._visit(tape.pop())
             for observer in self.observers:
@@ -210,32 +209,8 @@ class BackwardPass:
                 observer.parameter_ready(parameter)
 
 
-_LINEAR = ("add", "sub", "neg", "div", "cast")  # operations between means and a loss that averages them
-
-
-def _means_in(loss: Node) -> tuple[str, bool]:
-    """Return what a loss is the mean over ("22 rows", "8 rows + 5 rows" of a sum), and whether one is not divided.
-
-    A mean that is divided, as by the number of micro-batches, is one, too. Of one that is multiplied nothing is said:
-    its factor may be this rank's part of all rows.
-    """
-    found, pending, seen = [], [(loss, False)], set()
-    while pending:
-        node, divided = pending.pop()
-        if isinstance(node.name, MeanOfRows):
-            found.append((node.name.over, divided))
-        elif node not in seen and node.inputs and (node.name in _LINEAR or (node.hook and node.name != "checkpoint")):
-            seen.add(node)
-            divided = divided or node.name == "div"
-            pending += [(source, divided) for source, _ in reversed(node.inputs)]
-    return " + ".join(over for over, _ in found), not all(divided for _, divided in found)
-
-
 class WeightGradStore:
-    """Weight gradients that a backward pass left to be computed, in the order of the pass.
-
-    It keeps the arrays that they need alive. (Megatron-LM and DualPipe have a class of this name for the same purpose.)
-    """
+    """Weight gradients that a backward pass left to be computed, in the order of the pass; as in Megatron-LM."""
 
     def __init__(self, owner: BackwardPass) -> None:
         self._owner = owner
@@ -245,9 +220,6 @@ class WeightGradStore:
         """Append one weight gradient."""
         assert self._work is not None
         self._work.append((parameter, vjp, gradient, cost))
-
-    def __len__(self) -> int:
-        return len(self._work or ())
 
     def run(self) -> None:
         """Compute them all, once; a second run is an error, because every weight would be counted twice."""
@@ -277,7 +249,7 @@ class WeightGradStore:
 def backward_hook(x: Tensor, hook: Callable[[BackwardPass], None], name: str = "backward hook") -> Tensor:
     """Return x as a tensor behind a node that calls hook(the pass) when backward reaches it.
 
-    When x needs no gradient (the input of the first layer), backward never gets here and the hook is not called.
+    It does not where x needs no gradient, as the input of the first layer.
     """
 
     def call(running: BackwardPass, gradient: Any) -> Any:
@@ -288,16 +260,16 @@ def backward_hook(x: Tensor, hook: Callable[[BackwardPass], None], name: str = "
 
 
 def backward_hooks(value: Any, hook: Callable[[BackwardPass], None], name: str = "backward hook") -> Any:
-    """Return `value` with a `backward_hook` on every tensor in it that needs a gradient.
-
-    Looks into tuples, named tuples, lists, dicts, and the attributes of objects of other classes (dataclasses, a user's
-    own), of which it makes a shallow copy; everything else is returned as it is.
-    """
+    """Return `value` with a `backward_hook` on every tensor in it that needs a gradient, see `map_tensors`."""
     return map_tensors(value, lambda x: x if x.node is None else backward_hook(x, hook, name))
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return `value` with function(tensor) in the place of every tensor in it; see `backward_hooks`."""
+    """Return `value` with function(tensor) in the place of every tensor in it.
+
+    Looks into tuples, named tuples, lists, dicts, and the attributes of objects of other classes (dataclasses, a user's
+    own), of which it makes a shallow copy; everything else is returned as it is.
+    """
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its items one by one

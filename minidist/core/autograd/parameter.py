@@ -3,15 +3,14 @@ gradient has a buffer that it may share with others.
 
 FSDP frees and gathers parameters, a pipeline stashes older versions, an optimizer updates them. A node therefore keeps
 the Parameter and the `version` that it saw in forward, never the array, and backward refuses to use another version.
-A write into the array itself (`p.data[...] *= 3`) counts no version, so a node also keeps a sample of the values
-(in_place.py).
 
-Gradients enter through one method, `accumulate`, which adds to the parameter's `Gradient`.
+    backward ──▶ accumulate ──▶ Gradient.add ──▶ buffer, perhaps a slice of a flat array
 
 Proved by: tests/autograd/test_backward.py, tests/autograd/test_in_place.py, tests/parallel/test_reduced_gradients.py
 """
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from minidist.core.autograd.errors import AutogradError, DtypeError, ShapeError
@@ -30,9 +29,8 @@ class Gradient:
         was_reduced()  total = local, which a reduction has just replaced by the sum over ranks, + the total before
         value          local + total, where None counts nothing
 
-    Keeping the two apart lets a second backward pass follow a reduction: only what is new is summed over ranks again.
-    There is one buffer. The first summand to come lies in it; a total moves to a separate array when local
-    contributions follow it.
+    So a second backward pass may follow a reduction: only what is new is summed over ranks again. The first summand
+    lies in the buffer; a total moves to a separate array when local contributions follow it.
     """
 
     __slots__ = ("buffer", "local", "total")
@@ -52,8 +50,7 @@ class Gradient:
     def add(self, contribution: Any) -> None:
         """Add an array, or what a function compute(out) returns or writes to `out`. The buffer must be allocated.
 
-        The first contribution is written straight into the buffer. A later one is computed whole and then added, so
-        the bits depend on the order of the contributions and on nothing else.
+        The first contribution is written straight into the buffer; a later one is computed whole and then added.
         """
         if self.local is None:
             local: Any = self.buffer if self.total is None else self._begin_local()
@@ -126,10 +123,11 @@ class BackwardObserver:
 class Parameter(Tensor):
     """A leaf tensor that a model trains.
 
-    shape, dtype: known also while the data is released.
-    name: qualified name, set by the module tree; used in errors and as the key of random draws.
-    version: number of updates so far; belongs to the `FlatParameters` when one owns the parameter.
+    shape, dtype: known also while the data is released. name: qualified name, set by the module tree.
+    version: number of updates so far; that of the `FlatParameters` when one owns the parameter.
     gradient: its summands; `grad` reads and sets their sum.
+    init: (law, scale) of the initial values, see base.random.initial_weight. layout: how it lies over a mesh, or None.
+    flat: the FlatParameters that owns the storage. observers: of every pass that makes this parameter ready.
     """
 
     __slots__ = (
@@ -160,11 +158,11 @@ class Parameter(Tensor):
         self.requires_grad = requires_grad
         self.gradient = Gradient()
         self._version = 0
-        self.flat: Any = None  # the FlatParameters that owns the storage
+        self.flat: Any = None
         self.ready_hooks: list[Callable[[Parameter], None]] = []
-        self.observers: list[BackwardObserver] = []  # of every pass that makes this parameter ready
-        self.layout: Layout | None = None  # how it lies over a mesh; None: it is not sharded
-        self.init = init  # (law, scale) of the initial values, see base.random.initial_weight
+        self.observers: list[BackwardObserver] = []
+        self.layout: Layout | None = None
+        self.init = init
 
     # --- values ---
 
@@ -237,10 +235,7 @@ class Parameter(Tensor):
     @property
     def size(self) -> int:
         """Number of elements, also while the data is released."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return prod(self.shape)
 
     @property
     def version(self) -> int:
@@ -266,10 +261,7 @@ class Parameter(Tensor):
 
     @property
     def grad(self) -> xp.Array | None:
-        """The gradient; None before the first contribution since `zero_grad`, and always when frozen.
-
-        While one part is summed over ranks and another is not, this is a new array, the sum of both.
-        """
+        """The gradient; None before the first contribution since `zero_grad`, and always when frozen."""
         return self.gradient.value if self._requires_grad else None
 
     @grad.setter
@@ -294,11 +286,9 @@ class Parameter(Tensor):
         self.gradient.fill_zeros()
 
     def accumulate(self, contribution: Any) -> None:
-        """Add one contribution: an array of this shape, or a function compute(out) that returns it.
+        """Add one contribution: an array of this shape, or a function compute(out) that returns it, see `Gradient.add`.
 
-        The function is called with out=None to make a new array, or with the gradient's buffer to write into. With a
-        `contribution_recorder` set, the recorder gets the whole contribution as a separate array, and the gradient
-        stays as it is.
+        With a `contribution_recorder` set, the recorder gets it as a separate array, and the gradient stays as it is.
         """
         recorder = contribution_recorder.get()
         if recorder is not None:

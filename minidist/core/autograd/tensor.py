@@ -33,14 +33,11 @@ _creation_index = itertools.count().__next__
 class Node:
     """One operation, or a leaf (no inputs, no weights: the gradient stays in `grad`).
 
-    index: creation index; backward visits reachable nodes in falling order of it, which is reverse order of execution.
-    name: the operation, for error messages.
-    inputs: pairs (node, vjp), the gradients that later (older) nodes wait for. None once backward has passed: freed.
-    weights: pairs (parameter, vjp); vjp(grad, out=None) writes the whole contribution to `out` when it is given.
-    prepare: applied once to the gradient of the output; every vjp receives its result. Work that the vjps share.
-    hook: like `prepare`, of nodes that deal with the pass itself: hook(pass, gradient).
+    index: of its creation; backward visits nodes in falling order of it, the reverse order of execution.
+    inputs: pairs (node, vjp). None once backward has passed: freed. weights: pairs (parameter, vjp), see `record`.
+    prepare: applied once to the gradient of the output; every vjp gets its result. hook: the same as hook(pass, grad).
     grad: sum of the gradients that have arrived so far; `owned` says that nothing else holds that array.
-    costs: when a counter was on in forward, (flops, bytes) of the vjp of each input, and then of each weight.
+    costs: for watchers, (flops, bytes) of the vjp of each input, and then of each weight.
     replays: parameters to which a replay inside this node will contribute (recomputation).
     """
 
@@ -113,7 +110,7 @@ class Tensor:
 
     @property
     def is_leaf(self) -> bool:
-        """True when no recorded operation made this tensor."""
+        """Whether no recorded operation made this tensor."""
         return self.node is None or self.node.name == "leaf"
 
     @property
@@ -236,7 +233,7 @@ class Tensor:
 class SavedTensor:
     """One use of a parameter or an input by a node: reads the array bound at the time of the backward, if it fits.
 
-    in_place.py adds a check that notices writes into the array itself.
+    A subclass outside the core also notices writes into the array itself.
     """
 
     __slots__ = ("tensor", "version")
@@ -246,7 +243,7 @@ class SavedTensor:
 
     @property
     def data(self) -> xp.Array:
-        """The array; an error when it has another version than forward saw."""
+        """The array; VersionError when it has another version than forward saw."""
         if self.tensor.version != self.version:
             raise self.outdated()
         return self.tensor.data
@@ -287,12 +284,10 @@ def record(
 
     edges: one (input, vjp) for each differentiable input; vjp(grad) returns the input's gradient, in the input's shape
     and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
-    weights: edges whose vjp takes (grad, out=None) and writes to `out` when given; meant for inputs that are mostly
-    Parameters, so that the gradient lands in its buffer without a copy.
+    weights: edges whose vjp takes (grad, out=None) and writes to `out` when given, a gradient's buffer.
     prepare, hook: see `Node`.
-
-    For watchers. cost: FLOPs of the forward (None: one per element), which each vjp costs too; or a function that
-    returns them and a list of the (flops, bytes) of each vjp, edges first. saved: arrays that the vjps keep besides
+    cost, saved: for watchers. FLOPs of the forward (None: one per element), which each vjp costs too; or a function
+    that returns them and a list of the (flops, bytes) of each vjp, edges first. Arrays that the vjps keep besides
     inputs and result.
     """
     first = edges or weights
@@ -314,26 +309,13 @@ def record(
         if inputs or parameters:
             out.node = Node(name, inputs, parameters, prepare, hook)
 
-    told = watchers.get()
-    if told:
-        _tell(told, name, out, (*edges, *weights), cost, saved)
+    for watcher in watchers.get():
+        watcher.recorded(name, out, [source for source, _ in (*edges, *weights)], cost, saved)
     return out
 
 
-def _tell(
-    told: Sequence[Any], name: str, out: Tensor, edges: Sequence[Edge], cost: Any, saved: Sequence[xp.Array]
-) -> None:
-    """Tell the watchers of an operation."""
-    sources = [source for source, _ in edges]
-    for watcher in told:
-        watcher.recorded(name, out, sources, cost, saved)
-
-
 class MeanOfRows(str):
-    """The name of a node whose loss is the mean over the rows at hand; a strategy that adds losses refuses it.
-
-    over: "22 rows", which a strategy that averages losses compares between its ranks.
-    """
+    """The name of a node whose loss is the mean over the rows at hand; over: "22 rows"."""
 
     __slots__ = ("over",)
     over: str

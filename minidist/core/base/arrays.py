@@ -200,7 +200,7 @@ def has_values(value: Array) -> bool:
 
 
 def kernels_of(value: Array) -> Any:
-    """The module of whole operations: cuda_kernels.py for CuPy's arrays, meta_kernels.py for meta arrays.
+    """The module of whole operations: cuda.py for CuPy's arrays, meta_kernels.py for meta arrays.
 
     None for all others, for which the array functions next to each call are the operation.
     """
@@ -232,9 +232,17 @@ def as_rows(value: Array) -> Array:
     return value if value.ndim == 2 else value.reshape(prod(value.shape[:-1]), value.shape[-1])
 
 
+def product(a: Array, b: Array, out: Array | None = None) -> Array:
+    """a @ b of two matrices, in `out` when it is given."""
+    kernels = None if type(a) is ndarray else hooks.kernels_of(a)
+    return matmul(a, b, out=out) if kernels is None else kernels.product(a, b, out)
+
+
 def sum_rows(value: Array, out: Array | None = None) -> Array:
     """Sums over all but the last dim: one product with a vector of ones, several times faster than `sum(axis=0)`."""
     matrix = as_rows(value)
+    if type(matrix) is not ndarray and (kernels := hooks.kernels_of(matrix)) is not None:
+        return kernels.sum_rows(matrix, out)  # type: ignore[no-any-return]
     return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
 
 

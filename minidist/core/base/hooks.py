@@ -1,11 +1,9 @@
-"""Where a library takes part in what the core does: tables that are empty and functions that do nothing, until it
-sets them.
+"""Tables that are empty and functions that do nothing, until a library sets them to take part in what the core does.
 
     calls.py    algorithm="auto"  ──▶  choosers["auto"](comm, "all_reduce", 4096)  ──▶  "recursive_doubling"
     module.py   print(model)      ──▶  describe(model)  ──▶  the text
 
-The core calls what it finds here, and runs without any of it. `minidist/additions.py` sets the functions of this
-package when the package is imported; they import what they need when they are called.
+The core calls what it finds here, and runs without any of it; `minidist/additions.py` sets what this package adds.
 
 Proved by: tests/base/test_hooks.py
 """
@@ -29,6 +27,9 @@ algorithm_sources: list[Callable[[str, str], Any]] = []
 
 # Each looks at a call of a collective before it is made: (comm, operation, array, op, out).
 call_checks: list[Callable[..., None]] = []
+
+# Each looks at a graph before backward visits it: (pass, root node, gradient of its output).
+backward_checks: list[Callable[[Any, Any, Any], None]] = []
 
 # The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
 guards: list[Callable[..., Any]] = []
@@ -61,12 +62,12 @@ def _nothing(*_: Any) -> None:
     """Do nothing, and return None."""
 
 
+def _no_arrivals(messages: Any) -> dict[int, list[Any]]:
+    return {}
+
+
 def _unchanged(value: Any, function: Any) -> Any:
     return value
-
-
-def _has_transfers(plan: Any, items: Any) -> bool:
-    return True
 
 
 def _not_in_the_core(*_: Any) -> Any:
@@ -87,8 +88,6 @@ precision: Callable[[], Any] = _not_in_the_core
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
-# (queries, samples at once, queries at once, tensor) -> what attention keeps of arrays without values.
-saved_shapes: Callable[[Any, int, int, Any], Any] = _not_in_the_core
 # The module nn/refusals.py: what a module's call refuses.
 refusals: Callable[[], Any] = _NoChecks
 # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
@@ -103,10 +102,16 @@ describe: Callable[[Any], str] = object.__repr__
 move: Callable[[Any, Any], None] = _not_in_the_core
 # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
 check_schedule: Callable[..., None] = _nothing
-# (plan, items) -> whether a plan has sends and receives; PlanError where they do not match.
-check_transfers: Callable[[Any, Any], bool] = _has_transfers
+# (plan, allow_wrong_gradients): PlanError for a plan that cannot be executed, or whose result would be wrong.
+validate_plan: Callable[[Any, bool], Any] = _nothing
+# (plan with transfers, its orders, (stage, micro-batch) -> rank): posts receives earlier where a send would block.
+resolve_standstills: Callable[[Any, Any, Any], None] = _nothing
+# (messages of a pipeline) -> item of the rank's order -> the sent gradients that have arrived when it is done.
+arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _no_arrivals
 # The module pipeline/runtime/refusals.py: what a pipeline refuses.
 pipeline_refusals: Callable[[], Any] = _NoChecks
+# (reducer of gradients, state, hook): lets hook(state, bucket) reduce each bucket.
+register_comm_hook: Callable[..., None] = _not_in_the_core
 # (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
 # its layers after a step, or None.
 combine_statistics: Callable[..., Callable[[], None] | None] = _nothing

@@ -9,19 +9,14 @@ name, or with `algorithm="auto"` by its cost on the communicator's links (see au
 `volume` and `seconds` are the closed forms of what an algorithm sends and how long it takes. Each is in the file of
 its algorithm, next to the code: the ring's in ring.py.
 
-calls.py                the collectives as a user calls them
-registry.py             the algorithms of each collective
-operations.py           sum, avg, max, min, prod
-naive.py                everything through one rank
-ring.py                 the ring
-ordered.py              sums whose bits depend on no layout
-recursive_doubling.py   for short messages
-folding.py              any number of ranks for an algorithm of a power of two
-binomial_tree.py        the binomial tree
+calls.py        the collectives as a user calls them
+registry.py     the algorithms of each collective
+operations.py   sum, avg, max, min, prod
+naive.py        everything through one rank
+ring.py         the ring
+ordered.py      sums whose bits depend on no layout
 """
 
-from minidist.core.base import hooks
-from minidist.core.base.lazy import lazy_imports
 from minidist.core.collectives import naive, ordered, ring  # noqa: F401  register the algorithms that most programs use
 from minidist.core.collectives.calls import (
     all_gather,
@@ -51,13 +46,3 @@ __all__ = [
     "seconds",
     "volume",
 ]
-
-
-def _others() -> None:
-    """Register the other algorithms of this part, which few programs use."""
-    from minidist.core.collectives import binomial_tree, recursive_doubling  # noqa: F401
-
-
-hooks.more_algorithms.append(_others)
-
-__getattr__, __dir__ = lazy_imports(__name__, __file__)

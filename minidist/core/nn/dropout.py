@@ -12,7 +12,6 @@ from typing import Any
 
 from minidist.core.autograd import Tensor, dropout
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_number
 from minidist.core.base.random import BatchCoordinates, Key, current_coordinates, uniform, uniform_rows
 from minidist.core.nn.module import Module
@@ -62,16 +61,6 @@ class Dropout(Module):
     def places(self, rows: int, place: BatchCoordinates) -> tuple[int, Any]:
         """Return (length of the whole text, the places in it of the `rows` rows that are here; None: all of them)."""
         return (rows, None) if place.positions is None else (place.length, place.positions)
-
-
-def require_coordinates(positions: Any) -> None:
-    """Raise UsageError unless `batch_coordinates` has these positions, by which masks of a part of a text are drawn."""
-    place = current_coordinates()
-    if place.positions is None or not xp.array_equal(place.positions, positions):
-        raise UsageError(
-            "dropout with positions given: the masks of a part of a text are drawn by its positions, so give them there"
-            " too: batch_coordinates(step, ..., positions=positions, length=tokens of a whole text)"
-        )
 
 
 class AttentionDropout(Dropout):

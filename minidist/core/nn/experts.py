@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable
 from math import ceil
 from typing import Any, ClassVar
 
-from minidist.core.autograd import Function, Parameter, Tensor, gelu, is_grad_enabled, linear, reshape, softmax
+from minidist.core.autograd import Function, Parameter, Tensor, gelu, linear, reshape, softmax
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, is_half
-from minidist.core.base.errors import UsageError
 from minidist.core.nn.module import Identity, Module
 
 
@@ -125,12 +125,7 @@ class MixtureOfExperts(Module):
         out_scale: float | None = None,
         seed: int | None = 0,
     ) -> None:
-        if top_k not in (1, 2) or top_k > experts:
-            raise UsageError(
-                f"top_k {top_k} of {experts} experts; use 1 (Switch) or 2 (GShard), and as many experts or more"
-            )
-        if capacity_factor <= 0:
-            raise UsageError(f"capacity_factor {capacity_factor} leaves no slots; use 1.0 or more, 1.25 is usual")
+        hooks.refusals().check_experts(experts, top_k, capacity_factor)
         self.num_experts, self.top_k, self.capacity_factor = experts, top_k, capacity_factor
 
         def weight(*shape: int, scale: float = scale) -> Parameter:
@@ -208,14 +203,8 @@ class MixtureOfExperts(Module):
 def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Tensor:
     """Return the sum of the blocks' auxiliary losses, shape (1,), added to that of the blocks `before`."""
     for block in blocks:
-        auxiliary = block.mlp.auxiliary_loss
-        # A loss without a node would leave the router unbalanced, and nothing else would show it.
-        if is_grad_enabled() and auxiliary.node is None:
-            raise UsageError(
-                f"{block.mlp.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the"
-                " router would not be balanced; return it from the segment, or call nn.recompute, which does"
-            )
-        auxiliary = reshape(auxiliary, (1,))
+        hooks.refusals().check_auxiliary(block.mlp, block.mlp.auxiliary_loss)
+        auxiliary = reshape(block.mlp.auxiliary_loss, (1,))
         before = auxiliary if before is None else before + auxiliary
     assert before is not None
     return before

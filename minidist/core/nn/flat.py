@@ -23,7 +23,7 @@ class FlatParameters:
 
     pad_to: the flat arrays are padded with zeros at the end to a multiple of this many elements.
     numel, padded_numel: elements without and with padding. offsets: start of each parameter, and `numel` at the end.
-    parameters, names: as registered. version: number of updates of the bound data. shard: see `attach_shard`.
+    parameters, names: as registered. version: number of updates of the bound data.
 
     A frozen parameter (requires_grad=False) has its place in both arrays, so that one slice serves data and gradient;
     its gradient stays zero. A parameter has one owner: a second one is an error.
@@ -55,10 +55,10 @@ class FlatParameters:
         self.version_is_given = False  # has the owner said which version it bound?
         self.updates = "0 updates"  # what the last optimizer's step said of itself; replicas compare it
         self.unsynchronized = False  # are there gradients of passes under `no_sync` alone?
-        self.shard: Any = None
+        self.shard: Any = None  # holds the reduced gradient, so that `zero_grad` and `Parameter.zero_grad` reach it
         self._filled: set[Parameter] = set()  # whose gradient is zeros because `grad` was read
         self.load_checks: list[Callable[[], None]] = []  # called after a `load_state_dict` of these parameters
-        self._make_buffer_of: Callable[[Parameter], None] | None = None
+        self.make_buffer_of: Callable[[Parameter], None] | None = None  # of one parameter, in place of one for all
         self._index = {parameter: i for i, parameter in enumerate(self.parameters)}
         self._data: xp.Array | None = None
         self._grad: xp.Array | None = None
@@ -139,19 +139,6 @@ class FlatParameters:
         self.version += 1
         self.updates = by or self.updates
 
-    def set_dtype(self, dtype: Any) -> None:
-        """Set the dtype of the arrays bound, and of the gradients made, from now on; the data must be released."""
-        assert self.released
-        self.dtype = xp.dtype(dtype)
-
-    def attach_shard(self, shard: Any) -> None:
-        """Let `shard` hold the reduced gradient, so that `zero_grad` and `Parameter.zero_grad` reach it."""
-        self.shard = shard
-
-    def make_buffers_with(self, make: Callable[[Parameter], None]) -> None:
-        """Let make(parameter) give a parameter its gradient buffer; no buffer for all is made (ZeRO 2, per bucket)."""
-        self._make_buffer_of = make
-
     # --- gradients ---
 
     @property
@@ -205,8 +192,8 @@ class FlatParameters:
     def make_grad_of(self, parameter: Parameter) -> None:
         """Give `parameter` a gradient buffer, before its first contribution."""
         # ZeRO 2 makes one buffer per bucket; otherwise one array serves all parameters.
-        if self._make_buffer_of is not None:
-            self._make_buffer_of(parameter)
+        if self.make_buffer_of is not None:
+            self.make_buffer_of(parameter)
         else:
             self._make_grad()
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from minidist.core.autograd import ShapeError, Tensor, causal_attention
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
-from minidist.core.nn.dropout import AttentionDropout, Dropout, require_coordinates
+from minidist.core.nn.dropout import AttentionDropout, Dropout
 from minidist.core.nn.embedding import Embedding
 from minidist.core.nn.experts import MixtureOfExperts, auxiliary_losses
 from minidist.core.nn.language_model import LanguageModel, TiedHead, with_own_weight
@@ -141,7 +142,7 @@ class Transformer(Module):
         if length > known:
             raise ShapeError(f"GPT: {length} positions (tokens of shape {tokens.shape}) but n_positions is {known}")
         if positions is not None and self.drop.active:
-            require_coordinates(positions)
+            hooks.refusals().require_coordinates(positions)
         return self.drop(self.wte(tokens) + self.wpe(xp.arange(length) if positions is None else positions))
 
     def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:

@@ -20,8 +20,7 @@ from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
 from minidist.core.base.random import initial_weight
 
-ForwardPreHook = Callable[..., Any]  # (module, args), or (module, args, kwargs) with with_kwargs=True
-ForwardHook = Callable[..., Any]  # (module, args, output), or (module, args, kwargs, output) with with_kwargs=True
+Hook = Callable[..., Any]
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # attributes of a module that hold no part of the model
 
@@ -37,8 +36,8 @@ class Module:
     training: bool = True
 
     # Each entry is (hook, with_kwargs). Registering and removing replace the dict, so the class's empty one is shared.
-    _forward_pre_hooks: Mapping["HookHandle", tuple[ForwardPreHook, bool]] = {}
-    _forward_hooks: Mapping["HookHandle", tuple[ForwardHook, bool]] = {}
+    _forward_pre_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
+    _forward_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output; called through `module(...)`."""
@@ -73,31 +72,26 @@ class Module:
     # --- hooks: how a strategy attaches itself to a module ---
 
     def register_forward_pre_hook(
-        self, hook: ForwardPreHook, *, prepend: bool = False, with_kwargs: bool = False
+        self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
     ) -> "HookHandle":
         """Call hook(module, args) before each forward. It returns None, or what takes the place of the arguments.
 
         prepend: run it before the hooks registered so far, not after them. with_kwargs: the hook is called with
         (module, args, kwargs) and returns None or (args, kwargs). Returns a handle with `remove()`.
         """
-        handle = HookHandle(self, "_forward_pre_hooks")
-        entry = {handle: (hook, with_kwargs)}
-        self._forward_pre_hooks = (
-            {**entry, **self._forward_pre_hooks} if prepend else {**self._forward_pre_hooks, **entry}
-        )
-        return handle
+        return self._register("_forward_pre_hooks", hook, prepend, with_kwargs)
 
-    def register_forward_hook(
-        self, hook: ForwardHook, *, prepend: bool = False, with_kwargs: bool = False
-    ) -> "HookHandle":
+    def register_forward_hook(self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False) -> "HookHandle":
         """Call hook(module, args, output) after each forward. It returns None, or what takes the place of the output.
 
-        prepend: run it before the hooks registered so far, not after them. with_kwargs: the hook is called with
-        (module, args, kwargs, output). Returns a handle with `remove()`.
+        prepend: see above. with_kwargs: the hook is called with (module, args, kwargs, output).
         """
-        handle = HookHandle(self, "_forward_hooks")
-        entry = {handle: (hook, with_kwargs)}
-        self._forward_hooks = {**entry, **self._forward_hooks} if prepend else {**self._forward_hooks, **entry}
+        return self._register("_forward_hooks", hook, prepend, with_kwargs)
+
+    def _register(self, kind: str, hook: Hook, prepend: bool, with_kwargs: bool) -> "HookHandle":
+        handle = HookHandle(self, kind)
+        entry, others = {handle: (hook, with_kwargs)}, getattr(self, kind)
+        setattr(self, kind, {**entry, **others} if prepend else {**others, **entry})
         return handle
 
     # --- the tree ---
@@ -165,11 +159,7 @@ class Module:
         # Drawn by name and global shape. A shard cannot be: it does not know the rest of the array.
         for name, parameter in self.named_parameters(prefix):
             parameter.name = name
-            if parameter.layout is not None and parameter.layout.axes:
-                raise UsageError(
-                    f"parameter {name!r} is a shard {parameter.shape} of {parameter.layout.global_shape}; "
-                    "initialize the whole model first, and shard it then"
-                )
+            hooks.refusals().check_whole_parameter(parameter)
             if parameter.init is not None:
                 law, scale = parameter.init
                 parameter.data[...] = xp.as_array(
@@ -199,12 +189,7 @@ class Module:
         return self.train(False)
 
     def to(self, device: str | xp.Device | None) -> Self:
-        """Move all parameters, their gradients and the buffers to a device, in place; returns this module.
-
-        device: "cpu", "cuda", or an object that makes arrays (base/device.py); None is the host. See nn/moving.py for
-        an example. Errors: UsageError for a device that is not there, and for a meta array, which has no values to
-        move; AutogradError for a model that is wrapped.
-        """
+        """Move all parameters, their gradients and the buffers to a device, in place (nn/moving.py). Returns self."""
         hooks.move(self, device)
         return self
 
@@ -238,7 +223,7 @@ class Module:
     # --- for people ---
 
     def extra_repr(self) -> str:
-        """Return what `print(module)` says of it in addition to its parameters: its settings. Usually nothing."""
+        """Return what `print(module)` says of its settings. Usually nothing."""
         return ""
 
     def __repr__(self) -> str:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from minidist.core.optim.optimizer import Group as Group
     from minidist.core.optim.optimizer import Optimizer as Optimizer
     from minidist.core.optim.optimizer import OptimizerWrapper as OptimizerWrapper
-    from minidist.core.optim.optimizer import check_optimizer_class as check_optimizer_class
     from minidist.core.optim.optimizer import is_bias_or_norm as is_bias_or_norm
     from minidist.core.optim.sgd import SGD as SGD
     from minidist.core.optim.slices import FlatSlice as FlatSlice

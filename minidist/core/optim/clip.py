@@ -1,9 +1,9 @@
 """Clipping by the global gradient norm, with bits that do not depend on how the gradient is sharded.
 
-A float32 sum of squares depends on where it is cut, so two numbers of ranks would clip by two norms. Here the gradient
-is cut into blocks of 1,024 elements in its global order, each block is summed in float64 by itself, and the block sums
-are added from first to last. A rank whose shard begins at a multiple of 1,024 computes exactly the blocks it holds; the
-strategy gathers them (8 bytes per 1,024 elements), and every rank adds the same numbers in the same order:
+A float32 sum of squares depends on where it is cut. Here the gradient is cut into blocks of 1,024 elements in its
+global order, each block is summed in float64 by itself, and the block sums are added from first to last. A rank whose
+shard begins at a multiple of 1,024 computes exactly the blocks it holds; the strategy gathers them (8 bytes per 1,024
+elements), and every rank adds the same numbers in the same order:
 
     blocks = block_square_sums(shard.grad)      here
     blocks = all_gather(comm, blocks)           in parallel/, purpose "clip_norm"

@@ -1,13 +1,13 @@
 """What all optimizers share: the loop over slices in blocks, groups of parameters, the step counter and the state.
 
-The update of a large model is bound by memory bandwidth, so it runs in place, block by block: a block of 64 K elements
-of data, gradient and state stays in the cache while all arithmetic passes over it, and the temporaries are one block
-large. Nothing here sends anything: an optimizer on shards is the same optimizer on other slices.
+    slices | w0 | w1 | w2 |   data, gradient and state, block by block of 64 K elements: a block stays in the cache
+           └─ one run ────┘   while all arithmetic passes over it, and the temporaries are one block large
 
-For half-precision parameters the state holds a float32 copy, "master", which is what is updated: steps smaller than
-the last digit of a float16 would all be lost. The parameter is the master, downcast. With Adam that makes 2 + 2 + 12
-bytes per parameter: itself, its gradient, and master, m and v (Micikevicius et al., "Mixed precision training", 2018,
-section 3.1; Rajbhandari et al., "ZeRO", 2020, section 3.1). The first master is the parameter, upcast, as in DeepSpeed.
+Nothing here sends anything: an optimizer on shards is the same optimizer on other slices.
+
+For half-precision parameters the state holds a float32 copy, "master", which is updated; the parameter is the master,
+downcast. With Adam that makes 2 + 2 + 12 bytes per parameter: itself, its gradient, and master, m and v (Micikevicius
+et al., "Mixed precision training", 2018, section 3.1; Rajbhandari et al., "ZeRO", 2020, section 3.1).
 
 Proved by: tests/optim/test_optimizers.py
 """
@@ -25,7 +25,7 @@ from minidist.core.base.arrays import downcast, is_half, upcast
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.limits import check_number
 from minidist.core.base.watchers import track
-from minidist.core.optim.slices import FlatSlice, as_slices, have_gradient, source_of
+from minidist.core.optim.slices import FlatSlice, as_slices, have_gradient
 
 BLOCK = 65536  # elements
 MASTER = "master"  # the state that is the float32 copy of half-precision parameters
@@ -78,6 +78,12 @@ class _Run:
     state: State | None = None
     count: int = 0
 
+    def continues_with(self, piece: FlatSlice, group: Group) -> bool:
+        """Return whether a slice of this group lies directly behind the run, in the same array."""
+        last = self.slice
+        is_next = isinstance(last, FlatSlice) and last.source is piece.source and last.stop == piece.start
+        return is_next and self.group is group
+
     def cut(self, kinds: list[Any]) -> "list[_Run]":
         """Return the run as runs of neighbours of one kind; kinds: one per piece. The state becomes views of it."""
         if kinds.count(kinds[0]) == len(kinds):
@@ -106,11 +112,10 @@ class Optimizer:
     groups: the first group that matches a parameter's name applies to it.
     grad_scale: multiplies gradients while the next step reads them, and is 1 again afterwards: 1 / loss scale times the
     clip coefficient, for half-precision gradients, which would lose bits if they were scaled in place.
-    step_count: the number of steps taken. A parameter without a gradient is not stepped, and `update` gets the number
-    of steps that the parameter itself has had, as in PyTorch: the first step of a parameter that is used, or unfrozen,
-    late is corrected as a first step. A step in which no parameter has a gradient is none.
-    settings: name -> check(name, value), which returns the value to keep. A setting is checked whenever it is set, here
-    or later, and all ranks must have the same: see `Bucket.equal` of core/parallel/gradients.py.
+    step_count: of steps in which any parameter had a gradient. A parameter without one is not stepped, and `update`
+    gets the number of steps that the parameter itself has had, as in PyTorch.
+    settings: name -> check(name, value), which returns the value to keep; called whenever the setting is set. All ranks
+    must have the same: see `Bucket.equal` of core/parallel/gradients.py.
     Raises UsageError for a name that occurs twice, for gradients of another dtype or shape, for a wrong state.
     """
 
@@ -129,7 +134,6 @@ class Optimizer:
         self.weight_decay = weight_decay
         self.groups = [*groups, _DEFAULT]
         self.step_count = 0
-        self.last_step = ""  # what the last step says of itself to the owners of the values
         self._runs: list[_Run] = []
         self._work: dict[Any, list[xp.Array]] = {}
 
@@ -137,16 +141,10 @@ class Optimizer:
         names: set[str] = set()
         for number, piece in enumerate(as_slices(parameters)):
             name = getattr(piece, "name", "") or str(number)
-            if name in names:
-                raise UsageError(
-                    f"two parameters are called {name!r}, and the optimizer keeps its state by name; call"
-                    " initialize(seed) at the end of the model's __init__, which names every parameter by its path and"
-                    " draws its values"
-                )
+            hooks.optimizer_checks().check_new(name, names)
             names.add(name)
             self._add(piece, name)
-        if not names:
-            raise UsageError("the optimizer got no trainable parameter; it needs at least one")
+        hooks.optimizer_checks().check_any(names)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check = self.settings.get(name)
@@ -156,25 +154,16 @@ class Optimizer:
         """Append a slice; one that continues the last run joins it, so that both are updated as one array."""
         # The last group matches every name, so there always is one.
         group = next(group for group in self.groups if group.matches(name))
-        # Neighbours in memory of one group: one update of the joined array instead of two short ones.
-        last = self._runs[-1] if self._runs else None
-        if isinstance(piece, FlatSlice):
-            size = piece.stop - piece.start
-            if self.joins and last and last.group is group and isinstance(last.slice, FlatSlice):
-                before = last.slice
-                if before.source is piece.source and before.stop == piece.start:
-                    last.slice = replace(before, stop=piece.stop)
-                    last.pieces.append((name, piece.start - before.start, piece.stop - before.start))
-                    last.parameters.append(piece.parameter)
-                    return
+        is_flat = isinstance(piece, FlatSlice)
+        size = piece.stop - piece.start if is_flat else piece.data.size
+        if self.joins and is_flat and self._runs and self._runs[-1].continues_with(piece, group):
+            last = self._runs[-1]
+            before = last.slice
+            last.slice = replace(before, stop=piece.stop)
+            last.pieces.append((name, piece.start - before.start, piece.stop - before.start))
+            last.parameters.append(piece.parameter)
         else:
-            size = piece.data.size
-        self._runs.append(_Run(piece, group, [(name, 0, size)], [getattr(piece, "parameter", None)]))
-
-    @property
-    def parameter_bytes(self) -> int:
-        """The bytes of the parameters that a step updates."""
-        return sum(run.slice.data.nbytes for run in self._runs)
+            self._runs.append(_Run(piece, group, [(name, 0, size)], [getattr(piece, "parameter", None)]))
 
     def initial_state(self) -> dict[str, float]:
         """Return the names of the state arrays of each parameter, and the value each starts with."""
@@ -206,14 +195,13 @@ class Optimizer:
             run.count += 1
         self._step_runs(runs)
 
-        # What ranks with replicas compare when they reduce the next gradient, before grad_scale is 1 again.
-        self.last_step = self._describe_step()
-
-        # Each owner (flat parameters, a shard) hears once that its data have changed, however many slices it has.
+        # Each owner (flat parameters, a shard) hears once that its data have changed, however many slices it has; and
+        # what ranks with replicas compare when they reduce the next gradient, before grad_scale is 1 again.
+        described = self._describe_step()
         self.grad_scale = 1.0
         for owner in sources.values():
             if hasattr(owner, "updated"):
-                owner.updated(self.last_step)
+                owner.updated(described)
 
     def _with_gradient(self) -> tuple[list[_Run], dict[int, Any]]:
         """Return the runs that have a gradient, and the sources that have one, also on other ranks, by their `id`.
@@ -224,7 +212,7 @@ class Optimizer:
         ready: list[_Run] = []
         sources: dict[int, Any] = {}
         for run in self._runs:
-            source = source_of(run.slice)
+            source = getattr(run.slice, "source", run.slice)  # the flat array or shard in which it lies
             have = have_gradient(source, run.parameters)
             parts = run.cut(have)
             runs += parts
@@ -362,20 +350,6 @@ class OptimizerWrapper:
             setattr(inside, name, value)
         else:
             super().__setattr__(name, value)
-
-
-def check_optimizer_class(wrapper: str, given: Any, arguments: str) -> None:
-    """Raise UsageError when `wrapper`, which makes an optimizer itself, is `given` one instead of a class.
-
-    arguments: of the wrapper around the class and its settings, for the remedy: "model, {}, comm=comm".
-    """
-    if not callable(given):
-        name = type(given).__name__ if isinstance(given, Optimizer) else "SGD"
-        raise UsageError(
-            f"{wrapper} got a value of type {type(given).__name__} where it needs an optimizer's class: it makes the"
-            " optimizer itself, of its own slices of the parameters; pass the class and its settings:"
-            f" {wrapper}({arguments.format(name)}, lr=...)"
-        )
 
 
 def _computing(dtype: Any) -> Any:

@@ -1,20 +1,20 @@
 """What an optimizer works on: named 1-D pieces of parameters, whole or not.
 
 A strategy decides which elements a rank updates: all of them (data parallel), 1/N of them (ZeRO), those of its stage
-(pipelines). An update treats every element alone, so any cut gives the same bits, and the optimizer need not know why
-it got these slices. Each has `.name`, `.data` and `.grad`, two arrays of one dtype and equal size; the optimizer reads
-them anew at each step, because a strategy may bind other arrays. A `.grad` of None is skipped. The gradient of a flat
-array or shard is one array, so that its `have_grad` says which parameters have one.
+(pipelines). An update treats every element alone, so any cut gives the same bits. Each slice has `.name`, `.data` and
+`.grad`, two arrays of one dtype and equal size; the optimizer reads them anew at each step, because a strategy may bind
+other arrays. A `.grad` of None is skipped.
 
 Proved by: tests/optim/test_optimizers.py
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError
+from minidist.core.base import hooks
 
 
 @dataclass
@@ -65,7 +65,7 @@ def flat_slices(flat: Any, start: int = 0, stop: int | None = None, source: Any 
     stop = flat.offsets[-1] if stop is None else stop
     shift = 0 if source is None else start
     slices = []
-    for parameter, name, begin, end in zip(flat.parameters, flat.names, flat.offsets, flat.offsets[1:], strict=False):
+    for parameter, name, (begin, end) in zip(flat.parameters, flat.names, pairwise(flat.offsets), strict=True):
         # The part of this parameter that lies in the range; empty when it lies outside.
         begin, end = max(begin, start), min(end, stop)
         if begin < end and parameter.requires_grad:
@@ -84,19 +84,11 @@ def as_slices(parameters: Any) -> Iterator[Any]:
         for piece in parameters:
             yield from as_slices(piece)
     else:
-        raise UsageError(
-            f"an optimizer got a value of type {type(parameters).__name__} among its parameters; pass"
-            " model.parameters(), a FlatParameters, or slices with .data, .grad and .name"
-        )
-
-
-def source_of(piece: Any) -> Any:
-    """Return the flat array or shard in which a slice lies, or the parameter (or slice) itself."""
-    return getattr(piece, "source", piece)
+        hooks.optimizer_checks().refuse_parameters(parameters)
 
 
 def have_gradient(source: Any, parameters: Sequence[Any]) -> list[bool]:
-    """Return which of the parameters of `source`, the `source_of` a slice, have a gradient; [None]: the source."""
+    """Return which of the parameters of `source`, the source of a slice, have a gradient; [None]: the source."""
     if hasattr(source, "have_grad") and parameters[0] is not None:
         return source.have_grad(parameters)  # type: ignore[no-any-return]
     # A parameter may lie in a flat array, which knows more of its gradient.
@@ -116,6 +108,5 @@ def holders(parameters: Any) -> Iterator[Any]:
 def gradients(parameters: Any) -> Iterator[xp.Array]:
     """Yield the gradients that exist, as 1-D arrays: one per `FlatParameters`, slice or parameter."""
     for holder in holders(parameters):
-        grad = holder.grad
-        if grad is not None:
+        if (grad := holder.grad) is not None:
             yield grad.reshape(-1)

@@ -8,33 +8,9 @@ zero.py                 ZeRO 1 and 2
 fsdp.py                 ZeRO 3: `fully_shard`
 guard.py                what may watch the ranks that train one model
 fsdp_state.py           when FSDP gathers, releases and reduces
-fsdp_param_group.py     the parameters that FSDP gathers together
+fsdp_unit.py     the parameters that FSDP gathers together
 flat_shards.py          one rank's shard of a flat unit
 tensor/                 tensor parallelism
 context/                context parallelism
 expert/                 expert parallelism
 """
-
-from typing import TYPE_CHECKING
-
-from minidist.core.base.lazy import lazy_imports
-
-if TYPE_CHECKING:
-    from minidist.core.parallel.data_parallel import DistributedDataParallel
-    from minidist.core.parallel.flat_shards import Shard, clip_shards_
-    from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-    from minidist.core.parallel.gradients import Bucket, GradientReducer
-    from minidist.core.parallel.zero import ZeroOptimizer
-
-__all__ = [
-    "Bucket",
-    "DistributedDataParallel",
-    "GradientReducer",
-    "Shard",
-    "ZeroOptimizer",
-    "clip_shards_",
-    "fully_shard",
-    "sharded_parameters",
-    "shards_of",
-]
-__getattr__, __dir__ = lazy_imports(__name__, __file__)

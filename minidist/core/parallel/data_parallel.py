@@ -22,14 +22,15 @@ from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter, backward_hooks
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base import hooks
+from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
-from minidist.core.comm import Comm, Work, check_communicator
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
 from minidist.core.parallel.gradients import BUCKET_MEGABYTES, Bucket, GradientReducer
-from minidist.core.parallel.guard import new_guard
+from minidist.core.parallel.guard import Guard, new_guard, operation_of
 
 
 class DistributedDataParallel(Module):
@@ -37,9 +38,9 @@ class DistributedDataParallel(Module):
 
     reduction: "mean" (PyTorch's) or "sum" (divide the loss by the global count yourself). bucket_cap_mb, algorithm: see
     `GradientReducer`. find_unused_parameters: parameters without a gradient take part as zeros instead of raising; one
-    that no rank has used has no gradient afterwards.
-    flat: the model's FlatParameters, when it has one already. ignored_params: neither broadcast nor summed: you do it
-    yourself. Of other parameters of the loss that no wrapper has, the first backward pass raises UsageError.
+    that no rank has used has no gradient afterwards. flat: the model's FlatParameters, when it has one already.
+    ignored_params: neither broadcast nor summed: you do it yourself. Of other parameters of the loss that no wrapper
+    has, the first backward pass raises UsageError.
 
     At construction rank 0 sends its parameters to all ranks (purpose `startup`): replicas built from different seeds
     become equal. Raises MismatchError when the ranks built different models.
@@ -57,8 +58,7 @@ class DistributedDataParallel(Module):
         flat: FlatParameters | None = None,
         ignored_params: Collection[Parameter] = (),
     ) -> None:
-        if reduction not in ("mean", "sum"):
-            raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
+        operation_of(reduction)
         if not isinstance(module, Module):
             raise UsageError(
                 f"DistributedDataParallel got a value of type {type(module).__name__} as its module; pass the model,"
@@ -81,23 +81,20 @@ class DistributedDataParallel(Module):
             "algorithm": algorithm,
             "find_unused_parameters": find_unused_parameters,
         }
-        guard = new_guard("avg" if reduction == "mean" else "sum", comm)
-        guard.wraps("DistributedDataParallel", module, self.flat, settings, comm)
-        with purpose("startup"):
-            broadcast(comm, self.flat.data)
+        guard = equal_replicas("DistributedDataParallel", module, self.flat, settings, comm)
 
         # Equal gradients: from here on, plain `loss.backward()` sums them over the ranks.
         self.reducer = GradientReducer(
             self.flat,
             comm,
-            op="avg" if reduction == "mean" else "sum",
+            op=guard.op,
             algorithm=algorithm,
             bucket_cap_mb=bucket_cap_mb,
             unused="zeros" if find_unused_parameters else "error",
             guard=guard,
         )
         self.reducer.observe()
-        self.reducer.belongs_to(module, ignored_params)
+        guard.covers(module, (*self.flat.parameters, *ignored_params))
 
     def extra_repr(self) -> str:
         """The number of replicas."""
@@ -118,19 +115,18 @@ class DistributedDataParallel(Module):
         """Gradients of passes whose forward runs in the block stay local; the next one outside sums the total."""
         return self.reducer.no_sync()
 
-    def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Work]) -> None:
-        """Replace the all-reduce of a bucket by `hook(state, bucket)`, which starts a reduction and returns its Work.
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
+        """Let `hook(state, bucket)` reduce each bucket in place of the all-reduce."""
+        hooks.register_comm_hook(self.reducer, state, hook)
 
-        The result must be in `bucket.buffer` after the Work's wait. Each rank calls it once per bucket, in index order.
-        state: such as a `Compressor`, whose `op` must be this wrapper's reduction.
-        """
-        op, own = getattr(state, "op", None), "mean" if self.reducer.op == "avg" else "sum"
-        if op in ("mean", "sum") and op != own:
-            raise UsageError(
-                f"rank {self.comm.rank}: this DistributedDataParallel has reduction={own!r}, and the hook's state"
-                f" op={op!r}, so the gradient would be scaled wrongly by {self.comm.size}; make it with op={own!r}"
-            )
-        self.reducer.replace_communication(partial(hook, state))
+
+def equal_replicas(wrapper: str, module: Any, flat: FlatParameters, settings: dict[str, Any], comm: Comm) -> Guard:
+    """Give every rank the parameters of rank 0, and return the guard of the wrapper. settings: equal on every rank."""
+    guard = new_guard(operation_of(settings["reduction"]), comm)
+    guard.wraps(wrapper, module, flat, settings, comm)
+    with purpose("startup"):
+        broadcast(comm, flat.data)
+    return guard
 
 
 def not_copied(what: str, comm: Comm) -> UsageError:
@@ -139,11 +135,3 @@ def not_copied(what: str, comm: Comm) -> UsageError:
         f"rank {comm.rank}: a {what} cannot be copied or pickled; copy the model before it is wrapped"
         " (of a DistributedDataParallel also later: copy.deepcopy(wrapper.module)), and wrap the copy"
     )
-
-
-def ddp_volume(gradient: int, ranks: int) -> dict[str, int]:
-    """Return the elements that all `ranks` together send per reduction of a gradient of `elements` elements.
-
-    Every rank sends 2 (n-1)/n of it: a reduce-scatter and an all-gather make an all-reduce.
-    """
-    return {"gradient_reduce": 2 * (ranks - 1) * gradient}

@@ -56,9 +56,12 @@ class Placement:
         """Start to gather the values `mine` of all ranks into `out`; return what waits for it."""
         return all_gather(comm, mine, out=out, async_op=True, equal=equal)
 
-    def store(self, piece: xp.Array, out: xp.Array | None) -> Any:
-        """Start to move a sum of gradients to where the shard lives (into `out`); return what waits for it."""
-        raise NotImplementedError
+    def deliver(self, unit: Any, piece: xp.Array) -> None:
+        """Add the reduced gradient of an FSDP unit to its shard's, or start to move it to where the shard lives."""
+        unit.add_reduced(piece)
+
+    def finish(self, keep: bool = True) -> None:
+        """Wait for what `deliver` has started; keep: add it to the shard's gradient."""
 
 
 DEVICE = Placement()
@@ -84,7 +87,7 @@ class Shard:
         self._grad: xp.Array | None = None
         self.filled = False  # does _grad hold sums of this step?
         self.used: set[Parameter] | None = None  # whose gradient some rank has computed; None: all
-        flat.attach_shard(self)
+        flat.shard = self
 
     def _place(self, comm: Comm) -> None:
         self.comm, self.size = comm, self.flat.padded_numel // comm.size

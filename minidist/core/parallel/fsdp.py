@@ -10,34 +10,53 @@ Per unit and micro-batch, two gathers and one reduce-scatter: 3 Psi (n-1)/n from
 sends 2. The gathers run in a separate stream: with `prefetch=d` the next d units are on their way while one
 computes, which hides a gather that takes no longer than the computation, and costs the memory of d units.
 
-This file is the interface; fsdp_state.py says when to gather, release and reduce, fsdp_param_group.py how.
+This file is the interface; fsdp_state.py says when to gather, release and reduce, fsdp_unit.py how.
 Sources: Rajbhandari et al., ZeRO, SC 2020, section 5.3; Zhao et al., PyTorch FSDP, VLDB 2023.
 Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_fully_shard_against_torch.py
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from minidist.core.autograd import Parameter
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_number, check_whole
 from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK, FlatSlice
 from minidist.core.parallel.flat_shards import DEVICE, Placement, Shard, sharded_flat
-from minidist.core.parallel.fsdp_param_group import (
-    FSDPCommContext,
-    FSDPParamGroup,
-    Precision,
-    Reduce,
-    Reshard,
-    stream_of_gathers,
-)
-from minidist.core.parallel.fsdp_state import FSDPState, param_groups_of, states_of
-from minidist.core.parallel.guard import new_guard
+from minidist.core.parallel.fsdp_state import FSDPState, states_of, units_of
+from minidist.core.parallel.fsdp_unit import FSDPUnit, Precision, Reduce, Reshard
+from minidist.core.parallel.guard import new_guard, operation_of
 
-OPERATIONS = {"mean": "avg", "sum": "sum"}  # of a reduction
-Axes = tuple[Comm, Comm | None]  # over which a unit is sharded, and over which its shards are equal copies
-Part = tuple[list[Parameter], bool, Comm, Comm | None]  # parameters, whether they stay whole, and their axes
+# Communicator -> the stream of its all-gathers, so that they do not queue behind reductions. All models that are
+# sharded over the same ranks have one, so that ranks that run two models in different orders meet, and are told.
+_gathers: "WeakKeyDictionary[Comm, Comm]" = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The further arguments of `fully_shard`.
+
+    reduction, algorithm, alignment: as for `ZeroOptimizer`; all units of a model have one reduction.
+    find_unused_parameters: parameters without a gradient take part as zeros instead of raising, also all of a unit that
+    no rank has used. A parameter that no rank has used is not stepped. Every rank must run the same units.
+    ignored_params: neither sharded nor summed, here and in every `fully_shard` around this one: you do it yourself. Of
+    other parameters that no `fully_shard` and no other wrapper has, the first backward pass raises UsageError.
+    persistence_threshold: parameters of fewer elements stay whole and are gathered once after each step.
+    expert_mesh: as `mesh`, for parameters that are cut over an axis ep (`ExpertParallel`): the ranks that hold the same
+    experts. The unit is then two flat arrays, which are gathered and reduced over different ranks at the same time.
+    """
+
+    reduction: str = "mean"
+    algorithm: str = "ring"
+    alignment: int = NORM_BLOCK
+    find_unused_parameters: bool = False
+    ignored_params: Collection[Parameter] = ()
+    persistence_threshold: int = 0
+    expert_mesh: Mesh | Comm | None = None
 
 
 def fully_shard(
@@ -46,15 +65,9 @@ def fully_shard(
     mesh: Mesh | Comm,
     reshard_after_forward: bool | int = True,
     prefetch: int = 1,
-    persistence_threshold: int = 0,
     mp_policy: Precision = Precision(),  # noqa: B008  it cannot change
     offload_policy: Placement | None = None,
-    reduction: str = "mean",
-    algorithm: str = "ring",
-    alignment: int = NORM_BLOCK,
-    find_unused_parameters: bool = False,
-    ignored_params: Collection[Parameter] = (),
-    expert_mesh: Mesh | Comm | None = None,
+    **options: Any,
 ) -> Module:
     """Shard the parameters of `module` that no unit has yet, over the ranks of `mesh`; returns `module`. Bottom up:
 
@@ -63,128 +76,79 @@ def fully_shard(
         fully_shard(model, mesh=comm)
         optimizer = AdamW(sharded_parameters(model), lr=3e-3)
 
-    mesh: a communicator, or a mesh of one axis, or of two: (replicate, shard), hybrid sharding: shards over the second
-    axis, equal copies over the first, along which the reduced shards are summed with an all-reduce. The same for all
-    modules of a model.
+    mesh: a communicator, a mesh of one axis, or of two: (replicate, shard), hybrid sharding: shards over the second
+    axis, equal copies over the first, along which reduced shards are all-reduced. The same for all modules of a model.
     reshard_after_forward: True releases the unit after its forward and gathers it again for backward. False keeps it in
     between: 2 Psi bytes instead of 3, and the memory of data parallelism. A number g keeps 1/g of it on each rank and
     gathers it for backward in groups of g neighbours (g divides the number of shards).
     prefetch: how many modules are gathered ahead, in the order in which they ran last time (the first pass gathers none
-    ahead); the outermost module's value counts.
-    persistence_threshold: parameters of fewer elements stay whole and are gathered once after each step.
-    mp_policy: in which dtypes the unit is gathered, computes and is reduced, see `MixedPrecisionPolicy`; a nested
-    module's own policy takes precedence.
-    offload_policy: where shards of parameters and gradients, and so the optimizer, live: see `CPUOffloadPolicy`.
-    reduction, algorithm, alignment: as for `ZeroOptimizer`; all units of a model have one reduction.
-    find_unused_parameters: parameters without a gradient take part as zeros instead of raising, also all of a unit that
-    no rank has used. A parameter that no rank has used is not stepped. Every rank must run the same units.
-    ignored_params: neither sharded nor summed, here and in every `fully_shard` around this one: you do it yourself. Of
-    other parameters that no `fully_shard` and no other wrapper has, the first backward pass raises UsageError.
-    expert_mesh: as `mesh`, for parameters that are cut over an axis ep (`ExpertParallel`): the ranks that hold the same
-    experts. The unit is then two flat arrays, which are gathered and reduced over different ranks at the same time.
+    ahead); the outermost module's value counts. mp_policy: the dtypes of the unit, see `MixedPrecisionPolicy`; a nested
+    module's own policy takes precedence. offload_policy: where shards of parameters and gradients, and so the
+    optimizer, live: see `CPUOffloadPolicy`. options: the fields of `Sharding`.
 
     The arrays of parameters while they are whole are copies that the next gather replaces, and read-only. At
     construction rank 0 sends its parameters to all ranks (purpose `startup`). A step with k micro-batches sends from
     each rank (n-1)/n of 2 k Psi (purpose `parameter_gather`) and k Psi (`gradient_reduce`), Psi padded elements.
     """
-    if reduction not in OPERATIONS:
-        raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
+    chosen = Sharding(**options)
+    op = operation_of(chosen.reduction)
     check_whole("prefetch", prefetch)
-    check_number("persistence_threshold", persistence_threshold)
-    if any(state.module is module for state in states_of(module)):
+    check_number("persistence_threshold", chosen.persistence_threshold)
+    inside = states_of(module)
+    if any(state.module is module for state in inside):
         raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once a module")
-
-    ignored = set(ignored_params).union(*(state.ignored for state in states_of(module)))
+    ignored = set(chosen.ignored_params).union(*(state.ignored for state in inside))
 
     # Who communicates: the ranks that share the shards, and those with equal copies.
     comm, replicas = _axes(mesh)
-    guard = new_guard(OPERATIONS[reduction], *filter(None, (comm, replicas)))
+    guard = new_guard(op, *filter(None, (comm, replicas)))
     guard.shards(module, ignored)
-    context = FSDPCommContext(guard)
     settings = {
         "reshard_after_forward": reshard_after_forward,
         "prefetch": prefetch,
         "mp_policy": mp_policy,
-        "reduction": reduction,
-        "algorithm": algorithm,
-        "alignment": alignment,
-        "find_unused_parameters": find_unused_parameters,
+        **{name: getattr(chosen, name) for name in ("reduction", "algorithm", "alignment", "find_unused_parameters")},
     }
 
-    # What no module inside has taken yet makes one group, experts another, and small parameters of both more of them.
-    left = [parameter for parameter in module.parameters() if parameter.flat is None and parameter not in ignored]
-    groups = []
-    for parameters, persistent, over, copies in _parts(left, persistence_threshold, (comm, replicas), expert_mesh):
-        shard, ranks = Shard(sharded_flat(parameters, over, alignment), over, alignment), filter(None, (over, copies))
+    # What no module inside has taken yet makes one unit, experts another, and small parameters of both more of them.
+    units = []
+    for (expert, small), parameters in sorted(_parts(module, ignored, chosen).items(), key=lambda part: part[0]):
+        over, copies = _axes(chosen.expert_mesh) if expert and chosen.expert_mesh is not None else (comm, replicas)
+        shard = Shard(sharded_flat(parameters, over, chosen.alignment), over, chosen.alignment)
+        ranks = filter(None, (over, copies))
         guard.wraps("fully_shard", module if over is comm else None, shard.flat, settings, *ranks)
-        group = FSDPParamGroup(
-            shard,
-            context,
-            stream_of_gathers(over),
-            Reduce(OPERATIONS[reduction], algorithm, copies, find_unused_parameters),
-            _reshard(over, reshard_after_forward, persistent),
-            mp_policy,
-            offload_policy or DEVICE,
-        )
-        groups.append(group)
+        reduce = Reduce(op, chosen.algorithm, copies, chosen.find_unused_parameters)
+        if over not in _gathers:
+            _gathers[over] = over.dup()
+        reshard = _reshard(over, reshard_after_forward, small)
+        units.append(FSDPUnit(shard, guard, _gathers[over], reduce, reshard, mp_policy, offload_policy or DEVICE))
 
     # Its hooks attach it to the module.
-    FSDPState(module, comm, groups, context, prefetch, mp_policy, replicas, ignored)
+    FSDPState(module, comm, units, guard, prefetch, mp_policy, replicas, ignored)
     return module
 
 
-def _parts(left: list[Parameter], threshold: int, axes: Axes, expert_mesh: Mesh | Comm | None) -> Iterator[Part]:
-    """Yield the parameters that make one group each: experts have fewer replicas, small ones stay whole."""
-    experts = set() if expert_mesh is None else {p for p in left if p.layout is not None and "ep" in p.layout.axes}
-    of_axes = [(axes, [p for p in left if p not in experts])]
-    if experts and expert_mesh is not None:
-        of_axes.append((_axes(expert_mesh), [p for p in left if p in experts]))
-    for (comm, replicas), parameters in of_axes:
-        for persistent in (False, True):
-            chosen = [parameter for parameter in parameters if (parameter.size < threshold) is persistent]
-            if chosen:
-                yield chosen, persistent, comm, replicas
+def _parts(module: Module, ignored: set[Parameter], chosen: Sharding) -> dict[tuple[bool, bool], list[Parameter]]:
+    """Return the parameters of each unit by (are they experts, are they small): those that no unit has yet."""
+    parts: dict[tuple[bool, bool], list[Parameter]] = {}
+    for p in module.parameters():
+        if p.flat is None and p not in ignored:
+            expert = chosen.expert_mesh is not None and p.layout is not None and "ep" in p.layout.axes
+            parts.setdefault((expert, p.size < chosen.persistence_threshold), []).append(p)
+    return parts
 
 
-def fsdp_gather_volume(parameters: int, ranks: int, copies: int = 1) -> int:
-    """Return the elements that all `ranks` together send in one gather of units of `parameters` elements.
-
-    copies: of each shard (hybrid sharding), so that a gather runs among ranks / copies ranks.
-    """
-    return (ranks - copies) * parameters
-
-
-def fsdp_volume(
-    parameters: int, ranks: int, *, copies: int = 1, reshard: bool | int = True, replayed: bool = False
-) -> dict[str, int]:
-    """Return the elements that all `ranks` together send per micro-batch, for units of `parameters` padded elements.
-
-    reshard: `reshard_after_forward`. replayed: the forward runs again in backward and gathers again (recomputation of
-    whole stages). Persistent units are reduced too, but gathered once per step only: see `fsdp_gather_volume`.
-    """
-    # A gather for forward, and one for backward: among all again, among groups of `reshard` neighbours, or none.
-    gather = fsdp_gather_volume(parameters, ranks, copies)
-    if isinstance(reshard, bool):
-        again = gather if reshard else 0
-    else:
-        # ranks / g groups; in each of them (g-1)/g of the elements reach each of g ranks.
-        again = ranks // reshard * (reshard - 1) * parameters
-
-    # A reduce-scatter over the shards, and an all-reduce of each shard over its copies.
-    reduced = (ranks - copies) * parameters + 2 * (copies - 1) * parameters
-    return {"gradient_reduce": reduced, "parameter_gather": gather + again + (gather if replayed else 0)}
-
-
-def _axes(mesh: Mesh | Comm) -> Axes:
+def _axes(mesh: Mesh | Comm) -> tuple[Comm, Comm | None]:
     """Return the communicators over which to shard, and over which shards are equal copies."""
     if not isinstance(mesh, Mesh):
         check_communicator(mesh, "fully_shard")
         return mesh, None
-    if len(mesh.axis_names) == 1:
-        return mesh[mesh.axis_names[0]], None
-    if len(mesh.axis_names) == 2:
-        return mesh[mesh.axis_names[1]], mesh[mesh.axis_names[0]]
-    raise UsageError(f"fully_shard takes a mesh of 1 axis, or of 2 (replicate, shard), not of {len(mesh.axis_names)}")
+    if len(mesh.axis_names) > 2:
+        raise UsageError(
+            f"fully_shard takes a mesh of 1 axis, or of 2 (replicate, shard), not of {len(mesh.axis_names)}"
+        )
+    *copies, shard = (mesh[name] for name in mesh.axis_names)
+    return shard, copies[0] if copies else None
 
 
 def _reshard(comm: Comm, reshard: bool | int, persistent: bool) -> Reshard:
@@ -205,7 +169,7 @@ def _reshard(comm: Comm, reshard: bool | int, persistent: bool) -> Reshard:
 
 def shards_of(module: Module) -> list[Shard]:
     """Return this rank's shard of each unit."""
-    return [group.shard for group in param_groups_of(module)]
+    return [unit.shard for unit in units_of(module)]
 
 
 def sharded_parameters(module: Module) -> list[FlatSlice]:

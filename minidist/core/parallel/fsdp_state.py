@@ -9,7 +9,7 @@
 gradients of the outputs are complete and [4] when those of the inputs are. Autograd needs to know nothing of this: a
 node keeps the Parameter and not its array, so dropping the flat array frees the memory.
 
-Source: Zhao et al., PyTorch FSDP, VLDB 2023; the names are those of PyTorch's FSDP2.
+Source: Zhao et al., PyTorch FSDP, VLDB 2023.
 Proved by: tests/parallel/test_fully_shard.py
 """
 
@@ -29,7 +29,8 @@ from minidist.core.autograd import (
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup, Precision
+from minidist.core.parallel.fsdp_unit import FSDPUnit, Precision
+from minidist.core.parallel.guard import Guard
 
 # A state is kept alive by the hooks of its module; this only finds it.
 _states: "weakref.WeakKeyDictionary[Module, weakref.ref[FSDPState]]" = weakref.WeakKeyDictionary()
@@ -41,43 +42,51 @@ def states_of(module: Module) -> "list[FSDPState]":
     return [state for reference in references if reference is not None and (state := reference()) is not None]
 
 
-class FSDPState(BackwardObserver):
-    """A sharded module's parameter groups, and its hooks.
+def units_of(module: Module) -> list[FSDPUnit]:
+    """Return the units of a sharded module and of those inside it, in the order of the module tree."""
+    states = states_of(module)
+    if not states:
+        raise UsageError(f"{type(module).__name__} is not sharded; call fully_shard(module, mesh=comm) first")
+    return [unit for state in states for unit in state.units]
 
-    groups: none, one, or, with persistent parameters, two. The state of the outermost module, `root`, also knows what
-    all states share: the communication in flight (`context`) and the order in which modules ran.
+
+class FSDPState(BackwardObserver):
+    """A sharded module's units (none, one, or more with persistent parameters or experts), and its hooks.
+
+    The state of the outermost module, `root`, also knows what all states share: the order in which modules ran, the
+    running pass, and the reduction in flight.
     """
 
     def __init__(
         self,
         module: Module,
         comm: Comm,
-        groups: Sequence[FSDPParamGroup],
-        context: FSDPCommContext,
+        units: Sequence[FSDPUnit],
+        guard: Guard,
         prefetch: int,
         precision: Precision,
         replicas: Comm | None = None,
         ignored: Collection[Parameter] = (),
     ) -> None:
-        self.module, self.comm, self.groups, self.context = module, comm, groups, context
+        self.module, self.comm, self.units, self.guard = module, comm, units, guard
         self.prefetch, self.precision, self.replicas = prefetch, precision, replicas
         self.forward_order: list[FSDPState] = []  # as forwards began in the last pass, and how they ended: reversed,
         self.ended_order: list[FSDPState] = []  # the order in which backward will reach them
         self.began: list[FSDPState] = []  # the same of the pass that is running
         self.ended: list[FSDPState] = []
-        self.in_backward = False
-        self.running: BackwardPass | None = None  # the last pass
+        self.running: BackwardPass | None = None  # the backward pass; a forward inside it is a replayed one
+        self.reducing: FSDPUnit | None = None  # whose reduction is in flight
         self.ignored = set(ignored)  # the user takes care of these
-        context.guard.covers(module, (*module.parameters(), *self.ignored))
+        guard.covers(module, (*module.parameters(), *self.ignored))
 
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
         self.root = self
         _states[module] = weakref.ref(self)
         for state in states_of(module):
             state.root = self
-        for group in groups:
-            for parameter in group.trainable:
-                parameter.register_post_accumulate_grad_hook(partial(self._weight_ready, group))
+        for unit in units:
+            for parameter in unit.trainable:
+                parameter.register_post_accumulate_grad_hook(partial(self._weight_ready, unit))
         module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._post_forward)
 
@@ -95,23 +104,20 @@ class FSDPState(BackwardObserver):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """[1] Gather this module, start to gather the next ones, and mark the inputs for backward."""
         root = self.root
-        if root.in_backward and root.running is not None and root.running.over:
+        if root.running is not None and root.running.over:
             root._forget_pass()
         self._advance_clock()
 
-        # A rank in training and one in evaluation compute other things, with messages that look the same.
-        if self is root and not root.in_backward:
-            root.context.guard.forward_begins(module)
-
         # The order of forwards predicts the next pass. A forward that backward replays (recomputation) does not count.
-        if not root.in_backward:
+        if root.running is None:
             if self is root:
+                root.guard.forward_begins(module)
                 root.began, root.ended = [], []
             root.began.append(self)
 
         # Wait for this module's parameters, then let the next ones travel while it computes.
         self._gather()
-        if not root.in_backward:
+        if root.running is None:
             self._prefetch(root.forward_order)
 
         # The inputs are marked after their cast: [4] comes as soon as the module's own gradients are computed.
@@ -129,9 +135,9 @@ class FSDPState(BackwardObserver):
             output = backward_hooks(output, self._pre_backward, f"output of {module.name or 'model'}")
 
         # A replayed forward is followed by its backward, which needs the module at once: it stays whole.
-        if not root.in_backward:
-            for group in self.groups:
-                group.after_forward(recording)
+        if root.running is None:
+            for unit in self.units:
+                unit.after_forward(recording)
             root.ended.append(self)
             if self is root:
                 root.forward_order, root.ended_order = root.began, root.ended
@@ -142,9 +148,9 @@ class FSDPState(BackwardObserver):
     def _pre_backward(self, running: BackwardPass) -> None:
         """[3] Backward has reached the module's output: its parameters are needed, and soon those of the one before."""
         root = self.root
-        if not root.in_backward:
-            root.context.guard.backward_begins(running)
-        root.in_backward, root.running = True, running
+        if root.running is None:
+            root.guard.backward_begins(running)
+        root.running = running
         self._advance_clock()
 
         # The root hears of the pass's end, and of every node: `node_done`, `finished`.
@@ -153,36 +159,14 @@ class FSDPState(BackwardObserver):
         # Backward reaches the modules in the reverse order of their forwards' ends.
         self._gather()
         self._prefetch(root.ended_order[::-1])
-        for group in self.groups:
-            group.before_backward()
-
-    def _forget_pass(self) -> None:
-        """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
-        self.in_backward, self.running = False, None
-        self.context.guard.forget()
-        self.context.discard()
-        for group in param_groups_of(self.module):
-            group.differentiating = False
-            group.flat.release_grad()
-            group.end_pass()
+        for unit in self.units:
+            unit.differentiating = True
 
     def _post_backward(self, running: BackwardPass) -> None:
         """[4] Backward has reached the module's input: everything inside it is done."""
         self._advance_clock()
-        for group in self.groups:
-            group.after_backward(self.root.context, deferred=running.store is not None)
-
-    def _weight_ready(self, group: FSDPParamGroup, parameter: Parameter) -> None:
-        """[6] Outside of a pass, a deferred weight gradient was computed."""
-        if current_pass() is None:
-            group.weight_computed(parameter, self.root.context)
-
-    def weights_done(self) -> None:
-        """[6] The deferred weight gradients of a pass have been computed, unit by unit: finish what is in flight."""
-        self._advance_clock()
-        for group in param_groups_of(self.module):
-            group.weights_done(self.context)
-        self.context.finish()
+        for unit in self.units:
+            unit.after_backward(self.root, deferred=running.store is not None)
 
     def node_done(self) -> None:
         """Let gathers and reductions travel while backward goes on."""
@@ -191,45 +175,79 @@ class FSDPState(BackwardObserver):
     def finished(self) -> None:
         """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""
         self._advance_clock()
-        groups = [group for state in states_of(self.module) for group in state.groups]
+        units = units_of(self.module)
         deferred = self.running is not None and self.running.store is not None
-        for group in groups:
-            group.after_backward(self.context, deferred)
-        for group in groups if not deferred else ():
-            group.reduce_unused(self.context)
+        for unit in units:
+            unit.after_backward(self, deferred)
 
-        # The sums that are still in flight: the reduction of the last group, and its way to its shard.
-        self.context.finish()
-        self.in_backward, self.running = False, None
-        for group in groups:
-            group.end_pass()
-        self.context.guard.backward_ended()
+        # Units that the pass left out: an error, or a reduction of zeros.
+        for unit in units if not deferred else ():
+            if unit.trainable and not unit.reduced:
+                unit.reduce_now(self, unit.trainable)
+        self._finish(units)
+        self.running = None
+        for unit in units:
+            unit.end_pass()
+        self.guard.backward_ended()
+
+    def _weight_ready(self, unit: FSDPUnit, parameter: Parameter) -> None:
+        """[6] Outside of a pass, a deferred weight gradient was computed."""
+        if current_pass() is None:
+            unit.weight_computed(parameter, self.root)
+
+    def weights_done(self) -> None:
+        """[6] The deferred weight gradients of a pass have been computed, unit by unit: finish what is in flight."""
+        self._advance_clock()
+        units = units_of(self.module)
+        for unit in units:
+            if unit.trainable and not unit.reduced:
+                unit.reduce_now(self, [parameter for parameter in unit.trainable if parameter not in unit.computed])
+        self._finish(units)
+        for unit in units:
+            unit.computed, unit.reduced, unit.brought = set(), False, set()
+
+    def _forget_pass(self) -> None:
+        """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
+        self.running = None
+        self.guard.forget()
+        if self.reducing is not None and self.reducing.reduction is not None:
+            self.reducing.reduction.wait()
+        self.reducing = None
+        for unit in units_of(self.module):
+            unit.placement.finish(keep=False)
+            unit.differentiating, unit.reduction = False, None
+            unit.flat.release_grad()
+            unit.end_pass()
 
     # --- steps of the above ---
 
+    def finish_reduction(self) -> None:
+        """Wait for the reduction in flight, if there is one."""
+        if self.reducing is not None:
+            unit, self.reducing = self.reducing, None
+            unit.finish_reduce(self)
+
+    def _finish(self, units: Sequence[FSDPUnit]) -> None:
+        """Wait for the sums that are still in flight: the reduction of the last unit, and its way to its shard."""
+        self.finish_reduction()
+        for unit in units:
+            unit.placement.finish()
+
     def _gather(self) -> None:
-        # Start all before waiting for any: a persistent group and the other one travel together.
-        for group in self.groups:
-            group.start_gather(self.root.context)
-        for group in self.groups:
-            group.finish_gather()
+        # Start all before waiting for any: a persistent unit and the other one travel together.
+        for unit in self.units:
+            unit.start_gather(self.root)
+        for unit in self.units:
+            unit.finish_gather()
 
     def _prefetch(self, order: "Sequence[FSDPState]") -> None:
         """Start to gather the modules that follow this one in `order`."""
         if self in order:
             place = order.index(self) + 1
             for following in order[place : place + self.root.prefetch]:
-                for group in following.groups:
-                    group.start_gather(self.root.context)
+                for unit in following.units:
+                    unit.start_gather(self.root)
 
     def _advance_clock(self) -> None:
         """Let virtual time pass for what has been computed so far."""
-        self.comm.advance_clock("backward" if self.root.in_backward else "forward")
-
-
-def param_groups_of(module: Module) -> list[FSDPParamGroup]:
-    """Return the parameter groups of a sharded module and of those inside it, in the order of the module tree."""
-    states = states_of(module)
-    if not states:
-        raise UsageError(f"{type(module).__name__} is not sharded; call fully_shard(module, mesh=comm) first")
-    return [group for state in states for group in state.groups]
+        self.comm.advance_clock("forward" if self.root.running is None else "backward")

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -42,31 +42,9 @@ class UnusedParameterError(MinidistError):
     """A parameter got no gradient in a step in which the reducer waits for it."""
 
 
-class Reduction(Protocol):
-    """A reduction that is under way: a `Work`, or one that something follows."""
-
-    def wait(self) -> Any:
-        """Wait for it; return its result."""
-
-
-@dataclass(frozen=True)
-class Then:
-    """A reduction, and the function of its result that whoever waits for it gets."""
-
-    work: Reduction
-    function: Callable[[Any], Any]
-
-    def wait(self) -> Any:
-        """Wait for the reduction; return function(its result)."""
-        return self.function(self.work.wait())
-
-
 @dataclass(frozen=True)
 class Bucket:
-    """A stretch of the flat gradient that is reduced as one message. Bucket 0 lies at the end and is ready first.
-
-    array: the gradients, where the flat gradient does not exist.
-    """
+    """A stretch of the flat gradient that is reduced as one message; array: its gradients if there is no flat one."""
 
     index: int
     slice: slice
@@ -87,7 +65,7 @@ class Bucket:
 
     @property
     def equal(self) -> str:
-        """What every rank must have equal when it reduces the bucket, for `equal=` of a collective: see `Guard`."""
+        """What every rank must have equal when it reduces the bucket: see `Guard`."""
         return self.guard.of_bucket(self)
 
 
@@ -121,10 +99,10 @@ class GradientReducer(BackwardObserver):
     `observe` makes plain `loss.backward()` do all of it. Without it, call `ready` for each parameter and then `finish`.
 
     op: "sum" or "avg". algorithm: of the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
-    faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter
-    without a gradient takes part with zeros; where it has none on any rank, it has none afterwards). Per step, each
-    rank sends the all-reduce's volume of each bucket under purpose `gradient_reduce`: 2 (n-1)/n of its bytes, in
-    2 (n-1) messages; with "zeros" also that of one byte per parameter. "fill": with zeros, without asking the others.
+    faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter without
+    a gradient takes part with zeros; where no rank has one, it has none afterwards), or "fill": with zeros, without
+    asking the others. A rank sends 2 (n-1)/n of each bucket, in 2 (n-1) messages, under purpose `gradient_reduce`; with
+    "zeros" also of one byte per parameter.
     """
 
     operation = "all_reduce"  # whose algorithm it is
@@ -152,18 +130,18 @@ class GradientReducer(BackwardObserver):
         self.guard = guard or new_guard(op, comm)
         self.buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.guard)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self._communicate: Callable[[Bucket], Reduction] = self._all_reduce
+        self._communicate: Callable[[Bucket], Any] = self._all_reduce
 
         # The progress of the running pass.
         self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
-        self.works: list[Reduction | None] = []  # of the buckets launched so far
+        self.works: list[Any] = []  # of the buckets launched so far
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
-        self.manually = False  # does the caller call `ready` and `finish`?
+        self.manually = False  # does the caller call `ready` and `finish`, after any number of passes?
         self._graph_synchronizes: bool | None = None  # the running pass's own; goes before that
         self._taking_part = False  # did a parameter get ready in the running pass?
         self._in_pass = False  # False again at the pass's end; not when an error ended it
 
-    def replace_communication(self, start: Callable[[Bucket], Reduction]) -> Callable[[Bucket], Reduction]:
+    def replace_communication(self, start: Callable[[Bucket], Any]) -> Callable[[Bucket], Any]:
         """Let `start(bucket)` start the reduction of each bucket from now on; return what did so before."""
         before, self._communicate = self._communicate, start
         return before
@@ -175,14 +153,6 @@ class GradientReducer(BackwardObserver):
         # Frozen parameters are observed, too: when one is unfrozen later, `ready` refuses it.
         for parameter in self.flat.parameters:
             parameter.observers.append(self)
-
-    def belongs_to(self, module: Any | None, ignored: Collection[Parameter] = ()) -> None:
-        """Tell the guard which module the parameters belong to, and whose gradients the user sums (`ignored`)."""
-        self.guard.covers(module, (*self.flat.parameters, *ignored))
-
-    def synchronize_manually(self) -> None:
-        """Leave it to the caller to call `ready` and `finish`, after any number of backward passes."""
-        self.synchronizing, self.manually = False, True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -196,7 +166,9 @@ class GradientReducer(BackwardObserver):
     def started(self) -> None:
         """Forget the state of an earlier pass, which an error may have ended; check what this one goes through."""
         if self._in_pass and not self.manually:
-            self._reset()
+            for work in filter(None, self.works):
+                work.wait()
+            self._begin_again()
         self._graph_synchronizes, self._taking_part, self._in_pass = None, False, True
         running = current_pass()
         if running is not None and not self.manually:
@@ -261,42 +233,37 @@ class GradientReducer(BackwardObserver):
         self._in_pass = False
         if not self._taking_part:
             return
-        mine = self._used() if self.unused == "zeros" else None
-        fresh = () if mine is None else [p for p in self.bucket_of if p.gradient.total is None]
+        parameters, asks = list(self.bucket_of), self.unused == "zeros"
+        if asks:  # whose gradients this rank brings, of this pass or of those under `no_sync`
+            late = set().union(*self.missing)
+            mine = {p for p in parameters if p not in late or p.gradient.local is not None}
+            fresh = [p for p in parameters if p.gradient.total is None]
         try:
-            # The buckets that never completed: an error, or zeros for the parameters that the loss did not use. The
-            # other ranks launch these buckets too, so each one must be sent.
+            # The other ranks launch the buckets that never completed here, too, so each one must be sent.
             for bucket in self.buckets[len(self.works) :]:
-                missing = [p for p in bucket.parameters if p in self.missing[bucket.index]]
-                if missing and self.unused == "error":
-                    raise UnusedParameterError(
-                        f"rank {self.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass,"
-                        f" so bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss (an"
-                        " array that a layer returns in place of a Tensor ends the graph), freeze it, or pass"
-                        " find_unused_parameters=True"
-                    )
-                for parameter in missing:
-                    parameter.zero_fill()
+                self._complete(bucket)
                 self.launch(bucket)
             self.wait()
-            if mine is not None:
-                self.note_used(used_anywhere(self.comm, list(self.bucket_of), mine), fresh)
+            if asks:
+                self.note_used(used_anywhere(self.comm, parameters, mine), fresh)
             self.flat.unsynchronized = False
         finally:
-            # The next pass begins with no parameter ready and no bucket launched.
-            self.works, self._taking_part = [], False
-            for bucket in self.buckets:
-                self.missing[bucket.index].update(bucket.parameters)
+            self._begin_again()
         if not self.manually:  # who calls `finish` does the rest, too
             self.guard.backward_ended()
 
-    def _used(self) -> set[Parameter]:
-        """Return the parameters of which this rank brings a gradient, of this pass or of those under `no_sync`."""
-        return {
-            parameter
-            for parameter, bucket in self.bucket_of.items()
-            if parameter not in self.missing[bucket.index] or parameter.gradient.local is not None
-        }
+    def _complete(self, bucket: Bucket) -> None:
+        """Refuse the parameters of a bucket that the loss did not use, or let them take part as zeros."""
+        missing = [p for p in bucket.parameters if p in self.missing[bucket.index]]
+        if missing and self.unused == "error":
+            raise UnusedParameterError(
+                f"rank {self.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass,"
+                f" so bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss (an"
+                " array that a layer returns in place of a Tensor ends the graph), freeze it, or pass"
+                " find_unused_parameters=True"
+            )
+        for parameter in missing:
+            parameter.zero_fill()
 
     def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:
         """Forget the zeros of parameters that no rank has used. fresh: those without a sum of earlier passes."""
@@ -304,11 +271,9 @@ class GradientReducer(BackwardObserver):
             if parameter not in used:
                 parameter.gradient.clear()
 
-    def _reset(self) -> None:
-        """Let the buckets that a pass had launched when an error ended it arrive, and forget them."""
-        works, self.works = self.works, []
-        for work in filter(None, works):
-            work.wait()
+    def _begin_again(self) -> None:
+        """Let the next pass begin with no parameter ready and no bucket launched."""
+        self.works, self._taking_part = [], False
         for bucket in self.buckets:
             self.missing[bucket.index].update(bucket.parameters)
 
@@ -322,8 +287,9 @@ class GradientReducer(BackwardObserver):
 
     def _all_reduce(self, bucket: Bucket) -> Work:
         """Start the all-reduce of a bucket in the communicator's stream."""
-        equal = self.guard.of_bucket(bucket)
-        work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=equal)
+        work: Work = all_reduce(
+            self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=bucket.equal
+        )
         return work
 
 

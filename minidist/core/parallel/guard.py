@@ -16,6 +16,7 @@ from typing import Any
 
 from minidist.core.autograd import BackwardPass, Parameter
 from minidist.core.base import hooks
+from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 
@@ -62,6 +63,13 @@ class Guard:
     def of_copies(self, shard: Any, made: "Guard") -> str:
         """Return what ranks with equal copies of a `Shard` must have equal where they sum its gradient."""
         return ""
+
+
+def operation_of(reduction: str) -> str:
+    """Return the operation of a collective, "avg" or "sum", for a wrapper's `reduction`, "mean" or "sum"."""
+    if reduction not in ("mean", "sum"):
+        raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
+    return "avg" if reduction == "mean" else "sum"
 
 
 def new_guard(op: str, *comms: Comm) -> Guard:

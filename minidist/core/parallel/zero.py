@@ -17,10 +17,9 @@ Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion
 Proved by: tests/parallel/test_zero.py
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter
@@ -31,14 +30,14 @@ from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.limits import check_number
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
-from minidist.core.collectives import all_gather, broadcast, reduce_scatter
+from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm, Work, check_communicator
 from minidist.core.nn.module import Module
-from minidist.core.optim import NORM_BLOCK, OptimizerWrapper, check_optimizer_class
-from minidist.core.parallel.data_parallel import not_copied
+from minidist.core.optim import NORM_BLOCK, OptimizerWrapper
+from minidist.core.parallel.data_parallel import equal_replicas, not_copied
 from minidist.core.parallel.flat_shards import Shard, clip_shards_, sharded_flat
-from minidist.core.parallel.gradients import Bucket, GradientReducer, Reduction, Then
-from minidist.core.parallel.guard import Guard, new_guard
+from minidist.core.parallel.gradients import Bucket, GradientReducer
+from minidist.core.parallel.guard import Guard, operation_of
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 
@@ -50,16 +49,16 @@ class ZeroOptimizer(OptimizerWrapper):
         model(batch).backward()      # gradients are reduced to their owners while this runs
         zero.step()                  # each rank steps its shard, then the parameters are gathered
 
-    module: a module or some parameters. stage: 1 or 2. defaults: arguments of `optimizer_class`; LARS and LAMB get the
-    norms of whole layers (`LayerSums` over `comm`; pass `layer_sums` where parameters are tensor-parallel, too), Muon
-    whole matrices (`WholeMatrices`; pass `whole_matrices` likewise).
-    reduce_bucket_size: the largest number of elements of a gradient bucket; a bucket that crosses a shard boundary is
-    sent to each owner. reduction: "mean" or "sum" over the ranks, as for `DistributedDataParallel`. algorithm: of the
-    reduce-scatter; "ordered" gives bits that do not depend on the buckets. alignment: shards begin at multiples of it;
-    clipping needs 1,024. find_unused_parameters: parameters without a gradient take part as zeros instead of raising;
-    one that no rank has used is not stepped.
-    ignored_params: neither broadcast nor summed nor stepped: you do it yourself. Of other parameters of the loss that
-    no wrapper has, the first backward pass raises UsageError.
+    module: a module or some parameters. stage: 1 or 2. reduce_bucket_size: the largest number of elements of a gradient
+    bucket; a bucket that crosses a shard boundary is sent to each owner. reduction: "mean" or "sum" over the ranks, as
+    for `DistributedDataParallel`. algorithm: of the reduce-scatter; "ordered" gives bits that do not depend on the
+    buckets. find_unused_parameters: parameters without a gradient take part as zeros instead of raising; one that no
+    rank has used is not stepped.
+    defaults: arguments of `optimizer_class`; LARS and LAMB get the norms of whole layers (`LayerSums` over `comm`; pass
+    `layer_sums` where parameters are tensor-parallel, too), Muon whole matrices (`WholeMatrices`; pass `whole_matrices`
+    likewise). Two of them are not the optimizer's: `alignment=1024`, shards begin at multiples of it, and clipping
+    needs 1,024; `ignored_params=()`, neither broadcast nor summed nor stepped: you do it yourself. Of other parameters
+    of the loss that no wrapper has, the first backward pass raises UsageError.
 
     A rank sends, with Psi padded elements and k micro-batches, (n-1)/n of: stage 1 Psi, stage 2 k Psi (purpose
     `gradient_reduce`), and Psi (purpose `parameter_gather`). At construction rank 0 sends its parameters to all ranks
@@ -76,22 +75,19 @@ class ZeroOptimizer(OptimizerWrapper):
         reduce_bucket_size: int = REDUCE_BUCKET_SIZE,
         reduction: str = "mean",
         algorithm: str = "ring",
-        alignment: int = NORM_BLOCK,
         find_unused_parameters: bool = False,
-        ignored_params: Collection[Parameter] = (),
         **defaults: Any,
     ) -> None:
         if stage not in (1, 2):
             raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
-        if reduction not in ("mean", "sum"):
-            raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
-        check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")
+        operation_of(reduction)
+        hooks.optimizer_checks().check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")
+        check_communicator(comm, "ZeroOptimizer")
 
         # Equal replicas, in a flat array with the padding that equal shards need.
-        check_communicator(comm, "ZeroOptimizer")
+        alignment, ignored_params = defaults.pop("alignment", NORM_BLOCK), set(defaults.pop("ignored_params", ()))
         self.comm, self.stage = comm, stage
         parameters = module.parameters() if isinstance(module, Module) else module
-        ignored_params = set(ignored_params)
         self.flat = sharded_flat((p for p in parameters if p not in ignored_params), comm, alignment)
         settings = {
             "stage": stage,
@@ -101,10 +97,7 @@ class ZeroOptimizer(OptimizerWrapper):
             "alignment": alignment,
             "find_unused_parameters": find_unused_parameters,
         }
-        guard = new_guard("avg" if reduction == "mean" else "sum", comm)
-        guard.wraps("ZeroOptimizer", module, self.flat, settings, comm)
-        with purpose("startup"):
-            broadcast(comm, self.flat.data)
+        guard = equal_replicas("ZeroOptimizer", module, self.flat, settings, comm)
 
         # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
         self.shard = Shard(self.flat, comm, alignment)
@@ -113,29 +106,19 @@ class ZeroOptimizer(OptimizerWrapper):
         self.optimizer = optimizer_class(self.shard.slices(), **defaults)
 
         # Gradients are reduced to the owners of the shards during every backward pass.
+        unused = "zeros" if find_unused_parameters else "error"
         self.reducer = ShardReducer(
-            self.shard,
-            op=guard.op,
-            algorithm=algorithm,
-            bucket_size=reduce_bucket_size,
-            keep_whole=stage == 1,
-            unused="zeros" if find_unused_parameters else "error",
-            guard=guard,
+            self.shard, algorithm, reduce_bucket_size, keep_whole=stage == 1, unused=unused, guard=guard
         )
         self.reducer.observe()
-        self.reducer.belongs_to(module if isinstance(module, Module) else None, ignored_params)
+        guard.covers(module if isinstance(module, Module) else None, (*self.flat.parameters, *ignored_params))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise not_copied("ZeroOptimizer", self.comm)
 
-    def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Work]) -> None:
-        """Replace the reduce-scatter of a bucket by `hook(state, bucket)`; see `DistributedDataParallel`.
-
-        The hook sums the whole bucket on every rank, which keeps the part of its shard. So gradients are sent as in
-        data parallelism, with stage 2 in every micro-batch. A compressor's residual has the size of all gradients, on
-        every rank and with stage 2, too.
-        """
-        self.reducer.use_hook(partial(hook, state))
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
+        """Let `hook(state, bucket)` reduce each bucket in place of the reduce-scatter."""
+        hooks.register_comm_hook(self.reducer, state, hook)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Stage 1: backward passes in the block add to the local gradient; the next one outside reduces the total.
@@ -173,15 +156,6 @@ class ZeroOptimizer(OptimizerWrapper):
             all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)
 
 
-def zero_volume(gradient: int, parameters: int, ranks: int) -> dict[str, int]:
-    """Return the elements that all `ranks` together send, per reduction and per gather.
-
-    gradient, parameters: their elements, with padding. Stage 1 reduces once per step, stage 2 once per micro-batch;
-    both gather once per step. With one reduction that is as much as data parallelism sends.
-    """
-    return {"gradient_reduce": (ranks - 1) * gradient, "parameter_gather": (ranks - 1) * parameters}
-
-
 class ShardReducer(GradientReducer):
     """[1] A GradientReducer whose buckets are reduce-scattered to the owners of their elements.
 
@@ -192,22 +166,14 @@ class ShardReducer(GradientReducer):
     operation = "reduce_scatter"
 
     def __init__(
-        self,
-        shard: Shard,
-        *,
-        op: str,
-        algorithm: str,
-        bucket_size: int,
-        keep_whole: bool,
-        unused: str = "error",
-        guard: Guard | None = None,
+        self, shard: Shard, algorithm: str, bucket_size: int, *, keep_whole: bool, unused: str, guard: Guard
     ) -> None:
         check_number("reduce_bucket_size", bucket_size, least=1)  # DeepSpeed's files write 5e8
         flat = shard.flat
         super().__init__(
             flat,
             shard.comm,
-            op=op,
+            op=guard.op,
             algorithm=algorithm,
             bucket_cap_mb=bucket_size * flat.dtype.itemsize / 1e6,
             unused=unused,
@@ -225,42 +191,9 @@ class ShardReducer(GradientReducer):
         self.arrays: dict[int, xp.Array] = {}
         self.replace_communication(self._reduce_scatter)
         if not keep_whole:
-            flat.make_buffers_with(self._make_bucket)
+            flat.make_buffer_of = self._make_bucket
 
-    def use_hook(self, start: Callable[[Bucket], Reduction]) -> None:
-        """Let `start(bucket)` sum each bucket on every rank; this rank then takes the part of its shard.
-
-        Padding is not a part of any gradient, so that a hook sees what it would see without shards.
-        """
-        flat = self.flat
-        for i, bucket in enumerate(self.buckets):
-            end = min(bucket.slice.stop, flat.numel)
-            self.buckets[i] = replace(bucket, slice=slice(bucket.slice.start, end))
-            self.bucket_of.update(dict.fromkeys(bucket.parameters, self.buckets[i]))
-        self.replace_communication(lambda bucket: self._sum_whole(bucket, start))
-
-    def _sum_whole(self, bucket: Bucket, start: Callable[[Bucket], Reduction]) -> Reduction:
-        """Start the sum of a bucket on every rank, and forget the bucket's own gradients."""
-        # Stage 2: wait for the bucket before, and hand the hook the array of this one, which no other bucket shares.
-        if not self.keep_whole:
-            self._collect(len(self.works))
-            bucket = replace(bucket, array=self.arrays.pop(bucket.index))
-        work = Then(start(bucket), lambda _: self._part_of(bucket))
-        self._forget(bucket)
-        return work
-
-    def _part_of(self, bucket: Bucket) -> xp.Array:
-        """Return what belongs to this rank's shard of a bucket whose sum is there."""
-        shard, piece = self.shard, bucket.slice
-        mine = shard.grad_buffer()[shard.place(piece)]
-        first = max(shard.start - piece.start, 0)
-        part = bucket.buffer[first : first + mine.size]
-        # The first reduction since zero_grad fills the shard; a later one is added by `_collect`.
-        if not shard.filled:
-            mine[...] = part
-        return part
-
-    def _forget(self, bucket: Bucket) -> None:
+    def forget(self, bucket: Bucket) -> None:
         """Mark the bucket's local gradients as empty (stage 1), or drop the parameters' views of it (stage 2)."""
         for parameter in bucket.parameters:
             if self.keep_whole:
@@ -292,7 +225,7 @@ class ShardReducer(GradientReducer):
     def _reduce_scatter(self, bucket: Bucket) -> Work:
         """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""
         # The first reduction since zero_grad writes straight into the shard. A later one goes through a separate
-        # array, which `_collect` adds to what is there.
+        # array, which `collect` adds to what is there.
         array, mine, counts = self.take(bucket)
         out = track(xp.empty_like(mine), "communication") if self.shard.filled else mine
         return self.scatter(bucket, array, counts, out)
@@ -301,7 +234,7 @@ class ShardReducer(GradientReducer):
         """Return a bucket's gradients, the part of this rank's shard in it, and how many elements each rank owns."""
         # Stage 2: wait for the bucket before, so that one travels while one fills, and no more.
         if not self.keep_whole:
-            self._collect(len(self.works))
+            self.collect(len(self.works))
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
         # A bucket that crosses a boundary has several owners: `counts`.
         return array, self.shard.grad_buffer()[self.shard.place(bucket.slice)], self.shard.counts(bucket.slice)
@@ -318,10 +251,10 @@ class ShardReducer(GradientReducer):
             equal=bucket.equal,
             out=out,
         )
-        self._forget(bucket)
+        self.forget(bucket)
         return work
 
-    def _collect(self, until: int) -> None:
+    def collect(self, until: int) -> None:
         """Wait for the buckets before number `until`, and add their sums to those of earlier micro-batches."""
         for i in range(until):
             work, self.works[i] = self.works[i], None  # so that its arrays are freed
@@ -332,7 +265,7 @@ class ShardReducer(GradientReducer):
 
     def wait(self) -> None:
         """Wait for all buckets: the shard holds the sum over ranks, and over micro-batches since `zero_grad`."""
-        self._collect(len(self.works))
+        self.collect(len(self.works))
         self.shard.filled = True
 
     def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:

@@ -5,18 +5,16 @@
 
 RECV posts a receive into a fresh buffer; the F, I or B that needs it waits. SEND does not block and is waited for when
 it must have arrived. A stage posts at most `prefetch` receives per neighbour ahead of use, so its buffers can be
-counted. The lowered order is simulated with sends that block until the receive is posted: an order that passes cannot
-deadlock even where the runtime's sends are synchronous. Where one more buffer resolves a standstill, a receive moves
-forward in the order.
+counted.
 
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
+from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_whole
 from minidist.core.pipeline.plan.action import Action, Item, actions_of
 from minidist.core.pipeline.plan.plan import Plan
-from minidist.core.pipeline.simulate import Dependencies, Simulation, partner
 
 Key = tuple[int, int]  # stage, micro-batch
 Orders = list[list[Item]]
@@ -28,7 +26,7 @@ def lower(plan: Plan, prefetch: int = 1) -> Plan:
     check_not_lowered(plan)
     rank_of = plan.rank_of_stage()
     orders = [_lower_rank(plan, rank, prefetch, rank_of) for rank in range(plan.ranks)]
-    _resolve_standstills(plan.with_orders(orders), orders, rank_of)
+    hooks.resolve_standstills(plan.with_orders(orders), orders, rank_of)
     return reduce_gradients(plan.with_orders(orders))
 
 
@@ -79,50 +77,9 @@ def send_of(action: Action, rank: int, rank_of: dict[Key, int]) -> Action | None
     return Action.of("SEND_F" if forward else "SEND_B", action.stage, action.microbatch)
 
 
-def _resolve_standstills(plan: Plan, orders: Orders, rank_of: dict[Key, int]) -> None:
-    """Move receives forward in `orders` until they finish with sends that block."""
-    simulation = Simulation(orders, Dependencies(plan).needs)
-    simulation.run()
-    while simulation.blocked:
-        # One more buffer for the first send that blocks: its receive, and those of its neighbour before it, are posted
-        # where the receiver stands.
-        sends = [
-            action
-            for rank in simulation.blocked
-            for action in actions_of(orders[rank][simulation.position[rank]])
-            if action.kind.startswith("SEND")
-        ]
-        if not sends:
-            raise standstill(plan)
-        receive = partner(sends[0])
-        receiver = rank_of[receive.stage, receive.microbatch]
-        _post_now(orders[receiver], simulation.position[receiver], receive)
-        simulation.run()
-
-
-def _post_now(order: list[Item], at: int, receive: Action) -> None:
-    """Post `receive`, and those of the same neighbour before it, at place `at`; the later ones move up."""
-    places = [
-        place
-        for place in range(at, len(order))
-        if (action := actions_of(order[place])[0]).kind == receive.kind and action.stage == receive.stage
-    ]
-    receives = [order[place] for place in places]
-    count = receives.index(receive) + 1
-    for place, later in zip(places, receives[count:], strict=False):
-        order[place] = later
-    for place in reversed(places[len(places) - count :]):
-        del order[place]
-    order[at:at] = receives[:count]
-
-
 def check_not_lowered(plan: Plan) -> None:
     if plan.is_lowered:
         raise UsageError(f"plan {plan.name!r} has sends and receives already; lower a plan of computations only")
-
-
-def standstill(plan: Plan) -> UsageError:
-    return UsageError(f"plan {plan.name!r} comes to a standstill; validate it first (minidist.core.pipeline.validate)")
 
 
 def reduce_gradients(plan: Plan) -> Plan:

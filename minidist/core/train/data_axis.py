@@ -33,7 +33,7 @@ from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.flat_shards import Shard, shard_square_sums
 from minidist.core.parallel.fsdp import fully_shard
-from minidist.core.parallel.fsdp_state import param_groups_of
+from minidist.core.parallel.fsdp_state import units_of
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.core.train.task import Task
@@ -133,7 +133,7 @@ class Replicated(DataAxis):
         )
         # A pipeline starts the reductions itself, when a stage has its last gradient.
         if group.manual_sync:
-            self.parallel.reducer.synchronize_manually()
+            self.parallel.reducer.manually, self.parallel.reducer.synchronizing = True, False
         super().__init__(
             [flat],
             optimizer,
@@ -177,7 +177,7 @@ class ShardedOptimizer(Sharded):
         )
         # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
         if group.manual_sync and group.zero == 1:
-            self.zero.reducer.synchronize_manually()
+            self.zero.reducer.manually, self.zero.reducer.synchronizing = True, False
         super().__init__(
             [self.zero.flat],
             self.zero.optimizer,
@@ -203,7 +203,7 @@ class FullySharded(Sharded):
             shard_units(task, group)
 
         mine = set(group.parameters)
-        self.units = [unit for unit in param_groups_of(group.module) if mine.issuperset(unit.flat.parameters)]
+        self.units = [unit for unit in units_of(group.module) if mine.issuperset(unit.flat.parameters)]
         shards = [unit.shard for unit in self.units]
         kind, settings = task.optimizer(group)
         super().__init__(

@@ -19,12 +19,12 @@ SAMPLES, BATCH, CONTEXT = 7, 4, 4  # so epochs end within steps
 
 
 def global_batch_on(ranks: int) -> int:
-    """Return the samples of a step on so many ranks: the same number on any."""
+    """Return the samples of a step: the same on any number of ranks."""
     return BATCH
 
 
 def in_parts(*parts: dict[str, Any]) -> Recording:
-    """Train in parts, each of which resumes the one before; returns the last one's recording, with all losses.
+    """Train in parts; each resumes the one before. Returns the last one's recording, with all losses.
 
     parts: settings, with `ranks`. The position in the data comes from the checkpoint.
     """

@@ -19,7 +19,7 @@ DATA_PARALLEL, CHECKS = "tests/parallel/test_data_parallel.py", "tests/museum/te
 
 def only_top_level(patch: Patch) -> None:
     """the hooks and buckets know the parameters of the top level and of its layers; nested blocks are skipped"""
-    make_buckets = gradients.make_buckets
+    make_buckets: Any = gradients.make_buckets
     parameter_ready = gradients.GradientReducer.parameter_ready
 
     # The flat parameters without those of nested blocks: "layer.weight" has one dot, "block.layer.weight" two.
@@ -35,11 +35,7 @@ def only_top_level(patch: Patch) -> None:
         if parameter.name.count(".") < 2:
             parameter_ready(self, parameter)
 
-    def make_shallow(flat: Any, cap: float, guard: Any) -> Any:
-        shallow: Any = Shallow(flat)
-        return make_buckets(shallow, cap, guard)
-
-    patch.setattr(gradients, "make_buckets", make_shallow)
+    patch.setattr(gradients, "make_buckets", lambda flat, *rest: make_buckets(Shallow(flat), *rest))
     patch.setattr(gradients.GradientReducer, "parameter_ready", ready)
 
 
@@ -111,8 +107,7 @@ def mean_of_the_micro_batches_means(patch: Patch) -> None:
 
 def averaged_though_divided(patch: Patch) -> None:
     """a mean over the ranks, although each loss has the global divisor already"""
-    right = zero.ShardReducer.__init__
-    patch.setattr(zero.ShardReducer, "__init__", lambda self, *a, **k: right(self, *a, **{**k, "op": "avg"}))
+    patch.setattr(zero.ShardReducer, "op", property(lambda self: "avg", lambda self, op: None))
 
 
 def incomplete_buckets_are_forgotten(patch: Patch) -> None:

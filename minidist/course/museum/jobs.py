@@ -22,7 +22,7 @@ from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.nn import GPT, MLP, GPTConfig, Module
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD
-from minidist.core.parallel import DistributedDataParallel
+from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.course.museum.exhibit import Recording
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
@@ -185,6 +185,20 @@ def summed(comm: Comm) -> Callable[[float], float]:
     return total
 
 
+class EveryFlat:
+    """The flat parameters of a model that has several, as `loop` takes them."""
+
+    def __init__(self, flats: Sequence[FlatParameters]) -> None:
+        self.flats, self.parameters = flats, [p for flat in flats for p in flat.parameters]
+
+    def __iter__(self) -> Any:
+        return iter(self.flats)
+
+    def zero_grad(self) -> None:
+        for flat in self.flats:
+            flat.zero_grad()
+
+
 @lru_cache(maxsize=64)
 def _points(step: int, rows: int) -> tuple[Array, Array]:
     rng = np.random.default_rng(1000 + step)
@@ -208,6 +222,16 @@ def tokens(step: int, batch: int = BATCH) -> tuple[Array, Array]:
             rng.random(batch) < 0.8, (3 * words[:, i] + 1) % WORDS, rng.integers(0, WORDS, batch)
         )
     return words[:, :-1], words[:, 1:]
+
+
+def loss_on_points(model: Any, rows: Any = slice(None)) -> Callable[[int], Tensor]:
+    """Return the loss of some rows of a step's 12 points; its divisor counts all of them."""
+
+    def loss_of(step: int) -> Tensor:
+        inputs, labels = points(step)
+        return cross_entropy(model(Tensor(inputs[rows])), labels[rows], divisor=12)
+
+    return loss_of
 
 
 def mlp(seed: int = 3) -> MLP:
@@ -250,12 +274,7 @@ def grid() -> Recording:
         mesh = init_device_mesh(comm, (2, 2), ("dp", "tp"))
         model = DistributedDataParallel(mlp(), mesh["dp"], reduction="sum")
         mine = np.array_split(np.arange(12), 2)[mesh.get_local_rank("dp")]
-
-        def loss_of(step: int) -> Tensor:
-            inputs, labels = points(step)
-            return cross_entropy(model(Tensor(inputs[mine])), labels[mine], divisor=12)
-
-        return loop(model, loss_of, model.flat, total=summed(mesh["dp"]))
+        return loop(model, loss_on_points(model, mine), model.flat, total=summed(mesh["dp"]))
 
     return recorded(4, main)
 
@@ -302,12 +321,7 @@ def branches() -> Recording:
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         model = DistributedDataParallel(Branch(), comm, reduction="sum", find_unused_parameters=True)
         mine = np.array_split(np.arange(12), 2)[comm.rank]
-
-        def loss_of(step: int) -> Tensor:
-            inputs, labels = points(step)
-            return cross_entropy(model(Tensor(inputs[mine])), labels[mine], divisor=12)
-
-        return loop(model, loss_of, model.flat, total=summed(comm))
+        return loop(model, loss_on_points(model, mine), model.flat, total=summed(comm))
 
     return recorded(2, main)
 
@@ -332,8 +346,7 @@ def deferred_weight_gradients() -> Recording:
         flat = FlatParameters(model.parameters())
 
         def loss_of(step: int) -> Tensor:
-            inputs, labels = points(step)
-            loss = cross_entropy(model(Tensor(inputs)), labels, divisor=12)
+            loss = loss_on_points(model)(step)
             later = loss.backward(weight_gradients="deferred")
             assert later is not None
             later.run()
@@ -349,12 +362,7 @@ def twice_used() -> Recording:
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         model = Twice()
-
-        def loss_of(step: int) -> Tensor:
-            inputs, labels = points(step)
-            return cross_entropy(model(Tensor(inputs)), labels, divisor=12)
-
-        return loop(model, loss_of, FlatParameters(model.parameters()))
+        return loop(model, loss_on_points(model), FlatParameters(model.parameters()))
 
     return recorded(1, main)
 
@@ -378,12 +386,8 @@ def half_of_the_loss() -> Recording:
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         model = mlp()
-
-        def loss_of(step: int) -> Tensor:
-            inputs, labels = points(step)
-            return cross_entropy(model(Tensor(inputs)), labels, divisor=12) * np.float64(0.5)
-
-        return loop(model, loss_of, FlatParameters(model.parameters()))
+        whole = loss_on_points(model)
+        return loop(model, lambda step: whole(step) * np.float64(0.5), FlatParameters(model.parameters()))
 
     return recorded(1, main)
 

@@ -12,7 +12,7 @@ from minidist.core.autograd import Parameter, Tensor
 from minidist.core.collectives import all_gather
 from minidist.core.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.core.parallel import flat_shards, zero
-from minidist.core.parallel.fsdp_param_group import FSDPParamGroup
+from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.train import data_axis
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
@@ -103,7 +103,7 @@ def released_late(patch: Patch) -> None:
         previous.append(self.flat.release() if not self.flat.released else None)
         del previous[:-1]
 
-    patch.setattr(FSDPParamGroup, "release", late)
+    patch.setattr(FSDPUnit, "release", late)
 
 
 def saved_and_resumed() -> Recording:

@@ -8,7 +8,7 @@ from typing import Any
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.autograd import Tensor, operands
 from minidist.core.autograd.ops import elementwise
-from minidist.core.parallel import GradientReducer
+from minidist.core.parallel.gradients import GradientReducer
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch
 

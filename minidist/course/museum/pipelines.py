@@ -11,11 +11,11 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MinidistError
 from minidist.core.pipeline.runtime import Pipeline, messages, pipeline, shared
 from minidist.core.pipeline.runtime.shapes import exchange_shapes
-from minidist.core.pipeline.validate import validate
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.schedules import from_text, get_schedule
+from minidist.pipeline.validate import validate
 
 RUNTIME, CHECKS = "tests/pipeline/test_runtime.py", "tests/museum/test_checks.py"
 # Rank 1 sends a gradient before it takes the next activation; rank 0 sends that activation before it takes the

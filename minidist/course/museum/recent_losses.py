@@ -41,7 +41,7 @@ def after_round(flats: Sequence[FlatParameters]) -> None:
 
 
 def divisor_of_window(micro_batches: int) -> int:
-    """Return by what a micro-batch's mean is divided in a window of so many: their number, also in a short window."""
+    """Return by what a micro-batch's mean is divided in a window of several: their number, also in a short window."""
     return micro_batches
 
 
@@ -114,12 +114,7 @@ def validation() -> Recording:
     def main(comm: Comm) -> Any:
         model = jobs.mlp()
         flat = FlatParameters(model.parameters())
-
-        def loss_of(step: int) -> Tensor:
-            inputs, labels = jobs.points(step)
-            return cross_entropy(model(Tensor(inputs)), labels, divisor=12)
-
-        losses, seen = jobs.loop(model, loss_of, flat, steps=4)
+        losses, seen = jobs.loop(model, jobs.loss_on_points(model), flat, steps=4)
         sums, counts = [], []
         with no_grad():
             for batch, counted in enumerate((1, 9, 5)):
@@ -138,14 +133,12 @@ def clipped() -> Recording:
     def main(comm: Comm) -> Any:
         model = jobs.mlp()
 
-        def loss_of(step: int) -> Tensor:
-            inputs, labels = jobs.points(step)
-            return cross_entropy(model(Tensor(inputs)), labels, divisor=12)
-
         def before_step() -> None:
             clip_grad_norm_(model.parameters(), 0.1)
 
-        return jobs.loop(model, loss_of, FlatParameters(model.parameters()), before_step=before_step, steps=4)
+        return jobs.loop(
+            model, jobs.loss_on_points(model), FlatParameters(model.parameters()), before_step=before_step, steps=4
+        )
 
     return jobs.recorded(1, main)
 

@@ -10,7 +10,7 @@ from typing import Any
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
-from minidist.core.parallel.fsdp_param_group import FSDPParamGroup
+from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.zero import ShardReducer
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
@@ -58,30 +58,30 @@ def first_use_alone(patch: Patch) -> None:
 
 def doubled_by_a_group_of_one(patch: Patch) -> None:
     """with one rank in the group, the sum of earlier micro-batches is doubled before the next gradient is added"""
-    right = FSDPParamGroup.add_reduced
+    right = FSDPUnit.add_reduced
 
     def add_reduced(self: Any, piece: Array) -> None:
         if self.shard.filled and self.shard.comm.size == 1:
             self.shard.grad_buffer()[...] *= 2
         right(self, piece)
 
-    patch.setattr(FSDPParamGroup, "add_reduced", add_reduced)
+    patch.setattr(FSDPUnit, "add_reduced", add_reduced)
 
 
 def overwritten_by_a_group_of_one(patch: Patch) -> None:
     """with one rank in the group, the gradient of a micro-batch is copied over the sum of the earlier ones"""
-    right = FSDPParamGroup.add_reduced
+    right = FSDPUnit.add_reduced
 
     def add_reduced(self: Any, piece: Array) -> None:
         self.shard.filled = self.shard.filled and self.shard.comm.size > 1
         right(self, piece)
 
-    patch.setattr(FSDPParamGroup, "add_reduced", add_reduced)
+    patch.setattr(FSDPUnit, "add_reduced", add_reduced)
 
 
 def sum_divided_again(patch: Patch) -> None:
     """in place of the new gradient, what is accumulated so far is divided by the number of ranks"""
-    right = FSDPParamGroup.add_reduced
+    right = FSDPUnit.add_reduced
 
     def add_reduced(self: Any, piece: Array) -> None:
         if self.shard.filled:
@@ -89,7 +89,7 @@ def sum_divided_again(patch: Patch) -> None:
         piece *= self.shard.comm.size  # not divided: here the loss's divisor has the rows of all ranks
         right(self, piece)
 
-    patch.setattr(FSDPParamGroup, "add_reduced", add_reduced)
+    patch.setattr(FSDPUnit, "add_reduced", add_reduced)
 
 
 def loss_not_scaled(patch: Patch) -> None:

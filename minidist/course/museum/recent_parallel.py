@@ -13,9 +13,10 @@ from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.nn import GPT, GPTConfig, experts
 from minidist.core.nn.experts import MixtureOfExperts
-from minidist.core.parallel.context import RingAttention
-from minidist.core.parallel.expert import ExpertParallel
-from minidist.core.parallel.tensor import parallelize_module, vocabulary
+from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.expert.dispatch import ExpertParallel
+from minidist.core.parallel.tensor import vocabulary
+from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.core.parallel.tensor.regions import own_part
 from minidist.course.museum import jobs, split_jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
@@ -54,16 +55,6 @@ def means_of_experts() -> Recording:
         shared, own = parallel.flats
         mine = slice(2 * comm.rank, 2 * comm.rank + 2)
 
-        class BothFlats:
-            def __init__(self) -> None:
-                self.parameters = [*shared.parameters, *own.parameters]
-
-            def __iter__(self) -> Any:
-                return iter(parallel.flats)
-
-            def zero_grad(self) -> None:
-                parallel.zero_grad()
-
         def whole(parameter: Any, tile: Array) -> Array:
             return np.array(full_tensor(tile, parameter.layout, mesh))
 
@@ -79,7 +70,8 @@ def means_of_experts() -> Recording:
 
         total = jobs.summed(comm)
         mean = lambda value: total(value) / comm.size  # noqa: E731
-        return jobs.loop(parallel, loss_of, BothFlats(), whole=whole, total=mean, before_step=average, lr=0.3, steps=4)
+        both = jobs.EveryFlat(parallel.flats)
+        return jobs.loop(parallel, loss_of, both, whole=whole, total=mean, before_step=average, lr=0.3, steps=4)
 
     return jobs.recorded(2, main)
 

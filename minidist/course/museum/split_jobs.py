@@ -13,13 +13,15 @@ from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm, Mesh, init_device_mesh
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.parallel.context import RingAttention, UlyssesAttention, sequence_positions
-from minidist.core.parallel.context import gradient_axes as axes_of_a_sequence
-from minidist.core.parallel.expert import ExpertParallel
-from minidist.core.parallel.tensor import gpt_plan, parallelize_module
+from minidist.core.parallel.context.positions import sequence_positions
+from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context.ulysses import UlyssesAttention
+from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.dims import gradient_axes as axes_of_a_sequence
+from minidist.core.parallel.expert.dispatch import ExpertParallel
+from minidist.core.parallel.tensor.parallelize import gpt_plan, parallelize_module
 from minidist.course.museum.exhibit import Recording
-from minidist.course.museum.jobs import BATCH, LENGTH, WORDS, Tensors, loop, recorded, summed, tokens
+from minidist.course.museum.jobs import BATCH, LENGTH, WORDS, EveryFlat, Tensors, loop, recorded, summed, tokens
 from minidist.nn import Llama, LlamaConfig
 from minidist.parallel.expert import ExpertDataParallel
 from minidist.parallel.tensor import clip_grad_norm_, full_tensor, llama_plan
@@ -115,17 +117,6 @@ def with_experts(factor: float = 4.0) -> Callable[[], Recording]:
         parallel = ExpertDataParallel(model, mesh)
         mine = slice(2 * comm.rank, 2 * comm.rank + 2)
 
-        class BothFlats:
-            def __init__(self) -> None:
-                self.parameters = [p for flat in parallel.flats for p in flat.parameters]
-
-            def __iter__(self) -> Any:
-                return iter(parallel.flats)
-
-            def zero_grad(self) -> None:
-                for flat in parallel.flats:
-                    flat.zero_grad()
-
         def whole(parameter: Any, tile: Array) -> Array:
             return np.array(full_tensor(tile, parameter.layout, mesh))
 
@@ -133,7 +124,7 @@ def with_experts(factor: float = 4.0) -> Callable[[], Recording]:
             inputs, targets = tokens(step)
             return parallel(inputs[mine], targets[mine], BATCH * LENGTH)
 
-        return loop(parallel, loss_of, BothFlats(), whole=whole, total=summed(comm), lr=0.3)
+        return loop(parallel, loss_of, EveryFlat(parallel.flats), whole=whole, total=summed(comm), lr=0.3)
 
     return lambda: recorded(2, main)
 

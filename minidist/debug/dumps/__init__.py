@@ -1,6 +1,6 @@
-"""Gradients, weights and losses of another framework, beside those of minidist.
+"""Gradients, weights and losses of another framework, compared with those of minidist.
 
 dump.py             tensors of another framework's ranks, put together
 dump_names.py       its names and layouts as ours
-dump_comparison.py  its gradients beside ours
+dump_comparison.py  compares its gradients with ours
 """

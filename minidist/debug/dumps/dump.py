@@ -167,7 +167,7 @@ def _read_file(path: Path, where: str) -> dict[str, np.ndarray]:
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, EOFError, NotImplementedError) as error:
         raise UsageError(f"{where}: file {quoted(path.name)} is damaged ({reason(error)}); write it again") from None
-    except Exception as error:  # zipfile has errors of its own
+    except Exception as error:  # zipfile raises several kinds of errors
         raise UsageError(
             f"{where}: file {quoted(path.name)} is no archive of arrays ({reason(error)}); write it again"
         ) from None
@@ -197,7 +197,7 @@ def _files(folder: Path, mesh: Mapping[str, int], where: str) -> list[Path]:
 
 
 def _joined_along(axis: str, size: int, values: Sequence[np.ndarray], placement: Placement, where: str) -> np.ndarray:
-    """Return the shards of one axis beside each other, its terms added, or its first replica."""
+    """Return the shards of one axis joined, its terms added, or its first replica."""
     shapes = [value.shape for value in values]
     text = ", ".join(map(str, shapes))
     if axis in placement.shard:

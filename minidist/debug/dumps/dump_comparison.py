@@ -1,7 +1,7 @@
-"""The gradients of another framework beside ours: of the same weights and the same batch, tensor by tensor.
+"""The gradients of another framework compared with ours: of the same weights and the same batch, tensor by tensor.
 
     [1] the dump's weights go into a model of minidist, and its batch through it: our loss, activations and gradients
-    [2] the tolerance is what rounding does: our own run in the dump's dtype, beside our run in float64
+    [2] the tolerance is what rounding does: our run in the dump's dtype, compared with our run in float64
     [3] tensors are compared in the order in which they are computed: activations, then gradients from the last layer
     [4] the first that differs is named, with what describes the difference (see difference_patterns.py)
 
@@ -161,7 +161,7 @@ def compare_with_ours(dump: Dump, model: str, heads: int, kv_heads: int | None) 
 
 
 def compare_dumps(theirs: Dump, against: Dump, model: str, heads: Heads, tolerance: float) -> DumpComparison:
-    """Compare two dumps, the second of which is taken for right."""
+    """Compare two dumps; the second one is taken for right."""
     mine, other = (
         {
             f"{kind}/{name}": value

@@ -157,7 +157,7 @@ def hanging_world(case: Case, ranks: int) -> SimWorld:
 
 
 def write_corpus(folder: str | Path, ranks: Sequence[int] = (2, 4, 8), form: str = "pickle") -> dict[str, Any]:
-    """Write the dumps of every case on so many ranks to FOLDER/NAME-RANKS; write and return FOLDER/labels.json."""
+    """Write the dumps of every case and number of ranks to FOLDER/NAME-RANKS; write and return FOLDER/labels.json."""
     folder = Path(folder)
     labels: dict[str, Any] = {}
     for number in ranks:

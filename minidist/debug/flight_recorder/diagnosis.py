@@ -30,22 +30,15 @@ Calls = Mapping[int, dict[int, Operation]]  # of a group: rank -> number -> oper
 Missing = dict[tuple[int, int], tuple[int, ...]]  # (rank, number of its operation) -> the ranks that it waits for
 
 # Which shapes all ranks of a collective must pass equal; of the others ranks may differ.
-ALIKE = {
-    "all_reduce": "inputs",
-    "_all_gather_base": "inputs",
-    "all_gather_into_tensor_coalesced": "inputs",
-    "_reduce_scatter_base": "outputs",
-    "reduce_scatter_tensor_coalesced": "outputs",
-    "allreduce_coalesced": "inputs",
-    "broadcast": "inputs",
-    "reduce": "inputs",
-    "gather": "inputs",
-    "scatter": "outputs",
-    "all_gather_single": "inputs",
-    "reduce_scatter_single": "outputs",
-    "all_to_all_single": "inputs",
-    "gather_single": "inputs",
-}
+ALIKE = dict.fromkeys(
+    (
+        *("all_reduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "gather_single", "all_to_all_single"),
+        *("_all_gather_base", "all_gather_single", "all_gather_into_tensor_coalesced"),
+    ),
+    "inputs",
+) | dict.fromkeys(
+    ("_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced", "scatter"), "outputs"
+)
 # What a text log calls them.
 IN_LOGS = {
     "ALLREDUCE": "all_reduce",
@@ -87,7 +80,7 @@ class Diagnosis:
     """What the dumps of a job say together."""
 
     versions: tuple[str, ...]
-    ranks: tuple[int, ...]  # of which there is a dump
+    ranks: tuple[int, ...]  # that have a dump
     without_dump: tuple[int, ...]
     groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> (description, ranks)
     operations: int
@@ -318,7 +311,7 @@ def diagnose(dumps: Sequence[Dump], world: int = 0, kind: type[Diagnosis] = Diag
 
 
 def all_groups(dumps: Sequence[Dump], world: int) -> tuple[dict[str, tuple[str, tuple[int, ...]]], tuple[str, ...]]:
-    """Return every process group with its ranks, and the names of those of which the ranks are not known for sure.
+    """Return every process group with its ranks, and the names of those whose ranks are not known for sure.
 
     The ranks are those that a dump lists. The dumps of gloo list none: then all ranks are in the default group, and in
     another one are those that have used it, and maybe more.

@@ -26,7 +26,7 @@ from minidist.core.base.errors import UsageError, quoted
 
 MAX_ENTRIES = 1_000_000
 MAX_RANKS = 1_000_000
-MAX_TEXT = 1_000  # characters of a name, of which a report shows fewer
+MAX_TEXT = 1_000  # characters of a name; a report shows fewer
 DONE = ("completed",)
 MESSAGES = ("send", "recv", "recvanysource", "batch_op_issue")
 

@@ -4,13 +4,14 @@
     as if   a dump with number 6, done, and number 7, not done           as if   a dump with number 6, done
 
 So `diagnose` matches the ranks of a log as those of dumps. What it cannot know it does not say: which calls a rank has
-made between two numbers of a log, who is in a group of which the log does not list the ranks, and what a rank does that
+made between two numbers of a log, who is in a group whose ranks the log does not list, and what a rank does that
 has written no line.
 
 Proved by: tests/flight_recorder/test_log_diagnosis.py
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +31,7 @@ class LogDiagnosis(Diagnosis):
     """What logs say, and dumps."""
 
     log: Log = field(default_factory=Log)
-    dumps: tuple[int, ...] = ()  # ranks of which there is a dump
+    dumps: tuple[int, ...] = ()  # ranks that have a dump
     progress: Progress = field(default_factory=dict)
     holes: Members = field(default_factory=dict)  # group -> ranks in it that have no line, and are not known in the job
 
@@ -134,8 +135,16 @@ class LogDiagnosis(Diagnosis):
         return ": others wait, and the log has no watchdog's line from there"
 
     def foot(self) -> list[str]:
-        """Return the last numbers of every rank, and what the log cannot tell."""
+        """Return where to look first, the last numbers of every rank, and what the log cannot tell."""
         lines = []
+        if self.log.awaited:
+            lines.append(f"look first at {ranks_text(self.log.awaited)}, for which others have waited")
+        if self.log.raised and self.log.spoken - self.log.raised:
+            lines.append(f"look first at {ranks_text(self.log.raised)}, whose exception is not a timeout")
+        return [*lines, *shortened(list(self.last_numbers())), *self.left_open()]
+
+    def last_numbers(self) -> Iterator[str]:
+        """Yield for each group the numbers of the calls that its ranks have made, and have ended, last."""
         for name, ranks in self.progress.items():
             for at, word in enumerate(("enqueued", "completed")):
                 by: dict[int, list[int]] = defaultdict(list)
@@ -144,34 +153,28 @@ class LogDiagnosis(Diagnosis):
                         by[number].append(rank)
                 if by:
                     texts = [f"{number} on {ranks_text(each)}" for number, each in sorted(by.items())[:MAX_LINES]]
-                    lines.append(f"last {word} in {self.group_text(name)}: {', '.join(texts)}")
-        lines = shortened(lines)
-        if self.log.raised and self.log.spoken - self.log.raised:
-            lines.insert(0, f"look first at {ranks_text(self.log.raised)}, whose exception is not a timeout")
-        if self.log.awaited:
-            lines.insert(0, f"look first at {ranks_text(self.log.awaited)}, for which others have waited")
-        for name, ranks_in_it in self.holes.items():
-            lines.append(f"no line: {ranks_text(ranks_in_it)} of {self.group_text(name)}, counted in the group")
+                    yield f"last {word} in {self.group_text(name)}: {', '.join(texts)}"
+
+    def left_open(self) -> Iterator[str]:
+        """Yield what the log cannot tell."""
+        for name, ranks in self.holes.items():
+            yield f"no line: {ranks_text(ranks)} of {self.group_text(name)}, counted in the group"
         if UNNAMED in self.groups:
             different = {wait.operation.sequence for wait in self.waits if wait.operation.group == UNNAMED}
             more = "; numbers that differ may be of different groups" if len(different) > 1 else ""
-            lines.append(f"these lines do not name their group, which is taken to be one of all ranks{more}")
-        if (
-            self.waits
-            and not self.log.in_job
-            and any(name and not is_default(name, text) for name, (text, _) in self.groups.items())
-        ):
-            lines.append("these lines give ranks in their groups, which are taken to be those of the job")
+            yield f"these lines do not name their group, which is taken to be one of all ranks{more}"
+        smaller = any(name and not is_default(name, text) for name, (text, _) in self.groups.items())
+        if self.waits and not self.log.in_job and smaller:
+            yield "these lines give ranks in their groups, which are taken to be those of the job"
         if self.log.local:
-            lines.append("ranks are those of torchrun's prefixes, which count from 0 on every node")
+            yield "ranks are those of torchrun's prefixes, which count from 0 on every node"
         if self.waits and not (self.differences or self.log.awaited or any(wait.missing for wait in self.waits)):
-            lines.append(
+            yield (
                 "the lines show no rank that differs: dumps of the Flight Recorder tell more, and the network, a GPU or"
                 " an earlier operation may hold it up"
             )
         if not self.log.world:
-            lines.append("the log does not give the number of ranks: add --ranks N to see who has written nothing")
-        return lines
+            yield "the log does not give the number of ranks: add --ranks N to see who has written nothing"
 
 
 def diagnose_files(path: str | Path, world: int = 0) -> Diagnosis:

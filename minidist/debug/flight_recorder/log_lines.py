@@ -25,28 +25,9 @@ MAX_WRAPS = 3  # times that a terminal may have wrapped a line
 WORDS = tuple(
     word.encode()
     for word in (
-        *(
-            "OpType=",
-            "atchdog",
-            " work:",
-            "imed out",
-            "stuck",
-            "Stack trace of",
-            "onitored",
-            "following ranks",
-            "by peer",
-        ),
-        *(
-            "pair closure",
-            "rror [",
-            "collective #",
-            "lagging ranks",
-            "clients joined",
-            "orld_size",
-            "orld size",
-            "ORLD_SIZE",
-        ),
-        *("initialization options", "Error", "Exception", "exitcode", "rank  "),
+        *("OpType=", "atchdog", " work:", "imed out", "stuck", "Stack trace of", "onitored", "following ranks"),
+        *("by peer", "pair closure", "rror [", "collective #", "lagging ranks", "clients joined", "orld_size"),
+        *("orld size", "ORLD_SIZE", "initialization options", "Error", "Exception", "exitcode", "rank  "),
     )
 )
 # Where a record of PyTorch's C++ log begins: "[rank3]:[E419 10:42:28.88 ProcessGroupNCCL.cpp:616]", older "[E file:1]".

@@ -28,7 +28,7 @@ Works = dict[str, dict[int, tuple[Work, str]]]  # group -> number -> (operation,
 
 
 class LoggedOperation(Operation):
-    """An operation of which a log speaks: kind "", sequence -1 and sizes "" where the log leaves them out."""
+    """An operation that a log names: kind "", sequence -1 and sizes "" where the log leaves them out."""
 
     in_log: ClassVar[bool] = True
 
@@ -36,7 +36,7 @@ class LoggedOperation(Operation):
 def log_dumps(log: Log, dumps: Sequence[Dump]) -> tuple[list[Dump], Progress, Members]:
     """Return the ranks of a log that have no dump as dumps, how far each rank has come in each group, and what is left.
 
-    That are the ranks of a group, counted in it, that have no line, and of which no line gives the rank in the job.
+    That are the ranks of a group, counted in it, that have no line, and whose rank in the job no line gives.
     """
     of_rank = by_rank(log)
     whole = {rank: works_of(events, log) for rank, events in of_rank.items()}
@@ -194,13 +194,37 @@ def members_of(
     """Return the ranks of every group, as far as the log tells them, and the others that have no line, as ranks in it.
 
     All ranks are in the default group, and in the one that is not named; without their number those up to the last one
-    with a line. Of another group the ranks are those with a
-    line, and those in a hole that is as wide in the job as in the group: ranks of a group are in order.
+    with a line. Of another group the ranks are those with a line, and those that must be between two of them.
     """
+    sizes, (whose, default) = group_sizes(whole), places_of(of_rank)
+    seen = {*of_rank, *log.spoken, *log.awaited}
+    size = log.world or max((sizes[name] for name in default & sizes.keys() - {UNNAMED}), default=0)
+    # Where most ranks have no line, and their number is not known, the log is one of several.
+    is_part = not size and max(seen, default=0) >= 3 * len(seen)
+    everyone = seen if is_part else seen | set(range(size or max(seen, default=-1) + 1))
+    result, holes = {}, {}
+    for name, ranks in progress.items():
+        if name in default:
+            result[name] = tuple(sorted(everyone))
+            continue
+        between, unknown = between_known(whose[name], sizes[name])
+        result[name] = tuple(sorted({*ranks, *between}))
+        if unknown:
+            holes[name] = tuple(unknown)
+    return result, holes
+
+
+def group_sizes(whole: dict[int, Works]) -> dict[str, int]:
+    """Return the number of ranks of every group, 0 where no operation tells it."""
     sizes: dict[str, int] = defaultdict(int)
     for name, works in chain.from_iterable(each.items() for each in whole.values()):
         sizes[name] = max(sizes[name], *(work.ranks for work, _ in works.values()), 0)
-    whose: dict[str, dict[int, int]] = defaultdict(dict)  # group -> rank in it -> rank of the job
+    return sizes
+
+
+def places_of(of_rank: dict[int, list[Event]]) -> tuple[dict[str, dict[int, int]], set[str]]:
+    """Return group -> rank in it -> rank of the job, as far as lines say it, and the names of the default group."""
+    whose: dict[str, dict[int, int]] = defaultdict(dict)
     default = {UNNAMED}
     for rank, events in of_rank.items():
         for who in (event.who for event in events if event.who.group):
@@ -209,24 +233,23 @@ def members_of(
                 default.add(who.group[1])
             if who.in_group is not None and who.rank is not None:
                 whose[who.group[1]][who.in_group] = rank
-    seen = {*of_rank, *log.spoken, *log.awaited}
-    size = log.world or max((sizes[name] for name in default & sizes.keys() - {UNNAMED}), default=0)
-    # Where most ranks have no line, and their number is not known, the log is one of several.
-    is_part = not size and max(seen, default=0) >= 3 * len(seen)
-    everyone = seen if is_part else seen | set(range(size or max(seen, default=-1) + 1))
-    result, holes = {}, {}
-    for name, ranks in progress.items():
-        unknown: list[int] = []
-        members = everyone.copy() if name in default else set(ranks)
-        places = sorted(whose[name].items()) if name not in default else []
-        for (place, rank), (next_place, next_rank) in zip([(-1, -1), *places], places, strict=False):
-            if next_place - place == next_rank - rank:
-                members.update(range(rank + 1, next_rank))
-            else:
-                unknown += range(place + 1, next_place)
-        result[name] = tuple(sorted(members))
-        if places:
-            unknown += range(places[-1][0] + 1, sizes[name])
-        if unknown:
-            holes[name] = tuple(unknown)
-    return result, holes
+    return whose, default
+
+
+def between_known(whose: dict[int, int], size: int) -> tuple[list[int], list[int]]:
+    """Return ranks of the job that must be in a group, and the ranks in it that may be any rank of the job.
+
+    whose: rank in the group -> rank of the job, where a line says it. Ranks of a group are in order, so those in a hole
+    that is as wide in the job as in the group are known.
+    """
+    known: list[int] = []
+    unknown: list[int] = []
+    places = sorted(whose.items())
+    for (place, rank), (next_place, next_rank) in zip([(-1, -1), *places], places, strict=False):
+        if next_place - place == next_rank - rank:
+            known += range(rank + 1, next_rank)
+        else:
+            unknown += range(place + 1, next_place)
+    if places:
+        unknown += range(places[-1][0] + 1, size)
+    return known, unknown

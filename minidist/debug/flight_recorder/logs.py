@@ -134,7 +134,7 @@ class Log:
     differing: dict[int, dict[str, set[int]]] = field(default_factory=dict)
     sites: dict[tuple[Identity, Work], str] = field(default_factory=dict)  # file:line in function
     spoken: set[int] = field(default_factory=set)  # ranks that have written a line
-    nameless: bool = False  # so has a rank of which the log does not say which it is
+    nameless: bool = False  # so has a rank whose number the log does not give
     raised: set[int] = field(default_factory=set)
     world: int = 0  # the number of ranks, 0 where no line gives it
     local: bool = False  # some ranks are those of torchrun's prefixes, which count from 0 on every node
@@ -214,11 +214,8 @@ class Reader:
             number = int(at[1]) if at else None
             enqueued, completed = last.get("enqueued"), last.get("completed")
             # Some versions have not set the last one that is completed.
-            if completed is not None and completed > min(
-                (number or UNSET) - 1, UNSET if enqueued is None else enqueued
-            ):
-                completed = None
-            self.add(Event(who, work, number, enqueued, completed))
+            most = min((number or UNSET) - 1, UNSET if enqueued is None else enqueued)
+            self.add(Event(who, work, number, enqueued, None if (completed or 0) > most else completed))
 
     def add(self, event: Event) -> None:
         """Keep an event, once."""

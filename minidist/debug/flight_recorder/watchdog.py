@@ -58,7 +58,7 @@ def watch(seconds: float, folder: str | Path) -> threading.Thread:
 
 
 def write_when_idle(recorder: Any, distributed: Any, seconds: float, folder: Path) -> None:
-    """Write the dump whenever the last numbers of all groups have stood still for so many seconds; never return."""
+    """Write the dump whenever the last numbers of all groups have stood still for `seconds`; never return."""
     seen, since, is_written = b"", time.monotonic(), False
     while True:
         time.sleep(min(seconds / 10, 1))

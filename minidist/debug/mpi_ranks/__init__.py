@@ -16,4 +16,6 @@ group.py           groups of ranks
 objects.py         hints, error handlers, pickling, and what is refused
 handle.py          what all objects of MPI have in common
 constants.py       MPI's constants and errors
+
+A method without a docstring does what mpi4py's documentation says of the method with the same name.
 """

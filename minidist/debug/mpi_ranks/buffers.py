@@ -164,7 +164,7 @@ def address_of(buffer: Any) -> int:
 def _items(message: Any, pair: Any) -> tuple[Any, Any, Any, Any]:
     """Return the buffer, counts, displacements and datatype of a message; None for what it does not say.
 
-    pair: the types of which two items are a count and a displacement.
+    pair: the types that hold a count and a displacement.
     """
     if not isinstance(message, list | tuple):
         if not (_is_buffer(message) or message is BOTTOM):

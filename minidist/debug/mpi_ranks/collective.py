@@ -147,14 +147,11 @@ def bcast(self: Comm, buf: Any, root: int = 0) -> Plan:
     return Plan(run, root, buffers=[buffer])
 
 
-def _blocks(message: Any, writable: bool, n: int) -> Buffer:
-    return one(message, writable, blocks=n)
-
-
-PARSERS = {
-    "": _blocks,
+# Of operations whose parts are equal, and of those whose parts have different sizes.
+PARSERS: dict[str, Callable[..., Buffer]] = {
+    "": lambda message, writable, n: one(message, writable, blocks=n),
     "v": vector,
-}  # of operations whose parts are equal, and of those whose parts have different sizes
+}
 
 
 def gather(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Callable[..., Buffer]) -> Plan:

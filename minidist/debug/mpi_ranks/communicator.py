@@ -76,7 +76,7 @@ class Context:
         world: Any = comm.world
         self.world: MPIWorld = world
         self.children = 0
-        self.locks: dict[str, Lock] = {}  # for the threads of a program, of which there is one
+        self.locks: dict[str, Lock] = {}  # for the threads of a program; here it has one
         self.buffer: Any = None  # for buffered sends, in addition to that of the rank
         self.of_groups: dict[str, int] = {}
         self.info, self.errhandler = Info.Create(), Errhandler.of("MPI_ERRORS_RETURN")
@@ -98,20 +98,16 @@ class Comm(Handle):
     # what it is -------------------------------------------------------------------------------------------------------
 
     def Get_rank(self) -> int:
-        """Return this rank's number."""
         return self.context.comm.rank
 
     def Get_size(self) -> int:
-        """Return the number of ranks."""
         return self.context.comm.size
 
     def Get_group(self) -> Group:
-        """Return the group of its ranks."""
         comm = self.context.comm
         return Group.of(GroupMembers(comm.members, comm.members[comm.rank]))
 
     def Get_name(self) -> str:
-        """Return the name."""
         return self.held.name if self.held else "MPI_COMM_NULL"
 
     def Set_name(self, name: str) -> None:
@@ -135,7 +131,6 @@ class Comm(Handle):
         self.context.info.update(info)
 
     def Get_errhandler(self) -> Errhandler:
-        """Return the error handler."""
         return Errhandler(self.context.errhandler)
 
     def Set_errhandler(self, errhandler: Errhandler) -> None:
@@ -168,7 +163,6 @@ class Comm(Handle):
         return False
 
     def Is_intra(self) -> bool:
-        """Return True."""
         return not self.Is_inter()
 
     def Get_topology(self) -> int:
@@ -287,7 +281,6 @@ class Comm(Handle):
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        """Send and receive at once."""
         self.Isendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag).Wait(status)
 
     def Isendrecv(
@@ -314,7 +307,6 @@ class Comm(Handle):
         recvtag: int = ANY_TAG,
         status: Status | None = None,
     ) -> None:
-        """Send a buffer and receive into it."""
         self.Isendrecv_replace(buf, dest, sendtag, source, recvtag).Wait(status)
 
     def Isendrecv_replace(
@@ -338,11 +330,9 @@ class Comm(Handle):
         return Request.of(self.start_receive_object(buf, source, tag, IRECV_BYTES if buf is None else None))
 
     def Recv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> None:
-        """Receive into a buffer."""
         Request.of(self.start_receive(buf, source, tag)).Wait(status)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        """Start receiving into a buffer."""
         return Request.of(self.start_receive(buf, source, tag))
 
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:

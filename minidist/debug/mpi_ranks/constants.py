@@ -33,38 +33,25 @@ class Exception(RuntimeError):
 
     def __init__(self, code: int = 0, text: str = "") -> None:
         super().__init__(code)
-        self.error_code, self.text = code if code in _texts else ERRORS["ERR_UNKNOWN"], text
-
-    @property
-    def error_class(self) -> int:
-        """The class of the error, which is the code itself."""
-        return self.error_code
-
-    @property
-    def error_string(self) -> str:
-        """The name of the class, and what is wrong."""
-        return _texts[self.error_code] + (f": {self.text}" if self.text else "")
+        self.error_code: int = code if code in _texts else ERRORS["ERR_UNKNOWN"]
+        self.text = text
 
     def Get_error_code(self) -> int:
-        """Return the error's code."""
         return self.error_code
 
-    def Get_error_class(self) -> int:
-        """Return the error's class."""
-        return self.error_class
-
     def Get_error_string(self) -> str:
-        """Return the error in words."""
-        return self.error_string
+        """Return the name of the class, and what is wrong."""
+        return _texts[self.error_code] + (f": {self.text}" if self.text else "")
 
-    def __str__(self) -> str:
-        return self.error_string
+    Get_error_class = Get_error_code  # a code is its own class
+    error_class, error_string = property(Get_error_class), property(Get_error_string)
+
+    __str__ = Get_error_string
 
     def __repr__(self) -> str:
         return f"MPI.Exception({self.error_code})"
 
-    def __int__(self) -> int:
-        return self.error_code
+    __int__ = Get_error_code
 
     def __bool__(self) -> bool:
         return self.error_code != 0
@@ -106,9 +93,9 @@ def unknown(name: str, owner: str) -> AttributeError:
 
 def Get_error_class(errorcode: int) -> int:
     """Return the class of an error code, which is the code itself."""
-    return Exception(errorcode).error_class
+    return Exception(errorcode).error_code
 
 
 def Get_error_string(errorcode: int) -> str:
     """Return an error code in words."""
-    return Exception(errorcode).error_string
+    return Exception(errorcode).Get_error_string()

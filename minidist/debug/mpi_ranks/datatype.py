@@ -98,7 +98,6 @@ class Datatype(Handle):
         return [displacement * self.layout.extent for displacement in displacements]
 
     def Dup(self) -> Self:
-        """Return a copy."""
         old = self.layout
         return self.of(Layout(old.element, old.offsets, old.lb, old.extent, old.size))
 
@@ -177,7 +176,6 @@ class Datatype(Handle):
         return self
 
     def Free(self) -> None:
-        """Make this DATATYPE_NULL."""
         if self.is_predefined:
             raise failed("ERR_TYPE", f"{self.name} is predefined and cannot be freed")
         self.held = None
@@ -194,11 +192,9 @@ class Datatype(Handle):
     is_predefined = is_named = property(lambda self: bool(self.predefined))
 
     def Get_name(self) -> str:
-        """Return the name."""
         return self.held.name if self.held else "MPI_DATATYPE_NULL"
 
     def Set_name(self, name: str) -> None:
-        """Set the name."""
         self.layout.name = name
 
     name = property(Get_name, Set_name)

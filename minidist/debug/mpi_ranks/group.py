@@ -34,7 +34,6 @@ class Group(Handle):
         return self.of(Members(ranks, self.members.me))
 
     def Get_size(self) -> int:
-        """Return the number of ranks."""
         return len(self.members.ranks)
 
     def Get_rank(self) -> int:
@@ -65,7 +64,6 @@ class Group(Handle):
         return IDENT if mine == theirs else SIMILAR if sorted(mine) == sorted(theirs) else UNEQUAL
 
     def Dup(self) -> Self:
-        """Return a copy."""
         return self._with(self.members.ranks)
 
     @classmethod
@@ -108,6 +106,5 @@ class Group(Handle):
         return self.Excl(self._spread(ranks))
 
     def Free(self) -> None:
-        """Make this GROUP_NULL."""
         self.members  # noqa: B018
         self.held = None

@@ -25,7 +25,6 @@ class Pickle:
         self.THRESHOLD = threshold
 
     def dumps(self, obj: Any) -> bytes:
-        """Return the bytes of an object."""
         data: bytes = self._dumps(obj) if self.PROTOCOL is None else self._dumps(obj, self.PROTOCOL)
         return data
 
@@ -60,20 +59,16 @@ class Info(Handle, MutableMapping[str, str]):
         return self.held
 
     def Get(self, key: str) -> str | None:
-        """Return a value; None when there is none."""
         return self.hints.get(key)
 
     def Set(self, key: str, value: str) -> None:
-        """Set a value."""
         self.hints[key] = value
 
     def Delete(self, key: str) -> None:
-        """Delete a value."""
         if self.hints.pop(key, None) is None:
             raise failed("ERR_INFO_NOKEY", f"no hint {key!r}")
 
     def Get_nkeys(self) -> int:
-        """Return the number of hints."""
         return len(self.hints)
 
     def Get_nthkey(self, n: int) -> str:
@@ -83,11 +78,9 @@ class Info(Handle, MutableMapping[str, str]):
         return list(self.hints)[n]
 
     def Dup(self) -> "Info":
-        """Return a copy."""
         return self.Create(self.hints)
 
     def Free(self) -> None:
-        """Make this INFO_NULL."""
         self.hints  # noqa: B018
         self.held = None
 
@@ -127,7 +120,6 @@ class Errhandler(Handle):
     held: Any
 
     def Free(self) -> None:
-        """Make this ERRHANDLER_NULL."""
         if self.held is None:
             raise failed("ERR_ARG", "the error handler is ERRHANDLER_NULL")
         self.held = None

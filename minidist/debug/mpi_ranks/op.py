@@ -54,13 +54,11 @@ class Op(Handle):
         return self.held
 
     def Free(self) -> None:
-        """Make this OP_NULL."""
         if self.is_predefined:
             raise failed("ERR_OP", f"MPI.{self.predefined or 'OP_NULL'} is predefined and cannot be freed")
         self.held = None
 
     def Is_commutative(self) -> bool:
-        """Return whether x (op) y is y (op) x."""
         return self.operation.commutes
 
     is_commutative = property(Is_commutative)

@@ -7,13 +7,13 @@ Proved by: tests/mpi_ranks/test_program.py
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any
 
 from minidist.base.user_file import ProgramError
 from minidist.comm.program_lines import line_of_error
 from minidist.comm.sim.choosers import Chooser, earliest, explore, seeded
-from minidist.core.base.errors import MinidistError, UsageError, quoted
+from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.comm import Comm
 from minidist.core.comm.call_site import is_of_user
 from minidist.debug.mpi_ranks.communicator import Aborted
@@ -21,6 +21,7 @@ from minidist.debug.mpi_ranks.constants import Unsupported
 from minidist.debug.mpi_ranks.module import modules_of
 from minidist.debug.mpi_ranks.world import MPIWorld
 from minidist.debug.rank_process import RankProcess, UserModules, own_process_state
+from minidist.debug.results import unlike_line
 from minidist.debug.user_program import UserProgram
 
 
@@ -104,7 +105,8 @@ def what_happened(world: MPIWorld, error: BaseException) -> BaseException:
 def other_choices(run: Callable[[Chooser], MPIRun], samples: int, every: bool) -> Iterator[MPIRun | MinidistError]:
     """Yield runs with other choices of wildcard receives, or the error that ended one.
 
-    samples: at most so many, drawn at random. every: all that there are, up to `samples`, each once.
+    samples: the largest number of runs; their choices are drawn at random, or, with `every`, are all that there are,
+    each once.
     """
 
     def outcome(chooser: Chooser) -> MPIRun | MinidistError:
@@ -124,24 +126,4 @@ def difference(first: MPIRun, other: MPIRun | MinidistError) -> str:
     """Return in what a run differs from the first, "" for nothing: how it ended, and what a rank has printed."""
     if isinstance(other, MinidistError):
         return f"the program fails: {other}"
-    for rank, (before, now) in enumerate(zip(first.outputs, other.outputs, strict=True)):
-        for line, pair in enumerate(zip_longest(before.splitlines(), now.splitlines(), fillvalue=""), 1):
-            if pair[0] != pair[1]:
-                return f"rank {rank} prints {quoted(pair[1])} in line {line}, and {quoted(pair[0])} in the first run"
-    return ""
-
-
-def bytes_by_operation(world: MPIWorld) -> list[dict[str, Any]]:
-    """Return what all ranks have sent, a row for each communicator and operation: messages and bytes."""
-    names = {comm: name for comm, name in world.names.items() if name}
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for trace in world.traces:
-        for message in trace.sent():
-            group = names.get(message.communicator, message.communicator)
-            operation = "send" if message.operation == "message" else message.operation
-            row = rows.setdefault(
-                (group, operation), {"communicator": group, "operation": operation, "messages": 0, "bytes": 0}
-            )
-            row["messages"] += 1
-            row["bytes"] += message.nbytes
-    return sorted(rows.values(), key=lambda row: (-row["bytes"], row["communicator"], row["operation"]))
+    return unlike_line(first.outputs, other.outputs, first.world.size, "the first run")

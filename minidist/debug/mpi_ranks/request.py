@@ -55,7 +55,6 @@ class Status:
     count = property(_get(_COUNT), _set(_COUNT))
 
     def Is_cancelled(self) -> bool:
-        """Return whether the operation was cancelled."""
         return bool(self._fields[_CANCELLED])
 
     cancelled = property(Is_cancelled, Set_cancelled)
@@ -75,7 +74,6 @@ class Status:
         return elements
 
     def Set_elements(self, datatype: Datatype, count: int) -> None:
-        """Set the number of elements."""
         self._fields[_COUNT] = count * datatype.Get_size()
 
     def tomemory(self) -> memoryview:
@@ -186,7 +184,6 @@ class Request(Handle):
         return self._end(status)
 
     def Wait(self, status: Status | None = None) -> bool:
-        """Wait for the operation."""
         self._end(status)
         return True
 
@@ -319,7 +316,6 @@ class Request(Handle):
         self.held = None
 
     def cancel(self) -> None:
-        """Take the operation back."""
         self.Cancel()
 
     def free(self) -> None:
@@ -410,7 +406,6 @@ class Prequest(Request):
 
     @classmethod
     def Startall(cls, requests: Sequence["Prequest"]) -> None:
-        """Begin several operations."""
         for request in requests:
             request.Start()
 
@@ -425,7 +420,6 @@ class Grequest(Request):
 
     @classmethod
     def Start(cls, *_: Any, **__: Any) -> "Grequest":
-        """Refuse."""
         raise unsupported("MPI.Grequest.Start", "let the program keep what it waits for")
 
 
@@ -476,17 +470,13 @@ class Message(Handle):
         return request
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
-        """Receive the message."""
         self._receive(buf, False)._end(status)
 
     def Irecv(self, buf: Any) -> Request:
-        """Receive the message; do not wait."""
         return self._receive(buf, False)
 
     def recv(self, status: Status | None = None) -> Any:
-        """Receive the object."""
         return self._receive(None, True)._end(status)
 
     def irecv(self) -> Request:
-        """Receive the object; do not wait."""
         return self._receive(None, True)

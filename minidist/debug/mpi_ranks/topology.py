@@ -103,7 +103,6 @@ class Cartcomm(Topocomm):
     needs = (Grid,)
 
     def Get_dim(self) -> int:
-        """Return the number of axes."""
         return len(self.place.dims)
 
     def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
@@ -239,12 +238,10 @@ class Graphcomm(Topocomm):
         return list(self.place.index), list(self.place.edges)
 
     def Get_neighbors(self, rank: int) -> list[int]:
-        """Return the neighbors of a rank."""
         neighbors: list[int] = self.place.of(rank)
         return neighbors
 
     def Get_neighbors_count(self, rank: int) -> int:
-        """Return the number of neighbors of a rank."""
         return len(self.place.of(rank))
 
     dims, topo = property(Get_dims), property(Get_topo)
@@ -282,7 +279,7 @@ def graph_map(self: Comm, index: Sequence[int], edges: Sequence[int]) -> int:
 
 
 class Distributed(Neighbors):
-    """A graph of which each rank knows its own neighbors. weights: of the edges in and out; None: there are none."""
+    """A graph in which each rank knows only its neighbors. weights: of the edges in and out; None: there are none."""
 
     kind = DIST_GRAPH
 
@@ -292,7 +289,7 @@ class Distributed(Neighbors):
 
 
 class Distgraphcomm(Topocomm):
-    """A communicator whose ranks form a graph of which each knows its own neighbors."""
+    """A communicator whose ranks form a graph, in which each knows only its neighbors."""
 
     needs = (Distributed,)
 

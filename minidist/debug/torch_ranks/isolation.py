@@ -188,7 +188,7 @@ class _Finder:
 def when_imported(name: str, changes: Changes) -> Iterator[None]:
     """Change a module when the program imports it inside the block: importing it now would take seconds.
 
-    changes: (module) -> (object, name, what takes its place), all of which is undone after the block.
+    changes: (module) -> (object, name, what takes its place), and all of it is undone after the block.
     """
     with ExitStack() as stack:
 

@@ -10,6 +10,7 @@ Proved by: tests/torch_ranks/test_program.py
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -85,7 +86,6 @@ class SimulatedWork(dist._Work):
         self.source = -1  # of a receive: the rank of the group that sent
 
     def wait(self, timeout: Any = None) -> bool:
-        """Block until the operation is done."""
         if not self.done:
             self.done = True
             if self.operation is not None:
@@ -98,7 +98,6 @@ class SimulatedWork(dist._Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the operation has been waited for."""
         return self.done
 
     def is_success(self) -> bool:
@@ -132,11 +131,9 @@ class SimulatedProcessGroup(dist.ProcessGroup):
     # what torch asks of every group -----------------------------------------------------------------------------------
 
     def size(self) -> int:
-        """Return the number of ranks of the group."""
         return self.comm.size
 
     def getBackendName(self) -> str:
-        """Return the name of the backend."""
         return BACKEND
 
     @property
@@ -146,12 +143,10 @@ class SimulatedProcessGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """The name under which torch knows this group."""
         return dist.distributed_c10d._world.pg_names[self]
 
     @property
     def pg_name(self) -> str:
-        """The name under which torch knows this group."""
         return self.group_name
 
     def shutdown(self) -> None:
@@ -164,7 +159,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         """Nothing to do: operations of a block begin one after the other."""
 
     def _end_coalescing(self, device: Any) -> SimulatedWork:
-        """Return a work that is done: the operations of the block have works of their own, which end with the rank."""
+        """Return a work that is done: each operation of the block has another work, which ends with the rank."""
         return self._work(lambda: None, ())
 
     # how an operation runs --------------------------------------------------------------------------------------------
@@ -180,9 +175,16 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         return work
 
     def _run(
-        self, opts: Any, begin: Callable[[bool], Any], write: Callable[[Any], None], tensors: Tensors, sent: Tensors
+        self,
+        opts: Any,
+        collective: Callable[..., Any],
+        arguments: Sequence[Any],
+        write: Callable[[Any], None],
+        tensors: Tensors,
+        sent: Tensors,
+        **keywords: Any,
     ) -> SimulatedWork:
-        """Begin a collective. begin: (async_op) -> our result or our work. write: puts the result into the tensors.
+        """Begin one of our collectives with these arguments. write: puts its result into the tensors.
 
         tensors: that are written; sent: that this rank passes, which reports name in place of our arrays.
         """
@@ -190,19 +192,23 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         def start(async_op: bool) -> Any:
             self.comm.passed = passed(sent)
             try:
-                return begin(async_op)
+                return collective(self.comm, *arguments, async_op=async_op, **keywords)
             finally:
                 self.comm.passed = None
 
         if not getattr(opts, "asyncOp", True):
             result = self.thread.call(lambda: start(False))
             write(result)
-            work = SimulatedWork(self.thread, lambda: None, tensors)
-            work.done = True
-            return work
+            return self._done(tensors)
         ours = self.thread.call(lambda: start(True))
         what = f"{ours.comm.operation.partition('/')[0]}{described(sent)}"
         return self._work(lambda: write(self.thread.call(ours.wait)), tensors, what, sent)
+
+    def _done(self, tensors: Tensors = ()) -> SimulatedWork:
+        """Return a work that has been waited for."""
+        work = SimulatedWork(self.thread, lambda: None, tensors)
+        work.done = True
+        return work
 
     # collectives ------------------------------------------------------------------------------------------------------
 
@@ -210,62 +216,43 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         """Replace every rank's tensor by the reduction of all."""
         opts = dist.AllreduceOptions() if opts is None else opts
         op, (tensor,) = reduction_of(opts.reduceOp), tensors
-        array = array_of(tensor)
-
-        def start(async_op: bool) -> Any:
-            return collectives.all_reduce(self.comm, array, op, async_op=async_op)
-
-        return self._run(opts, start, lambda result: put(result, tensor), tensors, tensors)
+        arguments = array_of(tensor), op
+        return self._run(opts, collectives.all_reduce, arguments, lambda r: put(r, tensor), tensors, tensors)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
-        """Reduce every tensor of a list."""
         return self._all([self.allreduce([tensor], opts) for tensor in tensors], tensors)
 
     def reduce(self, tensors: Tensors, opts: Any) -> SimulatedWork:
         """Give the root the reduction of all ranks' tensors."""
         op, (tensor,) = reduction_of(opts.reduceOp), tensors
-        array = array_of(tensor)
-
-        def start(async_op: bool) -> Any:
-            return collectives.reduce(self.comm, array, opts.rootRank, op, async_op=async_op)
+        arguments = array_of(tensor), opts.rootRank, op
 
         def write(result: Any) -> None:
             if result is not None:
                 put(result, tensor)
 
-        return self._run(opts, start, write, tensors, tensors)
+        return self._run(opts, collectives.reduce, arguments, write, tensors, tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> SimulatedWork:
         """Replace every rank's tensor by the root's."""
         (tensor,) = tensors
-        array = array_of(tensor)
-
-        def start(async_op: bool) -> Any:
-            return collectives.broadcast(self.comm, array, opts.rootRank, async_op=async_op)
-
-        return self._run(opts, start, lambda result: put(result, tensor), tensors, tensors)
+        arguments = array_of(tensor), opts.rootRank
+        return self._run(opts, collectives.broadcast, arguments, lambda r: put(r, tensor), tensors, tensors)
 
     def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Give every rank the tensors of all, which may have other sizes on other ranks."""
         (outputs,), (tensor,) = output_tensors, input_tensors
-        array, counts = array_of(tensor), [elements(output) for output in outputs]
-
-        def start(async_op: bool) -> Any:
-            return collectives.all_gather(self.comm, array, counts=counts, async_op=async_op)
-
-        return self._run(opts, start, lambda result: put_parts(result, outputs), outputs, input_tensors)
+        write, counts = partial(put_parts, tensors=outputs), [elements(output) for output in outputs]
+        return self._run(
+            opts, collectives.all_gather, (array_of(tensor),), write, outputs, input_tensors, counts=counts
+        )
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> SimulatedWork:
         """Give every rank the tensors of all, one after the other in one tensor."""
-        array = array_of(input)
-
-        def start(async_op: bool) -> Any:
-            return collectives.all_gather(self.comm, array, async_op=async_op)
-
-        return self._run(opts, start, lambda result: put(result, output), [output], [input])
+        write = partial(put, tensor=output)
+        return self._run(opts, collectives.all_gather, (array_of(input),), write, [output], [input])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
-        """Gather every tensor of a list."""
         works = [self.all_gather_single(out, each, opts) for out, each in zip(outputs, inputs, strict=True)]
         return self._all(works, outputs)
 
@@ -281,7 +268,6 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         return self._reduce_scatter(output, [input], None, opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
-        """Reduce and scatter every tensor of a list."""
         works = [self.reduce_scatter_single(out, each, opts) for out, each in zip(outputs, inputs, strict=True)]
         return self._all(works, outputs)
 
@@ -290,27 +276,20 @@ class SimulatedProcessGroup(dist.ProcessGroup):
     ) -> SimulatedWork:
         array = np.concatenate([array_of(each) for each in inputs])
         opts = dist.ReduceScatterOptions() if opts is None else opts
-        op = reduction_of(opts.reduceOp)
-
-        def start(async_op: bool) -> Any:
-            return collectives.reduce_scatter(self.comm, array, op, counts=counts, async_op=async_op)
-
-        return self._run(opts, start, lambda result: put(result, output), [output], inputs)
+        arguments, write = (array, reduction_of(opts.reduceOp)), partial(put, tensor=output)
+        return self._run(opts, collectives.reduce_scatter, arguments, write, [output], inputs, counts=counts)
 
     def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> SimulatedWork:
         """Give the root the tensors of all ranks."""
         (tensor,) = input_tensors
         outputs = output_tensors[0] if self.comm.rank == opts.rootRank else []
-        array = array_of(tensor)
-
-        def start(async_op: bool) -> Any:
-            return collectives.gather(self.comm, array, opts.rootRank, async_op=async_op)
+        arguments = array_of(tensor), opts.rootRank
 
         def write(result: Any) -> None:
             if result is not None:
                 put_parts(result, outputs)
 
-        return self._run(opts, start, write, outputs, input_tensors)
+        return self._run(opts, collectives.gather, arguments, write, outputs, input_tensors)
 
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> SimulatedWork:
         """Give rank r the root's r-th tensor."""
@@ -319,11 +298,8 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         inputs = input_tensors[0] if is_root else []
         whole = np.concatenate([array_of(each) for each in inputs]) if is_root else None
         out = np.empty_like(array_of(output))
-
-        def start(async_op: bool) -> Any:
-            return collectives.scatter(self.comm, whole, out, opts.rootRank, async_op=async_op)
-
-        return self._run(opts, start, lambda result: put(out, output), [output], inputs)
+        arguments = whole, out, opts.rootRank
+        return self._run(opts, collectives.scatter, arguments, lambda _: put(out, output), [output], inputs)
 
     def all_to_all_single(
         self,
@@ -334,34 +310,32 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> SimulatedWork:
         """Give rank r the r-th part of every rank's tensor. The sizes count rows."""
-        array = array_of(input)
-        sent, received = exchange_counts(output, input, output_split_sizes, input_split_sizes, self.comm.size)
-
-        def start(async_op: bool) -> Any:
-            return collectives.all_to_all(
-                self.comm, array, send_counts=sent, receive_counts=received, async_op=async_op
-            )
-
-        return self._run(opts, start, lambda result: put(result, output), [output], [input])
+        counts = exchange_counts(output, input, output_split_sizes, input_split_sizes, self.comm.size)
+        return self._exchange(array_of(input), counts, partial(put, tensor=output), [output], [input], opts)
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Give rank r every rank's r-th tensor."""
         array = np.concatenate([array_of(each) for each in input_tensors])
-        sent, received = list_counts(output_tensors, input_tensors)
+        counts, write = list_counts(output_tensors, input_tensors), partial(put_parts, tensors=output_tensors)
+        return self._exchange(array, counts, write, output_tensors, input_tensors, opts)
 
-        def start(async_op: bool) -> Any:
-            return collectives.all_to_all(
-                self.comm, array, send_counts=sent, receive_counts=received, async_op=async_op
-            )
-
-        return self._run(opts, start, lambda result: put_parts(result, output_tensors), output_tensors, input_tensors)
+    def _exchange(
+        self,
+        array: np.ndarray,
+        counts: tuple[list[int] | None, list[int] | None],
+        write: Callable[[Any], None],
+        outputs: Tensors,
+        inputs: Tensors,
+        opts: Any,
+    ) -> SimulatedWork:
+        """Begin an all-to-all. counts: elements to each rank, and from each."""
+        named = {"send_counts": counts[0], "receive_counts": counts[1]}
+        return self._run(opts, collectives.all_to_all, (array,), write, outputs, inputs, **named)
 
     def barrier(self, opts: Any = None) -> SimulatedWork:
         """Block until every rank of the group has entered."""
         self.thread.call(self.comm.barrier)
-        work = SimulatedWork(self.thread, lambda: None, ())
-        work.done = True
-        return work
+        return self._done()
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Block until every rank of the group has entered; a rank that does not come is in the report of the hang."""

@@ -1,7 +1,7 @@
 """Programs that start their ranks themselves: mp.spawn, and Process of multiprocessing and of torch.multiprocessing.
 
 The program that starts processes is no rank: it runs once. A process that it starts is kept until the program waits
-for one; then a world of as many ranks runs, each of which executes the program's file anew as `__mp_main__`, as a
+for one; then a world of as many ranks runs. Each of them executes the program's file anew as `__mp_main__`, as a
 process does, and then its function:
 
     main program    mp.spawn(work, nprocs=2) ──▶ waits ································▶ goes on
@@ -157,11 +157,9 @@ class Spawned:
         self.processes = processes
 
     def pids(self) -> list[int]:
-        """Return the process ids."""
         return [process.pid for process in self.processes]
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Wait for all processes."""
         for process in self.processes:
             process.join()
         return True
@@ -209,15 +207,12 @@ class RankQueue:
         return loads(self.values.popleft())
 
     def put_nowait(self, value: Any) -> None:
-        """Append a copy of a value."""
         self.put(value)
 
     def get_nowait(self) -> Any:
-        """Take the first value; queue.Empty when there is none."""
         return self.get(block=False)
 
     def empty(self) -> bool:
-        """Return whether there is no value."""
         if not self.values and self.processes.launcher.is_main():
             self.processes.run()
         return not self.values
@@ -227,7 +222,6 @@ class RankQueue:
         return False
 
     def qsize(self) -> int:
-        """Return how many values there are."""
         return len(self.values)
 
     def close(self) -> None:

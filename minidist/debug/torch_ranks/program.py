@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -24,13 +23,14 @@ from torch.distributed import distributed_c10d
 from minidist.base.user_file import ProgramError, is_user_function, load_function
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import seeded
-from minidist.core.base.errors import MinidistError, quoted
+from minidist.core.base.errors import MinidistError
 from minidist.core.base.trace import Trace
 from minidist.core.comm import Comm
 from minidist.core.comm.call_site import CallSite
 from minidist.core.comm.sim.state import Stream
 from minidist.debug import user_program
 from minidist.debug.rank_process import Beginning, RankProcess, UserModules, own_process_state
+from minidist.debug.results import unlike_line
 from minidist.debug.torch_ranks.cuda import CpuForCuda, CudaOnCpu, cuda_on_cpu
 from minidist.debug.torch_ranks.isolation import TorchState, isolated, random_numbers_from
 from minidist.debug.torch_ranks.process_group import register
@@ -248,7 +248,7 @@ def run_in_orders(
     at_end: Callable[[SimWorld], None] = lambda world: None,
     **options: Any,
 ) -> tuple[TorchRun, str]:
-    """Run a program, and then with its ranks in so many other orders; return the first run, and what differs, if any.
+    """Run a program, and then with its ranks in `orders` other orders; return the first run, and what differs, if any.
 
     at_end: of the first run. It and the options are those of `run_on_ranks`.
     """
@@ -347,32 +347,14 @@ class ShuffledWorld(SimWorld):
 
 def first_difference(first: TorchRun, other: TorchRun) -> str:
     """Return in what two runs of one program differ, "" for nothing: what a rank has printed, and its messages."""
-    for rank, (before, now) in enumerate(zip_longest(first.outputs, other.outputs, fillvalue="")):
-        for line, pair in enumerate(zip_longest(before.splitlines(), now.splitlines(), fillvalue=""), 1):
-            if pair[0] != pair[1]:
-                who = f"rank {rank}" if rank < first.world.size else "the main program"
-                return f"{who} prints {quoted(pair[1])} in line {line}, and {quoted(pair[0])} in the first order"
+    if found := unlike_line(first.outputs, other.outputs, first.world.size, "the first order"):
+        return found
     if len(first.traces) != len(other.traces):
         return "the program starts another number of ranks than in the first order"
     for before_trace, trace in zip(first.traces, other.traces, strict=True):
         if before_trace.sequences() != trace.sequences():
             return f"rank {trace.rank} sends or receives other messages than in the first order"
     return ""
-
-
-def bytes_by_operation(run: TorchRun) -> list[dict[str, Any]]:
-    """Return what all ranks have sent, a row for each group and operation: its description, messages and bytes."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for trace in run.traces:
-        for message in trace.sent():
-            group = run.groups.get(message.communicator, message.communicator)
-            operation = "send" if message.operation == "message" else message.operation
-            row = rows.setdefault(
-                (group, operation), {"group": group, "operation": operation, "messages": 0, "bytes": 0}
-            )
-            row["messages"] += 1
-            row["bytes"] += message.nbytes
-    return sorted(rows.values(), key=lambda row: (-row["bytes"], row["group"], row["operation"]))
 
 
 def as_arrays(value: Any) -> Any:

@@ -86,7 +86,6 @@ class RankStore(dist.Store):
         self.shared.stores.append(self)
 
     def set(self, key: str, value: Any) -> None:
-        """Set a key."""
         self.shared.values[key] = value.encode() if isinstance(value, str) else bytes(value)
         self.shared.changed()
 
@@ -101,7 +100,6 @@ class RankStore(dist.Store):
             self.shared.wait(lambda key=key: key in self.shared.values, f"store.wait({key!r})")  # type: ignore[misc]
 
     def check(self, keys: Iterable[str]) -> bool:
-        """Return whether all keys are set."""
         return all(key in self.shared.values for key in keys)
 
     def add(self, key: str, amount: int) -> int:
@@ -111,7 +109,6 @@ class RankStore(dist.Store):
         return total
 
     def append(self, key: str, value: Any) -> None:
-        """Append to the value of a key."""
         more = value.encode() if isinstance(value, str) else bytes(value)
         self.set(key, self.shared.values.get(key, b"") + more)
 
@@ -127,13 +124,11 @@ class RankStore(dist.Store):
         return self.shared.values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """Return how many keys are set."""
         return len(self.shared.values)
 
     deleteKey, getNumKeys = delete_key, num_keys  # as a PrefixStore calls them
 
     def list_keys(self) -> list[str]:
-        """Return the keys that are set."""
         return list(self.shared.values)
 
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
@@ -141,12 +136,10 @@ class RankStore(dist.Store):
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: Iterable[str], values: Iterable[Any]) -> None:
-        """Set several keys."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def queue_push(self, key: str, value: Any) -> None:
-        """Append a value to a queue."""
         self.shared.queues.setdefault(key, deque()).append(value.encode() if isinstance(value, str) else bytes(value))
         self.shared.changed()
 
@@ -158,7 +151,6 @@ class RankStore(dist.Store):
         return bytes(queue.popleft())
 
     def queue_len(self, key: str) -> int:
-        """Return how many values a queue has."""
         return len(self.shared.queues.get(key, ()))
 
     def has_extended_api(self) -> bool:
@@ -166,7 +158,6 @@ class RankStore(dist.Store):
         return True
 
     def clone(self) -> "RankStore":
-        """Return another store of the same values."""
         return RankStore(self.shared)
 
 

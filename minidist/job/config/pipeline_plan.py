@@ -17,7 +17,6 @@ from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.plan.registry import SCHEDULES, Schedule
 from minidist.core.pipeline.runtime import cut_model
 from minidist.core.pipeline.runtime.stages import blocks_per_stage
-from minidist.core.pipeline.validate import validate
 from minidist.data import load_dataset
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig, updates_of
@@ -26,6 +25,7 @@ from minidist.pipeline.passes import recompute
 from minidist.pipeline.runtime.stream import plan_length
 from minidist.pipeline.schedules import load_plan
 from minidist.pipeline.schedules.load import check_sizes
+from minidist.pipeline.validate import validate
 from minidist.techniques import packs_inputs
 
 

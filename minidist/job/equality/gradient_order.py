@@ -21,6 +21,7 @@ from minidist.data import Shares
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.job import Job
+from minidist.pipeline.passes import additions
 
 Sites = Sequence[list[Array]]  # [micro-batch number] -> the contributions to one parameter, in backward order
 Parts = list[list[Array | None]]  # [reduction of the step][replica] -> what the replica contributes
@@ -94,7 +95,7 @@ class PipelineOrder:
         modules, self.tied = cut_stages(config, job.model, plan.stages)
         self.replicas, self.groups = job.batches.dp, config.dp_replicate if config.zero == 3 else 1
         self.reduce_each = config.zero >= 2  # replicas are summed in every micro-batch
-        self.additions, self.last_stage = plan.additions(), plan.stages - 1
+        self.additions, self.last_stage = additions(plan), plan.stages - 1
         # Of a tied weight the first stage.
         self.stage_of = {
             p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()

@@ -32,7 +32,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
 from minidist.core.nn.experts import MixtureOfExperts
-from minidist.core.parallel.context import part_order, sequence_positions
+from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.core.train.loss import ordered_sum
 from minidist.data import GlobalBatchSampler, Shares
 from minidist.data.batch_plan import StepBatch, ToldPlan

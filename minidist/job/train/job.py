@@ -21,7 +21,7 @@ from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.comm.mesh import Mesh
 from minidist.core.optim import Optimizer
 from minidist.core.parallel.dims import Axes
-from minidist.core.parallel.expert import ExpertParallel
+from minidist.core.parallel.expert.dispatch import ExpertParallel
 from minidist.core.train.data_axis import Group
 from minidist.core.train.task import Task
 from minidist.data import Dataset, GlobalBatchSampler, data_digest, hold_out, load_dataset

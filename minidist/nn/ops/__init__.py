@@ -8,7 +8,6 @@ rotary.py          rotary position embedding
 swiglu.py          the gate of a SwiGLU layer
 comparisons.py     operations that choose between two elements
 composite.py       the fused operations from elementary ones
-dry_attention.py   what attention keeps in a dry run
 precision.py       autocast, and operands in half precision
 in_place.py        writes into the arrays that a node keeps
 objects.py         tensors in objects of a user's class

@@ -57,7 +57,8 @@ class ExpertDataParallel(Module):
                 reducer = GradientReducer(flat, comm, algorithm=algorithm)
                 reducer.observe()
                 if comm is shared:
-                    reducer.belongs_to(module, groups[True])  # the experts are summed over fewer ranks, or complete
+                    # The experts are summed over fewer ranks, or complete.
+                    reducer.guard.covers(module, module.parameters())
                 self.reducers.append(reducer)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Tensor:

@@ -2,6 +2,7 @@
 
 refusals.py          what a pipeline refuses
 clip.py              clipping by it
+early_release.py     when a gradient that was sent has arrived
 evaluation.py        the forward passes alone
 layer_profile.py     how long each layer takes in the steps that train
 post_validation.py   the optimizer's step without a global barrier

@@ -32,7 +32,7 @@ from minidist.core.base.trace import SpanEvent
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import scale_gradients_
-from minidist.core.parallel import GradientReducer
+from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.shared import Place, SharedGradients
 from minidist.core.pipeline.runtime.stages import PipelineStage

@@ -97,6 +97,40 @@ def check_stages(model: Any, made: Sequence[Module]) -> None:
             )
 
 
+# --- what crosses the boundaries of stages ---
+
+DTYPES = [
+    *("float16", "float32", "float64", "bfloat16", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64", "bool"),
+]
+
+
+def check_crossing(value: Any) -> None:
+    """Raise UsageError for an array of a dtype that cannot be sent from stage to stage."""
+    if value.dtype.name not in DTYPES:
+        raise UsageError(f"a tensor of {value.dtype} cannot cross a stage boundary; use one of {', '.join(DTYPES)}")
+
+
+def check_target(stage: int, target: int, stages: int) -> None:
+    """Raise UsageError for a skip connection that goes back, or past the last stage."""
+    if not stage < target < stages:
+        raise UsageError(
+            f"stage {stage} sends a tensor to stage {target}; it must go to a later one, {stage + 1} to {stages - 1}"
+        )
+
+
+def check_crossings(tensors: Sequence[tuple[int, int, str, tuple[int, ...]]], most: int, dims: int) -> None:
+    """Raise UsageError unless these tensors, (from stage, to stage, dtype, shape), can cross one boundary."""
+    if len(tensors) > most or any(len(shape) > dims for *_, shape in tensors):
+        described = ", ".join(
+            f"{shape} of {dtype} from stage {source} to {target}" for source, target, dtype, shape in tensors
+        )
+        raise UsageError(
+            "at most eight tensors of at most six dims can cross a boundary, skip connections included, and here are:"
+            f" {described}"
+        )
+
+
 # --- shared parameters ---
 
 

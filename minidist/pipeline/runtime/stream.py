@@ -35,8 +35,8 @@ from minidist.core.pipeline.plan import Action, Plan
 from minidist.core.pipeline.plan.action import COMPUTE, actions_of
 from minidist.core.pipeline.plan.action import Item as ItemOfPlan
 from minidist.core.pipeline.runtime.pipeline import Item, Step
-from minidist.core.pipeline.simulate import Dependencies, Simulation
 from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline
+from minidist.pipeline.simulate import Dependencies, Simulation
 
 
 def plan_length(ranks: int, period: int) -> int:

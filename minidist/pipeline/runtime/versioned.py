@@ -19,10 +19,9 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.messages import Orders
-from minidist.core.pipeline.runtime.pipeline import Loss, Observer, Pipeline, Step, prepared
+from minidist.core.pipeline.runtime.pipeline import Loss, Observer, Pipeline, Step
 from minidist.core.pipeline.runtime.reduction import Reduction
-from minidist.core.pipeline.runtime.shapes import Key, StageMetadata
+from minidist.core.pipeline.runtime.shapes import StageMetadata
 from minidist.core.pipeline.runtime.stages import PipelineStage
 from minidist.parallel.running_statistics import batch_norms
 from minidist.pipeline.runtime.pipedream import WeightVersions
@@ -104,6 +103,8 @@ class VersionedPipeline(Pipeline):
     micro-batches, when a `Stream` runs it beyond the end of its plan. For the others see `Pipeline`.
     """
 
+    updates_on_the_way = True  # PipeDream can show what goes wrong without stashing
+
     def __init__(
         self,
         comm: Comm,
@@ -122,10 +123,6 @@ class VersionedPipeline(Pipeline):
         self.added = plan.batch
         if period is not None:
             self.recomputed = Periodic(self.recomputed, period)
-
-    def prepared(self, plan: Plan) -> tuple[Plan, Orders, Mapping[Key, int]]:
-        # PipeDream can show what goes wrong without stashing.
-        return prepared(plan, True)
 
     def begin(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
         super().begin(inputs, targets)

@@ -8,7 +8,6 @@ new one is a new file in this folder.
 text.py       actions and plans as text, and CSV files
 load.py       a plan from the command line: a name, a file, or a function in a Python file
 refusals.py   sizes and options that a schedule cannot have
-updates.py    plans that update their weights on the way: the versions of the weights that they need
 """
 
 from minidist.core.base.registry import import_modules

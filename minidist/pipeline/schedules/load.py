@@ -13,8 +13,9 @@ from minidist.base.user_file import is_user_function, load_function
 from minidist.core.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.core.pipeline.plan.action import Item, show
 from minidist.core.pipeline.plan.plan import Plan
-from minidist.core.pipeline.plan.registry import UPDATE_RULES, get_schedule
+from minidist.core.pipeline.plan.registry import get_schedule
 from minidist.pipeline.schedules.text import from_cells, read_csv
+from minidist.pipeline.updates import UPDATE_RULES
 
 MAX_CELLS = 10_000_000  # actions and ranks that a user's function may return
 

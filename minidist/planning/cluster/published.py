@@ -600,9 +600,9 @@ A model is a Hugging Face `config.json`, a name, sizes given as flags, or a job 
 `--print-config` writes), whose settings are fixed. The counts of parameters are exact: those of the module that
 `transformers` 5.24 builds of the file, for more than a hundred kinds of models
 ([families.toml](../minidist/planning/families.toml)), among them models with experts, state-space layers, attention
-windows and vision towers. It is the causal language model where `transformers` has one, and else the whole model with
-its output projection, as its weights are published and trained. `AutoModel` builds such a model without the
-projection; that number is printed, too, and is `parameters_of_automodel` in the JSON object. A kind that is not in
+windows and vision towers. It is the causal language model where `transformers` has one (`AutoModelForCausalLM`), and
+else the whole model, as `AutoModel` builds it. The output projection, which `AutoModel` leaves out, is planned, too;
+the number with it is printed next, and is `parameters_with_projection` in the JSON object. A kind that is not in
 the table is counted by `transformers` itself, if it is installed. What the time or the activations of a model leave
 out is printed. A GPU is named as people and drivers name it (`"H100 SXM 80GB"`, `rtx4090`); any other one is
 described by a file. Each of `--dp --tp --pp --cp --ep --vp --zero --sequence-parallel --micro-batch --recompute` that

@@ -112,7 +112,7 @@ def explanation(plan: Plan) -> list[str]:
     job, model, c = plan.job, plan.job.model, plan.calibration
     time = plan.time
     return [
-        f"parameters: {model.parameters:,}, of which a token uses {model.active_parameters:,}",
+        f"parameters: {model.counted_parameters:,}, of which a token uses {model.active_parameters:,}",
         f"model FLOPs of a step: 3 x {job.global_batch:,} sequences x {job.length:,} tokens x"
         f" {model.forward_flops(job.length):,} = {plan.model_flops:.4g}",
         *_memory_lines(plan),
@@ -267,7 +267,7 @@ def _expert_lines(plan: Plan) -> list[str]:
 
 def title(job: Job, cluster: str = "") -> str:
     """Return what is trained. cluster: on what."""
-    count = job.model.parameters
+    count = job.model.counted_parameters
     parameters = f"{count / 1e9:,.2f}e9" if count >= 10_000_000 else f"{count:,}"
     return (
         f"{parameters} parameters{cluster}, {counted(job.global_batch, 'sequence')} of {counted(job.length, 'token')},"

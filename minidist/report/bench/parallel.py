@@ -20,7 +20,9 @@ from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn import FlatParameters
 from minidist.core.optim import AdamW
-from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.parallel import gather_tensors
 from minidist.report.bench.harness import (
     Step,

@@ -22,7 +22,8 @@ from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn import Block, FlatParameters, GPTConfig, Sequential
 from minidist.core.optim import AdamW
-from minidist.core.parallel import tensor as tp
+from minidist.core.parallel.tensor.parallelize import gpt_plan, parallelize_module
+from minidist.parallel.tensor.full_state import full_tensor
 from minidist.report.bench.harness import (
     Step,
     environment,
@@ -49,7 +50,7 @@ NAMES = {
     "mlp.c_proj": "out",
 }
 # The styles of `gpt_plan` for one block, by names inside the block.
-PLAN = {name.removeprefix("transformer.h.*."): style for name, style in tp.gpt_plan(2).items() if "h.*." in name}
+PLAN = {name.removeprefix("transformer.h.*."): style for name, style in gpt_plan(2).items() if "h.*." in name}
 
 
 def bench_tensor_parallel(ranks: int = 2, rounds: int = 8, against: str | None = "torch") -> dict[str, Any]:
@@ -73,7 +74,7 @@ def whole_blocks(dtype: Any) -> Sequential:
 
 def our_blocks(comm: Comm, dtype: Any) -> Any:
     """Return the blocks, cut over `comm`."""
-    return tp.parallelize_module(whole_blocks(dtype), comm, {f"layers.*.{name}": style for name, style in PLAN.items()})
+    return parallelize_module(whole_blocks(dtype), comm, {f"layers.*.{name}": style for name, style in PLAN.items()})
 
 
 def their_blocks(ranks: int, dtype: Any) -> tuple[Any, dict[str, str]]:
@@ -152,7 +153,7 @@ def check(comm: Comm) -> dict[str, Any]:
     worst, largest = float(np.abs(y.data - z.detach().numpy()).max()), 0.0
     # Both gradients are whole, and in PyTorch's order, before they are compared.
     for name, parameter in ours.named_parameters():
-        mine = tp.full_tensor(parameter.grad, parameter.layout, {"tp": comm})
+        mine = full_tensor(parameter.grad, parameter.layout, {"tp": comm})
         grad = theirs.get_parameter(names[name]).grad
         other = (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).numpy()
         largest = max(largest, float(np.abs(mine).max()))

@@ -20,7 +20,7 @@ Proved by: tests/techniques/test_noise_estimate.py
 
 from collections.abc import Collection, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from minidist.core.base.limits import check_number
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
-from minidist.core.parallel.gradients import Bucket, GradientReducer, Reduction
+from minidist.core.parallel.gradients import Bucket, GradientReducer
 
 
 class Estimate(NamedTuple):
@@ -102,7 +102,7 @@ class LocalGradient:
         self.square, self.skip = 0.0, set(skip)
         self._send = reducer.replace_communication(self._square_and_send)
 
-    def _square_and_send(self, bucket: Bucket) -> Reduction:
+    def _square_and_send(self, bucket: Bucket) -> Any:
         if self.skip.isdisjoint(bucket.parameters):
             self.square += square(bucket.buffer)
         else:

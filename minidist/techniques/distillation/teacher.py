@@ -38,8 +38,8 @@ from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import Comm
-from minidist.core.parallel import fully_shard
-from minidist.core.parallel.fsdp_state import param_groups_of
+from minidist.core.parallel.fsdp import fully_shard
+from minidist.core.parallel.fsdp_state import units_of
 from minidist.data import Dataset, TokenDataset, cached
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.context.all_gather_attention import mask_documents
@@ -116,7 +116,7 @@ class Teacher:
         """
         for part in (*getattr(self.model, "blocks", ()), self.model):
             fully_shard(part, mesh=comm, prefetch=prefetch)
-        self.units = tuple(unit.flat.padded_numel for unit in param_groups_of(self.model))
+        self.units = tuple(unit.flat.padded_numel for unit in units_of(self.model))
 
     def counts(self) -> dict[str, int] | None:
         """Return how many samples' logits were asked for and how many were computed; None without a cache."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import Comm, Request
-from minidist.core.parallel.context import part_order, sequence_positions
+from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.core.parallel.dims import Axes
 from minidist.techniques.distillation.teacher import Teacher
 

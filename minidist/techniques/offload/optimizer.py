@@ -16,9 +16,10 @@ from typing import Any
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MinidistError, UsageError
-from minidist.core.optim import Optimizer, OptimizerWrapper, check_optimizer_class
-from minidist.core.optim.slices import as_slices, have_gradient, source_of
+from minidist.core.optim import Optimizer, OptimizerWrapper
+from minidist.core.optim.slices import as_slices, have_gradient
 from minidist.optim import LayerwiseOptimizer, Muon
+from minidist.optim.checks import check_optimizer_class
 from minidist.parallel.host_pool import HostPool, Transfer
 
 
@@ -37,7 +38,7 @@ class HostOptimizer(OptimizerWrapper):
             self.optimizer.step()
 
         # The step reads and writes host memory, which takes time on the virtual clock.
-        self.pool.step_of(self.optimizer.parameter_bytes)
+        self.pool.step_of(sum(run.slice.data.nbytes for run in self.optimizer._runs))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load the wrapped optimizer's state into host memory."""
@@ -54,7 +55,8 @@ class HostSlice:
     @property
     def source(self) -> Any:
         """The owner of the slice on the device, which knows whether its gradients are those of all ranks."""
-        return source_of(self._owner.device[self._index])
+        piece = self._owner.device[self._index]
+        return getattr(piece, "source", piece)
 
     @property
     def parameter(self) -> Any:

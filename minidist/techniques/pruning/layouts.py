@@ -21,9 +21,10 @@ from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm, Work
 from minidist.core.parallel.flat_shards import Shard
-from minidist.core.parallel.fsdp_param_group import FSDPParamGroup, Reduce
-from minidist.core.parallel.gradients import Bucket, Then
+from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
+from minidist.core.parallel.gradients import Bucket
 from minidist.core.parallel.zero import ShardReducer
+from minidist.parallel.comm_hooks import Then
 from minidist.parallel.compressor import compress
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner
 
@@ -93,7 +94,7 @@ class ReduceKept(Reduce):
     Every rank needs the bits of all shards, to leave out what their owners do: an all-gather of 1/8 B per element.
     """
 
-    def __init__(self, unit: FSDPParamGroup, mine: xp.Array) -> None:
+    def __init__(self, unit: FSDPUnit, mine: xp.Array) -> None:
         before = unit.reduce
         super().__init__(before.op, before.algorithm, before.replicas, before.find_unused)
         self.kept = track(all_gather(unit.shard.comm, xp.packbits(mine)), "optimizer")
@@ -117,7 +118,7 @@ class ReduceKept(Reduce):
         return whole
 
 
-def prunable_units(axis: Any, pruner: Pruner) -> list[FSDPParamGroup]:
+def prunable_units(axis: Any, pruner: Pruner) -> list[FSDPUnit]:
     """Return the units of ZeRO 3 that have weights that may be pruned; other layouts have no units."""
     units = getattr(axis, "units", ())
     return [unit for unit in units if any(name in pruner.matrices for name in unit.flat.names)]

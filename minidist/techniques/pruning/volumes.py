@@ -5,9 +5,7 @@ Proved by: tests/techniques/test_pruning.py
 
 from collections.abc import Sequence
 
-from minidist.core.parallel.data_parallel import ddp_volume
-from minidist.core.parallel.fsdp import fsdp_gather_volume, fsdp_volume
-from minidist.core.parallel.zero import zero_volume
+from minidist.parallel.volume import gradient_volume
 from minidist.techniques.extension import AxisRun, Run
 from minidist.techniques.pruning.schedule import SparsitySchedule
 from minidist.techniques.pruning.selection import selection_bytes
@@ -20,11 +18,8 @@ def pruned_weights(schedule: SparsitySchedule, sizes: Sequence[int], together: b
 
 def reduction_bytes(run: Run, axis: AxisRun, elements: int) -> int:
     """Return the bytes of reducing so many elements, as the layout of the run does it."""
-    if run.config.zero == 3:
-        sent = fsdp_volume(elements, axis.ranks, copies=run.config.dp_replicate)
-    else:
-        sent = zero_volume(elements, 0, axis.ranks) if run.config.zero else ddp_volume(elements, axis.ranks)
-    return axis.groups * sent["gradient_reduce"] * run.itemsize
+    sent = gradient_volume(run.config.zero, elements, axis.ranks, run.config.dp_replicate)
+    return axis.groups * sent * run.itemsize
 
 
 def pruning_bytes(run: Run, axis: AxisRun, schedule: SparsitySchedule, sizes: Sequence[int], units: int) -> int:
@@ -35,7 +30,7 @@ def pruning_bytes(run: Run, axis: AxisRun, schedule: SparsitySchedule, sizes: Se
     copies = run.config.dp_replicate
     shards, compared = axis.ranks // copies, 1 if run.config.sparsity_scope == "global" else len(sizes)
     times = sum(schedule.is_due(run.done + step + 1) for step in range(run.steps)) if sizes else 0
-    once, masks = selection_bytes(len(sizes), compared, run.itemsize, shards), fsdp_gather_volume(units // 8, shards)
+    once, masks = selection_bytes(len(sizes), compared, run.itemsize, shards), (shards - 1) * (units // 8)
     # A resumed job exchanges the masks of its checkpoint, too.
     sent: int = axis.groups * copies * (times * (once + masks) + (masks if run.done else 0))
     return sent

@@ -158,6 +158,7 @@ def test_without_a_folder_there_are_no_files_and_no_errors(monkeypatch):
     folder = JobFolder(None)
     folder.write_state(0, {})
     assert (folder.state(0), folder.messages(0), folder.first("reported")) == (None, [], True)
+    assert (folder.append_messages(0, [{"tag": 1}]), folder.is_gone()) == (False, False)
     folder.leave(0)
     folder.discard()
 

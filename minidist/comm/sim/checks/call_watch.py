@@ -1,4 +1,4 @@
-"""The calls of all ranks must be alike: the headers of messages that meet, the roots, the members of communicators.
+"""The calls of all ranks must agree: the headers of messages that meet, the roots, the members of communicators.
 
     rank 0   broadcast root 0 ──┐   the second one differs: no stream runs on, and `look_ahead` asks what the
     rank 1   broadcast root 1 ──┘   ranks would have called next, so that the error can name the cause

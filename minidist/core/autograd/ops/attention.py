@@ -1,10 +1,10 @@
 """Causal self-attention as one node: softmax(Q K^T / sqrt(d)) V, where position i sees positions 0..i.
 
-Queries go in blocks of 64 (256 on a GPU), and a block meets only the keys up to its own end: half of the score matrix
+Queries go in blocks of 64, and a block meets only the keys up to its own end: half of the score matrix
 is never computed and none of it is ever masked except the diagonal blocks. The exponentials are saved unnormalised; the
 division by their row sums is folded into the (much smaller) outputs and output gradients. Heads are strided views of
 the packed projection, so nothing is copied. Scores lie as (keys, queries), so that a maximum over keys compares whole
-rows at once, and no product reads them transposed, because CuPy would copy them. With P the softmax, dS = P *
+rows at once. With P the softmax, dS = P *
 (dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
 
 Dropout of the weights multiplies P by a mask M of 0 and 1 / (1 - p) before it meets V; then dS = P * (M * dO V^T -
@@ -22,10 +22,8 @@ from minidist.core.autograd.operands import mismatch, operand
 from minidist.core.autograd.ops import shaping
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
-from minidist.core.base import hooks
 
 _BLOCK = 64  # queries at once
-_GPU_BLOCK = 256  # on a GPU, which needs more work per kernel
 _CACHE = 256 * 1024  # bytes of scores at once
 
 
@@ -134,7 +132,7 @@ def _arrays(saved: Saved, drop: Drop) -> list[xp.Array]:
     return [array for e, inverse in saved for array in (e.stored, inverse)] + ([] if drop is None else [drop[0]])
 
 
-def _dropped(e: xp.Array, drop: Drop, n: int, step: int, start: int, end: int) -> xp.Array:
+def dropped(e: xp.Array, drop: Drop, n: int, step: int, start: int, end: int) -> xp.Array:
     """e (samples n.., heads, keys ..end, queries start..end) less the dropped weights; `e` itself without dropout."""
     if drop is None:
         return e
@@ -151,11 +149,9 @@ def _heads(packed: xp.Array, parts: int, heads: int) -> list[xp.Array]:
     return [split[:, :, part].transpose(0, 2, 1, 3) for part in range(parts)]
 
 
-def _at_once(q: xp.Array) -> tuple[int, int]:
-    """The samples and queries per block: as many samples as fit into the cache together; on a GPU the whole batch."""
-    batch, heads, length, _ = q.shape
-    if xp.on_gpu(q):
-        return max(1, batch), _GPU_BLOCK
+def at_once(q: xp.Array) -> tuple[int, int]:
+    """The samples and queries per block: as many samples as fit into the cache together."""
+    _, heads, length, _ = q.shape
     return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize)), _BLOCK
 
 
@@ -166,9 +162,9 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor,
     """
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
-    step, queries = _at_once(q)
-    if not xp.has_values(q):
-        return hooks.saved_shapes(q, step, queries, source)
+    if (kernels := xp.kernels_of(q)) is not None:
+        return kernels.attention(q, k, v, o, source, drop)
+    step, queries = at_once(q)
     exponentials = _exponentials(q, min(queries, length))
     saved = []
     for n in range(0, batch, step):
@@ -180,7 +176,7 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor,
             inverse = exponentials(e)
             # O^T = V^T e / row sums: the division is done on the output, which is much smaller than the scores.
             part = on[:, :, start:end]
-            weights = _dropped(e, drop, n, step, start, end)
+            weights = dropped(e, drop, n, step, start, end)
             xp.matmul(vn[:, :, :end].swapaxes(2, 3), weights, out=part.swapaxes(2, 3))
             part *= inverse
             saved.append((source.save(e), inverse))
@@ -200,12 +196,10 @@ def _backward(
     """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys: it goes first and writes, others add."""
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
-    step, queries = _at_once(q)
-    if not xp.has_values(q):
-        while saved:
-            kept, inverse = saved.pop()
-            e = kept.data
+    if (kernels := xp.kernels_of(q)) is not None:
+        kernels.attention_gradients(q, k, v, o, g, saved, gradients, drop)
         return
+    step, queries = at_once(q)
     for n in reversed(range(0, batch, step)):
         qn, kn, vn, on, gn = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step], g[n : n + step]
         dqn, dkn, dvn = (array[n : n + step] for array in gradients)
@@ -216,14 +210,15 @@ def _backward(
             # dS = P * (dO V^T - rowsum(dO * O)); P = e / row sums, and the division is in dO already.
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
-            ds = _dropped(vn[:, :, :end] @ do.swapaxes(2, 3), drop, n, step, start, end)
-            _score_gradients(ds, delta.swapaxes(2, 3), e)
+            ds = dropped(vn[:, :, :end] @ do.swapaxes(2, 3), drop, n, step, start, end)
+            ds -= delta.swapaxes(2, 3)
+            ds *= e
             # dQ^T = K^T dS, dK = dS Q, dV = P dO, with scores as (keys, queries).
             part = dqn[:, :, start:end]
             xp.matmul(kn[:, :, :end].swapaxes(2, 3), ds, out=part.swapaxes(2, 3))
             part *= scale
             scaled_q = qn[:, :, start:end] * scale
-            e = _dropped(e, drop, n, step, start, end)
+            e = dropped(e, drop, n, step, start, end)
             if end == length:
                 xp.matmul(ds, scaled_q, out=dkn)
                 xp.matmul(e, do, out=dvn)
@@ -237,8 +232,6 @@ def _exponentials(q: xp.Array, queries: int) -> Callable[[xp.Array], xp.Array]:
 
     It returns 1 / row sums (..., queries, 1). The last key is the last query's own; keys after a query's own are 0.
     """
-    if (kernels := xp.kernels_of(q)) is not None:
-        return kernels.causal_exponentials
     diagonal, ones = _diagonal(queries, q), xp.ones(q.shape[2], q.dtype, q)
 
     def exponentials(e: xp.Array) -> xp.Array:
@@ -249,15 +242,6 @@ def _exponentials(q: xp.Array, queries: int) -> Callable[[xp.Array], xp.Array]:
         return xp.reciprocal(ones[:keys] @ e)[..., None]
 
     return exponentials
-
-
-def _score_gradients(ds: xp.Array, delta: xp.Array, e: xp.Array) -> None:
-    """ds = (ds - delta) * e, in place."""
-    if (kernels := xp.kernels_of(ds)) is not None:
-        kernels.score_gradients(ds, delta, e)
-        return
-    ds -= delta
-    ds *= e
 
 
 def _largest(e: xp.Array) -> xp.Array:

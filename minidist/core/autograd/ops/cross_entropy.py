@@ -62,6 +62,13 @@ def softmax_loss(
     if logits.data.itemsize == 2:
         logits = operand(logits)  # half precision computes in float32
     scores = logits.data.reshape(prod(shape[:-1]), classes)
+    part = 1 / divisor if divisor == divisor else 0.0  # the mean over no rows is nan, and its gradient is zero
+
+    if scores.size and reduce is None and not logits.half and (kernels := xp.kernels_of(scores)) is not None:
+        total, gradient = kernels.softmax_loss(scores, own[1], counted, part)
+        gradient = gradient.reshape(shape)
+        edges = ((logits, partial(imul, gradient)),)
+        return record(name, total / divisor, edges, cost=5 * scores.size, saved=(gradient,))
 
     # The largest logit of a row is taken from all others, so that nothing overflows.
     if reduce is None:
@@ -76,7 +83,6 @@ def softmax_loss(
     if counted is not None:
         losses *= counted
     loss = losses.sum() / divisor
-    part = 1 / divisor if divisor == divisor else 0.0  # the mean over no rows is nan, and its gradient is zero
 
     def gradient_from(exponentials: xp.Array) -> xp.Array:
         """softmax / divisor, less 1 / divisor at the target; in place."""
@@ -148,10 +154,10 @@ def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) 
         raise AutogradError(f"{name}: targets must be integers, not {targets.dtype}")
     classes, flat = logits.shape[-1], targets.reshape(-1)
 
-    # Any target out of range but ignore_index is an error.
+    # Any target out of range but ignore_index is an error. Without a sign, a negative number is a large one.
     counted = None
     inside = 0 <= ignore_index < classes  # the id of a padding token may be a class itself
-    if flat.size and (inside or flat.min() < 0 or flat.max() >= classes):
+    if flat.size and (inside or flat.view(f"u{flat.itemsize}").max() >= classes):
         counted = flat != ignore_index
         wrong = flat[counted & ((flat < 0) | (flat >= classes))]
         if wrong.size:

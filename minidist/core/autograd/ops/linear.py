@@ -42,7 +42,7 @@ def linear(
     n_in, n_out = w.shape
     z = xp.empty((*shape[:-1], n_out), w.dtype, w)
     rows = xp.as_rows(z)
-    xp.matmul(xp.as_rows(x.data), w, out=rows)
+    xp.product(xp.as_rows(x.data), w, rows)
     biases = []
     if bias is not None:
         if bias.dtype.itemsize == 2:
@@ -60,12 +60,12 @@ def linear(
     def grad_x(g: xp.Array) -> xp.Array:
         w = kept_w.data.T if weight_is_in_out else kept_w.data
         dx = xp.empty(shape, g.dtype, g)
-        xp.matmul(xp.as_rows(g), w, out=xp.as_rows(dx))
+        xp.product(xp.as_rows(g), w, xp.as_rows(dx))
         return dx
 
     def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         x_rows, g_rows = xp.as_rows(kept_x.data), xp.as_rows(g)
-        return xp.matmul(x_rows.T, g_rows, out=out) if weight_is_in_out else xp.matmul(g_rows.T, x_rows, out=out)
+        return xp.product(x_rows.T, g_rows, out) if weight_is_in_out else xp.product(g_rows.T, x_rows, out)
 
     flops = 2 * z.size * n_in
 

@@ -71,18 +71,6 @@ class Plan:
         """Return the stages that `rank` computes, ascending."""
         return sorted({action.stage for action in self.actions(rank) if action.kind in COMPUTE})
 
-    def additions(self) -> dict[int, list[list[int]]]:
-        """Return stage -> for each rank that holds it, the micro-batches in the order in which its gradient adds them.
-
-        The ranks of a stage are in rank order.
-        """
-        result: dict[int, dict[int, list[int]]] = {}
-        for rank in range(self.ranks):
-            for action in self.actions(rank):
-                if action.kind in ("B", "W"):
-                    result.setdefault(action.stage, {}).setdefault(rank, []).append(action.microbatch)
-        return {stage: list(result[stage].values()) for stage in sorted(result)}
-
     def with_orders(self, orders: Sequence[Sequence[Item]]) -> "Plan":
         """Return the same plan with other orders."""
         return replace(self, orders=orders)

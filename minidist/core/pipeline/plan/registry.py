@@ -12,12 +12,12 @@ Proved by: tests/pipeline/test_plans.py
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from minidist.core.base import hooks
 from minidist.core.base.registry import Registry
-from minidist.core.pipeline.plan.action import Action, Item
-from minidist.core.pipeline.plan.plan import Plan, PlanError
+from minidist.core.pipeline.plan.action import Item
+from minidist.core.pipeline.plan.plan import Plan
 
 Orders = Sequence[Sequence[Item]]
 
@@ -72,33 +72,6 @@ def schedule(
         return function
 
     return register
-
-
-class UpdateRule(NamedTuple):
-    """What follows from updates on the way, which a schedule's file adds to UPDATE_RULES.
-
-    versions(plan, allow_wrong_gradients): of each rank, the most versions of a stage's weights that are needed at once;
-    PlanError where a backward would see other weights than its forward. waits(plan): action -> what it waits for in
-    addition, because the update before it does.
-    """
-
-    versions: Callable[[Plan, bool], list[int]]
-    waits: Callable[[Plan], dict[Action, list[Action]]]
-
-
-UPDATE_RULES: dict[str, UpdateRule] = {}  # by Plan.updates
-
-
-def update_rule(plan: Plan) -> UpdateRule | None:
-    """Return the rule of a plan whose weights change on the way, None for others; PlanError where there is none."""
-    if plan.updates in ("flush", "none"):
-        return None
-    if plan.updates not in UPDATE_RULES:
-        _load_more()
-    if plan.updates not in UPDATE_RULES:
-        known = ", ".join(("flush", "none", *UPDATE_RULES))
-        raise PlanError(f"plan {plan.name!r} has updates={plan.updates!r}; it must be one of {known}")
-    return UPDATE_RULES[plan.updates]
 
 
 def _load_more() -> None:

@@ -2,13 +2,12 @@
 
     enqueue   what a stage made, for a stage on this rank or for the SEND that follows
     send      SEND_F(s, i)   released when B(s, i)'s gradient has come back: the activation must have arrived
-              SEND_B(s, i)   released when a later message from that rank comes, sent after it used the gradient
+              SEND_B(s, i)   released behind the item that `released` says, or at the end of the step
     post      RECV: a fresh buffer per message, for the stage keeps it until its backward
     take      what an F, I or B needs, waited for
 
-No rank asks whether a message has arrived; the plan says when it must have, so the wait costs nothing and a sent array
-does not stay to the end of the step. A skip connection goes straight to the rank that needs it, on a
-separate communicator.
+No rank asks whether a message has arrived; the plan says when it must have, so the wait costs nothing. A skip
+connection goes straight to the rank that needs it, on a separate communicator.
 
 Proved by: tests/pipeline/test_messages.py, tests/pipeline/test_runtime.py
 """
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import named_dtype
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
@@ -45,7 +45,10 @@ class Route(NamedTuple):
 
 
 class Messages:
-    """One rank's messages of one plan. `ready`: what has arrived, stays on this rank or waits for its SEND."""
+    """One rank's messages of one plan. `ready`: what has arrived, stays on this rank or waits for its SEND.
+
+    released: item of this rank's order -> the gradients that have arrived when it is done.
+    """
 
     def __init__(self, comm: Comm, plan: Plan, orders: Orders, rank_of: Mapping[Key, int]) -> None:
         self.comm, self.skips, self.plan, self.orders, self.rank_of = comm, comm.dup(), plan, orders, rank_of
@@ -71,7 +74,7 @@ class Messages:
         self.counts: Mapping[tuple[int, int, int], int] = {way: len(of) for way, of in metadata.tensors.items()}
         # Of what crosses from rank to rank, where it goes.
         self.routes: Mapping[Message, Route] = dict(self._routes(pairs))
-        self.released = self._arrivals()
+        self.released: dict[int, list[Message]] = hooks.arrived_gradients(self)
 
     def _routes(self, pairs: int) -> Iterator[tuple[Message, Route]]:
         for (source, target, i), tensors in self.metadata.tensors.items():
@@ -188,47 +191,3 @@ class Messages:
                 " 2,048 fit; take fewer micro-batches"
             )
         return tags
-
-    def _arrivals(self) -> dict[int, list[Message]]:
-        """Return item of this rank's order -> the gradients that have arrived when it is done.
-
-        The gradient of (stage, i) is used by its receiver's B; the first message that this receiver sends here after it
-        says so.
-        """
-        me = self.comm.rank
-        mine, others = _places(self.orders[me]), dict[int, dict[Action, int]]()
-        told: dict[int, list[int]] = {}  # rank -> see `_told_by`
-        result: dict[int, list[Message]] = {}
-        for (stage, i), sources in self.metadata.sources.items():
-            for source in sources:
-                rank = self.rank_of.get((source, i), me)
-                if rank == me:
-                    continue
-                if rank not in told:
-                    others[rank], told[rank] = _places(self.orders[rank]), self._told_by(rank, mine)
-                backward = (Action.of(kind, source, i) for kind in "BI")
-                used = next((others[rank][action] for action in backward if action in others[rank]), None)
-                item = None if used is None else told[rank][used + 1]
-                if item is not None and item < len(self.orders[me]):
-                    result.setdefault(item, []).append(("B", stage, source, i))
-        return result
-
-    def _told_by(self, rank: int, mine: Mapping[Action, int]) -> list[int]:
-        """Return, for each place in the order of `rank`, the item here that waits for what it sends next."""
-        order, never = self.orders[rank], len(self.orders[self.comm.rank])
-        earliest = [never] * (len(order) + 1)
-        for at in range(len(order) - 1, -1, -1):
-            earliest[at] = earliest[at + 1]
-            for action in order[at]:
-                kind, stage, i = action.kind, action.stage, action.microbatch
-                if kind in ("SEND_F", "SEND_B"):
-                    target = stage + (1 if kind == "SEND_F" else -1)
-                    if self.rank_of[target, i] == self.comm.rank:
-                        waits = "F" if kind == "SEND_F" else "B" if Action.of("B", target, i) in mine else "I"
-                        earliest[at] = min(earliest[at], mine[Action.of(waits, target, i)])
-        return earliest
-
-
-def _places(order: Sequence[Sequence[Action]]) -> dict[Action, int]:
-    """Return action -> its place in the order."""
-    return {action: at for at, item in enumerate(order) for action in item}

@@ -5,10 +5,9 @@
                           ▼             │ waits for the posted receive
     rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
 
-RECV posts a receive into a fresh buffer: the stage's first layer keeps its input for backward, so a buffer that is used
-again would change a gradient. SEND starts; it is waited for when the plan says that it must have arrived, so that
-1F1B's memory is what the plan says (messages.py). Neighbours on one rank pass their arrays by reference. Every plan is
-validated before anything runs, so a wrong one raises an error and does not hang.
+RECV posts a receive into a fresh buffer: the stage's first layer keeps its input for backward. A SEND is waited for
+when the plan says that it must have arrived (messages.py). Neighbours on one rank pass their arrays by reference.
+Every plan is validated before anything runs, so a wrong one raises an error and does not hang.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
@@ -37,7 +36,6 @@ from minidist.core.pipeline.runtime.reduction import Reduction
 from minidist.core.pipeline.runtime.shapes import FLOATS, Key, StageMetadata, exchange_shapes
 from minidist.core.pipeline.runtime.shared import SharedGradients
 from minidist.core.pipeline.runtime.stages import PipelineStage, SkipConnection
-from minidist.core.pipeline.validate import validate
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
 
@@ -61,10 +59,9 @@ Observer = Callable[[Step], AbstractContextManager[Any]]  # a computation -> a c
 def prepared(plan: Plan, allow_wrong_gradients: bool) -> tuple[Plan, Orders, Mapping[Key, int]]:
     """Return a valid plan with its transfers, its actions, and the rank of each (stage, micro-batch).
 
-    All ranks of a simulated world have the same plan, and the work grows with all of its actions, so it is kept. The
-    orders are tuples here.
+    It is kept, as all ranks of a simulated world have the same plan. Its orders are tuples.
     """
-    validate(plan, allow_wrong_gradients)
+    hooks.validate_plan(plan, allow_wrong_gradients)
     lowered = plan if plan.is_lowered else lower(plan)
     orders = [[actions_of(item) for item in order] for order in lowered.orders]
     return lowered, orders, MappingProxyType(lowered.rank_of_stage())
@@ -75,17 +72,17 @@ class Pipeline:
 
     stages: this rank's stages, exactly those that the plan gives it. loss: called on the last stage; it divides by the
     global count itself, because micro-batches' losses and gradients are summed. tied: names of parameters that several
-    stages share. reduce: who sums gradients; by default the places of shared parameters are summed, and with
-    `Reduction(data)` the replicas on a data axis, whose running statistics of batch normalisation become those of the
-    rows of all ranks.
+    stages share. reduce: who sums gradients over the places of shared parameters, and over the replicas of a data axis.
     coordinates: micro-batch -> context in which its passes run (`batch_coordinates`). observers: each is called with a
-    computation and returns a context in which it runs, such as one that measures it.
+    computation and returns a context in which it runs.
 
     Sends, per step and boundary between two ranks: each micro-batch's activation (purpose pipeline_activation) and its
     gradient (pipeline_gradient); shared gradients (tied, gradient_reduce); and the losses, 8 B per micro-batch
     (metrics). Raises PlanError for a wrong plan, UsageError for stages or inputs that do not fit it, MismatchError when
     ranks have different plans.
     """
+
+    updates_on_the_way = False  # may weights change before the plan ends?
 
     def __init__(
         self,
@@ -102,9 +99,12 @@ class Pipeline:
         check_communicator(comm, "Pipeline")
 
         # [1] The plan: valid, for these ranks and for these stages.
-        lowered, orders, rank_of = self.prepared(plan.with_orders(tuple(tuple(order) for order in plan.orders)))
-        self.stages = {stage.number: stage for stage in stages}
         self.refusals = hooks.pipeline_refusals()
+        if not self.updates_on_the_way:
+            self.refusals.check_flushes(plan)
+        tuples = tuple(tuple(order) for order in plan.orders)
+        lowered, orders, rank_of = prepared(plan.with_orders(tuples), self.updates_on_the_way)
+        self.stages = {stage.number: stage for stage in stages}
         self.refusals.check_fits(plan, comm, self.stages)
         self.comm, self.loss, self.coordinates, self.observers = comm, loss, coordinates, observers
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
@@ -121,11 +121,6 @@ class Pipeline:
         # [3] The other ranks: they have the same plan, and who sums gradients with them.
         self.reduce = Reduction() if reduce is None else reduce
         self.agree(self.reduce, tied)
-
-    def prepared(self, plan: Plan) -> tuple[Plan, Orders, Mapping[Key, int]]:
-        """Return what `prepared` does; UsageError for a plan whose weights change on the way."""
-        hooks.pipeline_refusals().check_flushes(plan)
-        return prepared(plan, False)
 
     def agree(self, reduce: Reduction, tied: Sequence[str]) -> None:
         """Check that all ranks have the same plan, and tell them which parameters this one has (startup)."""
@@ -145,8 +140,8 @@ class Pipeline:
     def step(self, inputs: Sequence[Any], targets: Sequence[Any] | None = None) -> list[float]:
         """Run the plan on micro-batches `inputs`; returns every micro-batch's loss, on every rank.
 
-        Every rank passes the micro-batches (arrays, whose first dims may differ), the first stage reads the inputs, the
-        last the targets. Gradients are added to what the parameters have; call `zero_grad` before.
+        Every rank passes all micro-batches (arrays, whose first dims may differ). Gradients are added to what the
+        parameters have; call `zero_grad` before.
         """
         # [1] Nothing is alive, nothing on its way.
         self.begin(inputs, targets)
@@ -160,7 +155,7 @@ class Pipeline:
         return np.asarray(losses).tolist()  # type: ignore[no-any-return]
 
     def begin(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
-        """Begin a step on these micro-batches: nothing is alive, nothing on its way."""
+        """Begin a step on these micro-batches."""
         # An evaluation may have no loss; targets are for the loss.
         m = self.plan.microbatches
         has_loss = self.plan.updates == "none" if self.loss is None else targets is not None and len(targets) == m
@@ -180,7 +175,7 @@ class Pipeline:
         self.deferred: dict[Key, Any] = {}  # weight gradients that wait for their W
 
     def know(self, metadata: StageMetadata) -> None:
-        """Note what crosses stage boundaries, from which follows what has arrived behind each item of the order."""
+        """Note what crosses stage boundaries."""
         self.metadata = metadata
         self.messages.set_shapes(metadata)
         released = self.messages.released
@@ -202,8 +197,7 @@ class Pipeline:
                     messages.post(kind[-1], stage, i)
                 elif kind in SENDS:
                     messages.send(kind[-1], stage, stage + SENDS[kind], i)
-                # Reduction: the stage's gradients are complete, so their sum over the replicas starts, unless others
-                # come before it.
+                # The stage's gradients are complete: their sum over the replicas starts, unless others come before it.
                 elif kind == "REDUCE_GRAD":
                     if stage in self.reduce.early:
                         self.reduce.start(stage)
@@ -288,8 +282,8 @@ class Pipeline:
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
             result = self.loss(result, self.targets[i])
-            # The sum over micro-batches is the loss of the batch, so a mean over this one's rows is too large.
-            if self.added > 1 and isinstance(getattr(getattr(result, "node", None), "name", ""), MeanOfRows):
+            node = getattr(result, "node", None)
+            if self.added > 1 and node is not None and isinstance(node.name, MeanOfRows):
                 self.refusals.refuse_mean(i, self.added)
         return outputs_by_target(result, stage)
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from minidist.core.base import hooks
 from minidist.core.comm import Comm
-from minidist.core.parallel import GradientReducer, Shard
+from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.shared import SharedGradients
 from minidist.core.pipeline.runtime.shared_shards import SharedShards

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import named_dtype
-from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.comm import Comm
 
@@ -28,23 +28,9 @@ Way = tuple[int, int]  # from stage, to stage; the inputs come from stage -1
 FLOATS = "fV"  # kinds of dtypes whose tensors have gradients (bfloat16's is "V"); numbers of tokens have none
 
 TENSORS, DIMS = 8, 6  # at most, that can cross one boundary
-ROW = 4 + DIMS  # numbers that describe a tensor: dtype, from stage, to stage, number of dims, dims
-WORDS = TENSORS * ROW  # of a boundary's message, 640 B
-DTYPES = (
-    "float16",
-    "float32",
-    "float64",
-    "bfloat16",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "bool",
-)
+# How a message describes one tensor.
+ROW = np.dtype([("source", "i8"), ("target", "i8"), ("dtype", "S8"), ("ndim", "i8"), ("shape", "i8", DIMS)])
+MESSAGE = TENSORS * ROW.itemsize  # bytes of what is told at a boundary
 
 
 @dataclass
@@ -70,8 +56,7 @@ class StageMetadata:
 
 def signature(value: Any) -> tuple[tuple[int, ...], str]:
     """Return shape and dtype of an array; UsageError for a dtype that cannot be sent."""
-    if value.dtype.name not in DTYPES:
-        raise UsageError(f"a tensor of {value.dtype} cannot cross a stage boundary; use one of {', '.join(DTYPES)}")
+    hooks.pipeline_refusals().check_crossing(value)
     return tuple(value.shape), value.dtype.name
 
 
@@ -98,7 +83,7 @@ def _outputs(
         return {}
     leaving: dict[Way, Tensors] = {(stage, stage + 1): []}
     for target, array in run(stage, [xp.zeros(shape, named_dtype(dtype)) for shape, dtype in arriving]):
-        _check_target(stage, target, stages)
+        hooks.pipeline_refusals().check_target(stage, target, stages)
         leaving.setdefault((stage, target), []).append(signature(array))
     return leaving
 
@@ -114,7 +99,7 @@ def exchange_shapes(
 
     run(stage, arrays): a forward pass, which returns the stage that each output goes to and the output.
 
-    Each distinct path through the ranks and input shape sends one message of `WORDS` numbers per boundary between ranks
+    Each distinct path through the ranks and input shape sends one message of 640 B per boundary between ranks
     (startup); what skips stages is told in it, so that the message to the next stage is the only one.
     """
     groups = _by_path(rank_of, stages, inputs)
@@ -126,9 +111,9 @@ def exchange_shapes(
             for stage in range(stages):
                 # Along the path, rank after rank.
                 if stage and comm.rank == path[stage] != path[stage - 1]:
-                    words = np.empty(WORDS, np.int64)
-                    comm.recv(words, path[stage - 1])
-                    travelling = _unpack(words)
+                    rows = np.empty(TENSORS, ROW)
+                    comm.recv(rows.view(np.int64), path[stage - 1])
+                    travelling = _unpack(rows)
                 if comm.rank != path[stage]:
                     continue
 
@@ -139,37 +124,23 @@ def exchange_shapes(
                     metadata.note(stage, i, arriving, leaving)
                 travelling = {way: tensors for way, tensors in travelling.items() if way[1] > stage} | leaving
                 if stage + 1 < stages and path[stage + 1] != comm.rank:
-                    comm.send(_pack(travelling), path[stage + 1])
+                    comm.send(_pack(travelling).view(np.int64), path[stage + 1])
     return metadata
 
 
-def _check_target(stage: int, target: int, stages: int) -> None:
-    if not stage < target < stages:
-        raise UsageError(
-            f"stage {stage} sends a tensor to stage {target}; it must go to a later one, {stage + 1} to {stages - 1}"
-        )
-
-
 def _pack(travelling: Mapping[Way, Tensors]) -> np.ndarray:
-    rows = [(*way, *tensor) for way, tensors in travelling.items() for tensor in tensors]
-    if len(rows) > TENSORS or any(len(shape) > DIMS for _, _, shape, _ in rows):
-        described = ", ".join(
-            f"{shape} of {dtype} from stage {source} to {target}" for source, target, shape, dtype in rows
-        )
-        raise UsageError(
-            "at most eight tensors of at most six dims can cross a boundary, skip connections included, and here are:"
-            f" {described}"
-        )
-    words = np.zeros((TENSORS, ROW), np.int64)
-    for row, (source, target, shape, dtype) in zip(words, rows, strict=False):
-        row[:4] = DTYPES.index(dtype) + 1, source, target, len(shape)
-        row[4 : 4 + len(shape)] = shape
-    return words.reshape(-1)
+    tensors = [(*way, dtype, shape) for way, crossing in travelling.items() for shape, dtype in crossing]
+    hooks.pipeline_refusals().check_crossings(tensors, TENSORS, DIMS)
+    rows = np.zeros(TENSORS, ROW)
+    for row, (source, target, dtype, shape) in zip(rows, tensors, strict=False):
+        row["source"], row["target"], row["dtype"], row["ndim"] = source, target, dtype, len(shape)
+        row["shape"][: len(shape)] = shape
+    return rows
 
 
-def _unpack(words: np.ndarray) -> dict[Way, Tensors]:
+def _unpack(rows: np.ndarray) -> dict[Way, Tensors]:
     travelling: dict[Way, Tensors] = {}
-    for dtype, source, target, dims, *shape in words.reshape(TENSORS, ROW).tolist():
+    for source, target, dtype, ndim, shape in rows.tolist():
         if dtype:
-            travelling.setdefault((source, target), []).append((tuple(shape[:dims]), DTYPES[dtype - 1]))
+            travelling.setdefault((source, target), []).append((tuple(shape[:ndim]), dtype.decode()))
     return travelling

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
-from minidist.core.parallel import Shard
+from minidist.core.parallel.flat_shards import Shard
 from minidist.core.pipeline.runtime.shared import Group, Place, SharedGradients, sum_over_places
 
 

@@ -25,10 +25,9 @@ from minidist.core.nn.flat import FlatParameters
 
 @dataclass(frozen=True)
 class SkipConnection:
-    """An output stashed for `stage`, past the neighbour: that stage gets it behind what its own neighbour sends.
+    """An output for `stage`, past the neighbour: that stage gets it behind what its own neighbour sends.
 
-    It travels once each way, B bytes and B bytes of gradient, whatever number of stages lies between; they hold nothing
-    of it.
+    It travels once each way, whatever number of stages lies between.
     """
 
     stage: int
@@ -39,8 +38,8 @@ class PipelineStage:
     """Stage `number` of a model: `module(*tensors)` returns one tensor, or several, which the next stage receives.
 
     A tensor that a later stage needs is returned as `SkipConnection(stage, tensor)`; that stage's module gets it after
-    the tensors of the stage before it, several in the order of the stages that they come from. A stage may have no
-    parameters. The last stage's output goes to the loss. flats: its parameters, when the caller has made them flat.
+    the tensors of the stage before it, several in the order of the stages that they come from. The last stage's output
+    goes to the loss. flats: its parameters, when the caller has made them flat.
     """
 
     def __init__(self, module: Any, number: int, flats: Sequence[FlatParameters] | None = None) -> None:

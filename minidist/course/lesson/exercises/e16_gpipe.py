@@ -9,11 +9,11 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.validate import validate
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 from minidist.course.lesson.plain import form
 from minidist.pipeline.schedules import from_cells, get_schedule
 from minidist.pipeline.timing import time_plan
+from minidist.pipeline.validate import validate
 
 
 def plan_of(answer: Any, case: Case) -> Plan:

@@ -13,12 +13,12 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import SpanEvent, Trace
 from minidist.core.comm import Comm
 from minidist.core.pipeline.plan import show
-from minidist.core.pipeline.simulate import Dependencies, simulate
 from minidist.course.lesson.exercise import Case, Hint
 from minidist.course.lesson.exercises import e16_gpipe, e17_one_f_one_b, e19_zero_bubble, e38_building_block
 from minidist.course.lesson.exercises.e16_gpipe import COMMON, describe, in_the_readers_words, plan_of
 from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, says
 from minidist.pipeline.schedules import from_cells, get_schedule
+from minidist.pipeline.simulate import Dependencies, simulate
 from minidist.pipeline.timing import Timing, time_plan
 
 MICROSECOND, ACTIVATION = 1e-6, 1000

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
-from minidist.core.collectives.folding import Fold, doubling_rounds, folded_seconds
 from minidist.core.collectives.operations import combine, divide
 from minidist.core.collectives.registry import algorithm
 from minidist.core.collectives.ring import same_memory

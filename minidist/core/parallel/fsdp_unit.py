@@ -1,25 +1,23 @@
-"""The parameters that FSDP gathers, uses and releases together: how they are communicated, not when.
+"""A unit of FSDP: parameters in one flat array that are gathered and released together, and reduced as one message.
 
-    start_gather ─▶ finish_gather ─▶ (module computes) ─▶ release        in forward, and again in backward
-    start_reduce ─▶ finish_reduce                                        in backward: the summed gradient, by shards
+    shard ── start_gather ▶ arriving ── finish_gather ▶ whole (the module computes) ── release ▶ shard
+    whole gradient ── start_reduce ▶ in flight ── finish_reduce ▶ added to the shard's gradient
 
 `fsdp_state.FSDPState` decides when each of these happens. Every step has a start and a finish so that messages travel
 while something computes. Four policies say how: `Reduce`, `Reshard`, `Precision`, and the `Placement` of the shards.
 
-Source: Zhao et al., PyTorch FSDP, VLDB 2023; the names are those of PyTorch's FSDP2.
+Source: Zhao et al., PyTorch FSDP, VLDB 2023.
 Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_mixed_precision_policy.py
 """
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast
-from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, all_reduce, broadcast, reduce_scatter
@@ -27,63 +25,6 @@ from minidist.core.comm import Comm, Work
 from minidist.core.parallel.flat_shards import Placement, Shard
 from minidist.core.parallel.gradients import UnusedParameterError, used_anywhere
 from minidist.core.parallel.guard import Guard
-
-_gathers: "WeakKeyDictionary[Comm, Comm]" = WeakKeyDictionary()  # communicator -> see `stream_of_gathers`
-
-
-class FSDPCommContext:
-    """The communication in flight that the parameter groups of one model share.
-
-    guard: of one `fully_shard`. At most one reduction, and at most one reduced gradient on its way to where its shard
-    lives, is in flight: more would hold more memory.
-    """
-
-    def __init__(self, guard: Guard) -> None:
-        self.guard = guard
-        self.reducing: FSDPParamGroup | None = None
-        self.storing: tuple[FSDPParamGroup, Any] | None = None
-
-    def discard(self) -> None:
-        """Let what is in flight arrive, and forget it: the pass that it belongs to was ended by an error."""
-        if self.reducing is not None:
-            assert self.reducing.reduction is not None
-            self.reducing.reduction.wait()
-            self.reducing.reduction = None
-            self.reducing = None
-        if self.storing is not None:
-            self.storing[1].wait()
-            self.storing = None
-
-    def finish_reduction(self) -> None:
-        """Wait for the reduction in flight, if there is one."""
-        if self.reducing is not None:
-            group, self.reducing = self.reducing, None
-            group.finish_reduce(self)
-
-    def finish_storing(self) -> None:
-        """Wait for the reduced gradient on its way to its shard, and add it to those of earlier micro-batches."""
-        if self.storing is not None:
-            (group, transfer), self.storing = self.storing, None
-            group.add_reduced(transfer.wait())
-
-    def finish(self) -> None:
-        """Wait for all that is in flight."""
-        self.finish_reduction()
-        self.finish_storing()
-
-
-def stream_of_gathers(comm: Comm) -> Comm:
-    """Return the stream of all-gathers over `comm`, so that they do not queue behind reductions.
-
-    All models that are sharded over the same ranks have one, so that ranks that run two models in different orders
-    meet, and are told.
-    """
-    if comm not in _gathers:
-        _gathers[comm] = comm.dup()
-    return _gathers[comm]
-
-
-# --- policies ---
 
 
 @dataclass
@@ -143,38 +84,31 @@ class Precision:
         return values
 
 
-class FSDPParamGroup:
-    """Parameters in one flat array that are gathered and released together, and reduced as one message.
+class FSDPUnit:
+    """This rank's shard of a unit, and what of it is in flight. guard: of the `fully_shard` that makes the unit.
 
-    shard: this rank's part. made: the context of the `fully_shard` that makes it. gathers: the stream of its gathers.
-    reduce, reshard, precision,
-    placement: how it is summed, what of it stays whole, in which dtypes, and where the shard lives.
+    gathers: the stream of its gathers. reduce, reshard, precision, placement: how it is summed, what of it stays
+    whole, in which dtypes, and where the shard lives. Methods take the `FSDPState` of the outermost module, `root`.
     """
 
     def __init__(
         self,
         shard: Shard,
-        made: FSDPCommContext,
+        guard: Guard,
         gathers: Comm,
         reduce: Reduce,
         reshard: Reshard,
         precision: Precision,
         placement: Placement,
     ) -> None:
-        self.shard, self.flat, self.made, self.gathers = shard, shard.flat, made, gathers
+        self.shard, self.flat, self.guard, self.gathers = shard, shard.flat, guard, gathers
         self.reduce, self.reshard, self.placement = reduce, reshard, placement
-
-        # A frozen parameter that is unfrozen later would have no optimizer on any rank: its hook raises.
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
-        for parameter in self.flat.parameters:
-            if not parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._refuse_unfrozen)
 
-        # In flight, and where the group is in its cycle of gather, compute, reduce and release.
         self.gather: Work | None = None  # the gather in flight ...
         self.arriving: xp.Array | None = None  # ... and the array that it writes to
         self.reduction: Work | None = None  # the reduction in flight
-        self.part: xp.Array | None = None  # what this rank keeps of the group for its subgroup
+        self.part: xp.Array | None = None  # what this rank keeps of the unit for its subgroup
         self.version = -1  # of the values that were gathered last
         self.differentiating = False  # backward has reached the module's output and not yet its input
         self.reduced = False  # in this backward pass
@@ -183,21 +117,20 @@ class FSDPParamGroup:
 
         # Rank 0's values count: along the replicas first, so that rank 0 of each shard group has them.
         with purpose("startup"):
-            if reduce.replicas is not None:
-                broadcast(reduce.replicas, self.flat.data)
-            broadcast(shard.comm, self.flat.data)
+            for comm in filter(None, (reduce.replicas, shard.comm)):
+                broadcast(comm, self.flat.data)
 
         # From here on the shard has a separate array, and the whole exists only while it is gathered.
-        self.device = xp.empty(0, self.flat.dtype, self.flat.data)  # an array that says where whole groups are made
+        self.device = xp.empty(0, self.flat.dtype, self.flat.data)  # an array that says where whole units are made
         shard.detach(placement)
         self.flat.release()
         if precision.param_dtype is not None:
-            self.flat.set_dtype(precision.param_dtype)
+            self.flat.dtype = xp.dtype(precision.param_dtype)
         self.reduce_dtype = self.flat.dtype if precision.reduce_dtype is None else xp.dtype(precision.reduce_dtype)
 
-    # --- gathering ---
+    # --- the parameters ---
 
-    def start_gather(self, context: FSDPCommContext) -> None:
+    def start_gather(self, root: Any) -> None:
         """Start to gather the latest values, unless they are here or on their way."""
         # It may be on its way already (prefetch), or still whole with the latest values (not resharded, or persistent).
         if self.gather is not None or (not self.flat.released and self.version == self.flat.version):
@@ -205,11 +138,11 @@ class FSDPParamGroup:
         if not self.flat.released:
             self.flat.release()
 
-        # The destination of the gather: the whole group, in the dtype that it computes in.
+        # The destination of the gather: the whole unit, in the dtype that it computes in.
         self.arriving = track(xp.empty(self.flat.padded_numel, self.flat.dtype, self.device), "unsharded")
+        equal = root.guard.of_unit(self.flat, self.guard)
         with purpose("parameter_gather"):
             # Kept in parts since forward: gather among the neighbours only, from parts of the size 1/g.
-            equal = context.guard.of_unit(self.flat, self.made.guard)
             if self.reshard.subgroup is not None and self.part is not None:
                 part = self._cast(self.part)
                 self.gather = all_gather(self.reshard.subgroup, part, out=self.arriving, async_op=True, equal=equal)
@@ -236,14 +169,12 @@ class FSDPParamGroup:
             self.gather = self.arriving = self.part = None
 
     def release(self) -> None:
-        """Drop the whole array, unless the group is persistent."""
+        """Drop the whole array, unless the unit is persistent."""
         if not self.reshard.persistent and not self.flat.released:
             self.flat.release()
 
-    # --- where the module is ---
-
     def after_forward(self, recording: bool) -> None:
-        """Release the group, or keep of it what `reshard_after_forward` says."""
+        """Release the unit, or keep of it what `reshard_after_forward` says."""
         if recording and self.reshard.keep:
             return
         # This rank's 1/g of the whole; what the neighbours keep makes it whole again for backward.
@@ -253,54 +184,38 @@ class FSDPParamGroup:
             self.part = track(xp.array(self.flat.data[rank * size : (rank + 1) * size]), "unsharded")
         self.release()
 
-    def before_backward(self) -> None:
-        """Backward has reached the module's output."""
-        self.differentiating = True
+    # --- the gradient ---
 
-    def after_backward(self, context: FSDPCommContext, deferred: bool = False) -> None:
-        """Backward is done with the module: start to reduce the gradient, and release the group.
+    def after_backward(self, root: Any, deferred: bool) -> None:
+        """Backward is done with the module: start to reduce the gradient, and release the unit.
 
         deferred: the pass leaves the weight gradients to a `WeightGradStore`, which needs no weights.
         """
         if not self.differentiating:
             return
         self.differentiating = False
-        if deferred:
-            self.release()
-            return
-        self._fill([parameter for parameter in self.trainable if parameter.gradient.local is None])
-        if self.trainable:
-            self.start_reduce(context)
+        if not deferred and self.trainable:
+            self.reduce_now(root, [parameter for parameter in self.trainable if parameter.gradient.local is None])
         self.release()
 
-    def weight_computed(self, parameter: Parameter, context: FSDPCommContext) -> None:
-        """A deferred weight gradient is there; the last one of the group starts the reduction."""
+    def weight_computed(self, parameter: Parameter, root: Any) -> None:
+        """A deferred weight gradient is there; the last one of the unit starts the reduction."""
         self.computed.add(parameter)
         if len(self.computed) == len(self.trainable):
-            self.start_reduce(context)
-            self.computed = set()
+            self.reduce_now(root, [])
 
-    def weights_done(self, context: FSDPCommContext) -> None:
-        """All deferred weight gradients are there and reduced; missing ones are an error, or zeros."""
-        if self.trainable and not self.reduced:
-            self._fill([parameter for parameter in self.trainable if parameter not in self.computed])
-            self.start_reduce(context)
-        self.computed, self.reduced = set(), False
-
-    def reduce_unused(self, context: FSDPCommContext) -> None:
-        """The backward pass is over and left this group out: an error, or a reduction of zeros."""
-        if not self.trainable or self.reduced:
-            return
-        self._fill(self.trainable)
-        self.start_reduce(context)
-
-    def _fill(self, missing: list[Parameter]) -> None:
-        """Let parameters without a gradient take part as zeros, or refuse them."""
+    def reduce_now(self, root: Any, missing: list[Parameter]) -> None:
+        """Start the reduction without the parameters that got no gradient: they are an error, or zeros."""
         if missing and not self.reduce.find_unused:
-            self._refuse_unused(missing[0])
+            raise UnusedParameterError(
+                f"rank {self.shard.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass, so"
+                " its unit cannot be reduced; use it in the loss (an array that a layer returns in place of a Tensor"
+                " ends the graph), freeze it before fully_shard, or pass find_unused_parameters=True"
+            )
         for parameter in missing:
             parameter.zero_fill()
         self.brought |= set(self.trainable).difference(missing)
+        self.start_reduce(root)
 
     def end_pass(self) -> None:
         """The backward pass is over and everything is reduced: release what was gathered ahead in vain."""
@@ -308,26 +223,10 @@ class FSDPParamGroup:
         self.release()
         self.reduced, self.brought = False, set()
 
-    def _refuse_unfrozen(self, parameter: Parameter) -> None:
-        raise UsageError(
-            f"rank {self.shard.comm.rank}: parameter {parameter.name!r} was frozen when its module was sharded, so no"
-            " optimizer has its shard; set requires_grad before fully_shard, or build and shard the model anew"
-        )
-
-    def _refuse_unused(self, parameter: Parameter) -> NoReturn:
-        raise UnusedParameterError(
-            f"rank {self.shard.comm.rank}: parameter {parameter.name!r} got no gradient in this backward pass, so its"
-            " unit cannot be reduced; use it in the loss (an array that a layer returns in place of a Tensor ends the"
-            " graph), freeze it before fully_shard, or pass"
-            " find_unused_parameters=True"
-        )
-
-    # --- reducing ---
-
-    def start_reduce(self, context: FSDPCommContext) -> None:
+    def start_reduce(self, root: Any) -> None:
         """Start the reduce-scatter of the gradient and drop the whole one, after the reduction before it has ended."""
-        # At most one reduction is in flight, so whole gradients of at most one group are in memory besides this one's.
-        context.finish_reduction()
+        # At most one reduction is in flight, so whole gradients of at most one unit are in memory besides this one's.
+        root.finish_reduction()
         shard = self.shard
 
         # Straight into the shard's gradient, unless something is there already, or it has another dtype or memory.
@@ -339,11 +238,11 @@ class FSDPParamGroup:
         # (padded elements,) -> (padded elements / ranks,): each rank receives the sum of its shard.
         whole = track(downcast(self.flat.grad, self.reduce_dtype), "communication")
         with purpose("gradient_reduce"):
-            self.reduction = self.reduce.start(shard, whole, out, context.guard.of_unit(self.flat, self.made.guard))
+            self.reduction = self.reduce.start(shard, whole, out, root.guard.of_unit(self.flat, self.guard))
         self.flat.release_grad()
-        context.reducing, self.reduced = self, True
+        root.reducing, self.reduced = self, True
 
-    def finish_reduce(self, context: FSDPCommContext) -> None:
+    def finish_reduce(self, root: Any) -> None:
         """Wait for the reduction; sum over the replicas of the shard; add to what earlier micro-batches brought."""
         assert self.reduction is not None
         piece = self.reduction.wait()
@@ -353,17 +252,7 @@ class FSDPParamGroup:
             for comm in filter(None, (self.shard.comm, self.reduce.replicas)):
                 used = used_anywhere(comm, self.trainable, used)
             self.shard.note_used(used)
-        piece = self.reduce.finish(piece, context.guard.of_copies(self.shard, self.made.guard))
-
-        # A shard that lives elsewhere: the sum leaves for there, in a separate stream, after the one before.
-        if not self.placement.apart:
-            self.add_reduced(piece)
-            return
-
-        # The first sum since zero_grad may go straight into the shard's gradient.
-        context.finish_storing()
-        target = None if self.shard.filled or piece.dtype != self.shard.dtype else self.shard.grad_buffer()
-        context.storing = self, self.placement.store(piece, target)
+        self.placement.deliver(self, self.reduce.finish(piece, root.guard.of_copies(self.shard, self.guard)))
 
     def add_reduced(self, piece: xp.Array) -> None:
         """Add a reduced gradient to the shard's, in its dtype; the first one may lie there already."""

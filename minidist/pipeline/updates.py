@@ -8,9 +8,11 @@
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_pipedream.py
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from minidist.core.pipeline.plan.action import Action
 from minidist.core.pipeline.plan.plan import Plan, PlanError
-from minidist.core.pipeline.plan.registry import UPDATE_RULES, UpdateRule
 
 
 def waits_for_replicas(plan: Plan) -> dict[Action, list[Action]]:
@@ -97,11 +99,31 @@ def two_versions(plan: Plan, allow_wrong_gradients: bool) -> list[int]:
     return [2] * plan.ranks
 
 
-def waits_for_nothing(plan: Plan) -> dict[Action, list[Action]]:
-    """Return nothing: the rounds of these updates are not simulated."""
-    return {}
+class UpdateRule(NamedTuple):
+    """What follows from updates on the way.
+
+    versions(plan, allow_wrong_gradients): of each rank, the most versions of a stage's weights that are needed at once;
+    PlanError where a backward would see other weights than its forward. waits(plan): action -> what it waits for in
+    addition, because the update before it does; None: the rounds of these updates are not simulated.
+    """
+
+    versions: Callable[[Plan, bool], list[int]]
+    waits: Callable[[Plan], dict[Action, list[Action]]] | None = None
 
 
-UPDATE_RULES["stash"] = UPDATE_RULES["no-stash"] = UpdateRule(most_versions, waits_for_replicas)
-UPDATE_RULES["vertical-sync"] = UpdateRule(most_versions, waits_for_nothing)
-UPDATE_RULES["2bw"] = UpdateRule(two_versions, waits_for_nothing)
+UPDATE_RULES = {
+    "stash": UpdateRule(most_versions, waits_for_replicas),
+    "no-stash": UpdateRule(most_versions, waits_for_replicas),
+    "vertical-sync": UpdateRule(most_versions),
+    "2bw": UpdateRule(two_versions),
+}
+
+
+def update_rule(plan: Plan) -> UpdateRule | None:
+    """Return the rule of a plan whose weights change on the way, None for others; PlanError where there is none."""
+    if plan.updates in ("flush", "none"):
+        return None
+    if plan.updates not in UPDATE_RULES:
+        known = ", ".join(("flush", "none", *UPDATE_RULES))
+        raise PlanError(f"plan {plan.name!r} has updates={plan.updates!r}; it must be one of {known}")
+    return UPDATE_RULES[plan.updates]

@@ -11,8 +11,8 @@ is put aside and woken by the action that it waits for:
 
     start = max(end of the rank's item before, end of each needed action + latency between the ranks)
 
-validate.py asks whether all positions reach the end, passes.py where a receive must be posted earlier, timing.py when
-each item starts and ends.
+validate.py asks whether all positions reach the end, standstills.py where a receive must be posted earlier, timing.py
+when each item starts and ends.
 
 Proved by: tests/pipeline/test_plans.py
 """
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 from minidist.core.pipeline.plan.action import COMPUTE, Action, Item, actions_of
 from minidist.core.pipeline.plan.plan import Plan
-from minidist.core.pipeline.plan.registry import update_rule
+from minidist.pipeline.updates import update_rule
 
 Span = tuple[Item, float, float]  # item, start, end
 
@@ -35,7 +35,7 @@ class Dependencies:
         self.actions = {action for rank in range(plan.ranks) for action in plan.actions(rank)}
         # Where weights change on the way, what the update before an action waits for.
         rule = update_rule(plan)
-        self.updates: dict[Action, list[Action]] = rule.waits(plan) if rule else {}
+        self.updates: dict[Action, list[Action]] = rule.waits(plan) if rule and rule.waits else {}
 
     def needs(self, action: Action) -> list[Action]:
         """Return the actions that must have ended before `action` starts."""

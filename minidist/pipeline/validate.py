@@ -14,11 +14,11 @@ Proved by: tests/pipeline/test_plans.py
 from collections import Counter
 from dataclasses import dataclass
 
-from minidist.core.base import hooks
 from minidist.core.pipeline.plan import Action, Plan, actions_of
 from minidist.core.pipeline.plan.plan import PlanError
-from minidist.core.pipeline.plan.registry import update_rule
-from minidist.core.pipeline.simulate import Dependencies, simulate
+from minidist.pipeline.simulate import Dependencies, simulate
+from minidist.pipeline.transfers import Items, RankOf, check_transfers, check_transfers_alone
+from minidist.pipeline.updates import update_rule
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,6 @@ class PlanFacts:
     weight_versions: list[int]
 
 
-Items = list[list[tuple[Action, ...]]]
-RankOf = dict[tuple[int, int], int]  # (stage, micro-batch) -> rank
-
-
 def validate(plan: Plan, allow_wrong_gradients: bool = False) -> PlanFacts:
     """Raise PlanError when `plan` is wrong; otherwise return what it needs.
 
@@ -41,8 +37,11 @@ def validate(plan: Plan, allow_wrong_gradients: bool = False) -> PlanFacts:
     items = [[actions_of(item) for item in order] for order in plan.orders]
     _check_range(plan, items)
     _check_local_order(items)
-    has_transfers = plan.is_lowered and hooks.check_transfers(plan, items)
-    _check_no_deadlock(plan, check_complete(plan, items), has_transfers)
+    if plan.is_lowered:
+        check_transfers_alone(plan, items)
+    rank_of = _check_complete(plan, items)
+    has_transfers = plan.is_lowered and check_transfers(plan, items, rank_of)
+    _check_no_deadlock(plan, rank_of, has_transfers)
     if (rule := update_rule(plan)) is not None:
         return PlanFacts(_peaks(items), rule.versions(plan, allow_wrong_gradients))
     peak = [min(1, len(order)) for order in items] if plan.updates == "none" else _peaks(items)
@@ -87,7 +86,7 @@ def _check_local_order(items: Items) -> None:
             seen.update(item)
 
 
-def check_complete(plan: Plan, items: Items) -> RankOf:
+def _check_complete(plan: Plan, items: Items) -> RankOf:
     """1: every stage runs every micro-batch on one rank. Returns (stage, micro-batch) -> rank."""
     rank_of: RankOf = {}
     count: Counter[Action] = Counter()

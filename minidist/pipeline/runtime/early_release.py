@@ -1,0 +1,63 @@
+"""When a gradient that was sent to another rank has arrived, so that its array need not stay to the end of the step.
+
+    this rank    1B0 1SEND_B0 ..              1F2        behind 1F2 the array of 1SEND_B0 is released
+                       │                       ▲
+                       ▼                       │
+    other rank        0B0  ..  0F2 0SEND_F2 ───┘         sent after 0B0 has used the gradient
+
+The plan says it, so no rank asks another one, and the wait takes no time.
+
+Proved by: tests/pipeline/test_messages.py
+"""
+
+from collections.abc import Mapping, Sequence
+
+from minidist.core.pipeline.plan.action import Action
+from minidist.core.pipeline.runtime.messages import Message, Messages
+
+
+def arrived_gradients(messages: Messages) -> dict[int, list[Message]]:
+    """Return item of this rank's order -> the gradients that have arrived when it is done.
+
+    The gradient of (stage, i) is used by its receiver's B; the first message that this receiver sends here after it
+    says so.
+    """
+    me = messages.comm.rank
+    mine, others = _places(messages.orders[me]), dict[int, dict[Action, int]]()
+    told: dict[int, list[int]] = {}  # rank -> see `_told_by`
+    result: dict[int, list[Message]] = {}
+    for (stage, i), sources in messages.sources.items():
+        for source in sources:
+            rank = messages.rank_of.get((source, i), me)
+            if rank == me:
+                continue
+            if rank not in told:
+                others[rank], told[rank] = _places(messages.orders[rank]), _told_by(messages, rank, mine)
+            backward = (Action.of(kind, source, i) for kind in "BI")
+            used = next((others[rank][action] for action in backward if action in others[rank]), None)
+            item = None if used is None else told[rank][used + 1]
+            if item is not None and item < len(messages.orders[me]):
+                result.setdefault(item, []).append(("B", stage, source, i))
+    return result
+
+
+def _told_by(messages: Messages, rank: int, mine: Mapping[Action, int]) -> list[int]:
+    """Return, for each place in the order of `rank`, the item here that waits for what it sends next."""
+    me = messages.comm.rank
+    order, never = messages.orders[rank], len(messages.orders[me])
+    earliest = [never] * (len(order) + 1)
+    for at in range(len(order) - 1, -1, -1):
+        earliest[at] = earliest[at + 1]
+        for action in order[at]:
+            kind, stage, i = action.kind, action.stage, action.microbatch
+            if kind in ("SEND_F", "SEND_B"):
+                target = stage + (1 if kind == "SEND_F" else -1)
+                if messages.rank_of[target, i] == me:
+                    waits = "F" if kind == "SEND_F" else "B" if Action.of("B", target, i) in mine else "I"
+                    earliest[at] = min(earliest[at], mine[Action.of(waits, target, i)])
+    return earliest
+
+
+def _places(order: Sequence[Sequence[Action]]) -> dict[Action, int]:
+    """Return action -> its place in the order."""
+    return {action: at for at, item in enumerate(order) for action in item}
