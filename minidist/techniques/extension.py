@@ -186,6 +186,11 @@ class Extension:
     @classmethod
     def used_by(cls, config: Any) -> bool:
         """Return whether a job with these settings uses the technique: unless overridden, when a flag is given."""
+        return cls.given(config)
+
+    @classmethod
+    def given(cls, config: Any) -> bool:
+        """Return whether a setting of the technique differs from its default."""
         fields = cls.Settings.model_fields.items()
         return any(getattr(config, name) != field.default for name, field in fields)
 

@@ -763,14 +763,20 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
 RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
 
 
+def _absent(config: TrainConfig) -> set[str]:
+    """Return the rules of techniques that the job neither uses nor has a flag of, by name: it breaks none of them."""
+    absent = [kind for kind in installed() if not (kind.given(config) or kind.used_by(config))]
+    return {rule.name for kind in absent for rule in kind.rules}
+
+
 def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, rules: Sequence[Rule] = RULES) -> None:
     """Raise UsageError with the sentence of the first rule that the job breaks.
 
     processes_here: ranks that share this process's memory; 0 in a dry run, whose arrays have none.
     """
-    job = ResolvedJob(config, batches, processes_here)
+    job, absent = ResolvedJob(config, batches, processes_here), _absent(config)
     for rule in (*rules, *(rule for extension in of_users(config) for rule in extension.rules)):
-        if rule.broken(job):
+        if rule.name not in absent and rule.broken(job):
             raise UsageError(rule.sentence(job))
 
     # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.
