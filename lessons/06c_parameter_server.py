@@ -33,10 +33,10 @@ import numpy as np
 from minidist import ANY, SGD, DeadlockError, LinkModel, SimWorld, all_reduce
 from minidist.comm.sim.choosers import explore, seeded
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.parallel import parameter_server as ps
 from minidist.report import draw, show
 from minidist.report.bench.staleness import staleness_runs, table
 from minidist.report.staleness import staleness
+from minidist.techniques import parameter_server as ps
 
 # %% [markdown]
 # ## 2 Predict
@@ -129,7 +129,7 @@ def toy(comm, pushes, seconds):
 print(SimWorld(4).run(toy, 3, [1.0, 1.1, 3.0]))
 
 # %% [markdown]
-# The library's server is in [server.py](../minidist/parallel/parameter_server/server.py): it
+# The library's server is in [server.py](../minidist/techniques/parameter_server/server.py): it
 # replies to every worker that may continue. `bound` is the only number in which bsp, ssp and asp
 # differ there: 0, s, and infinity. (In bsp it also makes *one* update of a clock's gradients, added
 # in the order of the workers.)

@@ -7,9 +7,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import minidist
+from minidist import cli
 from minidist.comm import SimWorld
+from minidist.commands import runner
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.comm.sim.world import Sim
 from minidist.core.nn import MLP
@@ -156,3 +159,35 @@ def test_a_step_of_1f1b_enters_few_functions():
         return entered
 
     enters_at_most(main, 89, 25)
+
+
+class UntilProduct(Entered):
+    """Counts until the first product of the job."""
+
+    def _event(self, frame, event, argument):
+        if frame.f_code.co_filename.endswith("core/autograd/ops/linear.py"):
+            sys.setprofile(None)
+        super()._event(frame, event, argument)
+
+
+def test_a_command_enters_few_functions_before_the_first_product(monkeypatch, capsys):
+    words = ["train", "--tp", "2", "--steps", "1", "--data", "markov", "--layers", "1", "--trace", "none", "--json"]
+    found, train = [], runner.train
+
+    # A rank has a stack of its own, in which nothing is counted unless it is said there.
+    def counted(*arguments):
+        with UntilProduct() as entered:
+            found.append(entered)
+            return train(*arguments)
+
+    with pytest.raises(SystemExit):
+        cli.main(words)  # what is imported and kept on the first call is not counted
+    monkeypatch.setattr(runner, "train", counted)
+    with UntilProduct() as command, pytest.raises(SystemExit):
+        cli.main(words)
+
+    assert len(found) == 2
+    assert "ColumnParallelLinear.forward" in {name for entered in found for _, name in entered.functions}
+    command.functions.update(*(entered.functions for entered in found))
+    functions, files = command.counts()
+    assert (functions <= 556, files <= 134) == (True, True), (functions, files)

@@ -15,16 +15,18 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minidist.base.interrupts import EXIT_CODE, interrupted
 from minidist.base.process import tune_process
 from minidist.comm.launched import launched_size
 from minidist.comm.program_lines import lines_of
-from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted_path
 from minidist.core.base.limits import check_ranks
-from minidist.core.base.trace import Trace
+
+if TYPE_CHECKING:
+    from minidist.comm.sim.sim_world import SimWorld
+    from minidist.core.base.trace import Trace
 
 
 def launch(
@@ -164,7 +166,7 @@ class Outcome:
     size: int
     local: list[Any]  # results of the ranks in this process
     results: list[Any]
-    traces: list[Trace]
+    traces: "list[Trace]"
     end_time: float | None = None  # virtual seconds until the last rank is done; None under MPI
     uneven: Collection[str] = ()  # calls whose end is an upper bound, of folded ranks: see `FoldedWorld`
 
@@ -182,12 +184,12 @@ def execute(
     trace: str | None = None,
     eager_bytes: int = 0,
     synchronous: bool = False,
-    simulated: Callable[..., SimWorld] = SimWorld,
+    simulated: "Callable[..., SimWorld] | None" = None,
     **options: Any,
 ) -> Outcome:
     """Run on every rank; gather results and traces. An error is raised in the simulated world, and ends an MPI job.
 
-    simulated: what makes the world of virtual ranks.
+    simulated: what makes the world of virtual ranks; None: `SimWorld`.
     """
     tune()
 
@@ -200,7 +202,12 @@ def execute(
 
     # Without a launcher the ranks are virtual; under one, this process is one of them.
     if size is None:
-        world = simulated(1 if ranks is None else ranks, timeout=timeout, eager_bytes=eager_bytes, **options)
+        # Many commands import this file, and only some of them start ranks.
+        from minidist.comm.sim.sim_world import SimWorld
+
+        world = (simulated or SimWorld)(
+            1 if ranks is None else ranks, timeout=timeout, eager_bytes=eager_bytes, **options
+        )
         try:
             results = world.run(main, *arguments)
         except KeyboardInterrupt as error:
@@ -251,7 +258,7 @@ def check_options(size: int | None, ranks: int | None, timeout: float, eager_byt
         )
 
 
-def _write(path: str, traces: list[Trace], **header: Any) -> None:
+def _write(path: str, traces: "list[Trace]", **header: Any) -> None:
     # A run without a file loads nothing that writes one.
     from minidist.base.trace_file import write_traces
 

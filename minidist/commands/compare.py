@@ -29,7 +29,7 @@ from minidist.commands.options import (
 from minidist.commands.output import Result, json_or_table, say
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig, flag
-from minidist.techniques import sums_buckets
+from minidist.techniques import own_loop, sums_buckets
 
 CALL = "minidist compare FILE.py:RANK FILE.py:ALONE --ranks 4"
 
@@ -98,7 +98,7 @@ def compare(
 
     # Bits equal one device's only when gradients are summed in a fixed order, so that is the default here, where
     # gradients are summed by an all-reduce.
-    if "reduction" not in given_settings() and config.strategy == "auto" and not sums_buckets(config):
+    if "reduction" not in given_settings() and own_loop(config) is None and not sums_buckets(config):
         config = config.model_copy(update={"reduction": "ordered"})
     if config.micro_batch == "auto":
         from minidist.commands.memory_budget import choose_micro_batch

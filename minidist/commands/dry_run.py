@@ -170,7 +170,6 @@ def check_fold(config: TrainConfig, size: int) -> None:
     batches = resolve_batches(config, size)
     sequences = 2 * batches.dims.cp if batches.dims.cp > 1 else 1
     differ = {
-        "a parameter server's ranks": config.strategy == "ps",
         f"the replicas of --schedule {config.schedule}": config.pp > 1 and updates_of(config.schedule) != "flush",
         "replicas with unlike numbers of rows": config.weights or not batches.shares.is_even,
         "ranks that orthogonalise other matrices (muon)": config.optimizer == "muon",

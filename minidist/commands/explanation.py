@@ -26,7 +26,7 @@ from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
 from minidist.planning.zero_stages import model_states, whole_number
-from minidist.techniques import installed
+from minidist.techniques import installed, own_loop
 
 MAX_MICROBATCHES = 4  # of a step, that all run
 
@@ -104,7 +104,7 @@ class _Counted(NamedTuple):
 def _adds_micro_batches(config: TrainConfig, batches: Batches) -> bool:
     """Return whether each further micro-batch of a step sends what the third one does, and needs no more memory."""
     even = batches.global_batch == batches.micro_batch * batches.accumulation * batches.dp
-    return even and config.pp == 1 and config.strategy == "auto" and not settings_that_need_values(config)
+    return even and config.pp == 1 and own_loop(config) is None and not settings_that_need_values(config)
 
 
 def _counted(config: TrainConfig, size: int) -> _Counted:

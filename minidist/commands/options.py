@@ -21,7 +21,7 @@ from minidist.base.device import creating_on, device_of
 from minidist.commands.output import say, with_parameters
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig, flag
-from minidist.techniques import installed
+from minidist.techniques import installed, own_loop
 
 Ranks = Annotated[
     int | None, typer.Option(help="virtual ranks (default: the product of the degrees); not under mpiexec")
@@ -37,8 +37,9 @@ EagerBytes = Annotated[int, typer.Option(help="simulated: sends of up to this ma
 def on_device(name: str, config: TrainConfig) -> AbstractContextManager[None]:
     """Return the context in which arrays are made on the device of --device; UsageError where that is impossible."""
     device = device_of(name)
-    if device is not None and config.strategy == "ps":
-        raise UsageError("--strategy ps keeps the weights of its servers on the host; leave out --device")
+    loop = None if device is None else own_loop(config)
+    if loop is not None and loop.no_device:
+        raise UsageError(loop.no_device)
     return creating_on(device)
 
 
@@ -52,7 +53,7 @@ PANELS = {
     "cp": "Context parallelism",
     "tp": "Tensor parallelism",
     "ep": "Expert parallelism",
-    "strategy": "Data parallelism",
+    "zero": "Data parallelism",
     "precision": "Precision and memory",
     "save": "Checkpoints and checks",
 }
@@ -128,7 +129,7 @@ def as_toml(config: TrainConfig, given: Collection[str]) -> str:
     for name, value in config.model_dump().items():
         # One table for each panel of --help.
         if name in PANELS:
-            lines += ["", f"[{PANELS[name].lower().replace(' ', '-')}]" if name != "strategy" else "[data-axis]"]
+            lines += ["", f"[{PANELS[name].lower().replace(' ', '-')}]" if name != "zero" else "[data-axis]"]
         key = name.replace("_", "-")
         # A string, a number and a boolean of JSON are those of TOML.
         text = f"{key} =" if value is None else f"{key} = {json.dumps(value)}"

@@ -31,10 +31,9 @@ from minidist.job.config.train_config import Batches, TrainConfig, flag, resolve
 from minidist.job.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
 from minidist.job.train.progress import Progress
 from minidist.job.train.state import Observer, TrainResult
-from minidist.job.train.strategies.parameter_server import parameter_server_bytes
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import phases_bytes
-from minidist.techniques import changes_batches, of_job, ranks_beside, trains_alone
+from minidist.techniques import OwnLoop, changes_batches, of_job, own_loop, ranks_beside, trains_alone
 
 if TYPE_CHECKING:
     from minidist.job.equality.compare import Comparison
@@ -124,9 +123,8 @@ def job_size(config: TrainConfig, ranks: int | None) -> int:
             f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
         )
 
-    # Servers are ranks too, in addition to those of the degrees, and so are those of a technique.
-    beside = ranks_beside(config) + (config.servers if config.strategy == "ps" else 0)
-    result = size or (resolve_dims(config).ranks + beside if ranks is None else ranks)
+    # The ranks of a technique are added to those of the degrees.
+    result = size or (resolve_dims(config).ranks + ranks_beside(config) if ranks is None else ranks)
     check_ranks(result)
     return result
 
@@ -180,9 +178,12 @@ def run_training(
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
     settings = settings_to_agree_on("train", config)
 
-    # Rank 0 writes metrics, and shows progress unless it is a server: then the first worker does.
+    loop = own_loop(config)
+    shown_by = 0 if loop is None else loop.shown_by
+
+    # Rank 0 writes metrics; who shows progress, a technique with a separate loop says.
     def main(comm: Comm) -> TrainResult:
-        shows = [progress] if comm.rank == (config.servers if config.strategy == "ps" else 0) else []
+        shows = [progress] if comm.rank == shown_by else []
         return train(comm, config, [*callbacks, *shows, *(writing if comm.rank == 0 else ())], trace is not None)
 
     started = time.perf_counter()
@@ -242,13 +243,13 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         for name in dict.fromkeys((*closed, *measured))
     }
 
-    # What techniques report: of rank 0, or of all ranks together. No rank has a `result` with a parameter server.
-    entries, extensions = dict(first.measured), [] if config.strategy == "ps" else list(of_job(config))
+    # What techniques report: of rank 0, or of all ranks together. With a separate loop no rank has a `result`.
+    entries, extensions = dict(first.measured), [] if own_loop(config) else list(of_job(config))
     for extension in extensions:
         entries |= extension.of_all_ranks([result.measured for result in results])
 
     if path is not None:
-        mesh = {} if config.strategy == "ps" or ranks_beside(config) else mesh_of(batches.dims)
+        mesh = {} if ranks_beside(config) else mesh_of(batches.dims)
         write_traces(
             path,
             outcome.traces,
@@ -279,8 +280,9 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
 def _closed_form(config: TrainConfig, batches: Batches, results: list[TrainResult]) -> dict[str, int]:
     """Return what the ranks must have sent without checkpoints, by purpose, from the sizes that each rank reports."""
     first = results[0]
-    if config.strategy == "ps":
-        return parameter_server_bytes(config, batches, first.sizes[0], first.first_step)
+    loop = own_loop(config)
+    if loop is not None:
+        return loop.bytes_sent(batches, first)
     # Ranks outside of the layout have no phase.
     phases = [result.phases for result in results if result.phases]
     return dict(phases_bytes(config, batches, phases, first.first_step, first.runs))
@@ -288,14 +290,14 @@ def _closed_form(config: TrainConfig, batches: Batches, results: list[TrainResul
 
 def _checkpoint_bytes(config: TrainConfig, size: int, first: TrainResult) -> dict[str, int]:
     """Return the bytes of saving checkpoints, of a job that saves and has several ranks."""
-    saving = size - ranks_beside(config)
+    loop = own_loop(config)
+    saving = size - ranks_beside(config) if loop is None else size
     if config.save is None or saving <= 1:
         return {}
     every = config.every or config.steps
     saves = config.steps // every - first.first_step // every + (config.steps % every > 0)
-    # The workers of a server have different running statistics, which are averaged.
-    numbers = 2 * sum(first.sizes[0].norms) if config.strategy == "ps" else 0
-    return {"checkpoint": saves * (save_bytes(saving) + 2 * (saving - 1) * numbers * 8)}
+    averaged = 0 if loop is None else loop.bytes_averaged(first)
+    return {"checkpoint": saves * (save_bytes(saving) + 2 * (saving - 1) * averaged)}
 
 
 def _gradient_exponents(results: list[TrainResult]) -> dict[str, int]:
@@ -329,8 +331,9 @@ def run_comparison(
         raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
     # The order of additions decides what is compared on one rank, too: the tier.
     say_notices(config, size, ["reduction"])
-    if config.strategy == "ps":
-        return _served_comparison(config, size, timeout, eager_bytes, trace, command)
+    loop = own_loop(config)
+    if loop is not None:
+        return _comparison_of(loop, size, timeout, eager_bytes, trace, command)
 
     config = _with_a_tier(config, size, ranks, TrainConfig.model_fields if given is None else given)
     interactive = not under_mpiexec() and sys.stderr.isatty()
@@ -386,17 +389,14 @@ def _with_a_tier(config: TrainConfig, size: int, ranks: int | None, given: Colle
     return config
 
 
-def _served_comparison(
-    config: TrainConfig, size: int, timeout: float, eager_bytes: int, trace: Path | None, command: str
+def _comparison_of(
+    loop: OwnLoop, size: int, timeout: float, eager_bytes: int, trace: Path | None, command: str
 ) -> "Comparison | None":
-    """Compare a job with a parameter server, after the run, from what all ranks recorded."""
-    from minidist.job.equality.served import compare_served, serve_and_keep
-
-    interactive = not under_mpiexec() and sys.stderr.isatty()
+    """Compare a job whose ranks have no common step, after the run, from what all ranks recorded."""
+    config, interactive = loop.config, not under_mpiexec() and sys.stderr.isatty()
     with Progress(config.steps, interactive, f"compare: {size} ranks", ends=False) as together:
         outcome = execute(
-            partial(_agreed, settings_to_agree_on("compare", config), serve_and_keep),
-            config,
+            partial(_agreed, settings_to_agree_on("compare", config), loop.train_and_keep),
             together,
             ranks=None if under_mpiexec() else size,
             timeout=timeout,
@@ -407,7 +407,7 @@ def _served_comparison(
     if trace is not None:
         write_traces(trace, outcome.traces, world=outcome.world, command=command)
     with Progress(config.steps, interactive, "compare: one device", ends=False) as alone:
-        return compare_served(config, outcome.results, outcome.traces, alone)
+        return loop.compare(outcome.results, outcome.traces, alone)  # type: ignore[no-any-return]
 
 
 def _agreed(settings: dict[str, Any], main: Callable[..., Any], comm: Comm, *arguments: Any) -> Any:

@@ -1,5 +1,6 @@
-"""What divides or watches a model in addition to the core: offload, precision, checks, the parameter server.
+"""What divides or watches a model in addition to the core: offload, precision, checks.
 
+assignment.py           which rank holds which whole items
 fitting_dims.py         degrees that fit a number of ranks
 layer_sums.py           the norms of whole layers, for LARS and LAMB
 replica_guard.py        refuses ranks that do not train the same model
@@ -10,7 +11,6 @@ mixed_precision.py      the dtypes of an FSDP unit
 tensor/                 tensor parallelism
 context/                context parallelism
 expert/                 expert parallelism
-parameter_server/       the parameter server
 reduced_elements.py     how many elements a reduction sends
 comm_hooks.py            a hook in place of the reduction of a bucket
 compressor.py           a hook that reduces buckets with fewer bytes

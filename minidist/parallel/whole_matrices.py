@@ -28,7 +28,7 @@ from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather, all_to_all
 from minidist.core.comm import Comm
 from minidist.optim.muon import Shape, Updates, newton_schulz
-from minidist.parallel.parameter_server.server_shards import assign_keys
+from minidist.parallel.assignment import assign_keys
 from minidist.parallel.tensor.full_state import full_tensor, local_tensor
 
 new_purpose("muon")

@@ -11,6 +11,7 @@ local_sgd        --local-steps: replicas train alone and average their weights; 
 lr_schedule      --warmup, --decay: the learning rate follows the number of the step
 loss_scaling     --precision fp16, --loss-scale: gradients are scaled, and steps that overflow are left out
 offload          --offload: optimizer state, activations or parameters are kept in host memory
+parameter_server    --strategy ps: servers hold the weights, and workers push gradients to them
 pruning          --sparsity, --sparsity-pattern: weights become zero, and their gradients are not sent
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
 repartition      --repartition-every: the stages of a pipeline are cut anew while it trains
@@ -31,12 +32,14 @@ from pydantic import ValidationError
 from minidist.base.user_file import load_function
 from minidist.core.base.errors import UsageError, quoted
 from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings
+from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule
 
 __all__ = [
     "AxisRun",
     "Extension",
     "Moment",
+    "OwnLoop",
     "Rule",
     "Run",
     "Settings",
@@ -45,6 +48,7 @@ __all__ = [
     "installed",
     "of_job",
     "of_users",
+    "own_loop",
     "packs_inputs",
     "ranks_beside",
     "sums_buckets",
@@ -91,6 +95,11 @@ def trains_alone(config: Any) -> bool:
     return any(extension.trains_alone for extension in of_job(config))
 
 
+def own_loop(config: Any) -> OwnLoop | None:
+    """Return the training loop that a technique of a job has in place of the trunk's, or None."""
+    return next((loop for extension in of_job(config) if (loop := extension.own_loop(config))), None)
+
+
 def packs_inputs(config: Any) -> bool:
     """Return whether the inputs of recomputed blocks wait elsewhere, so that blocks of a pipeline recompute, too."""
     return any(extension.packs_inputs() for extension in of_job(config))
@@ -103,7 +112,10 @@ def sums_buckets(config: Any) -> bool:
 
 def ranks_beside(config: Any, ranks: int | None = None) -> int:
     """Return how many of a job's ranks are outside of its layout: see `Extension.beside`."""
-    return sum(kind.beside(config, ranks) for kind in installed())
+    beside = 0
+    for kind in installed():
+        beside += kind.beside(config, None if ranks is None else ranks - beside)
+    return beside
 
 
 def of_users(config: Any) -> Iterator[Extension]:

@@ -4,6 +4,7 @@ The training loop, the rules, the checkpoints and the volumes know no technique 
 the job at the same places. In the order of a job:
 
     check_models(...)            no rank has started
+    own_loop(config)             a training loop in place of all that follows, for ranks without common steps
     serve(...)                   on ranks `beside` the layout, in place of all that follows
     before_resume(config, stages, then, state)    a job is resumed, and nothing is made yet
     build(job, comm)             the model and the data are made, nothing is parallel yet
@@ -60,6 +61,7 @@ from minidist.data import Shares
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.deepspeed import DeepSpeedKeys
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica
+from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule
 
 
@@ -67,7 +69,7 @@ from minidist.techniques.rule import Rule
 class Moment:
     """A time in a job at which these steps have been made.
 
-    comm: all ranks that train; None in the reference on one device. strategy: the layout; None with a parameter server,
+    comm: all ranks that train; None in the reference on one device. strategy: the layout; None with an `OwnLoop`,
     whose ranks have no common step. skipped: whether the update was left out: see `Extension.updates`.
     """
 
@@ -128,30 +130,32 @@ class Extension:
     """The base class: a technique that does nothing. A rank has one object of each technique that its job uses.
 
     Settings: the flags; in a job that uses the technique one differs from its default. panel: their heading in
-    `--help`. rules: what is refused. alone: flags that one data-parallel rank ignores, with a function that says when
-    they have an effect all the same. matters_alone: settings of the trunk that have an effect on such a rank with the
-    technique, with a function that says when. observes: whether the numbers of the training do not depend on the
-    technique, so that the reference on one device leaves it out. unlike: what differs from rank to rank, so that
-    `--fold` is refused. key: the name of `state` in a checkpoint (default: the name of the class). fixed: the settings
-    that a resumed job must have in common with the job that saved its checkpoint. by_content: those of them that
-    `differs` compares where the checkpoint has a `state`, because they name a place. evaluations: how many losses
-    `evaluate` computes. periods: flags of what happens every N steps, and how many steps must follow for it to
-    have an effect. jumps: the flag, where a number that differs in its last bit may change a choice. trains_alone:
-    whether each data-parallel rank steps its replica with the gradient of its own rows (`meeting.py`). sums_buckets:
-    whether the technique sums whole buckets of gradients in its own order, in place of --reduction (`bucket.py`);
-    both stages with a tied weight then have a bucket for it. own_state: of each kind of state that `of_rank` returns,
-    what a checkpoint holds with it, and what to resume with, in words, where a job has no place for it. trainers: what
-    traces and reports call the ranks of the layout, where other ranks are `beside` it; one technique of a job may have
-    such ranks. in_evaluations: whether evaluations have the technique, too, with `read_inputs` and
-    `micro_batch`. for_all_steps: whether the settings are meant for the whole length of a job, so that a trial of a few
-    steps leaves them out. unplanned: whether a plan (`minidist plan`) leaves the flags out, because they change neither
-    memory nor time by more than the planner's error. deepspeed: what is made of keys of a DeepSpeed file. scale: by
-    what `scaled` has multiplied the loss of the current step, and so its gradients.
+    `--help`. rules: what is refused. rules_first: whether they are checked before those of the layout's axes. alone:
+    flags that one data-parallel rank ignores, with a function that says when they have an effect all the same.
+    matters_alone: settings of the trunk that have an effect on such a rank with the technique, with a function that
+    says when. observes: whether the numbers of the training do not depend on the technique, so that the reference on
+    one device leaves it out. unlike: what differs from rank to rank, so that `--fold` is refused. key: the name of
+    `state` in a checkpoint (default: the name of the class). fixed: the settings that a resumed job must have in common
+    with the job that saved its checkpoint. by_content: those of them that `differs` compares where the checkpoint has a
+    `state`, because they name a place. evaluations: how many losses `evaluate` computes. periods: flags of what happens
+    every N steps, and how many steps must follow for it to have an effect. jumps: the flag, where a number that differs
+    in its last bit may change a choice. trains_alone: whether each data-parallel rank steps its replica with the
+    gradient of its own rows (`meeting.py`). sums_buckets: whether the technique sums whole buckets of gradients in its
+    own order, in place of --reduction (`bucket.py`); both stages with a tied weight then have a bucket for it.
+    own_state: of each kind of state that `of_rank` returns, what a checkpoint holds with it, and what to resume with,
+    in words, where a job has no place for it. trainers: what traces and reports call the ranks of the layout, where
+    other ranks are `beside` it; one technique of a job may have such ranks. in_evaluations: whether evaluations have
+    the technique, too, with `read_inputs` and `micro_batch`. for_all_steps: whether the settings are meant for the
+    whole length of a job, so that a trial of a few steps leaves them out. unplanned: whether a plan (`minidist plan`)
+    leaves the flags out, because they change neither memory nor time by more than the planner's error. deepspeed: what
+    is made of keys of a DeepSpeed file. scale: by what `scaled` has multiplied the loss of the current step, and so its
+    gradients.
     """
 
     Settings: ClassVar[type[BaseModel]] = Settings
     panel: ClassVar[str] = "Checkpoints and checks"
     rules: ClassVar[tuple[Rule, ...]] = ()
+    rules_first: ClassVar[bool] = False
     alone: ClassVar[tuple[tuple[str, Callable[[Any], bool]], ...]] = ()
     matters_alone: ClassVar[tuple[tuple[str, Callable[[Any], bool]], ...]] = ()
     observes: ClassVar[bool] = False
@@ -182,6 +186,11 @@ class Extension:
     @classmethod
     def used_by(cls, config: Any) -> bool:
         """Return whether a job with these settings uses the technique: unless overridden, when a flag is given."""
+        return cls.given(config)
+
+    @classmethod
+    def given(cls, config: Any) -> bool:
+        """Return whether a setting of the technique differs from its default."""
         fields = cls.Settings.model_fields.items()
         return any(getattr(config, name) != field.default for name, field in fields)
 
@@ -211,6 +220,10 @@ class Extension:
         ranks: of the job, None where they follow from the degrees. Raises UsageError when none is left to train.
         """
         return 0
+
+    def own_loop(self, config: Any) -> OwnLoop | None:
+        """Return the training loop that the technique has in place of the trunk's; None: it has none."""
+        return None
 
     def check_models(self, config: Any, saved_model: Callable[[str, str], Any]) -> None:
         """Raise UsageError for a model that the technique reads and cannot use; no rank has started.
@@ -283,7 +296,7 @@ class Extension:
     def begin(self, comm: Comm, strategy: Any, done: int) -> None:
         """Prepare the first step, on every rank of the layout. comm: all ranks. done: steps of an earlier run.
 
-        Not called with a parameter server, which has no layout.
+        Not called with an `OwnLoop`, which has no layout.
         """
 
     def packs_inputs(self) -> bool:
@@ -313,7 +326,7 @@ class Extension:
         """Return a context that lasts until the job ends, with what makes the micro-batches in place of `sampler`.
 
         replica: whose rows the rank reads. steps: those in which it reads, in order. Every rank that reads calls it,
-        also a worker of a parameter server.
+        also in an `OwnLoop`.
         """
         return nullcontext(sampler)
 
@@ -358,7 +371,7 @@ class Extension:
         """Return whether the update of a step is made, the same on every rank. Where it is not, nothing is clipped.
 
         Every rank calls it, and the reference on one device, until a technique of the job returns False. comm: all
-        ranks that train; None on one device. Not called with a parameter server.
+        ranks that train; None on one device. Not called with an `OwnLoop`.
         """
         return True
 
@@ -460,7 +473,7 @@ class Extension:
     def result(self) -> dict[str, Any]:
         """Return the entries that a job's JSON gets: of rank 0, after the last step.
 
-        Not called with a parameter server, and neither are `of_all_ranks`, `lines` and `header`.
+        Not called with an `OwnLoop`, and neither are `of_all_ranks`, `lines` and `header`.
         """
         return {}
 

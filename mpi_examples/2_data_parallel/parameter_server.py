@@ -17,7 +17,7 @@ import numpy as np
 from minidist import SGD, Trace, launch
 from minidist.comm.launching import under_mpiexec
 from minidist.data.generated import markov
-from minidist.parallel import parameter_server as ps
+from minidist.techniques import parameter_server as ps
 
 STEPS, BATCH, VOCABULARY = 150, 32, 64
 

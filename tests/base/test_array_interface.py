@@ -258,7 +258,7 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     ("parallel/replica_check.py", "argwhere"),
     ("parallel/replica_check.py", "repeat"),
     ("techniques/pruning/selection.py", "append"),
-    ("job/train/strategies/parameter_server.py", "unique"),
+    ("techniques/parameter_server/ranks.py", "unique"),
     ("core/collectives/ring.py", "ctypes"),  # addresses of two arrays of NumPy's
     ("parallel/host_pool.py", "cupy"),  # copies between a GPU and the host in streams of their own
 }

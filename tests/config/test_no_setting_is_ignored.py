@@ -21,6 +21,7 @@ from minidist.job.config.rules import check_rules, notices
 from minidist.job.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims
 from minidist.job.train import job as train_job
 from minidist.job.train.trainer import train
+from minidist.techniques import ranks_beside
 
 BASE = {"layers": 2, "width": 8, "heads": 2, "context": 8, "data": "markov", "steps": 3, "micro_batch": 2, "lr": 0.01}
 FP16, SERVER, EXPERTS = {"precision": "fp16"}, {"strategy": "ps", "dp": 4, "consistency": "asp"}, {"experts": 2}
@@ -205,7 +206,7 @@ HONOURED = {
 
 
 def ranks_of(config):
-    return resolve_dims(config).ranks + config.teacher_ranks + (config.servers if config.strategy == "ps" else 0)
+    return resolve_dims(config).ranks + ranks_beside(config)
 
 
 @lru_cache(None)

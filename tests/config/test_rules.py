@@ -16,6 +16,7 @@ from minidist.job.equality.compare import tier_of
 from minidist.report.frame import new_figure, save
 from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto
+from minidist.techniques import ranks_beside
 from tests.cases import each
 
 PIPEDREAM = {"pp": 2, "schedule": "pipedream", "model": "llama", "microbatches": 1}
@@ -548,7 +549,7 @@ CASES = {
 
 
 def ranks_of(config):
-    return resolve_dims(config).ranks + config.teacher_ranks + (config.servers if config.strategy == "ps" else 0)
+    return resolve_dims(config).ranks + ranks_beside(config)
 
 
 @each("rule", RULES, ids=lambda rule: rule.name)

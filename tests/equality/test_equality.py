@@ -8,9 +8,9 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.equality.reference import reference
-from minidist.job.equality.served import compare_served, serve_and_keep
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
+from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from tests.cases import each
 
 SMALL_GPT = {

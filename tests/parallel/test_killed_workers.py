@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
 from minidist.core.base.errors import RankDeadError
-from minidist.parallel import parameter_server as ps
+from minidist.techniques import parameter_server as ps
 from tests.cases import each
 from tests.parallel.test_parameter_server import SENDS, config, gradient, initial, same, sparse_gradient
 

@@ -11,7 +11,6 @@ from minidist.core.base.errors import UsageError
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.job.config.train_config import TrainConfig, resolve_batches
-from minidist.job.equality.served import compare_served, serve_and_keep
 from minidist.job.train.trainer import train
 from minidist.optim import LAMB
 from minidist.optim.exact_sums import LIMBS
@@ -19,6 +18,7 @@ from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.whole_tensors import gather_tensors
 from minidist.planning.volumes import closed_form_bytes
+from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from tests.cases import each
 from tests.equality.test_equality import verdict
 from tests.parallel.models import assert_same, loss_of, one_device, small_gpt

@@ -10,13 +10,13 @@ from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_
 from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.served import compare_served, serve_and_keep
 from minidist.job.train.trainer import train
 from minidist.optim import Muon
 from minidist.parallel import WholeMatrices
 from minidist.parallel.whole_matrices import muon_volume
 from minidist.parallel.whole_tensors import gather_tensors
 from minidist.planning.volumes import closed_form_bytes
+from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from tests.cases import each
 from tests.equality.test_equality import verdict
 from tests.parallel.models import assert_same, loss_of, one_device, small_gpt

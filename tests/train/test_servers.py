@@ -20,11 +20,11 @@ from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
-from minidist.job.equality.served import compare_served, serve_and_keep
 from minidist.job.train.strategies.data_axis import AxisSizes
-from minidist.job.train.strategies.parameter_server import parameter_server_bytes
 from minidist.job.train.trainer import train
-from minidist.parallel import parameter_server as ps
+from minidist.techniques import parameter_server as ps
+from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
+from minidist.techniques.parameter_server.ranks import parameter_server_bytes
 from tests.cases import each
 
 ROOT = Path(__file__).resolve().parents[2]

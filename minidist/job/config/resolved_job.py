@@ -7,14 +7,13 @@ import os
 from functools import cached_property
 from typing import Any
 
-from minidist.core.base.errors import UsageError
 from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.data import load_dataset
 from minidist.job.config.models import make_model, parameter_count
 from minidist.job.config.pipeline_plan import load_job_plan, make_plan, replicas_of
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
 from minidist.nn.recompute import budget_of
-from minidist.parallel.parameter_server import parse_consistency
+from minidist.techniques import own_loop
 
 
 class ResolvedJob:
@@ -104,27 +103,10 @@ class ResolvedJob:
         """Whether whole blocks run again in backward."""
         return self.budget is not None or self.config.recompute in ("full", "sqrt")
 
-    @property
+    @cached_property
     def server(self) -> bool:
-        """Whether a parameter server takes the place of reductions."""
-        return self.config.strategy == "ps"
-
-    @cached_property
-    def server_axes(self) -> str:
-        """The flags of axes that are set although every worker holds a whole model."""
-        # A degree is off at 1, ZeRO at 0.
-        # --dp is not among them: the workers of a server are its replicas.
-        names = ("pp", "cp", "tp", "ep", "zero")
-        set_ones = [name for name in names if getattr(self.config, name) > (name != "zero")]
-        return " ".join(f"--{name} {getattr(self.config, name)}" for name in set_ones)
-
-    @cached_property
-    def aggregates(self) -> bool:
-        """Whether the servers apply a whole clock's gradients at once; raises UsageError for an unknown consistency."""
-        try:
-            return parse_consistency(self.config.consistency).aggregate
-        except UsageError as error:
-            raise UsageError(f"--consistency: {error}") from None
+        """Whether a technique has a training loop in place of the trunk's: no moment has all gradients of a step."""
+        return own_loop(self.config) is not None
 
     @property
     def replicas_only(self) -> bool:

@@ -285,71 +285,6 @@ REDUCTIONS = (
     ),
 )
 
-# A parameter server replaces reductions. Its workers hold whole models and share no common step.
-PARAMETER_SERVER = (
-    Rule(
-        "server-settings-without-server",
-        lambda j: not j.server and (j.consistency != "bsp" or j.servers != 1 or j.staleness_aware),
-        "--servers, --consistency and --staleness-aware belong to --strategy ps",
-        "add it, or leave them out",
-    ),
-    Rule(
-        "staleness-of-a-whole-clock",
-        lambda j: j.server and j.aggregates and j.staleness_aware,
-        "--staleness-aware scales the gradient of one worker, and --consistency {consistency} applies those of all"
-        " workers as one update",
-        "use ssp:S or asp",
-    ),
-    Rule(
-        "server-with-axes",
-        lambda j: j.server and j.server_axes,
-        "--strategy ps has whole models on its workers, so it does not combine with {server_axes}",
-        "leave one of them out",
-    ),
-    Rule(
-        "server-precision",
-        lambda j: j.server and j.half,
-        "--strategy ps pushes and pulls in fp32 or fp64, not {precision}",
-        "use --precision fp32",
-    ),
-    Rule(
-        "server-with-clip",
-        lambda j: j.server and j.clip is not None and not (j.aggregates and j.servers == 1),
-        "--clip {clip} needs the norm of the whole gradient of a step, which no rank has with --servers {servers} and"
-        " --consistency {consistency}",
-        "use --servers 1 with bsp or delay:CLOCKS, or leave it out",
-    ),
-    Rule(
-        "server-with-every",
-        lambda j: j.server and j.every is not None and j.consistency != "bsp",
-        "--every {every} needs a moment between two steps, and with --consistency {consistency} there is none: the job"
-        " is saved once, at its end",
-        "use --consistency bsp, or leave it out",
-    ),
-    # Settings that need common steps or equal weights.
-    *(
-        Rule(
-            f"server-with-{name.replace('_', '-')}",
-            both("server", name),
-            f"{flag(name)} does not combine with --strategy ps: {why}",
-            "leave it out",
-        )
-        for name, why in (("synchronize_each", "a worker pushes once per step"),)
-    ),
-    *(
-        Rule(
-            f"server-with-{name.replace('_', '-')}",
-            ineffective(name, lambda j: not j.server),
-            f"{flag(name)} {{{name}}} does not apply to --strategy ps, {why}",
-            "leave it out",
-        )
-        for name, why in (
-            ("bucket_cap_mb", "whose workers push one gradient per step, without buckets"),
-            ("reduction", "whose servers add gradients in the order that --consistency sets"),
-        )
-    ),
-)
-
 # Ranks with different numbers of rows do different things where they exchange parts of equal size.
 UNEVEN_ROWS = (
     Rule(
@@ -370,23 +305,6 @@ UNEVEN_ROWS = (
         " have different numbers of shapes",
         "use --zero 2",
         {"rows": lambda j: uneven_rows(j)},
-    ),
-)
-
-# What all rows are normalised or evaluated by needs a moment at which all ranks have finished a step.
-REPLICAS = (
-    Rule(
-        "sync-batch-norm-with-server",
-        lambda j: j.server and j.batch_norm == "sync",
-        "--batch-norm sync normalises by the rows of all ranks, and the workers of --strategy ps exchange nothing with"
-        " each other",
-        "use --batch-norm local",
-    ),
-    Rule(
-        "evaluation-with-server",
-        lambda j: j.evaluate_every and j.server,
-        "not built: --evaluate-every with --strategy ps, where the weights of a step are on the servers",
-        "leave out one of the two",
     ),
 )
 
@@ -831,19 +749,24 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Model and data": MODEL_AND_DATA,
     "Checkpoints": CHECKPOINTS,
     "Reductions of gradients": REDUCTIONS,
-    "Parameter server": PARAMETER_SERVER,
+    "Training without common steps": tuple(rule for kind in installed() if kind.rules_first for rule in kind.rules),
     "Uneven rows": UNEVEN_ROWS,
-    "Replicas and evaluation": REPLICAS,
     "Models": ARCHITECTURE,
     "Tensor parallelism": TENSOR_PARALLEL,
     "Context parallelism": CONTEXT_PARALLEL,
     "Experts": EXPERTS,
     "Memory": MEMORY,
     "Pipelines": PIPELINE,
-    "Techniques": tuple(rule for kind in installed() for rule in kind.rules),
+    "Techniques": tuple(rule for kind in installed() if not kind.rules_first for rule in kind.rules),
     "Settings without effect": WITHOUT_EFFECT,
 }
 RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
+
+
+def _absent(config: TrainConfig) -> set[str]:
+    """Return the rules of techniques that the job neither uses nor has a flag of, by name: it breaks none of them."""
+    absent = [kind for kind in installed() if not (kind.given(config) or kind.used_by(config))]
+    return {rule.name for kind in absent for rule in kind.rules}
 
 
 def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, rules: Sequence[Rule] = RULES) -> None:
@@ -851,9 +774,9 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
 
     processes_here: ranks that share this process's memory; 0 in a dry run, whose arrays have none.
     """
-    job = ResolvedJob(config, batches, processes_here)
+    job, absent = ResolvedJob(config, batches, processes_here), _absent(config)
     for rule in (*rules, *(rule for extension in of_users(config) for rule in extension.rules)):
-        if rule.broken(job):
+        if rule.name not in absent and rule.broken(job):
             raise UsageError(rule.sentence(job))
 
     # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.

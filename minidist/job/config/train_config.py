@@ -164,14 +164,6 @@ class JobSettings(BaseModel):
     )
 
     # the data axis
-    strategy: Literal["auto", "ps"] = Field(
-        "auto", description="auto, or ps: a parameter server in place of reductions"
-    )
-    servers: int = Field(1, ge=1, le=MAX_RANKS, description="ps: ranks that are servers")
-    consistency: str = Field("bsp", description="ps: bsp, delay:CLOCKS, ssp:CLOCKS or asp")
-    staleness_aware: bool = Field(
-        False, description="ps with ssp or asp: divide an update's learning rate by its staleness"
-    )
     zero: int = Field(
         0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too"
     )
@@ -411,26 +403,10 @@ def has_ragged_shares(config: TrainConfig, batches: Batches) -> bool:
 def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
     """Return the degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit.
 
-    With --strategy ps the servers are ranks too, outside of every degree: dp is the number of workers. So are the ranks
-    that a technique has beside the layout (`Extension.beside`).
+    The ranks that a technique has beside the layout (`Extension.beside`) are outside of every degree.
     """
-    # Those of a technique come last.
     if ranks is not None:
         ranks -= ranks_beside(config, ranks)
-
-    # Servers are ranks outside of the mesh, so the degrees divide the workers only.
-    if config.strategy == "ps" and ranks is not None:
-        if config.servers >= ranks:
-            raise UsageError(
-                f"--servers {config.servers} of {ranks} ranks leave no worker; start at least {config.servers + 1}"
-                " ranks, or use fewer servers"
-            )
-        ranks -= config.servers
-        if config.dp not in (None, ranks):
-            raise UsageError(
-                f"--dp {config.dp} workers and --servers {config.servers} are not {ranks + config.servers} ranks; use"
-                f" --dp {ranks}, or start {config.dp + config.servers} ranks"
-            )
 
     # Without a number of ranks, the degrees determine it; a --dp that is left open counts as 1.
     dp = config.dp if ranks is not None else config.dp or 1

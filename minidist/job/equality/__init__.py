@@ -8,7 +8,6 @@ bucket_sums.py      the gradients of replicas whose buckets a technique sums
 snapshot.py         all tensors of a step by name   expected.py         those that a run must equal
 compare.py          every tensor of every step of every rank beside the reference's
 rounding.py         the tolerance of lower precision, measured on one device
-served.py           the same for a parameter server
 layout_sweep.py     the same for all layouts of some ranks
 difference_patterns.py  how a wrong gradient was made of the right one
 own_functions.py    what a user's own functions return, on ranks and on one device

@@ -30,7 +30,7 @@ from minidist.job.equality.rounding import MARGIN, TOLERANCES, distance_of, grou
 from minidist.job.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.trainer import train
-from minidist.techniques import changes_batches, of_job, sums_buckets
+from minidist.techniques import changes_batches, of_job, own_loop, sums_buckets
 
 FLOAT_BOUND = 1e-12
 FLOAT_STEPS = 5
@@ -282,7 +282,7 @@ def float_tier_settings(config: TrainConfig, dims: ParallelDims, given: Collecti
     given: the settings that the user chose; they stay, and `tier_of` refuses those with which no tier holds.
     """
     if (
-        config.strategy != "auto"
+        own_loop(config) is not None
         or sums_buckets(config)
         or (config.reduction == "ordered" and not splits_sums(config, dims))
     ):

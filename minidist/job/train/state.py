@@ -1,6 +1,6 @@
 """What a training step shows to observers, and what a job returns: data types without behaviour.
 
-They stand below the loops that fill them in (`trainer`, `parameter_server_trainer`), so that an observer needs neither.
+They stand below the loops that fill them in (`trainer`, or that of a technique), so that an observer needs neither.
 
 Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
@@ -34,7 +34,7 @@ class StepEnd(NamedTuple):
 class StepState:
     """What an observer sees after a step, before the gradients are cleared.
 
-    strategy: None with a parameter server, where no rank holds the whole state. comm: None on one device. end: where
+    strategy: None with an `OwnLoop`, where no rank holds the whole state. comm: None on one device. end: where
     observers are called later than the step ended, None elsewhere.
     """
 

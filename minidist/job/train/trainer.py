@@ -11,10 +11,9 @@ from minidist.core.autograd import FlopCounter
 from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.job.config.train_config import TrainConfig, resolve_batches
-from minidist.job.train.parameter_server_trainer import run_parameter_server
 from minidist.job.train.run import TIMELINE_RANKS, begin, serve
 from minidist.job.train.state import Observer, TrainResult, reads_tensors
-from minidist.techniques import of_job
+from minidist.techniques import of_job, own_loop
 
 
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
@@ -24,8 +23,9 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline:
     write the memory in use over time into the trace, for the first steps and ranks.
     """
-    if config.strategy == "ps":
-        return run_parameter_server(comm, config, observers).result
+    loop = own_loop(config)
+    if loop is not None:
+        return loop.train(comm, observers)  # type: ignore[no-any-return]
     batches, world = resolve_batches(config, comm.size), comm
     for extension in of_job(config):
         # The last ranks do something else; the others train as they would without them.

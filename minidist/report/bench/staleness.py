@@ -21,7 +21,7 @@ from minidist.core.base.random import Key, uniform
 from minidist.core.comm import Comm, LinkModel
 from minidist.core.optim import SGD
 from minidist.data.generated import markov
-from minidist.parallel import parameter_server as ps
+from minidist.techniques import parameter_server as ps
 
 VOCABULARY, BATCH, TOKENS = 16, 16, 20_000
 GRADIENT_SECONDS = 1e-3  # of a worker that is not slow

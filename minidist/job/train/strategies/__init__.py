@@ -3,5 +3,4 @@
 strategy.py    what it asks of each strategy
 mesh.py        on a device mesh without a pipeline        pipeline.py, asynchronous_pipeline.py    with one
 data_axis.py   a stage's parameters on one data axis: data_parallel.py (replicated), sharded.py (ZeRO 1 to 3)
-parameter_server.py    servers and workers in the place of reductions
 """

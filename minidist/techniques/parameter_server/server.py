@@ -22,8 +22,8 @@ from minidist.core.base.trace import SpanEvent, new_purpose, purpose
 from minidist.core.base.watchers import track
 from minidist.core.comm import ANY, Comm
 from minidist.core.optim import ParameterSlice, block_square_sums, clip_coefficient, norm_from_blocks
-from minidist.parallel.parameter_server.server_config import ServerConfig, parse_consistency
-from minidist.parallel.parameter_server.server_shards import Rows, ServerShard
+from minidist.techniques.parameter_server.server_config import ServerConfig, parse_consistency
+from minidist.techniques.parameter_server.server_shards import Rows, ServerShard
 
 new_purpose("parameter_push")
 new_purpose("parameter_pull")

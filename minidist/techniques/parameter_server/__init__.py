@@ -24,7 +24,9 @@ was received whole is applied once, a part of one never, and a bound no longer w
 its weights with it.
 
 In this folder: `server_config` (how far a worker may run ahead), `server_shards` (which server holds which keys),
-`worker`, `server`, `server_job` (a run, called by all ranks), `server_replay` (the run again, on one device).
+`worker`, `server`, `server_job` (a run, called by all ranks), `server_replay` (the run again, on one device). Of
+`minidist train --strategy ps`: `extension`, `rules`, `loop`, `ranks` (what a worker computes and a server holds),
+`trainer` (the job on a rank), `comparison` (with one device).
 
 Sources: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014 (servers, bounded delay);
 Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NeurIPS 2013; Zhang et al.,
@@ -37,12 +39,13 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.parallel.parameter_server.server import Server, Updates
-    from minidist.parallel.parameter_server.server_config import Consistency, ServerConfig, parse_consistency
-    from minidist.parallel.parameter_server.server_job import ServerResult, check, run, server_bytes
-    from minidist.parallel.parameter_server.server_replay import ServerRecord, read_records, replay
-    from minidist.parallel.parameter_server.server_shards import Rows, ServerShard, Weights, assign_keys, make_shards
-    from minidist.parallel.parameter_server.worker import Gradient
+    from minidist.parallel.assignment import assign_keys
+    from minidist.techniques.parameter_server.server import Server, Updates
+    from minidist.techniques.parameter_server.server_config import Consistency, ServerConfig, parse_consistency
+    from minidist.techniques.parameter_server.server_job import ServerResult, check, run, server_bytes
+    from minidist.techniques.parameter_server.server_replay import ServerRecord, read_records, replay
+    from minidist.techniques.parameter_server.server_shards import Rows, ServerShard, Weights, make_shards
+    from minidist.techniques.parameter_server.worker import Gradient
 
 __all__ = [
     "Consistency",

@@ -25,17 +25,17 @@ from minidist.job.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.job.checkpoint.directory import Checkpoint, ReplicaId, save
 from minidist.job.checkpoint.resume import job_state, keep_last, load_extensions, same_job, saving_alone
 from minidist.job.checkpoint.storage import Storage
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import resolve_batches
 from minidist.job.train.job import Job, build
 from minidist.job.train.layers import apply_activation_checkpointing
 from minidist.job.train.progress import Progress
 from minidist.job.train.state import Observer, StepEnd, StepState, TrainResult
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
-from minidist.job.train.strategies.parameter_server import Worker, checkpoint_shards, server_config, server_tensors
-from minidist.parallel import parameter_server as ps
-from minidist.parallel.parameter_server.server import Updates
 from minidist.parallel.running_statistics import batch_norms
 from minidist.techniques import Moment
+from minidist.techniques import parameter_server as ps
+from minidist.techniques.parameter_server.ranks import Worker, checkpoint_shards, server_config, server_tensors
+from minidist.techniques.parameter_server.server import Updates
 
 
 @dataclass
@@ -75,9 +75,7 @@ class UpdateRecord:
             self.kept.append(server_tensors(updates))
 
 
-def run_parameter_server(
-    comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), keep: bool = False
-) -> ServedJob:
+def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] = (), keep: bool = False) -> ServedJob:
     """Run this rank's part of the job, a server's or a worker's; every rank calls it and returns the same losses.
 
     Observers see this run's steps at the end, when their losses are known on every rank; a Progress of a worker shows
@@ -155,7 +153,7 @@ def run_parameter_server(
 
 def _resumed(job: Job, comm: Comm) -> Checkpoint | None:
     """Return the checkpoint that the job goes on from, with the state of its techniques and its buffers loaded."""
-    config = job.config
+    config: Any = job.config
     if not config.resume or not config.save:
         return None
     checkpoint = Checkpoint(config.save, step=config.from_step)
@@ -169,7 +167,8 @@ def _global_losses(comm: Comm, worker: Worker, steps: range) -> list[float]:
 
     Every worker sends its own to all ranks (8 B each, purpose metrics).
     """
-    config, batches = worker.job.config, worker.job.batches
+    config: Any = worker.job.config
+    batches = worker.job.batches
     number = comm.rank - config.servers
     own = [loss for step in steps for loss in worker.losses.get((number, step), [])]
     # Servers have no losses.
@@ -209,10 +208,11 @@ def _mean_buffers(comm: Comm, job: Job) -> list[Buffer]:
 
     Every rank calls it; an all-reduce of 8 B per number (purpose checkpoint).
     """
+    config: Any = job.config
     own = dict(job.model.named_buffers())
     if not own:
         return []
-    words = xp.concatenate(list(own.values())) * (comm.rank >= job.config.servers)
+    words = xp.concatenate(list(own.values())) * (comm.rank >= config.servers)
     with purpose("checkpoint"):
         all_reduce(comm, words)
     ends = accumulate(array.size for array in own.values())

@@ -15,6 +15,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.layout import offsets
 from minidist.core.base.watchers import track
+from minidist.parallel.assignment import assign_keys
 
 Weights = dict[str, Array]
 
@@ -24,21 +25,6 @@ class Rows(NamedTuple):
 
     ids: Array  # (touched,) int64
     values: Array  # (touched, width)
-
-
-def assign_keys(sizes: Sequence[int], servers: int) -> list[list[int]]:
-    """Return the keys of each server: the largest first, each to the server with the fewest elements so far.
-
-    Two servers' loads differ by at most the largest key.
-    """
-    held: list[list[int]] = [[] for _ in range(servers)]
-    load = [0] * servers
-    # Ties go to the smaller key and the first server, so that every rank computes the same assignment.
-    for key in sorted(range(len(sizes)), key=lambda key: (-sizes[key], key)):
-        server = load.index(min(load))
-        held[server].append(key)
-        load[server] += sizes[key]
-    return [sorted(keys) for keys in held]
 
 
 class ServerShard:

@@ -16,7 +16,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
-from minidist.parallel.parameter_server.server_shards import Rows, ServerShard, Weights
+from minidist.techniques.parameter_server.server_shards import Rows, ServerShard, Weights
 
 new_purpose("parameter_push")
 new_purpose("parameter_pull")

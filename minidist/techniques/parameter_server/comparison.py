@@ -9,32 +9,33 @@ Proved by: tests/train/test_servers.py
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from minidist.core.base.trace import Trace
 from minidist.core.comm import Comm
 from minidist.core.train.loss import ordered_sum
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import Comparison, Judge
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.equality.snapshot import Snapshot
 from minidist.job.train.job import build
-from minidist.job.train.parameter_server_trainer import ServedJob, run_parameter_server
 from minidist.job.train.progress import Progress
-from minidist.job.train.strategies.parameter_server import Worker, server_config, server_tensors
-from minidist.parallel import parameter_server as ps
-from minidist.parallel.parameter_server.server import Updates
+from minidist.techniques import parameter_server as ps
+from minidist.techniques.parameter_server.ranks import Worker, server_config, server_tensors
+from minidist.techniques.parameter_server.server import Updates
+from minidist.techniques.parameter_server.trainer import ServedJob, run_parameter_server
 
 
-def serve_and_keep(comm: Comm, config: TrainConfig, progress: Progress | None = None) -> ServedJob:
+def serve_and_keep(comm: Comm, config: Any, progress: Progress | None = None) -> ServedJob:
     """Run a rank's part of the job and keep the tensors of every update. progress: shown by the first worker."""
     observers = [progress] if progress is not None and comm.rank == config.servers else []
     return run_parameter_server(comm, config, observers, keep=True)
 
 
 def compare_served(
-    config: TrainConfig, served: Sequence[ServedJob], traces: Sequence[Trace], progress: Progress | None = None
+    config: Any, served: Sequence[ServedJob], traces: Sequence[Trace], progress: Progress | None = None
 ) -> Comparison:
     """Return the verdict. served, traces: of all ranks, in rank order. progress: of the one device."""
     batches = resolve_batches(config, len(served))

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from minidist.core.base.errors import RankDeadError, UsageError
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import CollectiveCall, Comm, PointToPoint, Request
-from minidist.parallel.parameter_server.server import Server, Updates
-from minidist.parallel.parameter_server.server_config import ServerConfig, parse_consistency
-from minidist.parallel.parameter_server.server_shards import ServerShard, Weights, joined, make_shards
-from minidist.parallel.parameter_server.worker import Gradient, work
+from minidist.techniques.parameter_server.server import Server, Updates
+from minidist.techniques.parameter_server.server_config import ServerConfig, parse_consistency
+from minidist.techniques.parameter_server.server_shards import ServerShard, Weights, joined, make_shards
+from minidist.techniques.parameter_server.worker import Gradient, work
 
 new_purpose("parameter_pull")
 

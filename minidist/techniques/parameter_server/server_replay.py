@@ -16,11 +16,11 @@ from typing import Any
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import Trace
-from minidist.parallel.parameter_server.server import Updates
-from minidist.parallel.parameter_server.server_config import ServerConfig, parse_consistency
-from minidist.parallel.parameter_server.server_job import FINAL
-from minidist.parallel.parameter_server.server_shards import Weights, joined, make_shards
-from minidist.parallel.parameter_server.worker import Gradient
+from minidist.techniques.parameter_server.server import Updates
+from minidist.techniques.parameter_server.server_config import ServerConfig, parse_consistency
+from minidist.techniques.parameter_server.server_job import FINAL
+from minidist.techniques.parameter_server.server_shards import Weights, joined, make_shards
+from minidist.techniques.parameter_server.worker import Gradient
 
 
 @dataclass

@@ -6,10 +6,10 @@
 There is no common step: a worker's clock c takes the global batch of step c, and an update gets the learning rate of
 its clock. With bsp the updates are those of data parallelism in rank order, and so of one device, bit for bit. With the
 others they are what their order made them, and `compare` replays that order on one device
-(parallel/parameter_server/server_replay.py).
+(server_replay.py).
 
 This file has what a worker computes, what a server holds, and what both send; the loop is in
-`parameter_server_trainer.py`. Volumes, all ranks together, with D bytes of weights, W workers, S servers and T steps:
+`trainer.py`. Volumes, all ranks together, with D bytes of weights, W workers, S servers and T steps:
 
     startup          (W + S - 1) D                 rank 0's weights to every other rank
     parameter_push   W T (D + 16 S)                a gradient, and a header of 16 B for each server; of an embedding
@@ -40,12 +40,12 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import ParameterSlice
 from minidist.core.train.loss import NonFiniteError
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
-from minidist.job.config.train_config import Batches, TrainConfig
+from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job, build, optimizer_class
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
-from minidist.parallel import parameter_server as ps
-from minidist.parallel.parameter_server.server import Updates
 from minidist.techniques import Run, of_job
+from minidist.techniques import parameter_server as ps
+from minidist.techniques.parameter_server.server import Updates
 
 NUMBER = 8  # bytes of a loss, and of a row's number
 
@@ -142,7 +142,7 @@ class Worker:
         return "servers save at the end only" if every is None else f"servers save every {every} steps"
 
 
-def sparse_keys(config: TrainConfig) -> frozenset[str]:
+def sparse_keys(config: Any) -> frozenset[str]:
     """Return the matrices with sparse gradients, row by row: an embedding that is not the output layer too."""
     return frozenset({"model.embed_tokens.weight"} if config.model == "llama" else ())
 
@@ -166,7 +166,7 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
             load_optimizer(checkpoint, optimizer, slices)
         return optimizer
 
-    config = job.config
+    config: Any = job.config
     return ps.ServerConfig(
         config.servers,
         config.consistency,
@@ -224,7 +224,7 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: Any, slices: Sequence[Para
 # --- volumes ----------------------------------------------------------------------------------------------------------
 
 
-def parameter_server_bytes(config: TrainConfig, batches: Batches, sizes: AxisSizes, done: int = 0) -> dict[str, int]:
+def parameter_server_bytes(config: Any, batches: Batches, sizes: AxisSizes, done: int = 0) -> dict[str, int]:
     """Return the payload bytes that all ranks together send; see the head of this file. done: steps before a resume.
 
     What a sparse push sends depends on the data: the tokens of each worker's batches are counted.
