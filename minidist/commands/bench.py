@@ -1,8 +1,9 @@
 """`minidist bench`: ratios measured in one interleaved run.
 
-Proved by: tests/bench/test_collectives.py, tests/bench/test_step.py, tests/bench/test_hybrid.py
+Proved by: tests/bench/test_collectives.py, tests/bench/test_environment.py, tests/bench/test_step.py
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,7 +68,7 @@ def bench_collectives(
         )
     else:
         ranks = 2 if ranks is None else ranks
-        result = collectives.bench_collectives(ranks, rounds, lengths or collectives.SIZES, algorithm or ())
+        result = _measured(collectives.bench_collectives, ranks, rounds, lengths or collectives.SIZES, algorithm or ())
 
     # Only rows of one side have a curve; those of the simulated world are messages per second.
     if picture:
@@ -105,7 +106,7 @@ def bench_network(
     from minidist.report.bench import network
 
     lengths = whole_numbers(sizes, "--sizes") if sizes else network.SIZES
-    result = network.bench_network(hosts, 1e6 * rate, lengths, algorithms.split(","), rounds)
+    result = _measured(network.bench_network, hosts, 1e6 * rate, lengths, algorithms.split(","), rounds)
 
     def show() -> None:
         _show({**result, "rows": []})
@@ -147,12 +148,12 @@ def bench_step(
     if tp > 1:
         if cases or stages or ranks > 1:
             raise UsageError("bench step --tp has its own stack of GPT blocks: leave out the case, --ranks and --zero")
-        return _result(bench_tensor_parallel(tp, rounds, other))
+        return _result(bench_tensor_parallel, tp, rounds, other)
     if ranks > 1:
-        return _result(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt", stages, other))
+        return _result(bench_data_parallel, ranks, rounds, cases[0] if cases else "gpt", stages, other)
     if stages:
         raise UsageError("bench step --zero needs --ranks 2 or more: one rank has nothing to shard")
-    return _result(measure(cases or None, rounds, device, other))
+    return _result(measure, cases or None, rounds, device, other)
 
 
 @bench.command("pipeline")
@@ -168,7 +169,7 @@ def bench_pipeline(
     from minidist.report.bench.pipeline import bench_pipeline as measure
 
     _say_without_torch()
-    return _result(measure(stages, schedule, microbatches, rounds, case))
+    return _result(measure, stages, schedule, microbatches, rounds, case)
 
 
 @bench.command("memory")
@@ -177,7 +178,7 @@ def bench_memory(cases: Cases = None, rounds: Rounds = 12) -> Result:
     """Measure what the memory account costs a training step, when it is on and when it keeps a timeline."""
     from minidist.report.bench.memory import bench_memory as measure
 
-    return _result(measure(cases or None, rounds=rounds))
+    return _result(measure, cases or None, rounds)
 
 
 @bench.command("hybrid")
@@ -191,33 +192,50 @@ def bench_hybrid(
     """Measure the share of a hybrid step that is neither arithmetic nor messages, under mpiexec."""
     from minidist.report.bench.hybrid import bench_hybrid as measure
 
-    return _result(measure(rounds, dp, tp, pp))
+    return _result(measure, rounds, dp, tp, pp)
 
 
 def _say_without_torch(compared: bool = True) -> None:
     """Say why the ratios to PyTorch will be missing."""
-    from minidist.report.bench.harness import has_torch
+    from minidist.report.bench.environment import has_torch
 
     if compared and not has_torch():
         say("PyTorch is not installed, so there are no ratios to it; install it with: pip install 'minidist[peers]'")
 
 
-def _result(measured: dict[str, Any]) -> Result:
-    return Result(measured, lambda: _show(measured))
+def _measured(measure: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Return what a benchmark measures, and how busy other processes kept the machine; warn when they did."""
+    from minidist.report.bench.environment import other_processes
+
+    with other_processes() as others:
+        result = measure(*arguments)
+    result["environment"]["other_processes"] = others.cores
+    if sentence := others.sentence():
+        say(sentence)
+    return result
+
+
+def _result(measure: Callable[..., dict[str, Any]], *arguments: Any) -> Result:
+    """Measure, and print the rows."""
+    result = _measured(measure, *arguments)
+    return Result(result, lambda: _show(result))
 
 
 def _show(result: dict[str, Any]) -> None:
-    """Print the environment, then one line per measurement."""
+    """Print the environment, then one line per measurement, and below a step what its products take."""
+    from minidist.report.bench.harness import ratio_and_goal
+    from minidist.report.bench.products import lines
+
+    shown = ("name", "ratio", "target", "median_s", "rounds", "products_s", "floor_s", "other_s", "torch_products_s")
     for name, value in result["environment"].items():
         print(f"{name}: {value}")
     for row in result["rows"]:
-        ratio = "    -" if row.get("ratio") is None else f"{row['ratio']:5.2f}"
         extra = "".join(
-            f"  {key} {value:.4g}"
-            for key, value in row.items()
-            if key not in ("name", "ratio", "median_s", "rounds") and isinstance(value, int | float)
+            f"  {key} {value:.4g}" for key, value in row.items() if key not in shown and isinstance(value, int | float)
         )
-        print(f"{row['name']:56} ratio {ratio}  median {row['median_s']:.6f} s  rounds {row['rounds']}{extra}")
+        print(f"{row['name']:56} {ratio_and_goal(row)}  median {row['median_s']:.6f} s  rounds {row['rounds']}{extra}")
+        if "products" in row:
+            print("\n".join(lines(row)))
 
 
 def _zero_stages(text: str | None) -> list[int]:

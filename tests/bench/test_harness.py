@@ -3,7 +3,7 @@
 import pytest
 
 from minidist.core.base.errors import MinidistError
-from minidist.report.bench.harness import interleave, median_ratio, warm_up
+from minidist.report.bench.harness import interleave, median_ratio, ratio_and_goal, warm_up
 
 
 def test_every_other_round_goes_backwards():
@@ -29,3 +29,10 @@ def test_losses_are_compared_before_anything_is_timed():
     for wrong in (5.0, float("nan")):
         with pytest.raises(MinidistError, match=rf"x: the loss of step 0 is 1.0 \(ours\) and {wrong} \(theirs\)"):
             warm_up({"ours": lambda: 1.0, "theirs": lambda wrong=wrong: wrong}, "x")
+
+
+def test_a_ratio_is_shown_with_the_goal_that_it_is_held_to():
+    assert ratio_and_goal({"ratio": 1.126, "target": 1.0}) == "ratio  1.13 (goal 1.00, not met)"
+    assert ratio_and_goal({"ratio": 0.8, "target": 0.8}) == "ratio  0.80 (goal 0.80, met)"
+    assert ratio_and_goal({"ratio": None, "target": 0.8}) == "ratio     - (goal 0.80)"
+    assert ratio_and_goal({"ratio": 1.126}) == "ratio  1.13"

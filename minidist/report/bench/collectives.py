@@ -27,13 +27,13 @@ from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.collectives import ALGORITHMS, all_reduce
 from minidist.core.comm import Comm
+from minidist.report.bench.environment import environment, has_torch
 from minidist.report.bench.harness import (
     Times,
-    environment,
-    has_torch,
     interleave_ranks,
     median_ratio,
     mpi_world,
+    ratio_and_goal,
     report,
     run_ranks,
     seconds_per_call,
@@ -45,6 +45,8 @@ SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 16384 *
 ROUND_SECONDS, MAX_CALLS = 0.1, 1000  # a side's share of a round: its time, and its number of calls at most
 OPPONENTS = ("MPI_Allreduce", "gloo")
 BEST = "best of ours"  # the algorithm with the least median
+# The goals of its ratio to MPI_Allreduce: up to so many bytes, and above them.
+GOALS, GOAL_ABOVE = {64 * KIB: 1.3, 1024 * KIB: 1.1}, 0.8
 
 Side = Callable[[np.ndarray], object]
 
@@ -138,6 +140,8 @@ def rows(times: Times, size: int, ranks: int, rounds: int, chosen: str = "auto")
                     "to_best": median_ratio(times[mine], times[best]),
                 }
             )
+            if (name, other) == (BEST, "MPI_Allreduce"):
+                result[-1]["target"] = next((goal for most, goal in GOALS.items() if size <= most), GOAL_ABOVE)
             if name == "auto":
                 result[-1]["choice_to_best"] = median_ratio(times.get(chosen, times[mine]), times[best])
     return result
@@ -163,6 +167,10 @@ def table(result: dict[str, Any]) -> str:
     for size, side in product(*(dict.fromkeys(row[key] for row in measured) for key in ("bytes", "side"))):
         group = {row["other"]: row for row in measured if (row["bytes"], row["side"]) == (size, side)}
         lines.append(_line(group, others))
+    # What we aim for.
+    held = [row for row in measured if "target" in row]
+    lines += [f"{row['name']}: {ratio_and_goal(row)}" for row in held]
+
     # What a wrong choice costs.
     auto = [row for row in measured if row["side"] == "auto"]
     if auto:

@@ -1,4 +1,4 @@
-"""What all benchmarks share: sides measured in turn, ratios round by round, ranks under mpiexec, and the environment.
+"""What all benchmarks share: sides measured in turn, ratios round by round, and ranks under mpiexec.
 
 A machine's speed drifts, so two sides are never timed one after the other:
 
@@ -11,10 +11,7 @@ A fast wrong step is worth nothing, so `warm_up` compares the losses of all side
 Proved by: tests/bench/test_harness.py, tests/bench/test_step.py, tests/bench/test_collectives.py
 """
 
-import importlib.util
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -22,8 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from minidist.base.process import tune_process
 from minidist.base.read_file import parse_json
@@ -56,6 +51,16 @@ def seconds_per_call(function: Callable[[], object], calls: int) -> float:
 def median_ratio(ours: Sequence[float], theirs: Sequence[float] | None) -> float | None:
     """Return the median over rounds of ours / theirs; None when there is no other side."""
     return None if theirs is None else statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def ratio_and_goal(row: Mapping[str, Any]) -> str:
+    """Format the ratio of a row, the goal that it is held to if it has one, and whether it is met."""
+    ratio, goal = row.get("ratio"), row.get("target")
+    text = "ratio     -" if ratio is None else f"ratio {ratio:5.2f}"
+    if goal is None:
+        return text
+    verdict = "" if ratio is None else ", met" if ratio <= goal else ", not met"
+    return f"{text} (goal {goal:.2f}{verdict})"
 
 
 def warm_up(
@@ -155,36 +160,3 @@ def interleave_ranks(
 def slowest(world: MPIWorld, seconds: float) -> float:
     """Return the largest number of all ranks."""
     return world.base.allreduce(seconds, op=world.MPI.MAX)  # type: ignore[no-any-return]
-
-
-# --- the environment --------------------------------------------------------------------------------------------------
-
-
-def has_torch() -> bool:
-    """Return whether PyTorch is installed here."""
-    return importlib.util.find_spec("torch") is not None
-
-
-def environment(with_torch: bool) -> dict[str, Any]:
-    """Return what decides a timing: processor, thread counts, BLAS libraries and the kernels that they chose."""
-    import threadpoolctl
-
-    # BLAS decides most of a timing: its kernel, and its threads, per library in this process.
-    result: dict[str, Any] = {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "cores": os.cpu_count(),
-        "OPENBLAS_CORETYPE": os.environ.get("OPENBLAS_CORETYPE"),
-        "threadpools": [
-            {key: pool.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
-            for pool in threadpoolctl.threadpool_info()
-        ],
-    }
-    if with_torch:
-        import torch
-
-        result["torch"] = torch.__version__
-        result["torch_capability"] = torch.backends.cpu.get_cpu_capability()
-        result["torch_threads"] = torch.get_num_threads()
-        result["torch_mkl"] = torch.backends.mkl.is_available()
-    return result

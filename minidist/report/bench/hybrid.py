@@ -26,7 +26,8 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build
 from minidist.job.train.recipe import parallelize
 from minidist.job.train.update import finish_step
-from minidist.report.bench.harness import environment, mpi_world, report, run_ranks
+from minidist.report.bench.environment import environment
+from minidist.report.bench.harness import mpi_world, report, run_ranks
 
 TARGET = 0.10
 LARGE = {"layers": 4, "width": 256, "heads": 8, "context": 128}

@@ -12,7 +12,8 @@ from typing import Any
 from minidist.base.memory import MemoryAccount
 from minidist.base.process import tune_process
 from minidist.core.base.watchers import watching
-from minidist.report.bench.harness import Step, environment, known_cases, median_ratio
+from minidist.report.bench.environment import environment
+from minidist.report.bench.harness import Step, known_cases, median_ratio
 from minidist.report.bench.step import time_steps
 from minidist.report.bench.workloads import CASES, StepCase, make_model, own_step
 

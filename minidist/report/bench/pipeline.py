@@ -19,11 +19,10 @@ from minidist.core.comm import Comm
 from minidist.core.optim import AdamW
 from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.schedules import get_schedule
+from minidist.report.bench.environment import environment, has_torch
 from minidist.report.bench.harness import (
     Step,
     Times,
-    environment,
-    has_torch,
     interleave_ranks,
     median_ratio,
     mpi_world,

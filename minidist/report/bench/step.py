@@ -19,20 +19,10 @@ from minidist.base.process import tune_process
 from minidist.core.autograd import Tensor
 from minidist.core.base.arrays import Device
 from minidist.core.base.errors import UsageError
-from minidist.report.bench.harness import (
-    Step,
-    Times,
-    environment,
-    has_torch,
-    interleave,
-    known_cases,
-    median_ratio,
-    seconds_per_call,
-    warm_up,
-)
+from minidist.report.bench.environment import environment, has_torch
+from minidist.report.bench.harness import Step, Times, interleave, known_cases, median_ratio, seconds_per_call, warm_up
+from minidist.report.bench.products import measure_products
 from minidist.report.bench.workloads import CASES, GPU_CASES, StepCase, make_model, own_step
-
-GPU_TARGET = 1.2  # of the ratio to PyTorch on the same GPU
 
 
 def bench_step(
@@ -63,8 +53,9 @@ def compare_case(
 ) -> dict[str, Any]:
     """Time one case; {name, ratio, median_s, torch_median_s, best_ratio, rounds, target, faults_per_step, losses}.
 
-    Without torch there is no other side: ratio, torch_median_s and best_ratio are None. MinidistError when the losses
-    of the first steps differ.
+    Without torch there is no other side: ratio, torch_median_s and best_ratio are None. On the host the row also says
+    what the matrix products take, and the rest (`products.measure_products`). MinidistError when the losses of the
+    first steps differ.
     """
     sides = {"own": own_step(case, make_model(case), device)}
     if against is not None and has_torch():
@@ -83,9 +74,10 @@ def compare_case(
         "torch_median_s": statistics.median(other) if other else None,
         "best_ratio": min(own) / min(other) if other else None,
         "rounds": rounds,
-        "target": case.target if device is None else GPU_TARGET,
+        "target": case.target if device is None else case.gpu_target,
         "faults_per_step": faults / case.steps,
         "losses": losses,
+        **(measure_products(sides["own"], statistics.median(own)) if device is None else {}),
     }
 
 

@@ -172,7 +172,7 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor,
         for start in range(0, length, queries):
             end = min(start + queries, length)
             # e = exp(K Q^T / sqrt(d) - maximum), of the keys up to the block's end.
-            e = kn[:, :, :end] @ (qn[:, :, start:end] * scale).swapaxes(2, 3)
+            e = xp.matmul(kn[:, :, :end], (qn[:, :, start:end] * scale).swapaxes(2, 3))
             inverse = exponentials(e)
             # O^T = V^T e / row sums: the division is done on the output, which is much smaller than the scores.
             part = on[:, :, start:end]
@@ -210,7 +210,7 @@ def _backward(
             # dS = P * (dO V^T - rowsum(dO * O)); P = e / row sums, and the division is in dO already.
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
-            ds = dropped(vn[:, :, :end] @ do.swapaxes(2, 3), drop, n, step, start, end)
+            ds = dropped(xp.matmul(vn[:, :, :end], do.swapaxes(2, 3)), drop, n, step, start, end)
             ds -= delta.swapaxes(2, 3)
             ds *= e
             # dQ^T = K^T dS, dK = dS Q, dV = P dO, with scores as (keys, queries).
@@ -223,8 +223,8 @@ def _backward(
                 xp.matmul(ds, scaled_q, out=dkn)
                 xp.matmul(e, do, out=dvn)
             else:
-                dkn[:, :, :end] += ds @ scaled_q
-                dvn[:, :, :end] += e @ do
+                dkn[:, :, :end] += xp.matmul(ds, scaled_q)
+                dvn[:, :, :end] += xp.matmul(e, do)
 
 
 def _exponentials(q: xp.Array, queries: int) -> Callable[[xp.Array], xp.Array]:
