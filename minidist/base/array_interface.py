@@ -1,4 +1,4 @@
-"""What a program may use of an array, and of the module that computes with it, on NumPy, CuPy and meta arrays alike.
+"""What a program may use of an array, and of the module that computes with it, on NumPy, CuPy and meta arrays.
 
 `ArrayInterface` lists the attributes and methods of an array, and `ArrayModule` the functions on arrays. autograd, nn,
 optim, the collectives, the strategies and the pipeline's runtime use these and nothing else, through

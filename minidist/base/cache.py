@@ -7,7 +7,7 @@ An entry is found by its content, not by a path or a time stamp. Its key is the 
 A changed source or another parameter therefore has another key, and a copied or touched file has the same key. Any
 number of processes may read and write one directory:
 
-    two writers        Each writes a file of its own. The last rename wins, and both files hold the same bytes.
+    two writers        Each writes a separate file. The last rename wins, and both files hold the same bytes.
     a killed writer    The entry appears, complete, when its file is renamed; fsync has written the bytes to the disk
                        before that. A writer that is killed earlier leaves no entry.
     a damaged entry    An entry ends with the SHA-256 of its bytes. When the hash is wrong, one line on standard error

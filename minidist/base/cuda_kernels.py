@@ -2,7 +2,7 @@
 
 On a GPU every array function is a kernel that reads its operands from memory and writes its result back, so an
 operation of a dozen functions moves a dozen times the bytes that it needs. Each kernel here computes the same as the
-array functions beside the call that takes it, which NumPy's arrays use.
+array functions next to the call that takes it, which NumPy's arrays use.
 
 The kernel that adds into rows exists for determinism: CuPy's version adds with atomics from many threads, in an order
 that differs between runs. Here one thread adds the values of one element in index order, so equal calls give equal

@@ -53,7 +53,7 @@ def ends_at_interrupt() -> Iterator[None]:
 
     A KeyboardInterrupt would be raised inside some library, which may not survive it.
     """
-    # A program with a handler of its own, and another thread, are left alone.
+    # A program with another handler, and another thread, are left alone.
     ours = threading.current_thread() is threading.main_thread() and (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )

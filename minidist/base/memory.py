@@ -83,7 +83,7 @@ class MemoryAccount(Watcher):
         self.track(array, purpose)
 
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[xp.Array]) -> None:
-        """Count an operation's result, and what its node saves besides inputs and result."""
+        """Count an operation's result, and what its node saves in addition to inputs and result."""
         self.track(out.data, "activation")
         if out.node is not None:
             for array in saved:

@@ -1,6 +1,6 @@
 """The operations of cuda.py for meta arrays: results with the right shapes, and no work.
 
-A dry run calls them instead of the individual array functions, each of which would create a temporary meta array that
+A dry run calls them instead of the individual array functions, which would each create a temporary meta array that
 nothing reads. `arrays.kernels_of(array)` returns this module.
 
 Proved by: tests/cupy/test_kernels.py, tests/train/test_dry_run.py

@@ -1,7 +1,7 @@
 """Fibers on JavaScript promises, for Pyodide: WebAssembly cannot exchange stacks itself, but its host can suspend one.
 
 `run_sync(promise)` suspends the stack of the caller until the promise is resolved, and the host runs another one
-meanwhile. So each fiber and each caller of `switch` wait for a promise of their own:
+meanwhile. So each fiber and each caller of `switch` wait for separate promises:
 
     switch:  resolve the fiber's promise, or start its stack ──▶ wait for the promise of the return
     pause:   resolve the promise of the return               ──▶ wait for the fiber's own promise
@@ -29,7 +29,7 @@ class FiberExit(BaseException):
 
 
 class Fiber:
-    """A program on a stack of its own."""
+    """A program with a separate stack."""
 
     # A suspended stack is not in memory, and Python's frames refer to it: following their links would read garbage.
     gr_frame: FrameType | None = None
@@ -102,7 +102,7 @@ def current() -> Fiber:
 
 
 def spawn(program: Callable[[Any], None], argument: Any, context: Context, hub: Fiber) -> Fiber:
-    """Return a fiber that will run `program(argument)` in a context of its own."""
+    """Return a fiber that will run `program(argument)` in a separate context."""
     return Fiber(partial(context.run, program, argument))
 
 

@@ -227,7 +227,7 @@ def reduce(comm: CollectiveCall, array: np.ndarray, root: int, op: str) -> np.nd
     # The broadcast turned round: inside the other nodes, then one slow message from each of their leaders.
     part: np.ndarray | None = array
 
-    # Now the leader of the root's node holds the sum of the other nodes and of its own array.
+    # Now the leader of the root's node holds the sum of the other nodes and its array.
     if levels.node != at_root:
         part = binomial_tree.reduce(levels.inside, array, 0, inner)
     if levels.inside.rank == 0 and len(levels.nodes) > 1:

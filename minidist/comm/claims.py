@@ -2,8 +2,8 @@
 
 The same-numbered call of `group`, `dup` or `split` on the parent makes one communicator on all its members. Two ranks
 that make it of other members, or in another order, would both be its rank 0 and take each other's messages for their
-own; two that give it other labels have two communicators, on each of which one rank waits for ever. So the claims are
-compared when the communicator is made: simulated ranks look at those of the members that came before, and under MPI
+own; two that give it other labels have two communicators, and on each of them one rank waits for ever. So the claims
+are compared when the communicator is made: simulated ranks look at those of the members that came before, and under MPI
 each rank sends its claim to the next one in its own list:
 
     rank 0   group([0, 1], "a")       ── 0, 1 as "a" ──▶ rank 1

@@ -1,7 +1,7 @@
 """Finds and calls `mpiexec`: the one that belongs to the MPI library of this Python's mpi4py.
 
 Every MPI's launcher takes `-n 4 program`; the rest differs. Open MPI refuses more ranks than cores, binds each rank to
-a core of its own and does not run as root, unless told otherwise; MPICH and Intel MPI need nothing.
+its own core and does not run as root, unless told otherwise; MPICH and Intel MPI need nothing.
 
 Proved by: tests/comm/mpi/test_failures.py
 """

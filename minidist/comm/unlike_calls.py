@@ -157,7 +157,7 @@ def _is_shifted(skipping: Sequence[Kind], whole: Sequence[Kind], skipping_ended:
 
 
 def ranks_text(ranks: Iterable[int], most: int = 8) -> str:
-    """Return "rank 1", or "ranks 0, 1, 2 and 5 more" of which at most `most` are listed."""
+    """Return "rank 1", or "ranks 0, 1, 2 and 5 more"; at most `most` are listed."""
     listed = sorted(ranks)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return f"rank{'s' * (len(listed) > 1)} {', '.join(map(str, listed[:most]))}{more}"

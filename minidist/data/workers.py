@@ -80,7 +80,7 @@ class WorkerSampler:
         if b"__main__" in made:
             raise UsageError(
                 "a loader worker cannot make its sampler: workers import modules, and the function is defined in the"
-                " main program; move it to a module of its own"
+                " main program; move it to a separate module"
             )
         # A worker must not start MPI, so it gets no variable of the launcher. It imports from the same folders as this
         # program.

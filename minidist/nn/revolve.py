@@ -49,11 +49,11 @@ def _best_cut(layers: int, slots: int) -> int:
 
 
 def revolve_advances(layers: int, slots: int) -> int:
-    """Return how many layers run besides the one recorded run of each, with `slots` kept inputs (x is one of them)."""
+    """Return how many layers run, without the one recorded run of each, with `slots` kept inputs (x is one of them)."""
     # A single layer is recorded at once.
     if layers <= 1:
         return 0
-    # The least r with C(slots + r, slots) >= layers: no layer runs more than r times besides.
+    # The least r with C(slots + r, slots) >= layers: no layer runs more than r times in addition.
     repeats = 0
     while comb(slots + repeats, slots) < layers:
         repeats += 1

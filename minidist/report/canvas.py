@@ -30,7 +30,7 @@ WORDS = {**NAMES, "transfer": "waits for bytes on their way", "communication": "
 class Drawing:
     """What the script draws: lines from above, bars (line, kind, name, start, end), arrows from line to line.
 
-    beside: the arrows of collective calls beside the main streams, where there are many; each call is a band, too, and
+    beside: the arrows of collective calls outside the main streams, where there are many; each call is a band, too, and
     the script draws the one or the other, whichever can be read.
     """
 
@@ -152,7 +152,7 @@ def _add_arrows(drawing: Drawing, messages: Sequence[Pair], rows: Rows, beside: 
 
 def _sliced(drawing: Drawing) -> Drawing:
     """Return each line in equal slices of time, with one bar for what takes most of a slice."""
-    # Arrows become bands at both their ends first; those beside are bands already.
+    # Arrows become bands at both their ends first; those outside the main streams are bands already.
     bars = list(drawing.bars)
     for tail, head, start, end, _ in drawing.arrows:
         bars += [(row, "communication", "messages", start, end) for row in {tail, head}]

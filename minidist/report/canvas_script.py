@@ -12,7 +12,7 @@ SCRIPT = r"""
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const LINE = 24, TOP = 6, AXIS = 22, HEADS = 600, RIGHT = 8;
   const BLOCKED = 6, TRANSFER = 7, BAND = 8;  // kinds; those before compute
-  const READABLE = 60, HAIR = 0.02;  // arrows beside the main streams; the shortest wait on a band, of the width
+  const READABLE = 60, HAIR = 0.02;  // arrows outside the main streams; the shortest wait on a band, of the width
 
   // The numbers are steps from one start to the next; here they become bars and arrows.
   function read(flat) {
@@ -34,7 +34,7 @@ SCRIPT = r"""
   }
   const arrows = arrowsOf(data.arrows), beside = arrowsOf(data.beside);
 
-  // A collective call beside the main streams is a band from afar, and arrows from near.
+  // A collective call outside the main streams is a band from afar, and arrows from near.
   const computing = new Set(bars.filter(bar => bar[1] < BLOCKED).map(bar => bar[0]));
   const banded = new Set(bars.filter(bar => bar[1] === BAND && !computing.has(bar[0])).map(bar => bar[0]));
   const inView = arrow => arrow[3] >= from && arrow[2] <= to;

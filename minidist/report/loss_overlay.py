@@ -51,7 +51,7 @@ def loss_overlay(
     second.spines["top"].set_visible(False)
 
     worst = max(difference, default=0.0)
-    axes.set_title(title or f"parallel beside single; max |difference| of {what}: {worst:.1e}", fontsize=10, loc="left")
+    axes.set_title(title or f"parallel and single; max |difference| of {what}: {worst:.1e}", fontsize=10, loc="left")
     handles = [
         line(PALETTE["other"], names[0], linewidth=4),
         line(PALETTE["F"], names[1], linewidth=1.5),

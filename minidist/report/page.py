@@ -146,7 +146,7 @@ def _about_loss(header: Header) -> str:
             "The parallel run and one device. Two curves that lie on each other prove little; the difference of the"
             " weights does."
         )
-    return "Of this run alone; the trace of <code>minidist compare --trace</code> has one device's beside it."
+    return "Of this run alone; the trace of <code>minidist compare --trace</code> also has that of one device."
 
 
 def _figure(make: Callable[[], Figure], label: str, kind: str) -> str:

@@ -34,13 +34,13 @@ HAIR = 0.02  # the width of the shortest wait that is drawn on a band, as a part
 LABEL = 0.06  # the width of a label, as a part of the picture's
 MAX_ARROWS = 1500  # with more, lines without heads
 APART = 0.02  # of two messages of a call, as a part of the picture's width: nearer, a call is one band
-MAX_BESIDE = 60  # of collective calls beside the main stream: with more messages a call is one band
+MAX_BESIDE = 60  # of collective calls outside the main stream: with more messages a call is one band
 
 
 def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> Figure:
     """Draw one line per stream of each rank, rank 0 on top, and one arrow per delivered message.
 
-    Of many buckets that travel beside the main streams, each is one band on its line instead of its arrows.
+    Of many buckets that travel outside the main streams, each is one band on its line instead of its arrows.
     """
     # [1] The lines, and the axis of time. After a deadlock there is room at the right edge for what each rank waits
     # for.
@@ -249,7 +249,7 @@ def _arrows(
         if labelled:
             near = 0.33 / max(abs(head[1] - tail[1]), 1)  # a third of a line away from the sender
             x, y = ((1 - near) * a + near * b for a, b in zip(tail, head, strict=True))
-            x = max(x, begin + LABEL * width / 2)  # beside the names of the lines, not on them
+            x = max(x, begin + LABEL * width / 2)  # next to the names of the lines, not on them
             if any(abs(x - other[0]) < LABEL * width and abs(y - other[1]) < 0.2 for other in labels):
                 continue  # two numbers on each other are none
             labels.append((x, y))

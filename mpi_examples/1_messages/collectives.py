@@ -1,4 +1,4 @@
-"""Every collective by every algorithm: the right values, and beside the bytes sent those that the closed form says.
+"""Every collective by every algorithm: the right values, and the bytes sent next to those of the closed form.
 
     mpiexec -n 4 python mpi_examples/1_messages/collectives.py
     python mpi_examples/1_messages/collectives.py --ranks 6

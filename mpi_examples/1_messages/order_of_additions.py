@@ -4,7 +4,7 @@
     mpiexec -n 4 python mpi_examples/1_messages/order_of_additions.py
 
 Floating-point addition does not associate, so two orders can give different bits. The ring adds each chunk in another
-order, `ordered` adds every element in the order of the ranks, and the MPI library has an order of its own. `minidist
+order, `ordered` adds every element in the order of the ranks, and the MPI library has another order. `minidist
 order` does the same for any sum: numpy.sum, or a function(comm, array) in a file of yours.
 """
 

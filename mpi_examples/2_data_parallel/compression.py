@@ -3,8 +3,8 @@
     mpiexec -n 4 python mpi_examples/2_data_parallel/compression.py --compression topk:0.01
     python mpi_examples/2_data_parallel/compression.py --ranks 4 --compression powersgd:2
 
-Prints the bytes that a rank sent beside those of the closed form, and checks the error feedback: what has arrived, plus
-what all ranks still hold back, is the sum of all gradients that were computed.
+Prints the bytes that a rank sent next to those of the closed form, and checks the error feedback: what has arrived,
+plus what all ranks still hold back, is the sum of all gradients that were computed.
 """
 
 import argparse

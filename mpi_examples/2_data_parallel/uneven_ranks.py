@@ -94,7 +94,7 @@ def main(comm):
         per_row = all_gather(comm, np.array([median(measured) / equal[comm.rank][1]]))
     weighted = weighted_shards(ROWS, (1 / per_row).tolist())
 
-    # [2] Steps with equal and with weighted shares in turn, each with a model of its own.
+    # [2] Steps with equal and with weighted shares in turn, each with a separate model.
     jobs = {"equal": (equal, *make(comm)), "weighted": (weighted, *make(comm))}
     times = {name: [] for name in jobs}
     for _ in range(WARM_UP + ROUNDS):

@@ -42,7 +42,7 @@ def train(comm):
     divisor = replicas * MICROBATCHES * ROWS * CONTEXT  # the mean over all replicas' tokens
 
     def loss(logits, targets):
-        return model.loss_fn(logits, targets, divisor)  # from logits of which every rank has its own words
+        return model.loss_fn(logits, targets, divisor)  # each rank has the logits of its words
 
     # "ordered" adds in rank order wherever a value lies, so the two copies of the tied embedding stay equal.
     pipeline = Pipeline(

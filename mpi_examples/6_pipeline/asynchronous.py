@@ -1,4 +1,4 @@
-"""Two asynchronous pipelines beside PipeDream's weight stashing (pipedream.py): vertical sync, and PipeDream-2BW.
+"""Two asynchronous pipelines next to PipeDream's weight stashing (pipedream.py): vertical sync, and PipeDream-2BW.
 
 mpiexec -n 3 python mpi_examples/6_pipeline/asynchronous.py --weights vertical
 mpiexec -n 3 python mpi_examples/6_pipeline/asynchronous.py --weights 2bw

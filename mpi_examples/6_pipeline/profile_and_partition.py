@@ -34,7 +34,7 @@ CONFIG = TrainConfig.make(layers=6, width=16, context=32, micro_batch=ROWS)
 
 
 def train(comm):
-    # One rank measures, so that all cut alike.
+    # One rank measures, so that all cut in the same places.
     times = np.zeros(CONFIG.layers)
     if comm.rank == 0:
         times[...] = [layer.fwd_ms + layer.bwd_ms for layer in profile_layers(CONFIG, rounds=2)]
@@ -53,7 +53,7 @@ def train(comm):
 
 
 def run(comm, cuts):
-    """The losses of a job whose stages have so many blocks."""
+    """The losses of a job whose stages have these numbers of blocks."""
     dataset, plan = load_dataset(CONFIG.data), get_schedule("1f1b").plan(comm.size, MICROBATCHES)
     stages, tied = split_model(make_model(CONFIG, dataset), plan.stages, plan.stages_of(comm.rank), cuts)
     count = MICROBATCHES * ROWS * CONFIG.context

@@ -29,7 +29,7 @@ TIMES = 3  # that a layer takes on the slow rank
 
 
 class SharedMachine(LayerProfile):
-    """Measures the layers of a rank, of which the last one has other work to do as well."""
+    """Measures the layers of a rank; the last rank has other work to do as well."""
 
     def watch(self, comm, stages, layers, last):
         super().watch(comm, stages, layers, last)

@@ -5,7 +5,7 @@ python mpi_examples/7_more/distillation.py --ranks 4
 
 First all ranks train the teacher. Then a student learns from 600 labelled digits alone, and a second one from the same
 digits and the teacher's logits for them (Hinton et al. 2015). Prints how many of 400 other digits each of the three
-recognises, and what the teacher sent beside the closed form. With one rank the teacher is on it, and nothing is sent.
+recognises, and what the teacher sent next to the closed form. With one rank the teacher is on it, and nothing is sent.
 `minidist train --distill-from CHECKPOINT --teacher-ranks 1` is this as a job.
 """
 
@@ -46,7 +46,7 @@ def main(comm):
     features = glyphs().features
     teacher = fit(comm, [features, 256, 10], np.arange(1600), TEACHER_STEPS)
 
-    # The last rank teaches; the others are a communicator of their own.
+    # The last rank teaches; the others are a separate communicator.
     students = max(1, comm.size - 1)
     rows, last = np.arange(LABELLED), comm.size - 1
     images, _ = glyphs().rows(rows)

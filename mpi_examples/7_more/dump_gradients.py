@@ -5,7 +5,7 @@ minidist compare --theirs runs/dump --model gpt --heads 4
 
 The program stands for one in another framework. Each rank has its rows of a batch, and reduces its gradients by an
 all-reduce. `sum` does not divide by the number of ranks; `one` leaves a matrix out of the reduction; `late` runs one
-row less on rank 1. `none` is right, and equal. Nothing is sent beside the gradients and, for the dump, their arrays.
+row less on rank 1. `none` is right, and equal. Nothing is sent but the gradients and, for the dump, their arrays.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     python mpi_examples/7_more/quantization.py --ranks 4 --observer min-max
 
 Prints how many held-out digits the model recognises with weights and inputs rounded to 8 bits, as it was trained, and
-as integers; and the bytes with which the ranks agreed on the ranges of the inputs, beside the closed form.
+as integers; and the bytes with which the ranks agreed on the ranges of the inputs, next to the closed form.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main(comm, observer):
         parallel.flat.zero_grad()
         cross_entropy(parallel(Tensor(images[mine])), labels[mine], divisor=ROWS).backward()
         optimizer.step()
-        update_ranges(observers, comm)  # without it each rank rounds to a grid of its own rows
+        update_ranges(observers, comm)  # without it each rank rounds to a grid that only its rows define
 
     def right():
         with no_grad():

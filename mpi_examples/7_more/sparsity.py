@@ -3,7 +3,7 @@
     mpiexec -n 4 python mpi_examples/7_more/sparsity.py
     python mpi_examples/7_more/sparsity.py --ranks 4 --sparsity 0.9
 
-Prints, every few steps, how many weights are left, what a rank sent in the step beside the closed form, and how many
+Prints, every few steps, how many weights are left, what a rank sent in the step next to the closed form, and how many
 held-out digits are recognised. No mask is sent: all ranks have the same weights, and find the same ones.
 """
 

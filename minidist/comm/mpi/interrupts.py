@@ -54,7 +54,7 @@ def _wait_for_the_thread(number: int, frame: FrameType | None) -> None:
 class InterruptWatch:
     """Calls `end` from a thread when SIGINT has come and the main program could not be interrupted.
 
-    terminate: called instead when Open MPI's mpiexec has sent SIGTERM. A program with a handler of its own for a
+    terminate: called instead when Open MPI's mpiexec has sent SIGTERM. A program with another handler for a
     signal, or in another thread than the main one, is left alone.
     """
 

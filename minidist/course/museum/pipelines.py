@@ -52,7 +52,7 @@ def data_axis_before_tied(patch: Patch) -> None:
 
 
 def tied_copies_apart(patch: Patch) -> None:
-    """each copy of the tied embedding keeps the gradient of its own site"""
+    """each copy of the tied embedding keeps the gradient of one site"""
     patch.setattr(shared.SharedGradients, "add", lambda self: None)
 
 

@@ -220,7 +220,7 @@ EXHIBITS = [
         "108",
         "all ranks read the same samples",
         "The loader was not one of those into which the framework puts a distributed sampler, and the framework seeds"
-        " all ranks alike. Every rank drew the same sequence of samples: twice the work on two devices, for the"
+        " on all ranks. Every rank drew the same sequence of samples: twice the work on two devices, for the"
         " gradient of one.",
         all_ranks_read_alike,
         data_jobs.replicas,

@@ -27,7 +27,7 @@ STAGES: dict[str, Any] = {"pp": 2, "microbatches": 4, "layers": 2}
 
 
 def words_of_other_ranks(patch: Patch) -> None:
-    """the target's logit is summed over ranks in a way of which the tape knows nothing"""
+    """the target's logit is summed over ranks in a way that the tape does not record"""
     right = vocabulary.vocab_parallel_cross_entropy
 
     def partly_detached(logits: Tensor, targets: Any, *rest: Any, comm: Comm, vocab_size: int) -> Tensor:
@@ -163,7 +163,7 @@ EXHIBITS = [
         "137",
         "the balancing loss weakens with every data-parallel rank",
         "The global balancing loss of the experts counted the tokens of all data-parallel ranks in its divisor, but a"
-        " rank had the probabilities of its own tokens alone. Its gradient was as many times too small as there were"
+        " rank had the probabilities of its tokens alone. Its gradient was as many times too small as there were"
         " ranks, so the same coefficient meant less than for the other balancing losses.",
         balance_over_all_tokens,
         jobs.train_job(2, steps=3, **TINY, **BALANCED),

@@ -171,7 +171,7 @@ def divided_for_the_report(patch: Patch) -> None:
 
 
 def mean_of_batch_means(patch: Patch) -> None:
-    """the loss of each validation batch is divided by its own labels, and the batches count alike"""
+    """the loss of each validation batch is divided by the number of its labels, and all batches count equally"""
     means = lambda sums, counts: float(np.mean(np.divide(sums, counts)))  # noqa: E731
     patch.setitem(globals(), "mean_over_batches", means)
 
@@ -222,7 +222,8 @@ EXHIBITS = [
     Exhibit(
         "112",
         "the validation loss is a mean of batch means",
-        "Each validation batch was divided by its own number of labels that count, and the batches were averaged alike."
+        "Each validation batch was divided by its number of labels that count, and all batches had one weight in the"
+        " average."
         " A batch with few such labels had as much weight as one with many: losses of 2 over 1 label and of 90 over 9"
         " gave 6.0 in place of 9.2. Nothing that is trained is wrong; what a run is judged by is.",
         mean_of_batch_means,

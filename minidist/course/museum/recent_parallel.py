@@ -102,7 +102,7 @@ def partial_before_experts(patch: Patch) -> None:
 
 
 def router_of_own_tokens(patch: Patch) -> None:
-    """each rank's router gets the gradient of its own tokens, and no sum over ranks follows"""
+    """each rank's router gets the gradient of its tokens alone, and no sum over ranks follows"""
     patch.setattr(expert_tensor_parallel, "scatter_to_sequence_parallel_region", OwnRows.apply)
 
 
@@ -122,7 +122,7 @@ def norm_without_other_experts(patch: Patch) -> None:
 
 
 def router_detached(patch: Patch) -> None:
-    """the gates are copied in a way of which the tape knows nothing"""
+    """the gates are copied in a way that the tape does not record"""
 
     def detached(x: Tensor, shape: Any) -> Tensor:
         # The gates of a choice are (tokens,), and become a column.
@@ -231,7 +231,7 @@ EXHIBITS = [
         "a summand of a gradient is labelled as the sum",
         "The loss was computed in chunks, from a head that is split over tensor-parallel ranks, and the gradients of"
         " the chunks were collected in a buffer. On each rank they are summands, and the buffer had the label of the"
-        " activation, of which every rank has the same. No sum followed, and the loss stayed well above that of one"
+        " activation, which is the same on every rank. No sum followed, and the loss stayed well above that of one"
         " device. It was found by comparing context with tensor parallelism, and then both with one device.",
         partial_after_the_head,
         jobs.train_job(2, steps=3, tp=2, precision="fp64"),
@@ -252,7 +252,7 @@ EXHIBITS = [
         "117b",
         "the router's weights differ from rank to rank",
         "The router is on every rank, and the scores of the tokens were split over the tensor-parallel ranks. Each rank"
-        " had the gradient of its own slice of the tokens, and under some settings no all-reduce followed. A user had"
+        " had the gradient of its slice of the tokens, and under some settings no all-reduce followed. A user had"
         " reported that the routers' weights differed (#2387).",
         router_of_own_tokens,
         jobs.train_job(2, steps=3, precision="fp64", sequence_parallel=True, **EXPERTS),
@@ -278,7 +278,7 @@ EXHIBITS = [
     ),
     Exhibit(
         "119",
-        "every group of experts clips by a norm of its own",
+        "every group of experts clips by its norm alone",
         "The squares of the experts' gradients were not summed over the expert-parallel ranks. Each rank had another"
         " norm, printed it, and scaled the parameters that all share by another factor, in the report by factors that"
         " are ten times apart. Clipping is on by default, and nothing in the logs shows it.",

@@ -69,18 +69,18 @@ def padded_softmax(patch: Patch) -> None:
 
 
 def norms_not_reduced(patch: Patch) -> None:
-    """every rank keeps the layer norms' gradient of its own tokens"""
+    """every rank keeps the layer norms' gradient of its tokens alone"""
     patch.setattr(sequence_parallel, "copy_to_tensor_parallel_region", lambda x, comm: x)
 
 
 def biases_not_reduced(patch: Patch) -> None:
-    """every rank keeps the gradient of a row-parallel bias of its own tokens"""
+    """every rank keeps the gradient of a row-parallel bias of its tokens alone"""
     right = regions.copy_to_tensor_parallel_region
     patch.setattr(layers, "copy_to_tensor_parallel_region", lambda x, comm: x if x.ndim == 1 else right(x, comm))
 
 
 def norm_of_own_tiles(patch: Patch) -> None:
-    """each rank clips by the norm of its own shards"""
+    """each rank clips by the norm of its shards alone"""
     patch.setattr(grad_norm, "all_reduce", lambda comm, array: array)
 
 
@@ -90,7 +90,7 @@ def replicas_counted_once_per_rank(patch: Patch) -> None:
 
 
 def shared_heads_not_summed(patch: Patch) -> None:
-    """ranks that hold copies of one key-value head keep the gradient of their own query heads"""
+    """ranks that hold copies of one key-value head keep the gradient of their query heads alone"""
     patch.setattr(llama.SharedInputColumnParallelLinear, "_replicated", lambda self, parameter: parameter)
 
 

@@ -1,4 +1,4 @@
-"""What all objects of MPI have in common: they are handles, two of which may name the same thing.
+"""What all objects of MPI have in common: they are handles, and two handles may name the same thing.
 
 Proved by: tests/mpi_ranks/test_program.py
 """

@@ -1,4 +1,4 @@
-"""How fast are our collectives, beside the MPI library's own and gloo's? And how fast is a simulation?
+"""How fast are our collectives, compared with the MPI library's and gloo's? And how fast is a simulation?
 
 Under `mpiexec` every all-reduce algorithm of ours, MPI_Allreduce and (where torch is installed) gloo sum the same
 float32 array in turn. Results are compared before anything is timed.
@@ -119,7 +119,7 @@ def rows(times: Times, size: int, ranks: int, rounds: int, chosen: str = "auto")
     ours = [name for name in times if name not in OPPONENTS]
     best = min((name for name in ours if name != "auto"), key=median.__getitem__)
 
-    # One row per side and opponent; the best of ours appears a second time under a name of its own.
+    # One row per side and opponent; the best of ours appears a second time under another name.
     result = []
     for name in (BEST, *times):
         mine = best if name == BEST else name

@@ -1,4 +1,4 @@
-"""What does a hybrid step cost beside its arithmetic and its messages? The processor time that Python itself takes.
+"""What does a hybrid step cost without its arithmetic and its messages? The processor time that Python itself takes.
 
 The same layout trains two models with the same modules, micro-batches and messages: the GPT of `bench step`, and one so
 small (width 16, 4 tokens) that its arithmetic takes next to nothing. What the small one takes outside of messages is

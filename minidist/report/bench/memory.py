@@ -31,7 +31,7 @@ def bench_memory(names: list[str] | None = None, rounds: int = 12) -> dict[str, 
 
 
 def compare(case: StepCase, rounds: int) -> list[dict[str, Any]]:
-    """Return the two rows of one case; each side is a job of its own with the same weights."""
+    """Return the two rows of one case; each side is a separate job with the same weights."""
     sides = {
         "off": own_step(case, make_model(case)),
         "on": _accounted(case, MemoryAccount()),

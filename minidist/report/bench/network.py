@@ -1,7 +1,7 @@
 """How well does the virtual clock predict a network? Three hosts on this machine with a rate limit between them.
 
 On one machine messages go through shared memory, and the alpha-beta model cannot be observed. So this makes hosts:
-network namespaces, each with an interface of its own on one bridge and a token bucket that limits its rate:
+network namespaces, each with an interface on one bridge and a token bucket that limits its rate:
 
     node0 eth0 ══ 200 Mbit/s ══╗
     node1 eth0 ══ 200 Mbit/s ══╬══ bridge        mpiexec starts one rank in each; MPI is told to use TCP only
@@ -253,7 +253,7 @@ def measure(world: MPIWorld, algorithm: str, nbytes: int, rounds: int) -> dict[s
 
 
 def table(result: dict[str, Any]) -> str:
-    """Format the rows: measured beside predicted, the interface's bytes beside the trace's."""
+    """Format the rows: measured and predicted times, the interface's and the trace's bytes."""
     lines = [
         f"{'all-reduce':34s}{'measured ms':>12s}{'predicted ms':>13s}{'ratio':>7s}"
         f"{'interface bytes':>17s}{'trace bytes':>13s}"
@@ -271,7 +271,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main(algorithms: list[str], sizes: list[int], rounds: int) -> None:
-    """Run one rank of the benchmark, in a namespace of its own; rank 0 prints the result as JSON."""
+    """Run one rank of the benchmark, in its network namespace; rank 0 prints the result as JSON."""
     with mpi_world(timeout=120, record=True) as world:
         alpha = latency(world.comm)
         rows = [measure(world, algorithm, nbytes, rounds) for nbytes in sizes for algorithm in algorithms]

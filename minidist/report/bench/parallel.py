@@ -1,4 +1,4 @@
-"""How fast is a step of data parallelism, and of each ZeRO stage, beside PyTorch's counterpart on gloo?
+"""How fast is a step of data parallelism, and of each ZeRO stage, compared with PyTorch's counterpart on gloo?
 
     ours      DistributedDataParallel     ZeroOptimizer(stage=1)      ZeroOptimizer(stage=2)     fully_shard
     PyTorch   DistributedDataParallel     ZeroRedundancyOptimizer     -                          fully_shard (FSDP2)

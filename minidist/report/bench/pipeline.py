@@ -1,4 +1,4 @@
-"""How fast is a pipeline step, beside `torch.distributed.pipelining` on gloo, and beside one rank alone?
+"""How fast is a pipeline step, compared with `torch.distributed.pipelining` on gloo, and with one rank?
 
 Each rank of an `mpiexec` holds one stage of the same GPT twice, ours and PyTorch's. The third side is the whole model
 on rank 0, which makes the step of the whole batch in one pass, while the others wait.

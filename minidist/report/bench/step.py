@@ -1,4 +1,4 @@
-"""How fast is a training step, beside PyTorch's on the same machine: the same model, weights, batches and optimizer.
+"""How fast is a training step, compared with PyTorch's of the same model, weights, batches and optimizer?
 
 Both sides run interleaved in one process. Which BLAS kernel each side uses decides much, so the environment is part of
 the result. PyTorch is imported only when a comparison is asked for; without it the ratios are None.

@@ -1,4 +1,4 @@
-"""A tensor-parallel step of GPT blocks beside PyTorch's `parallelize_module` on gloo, in the same processes.
+"""A tensor-parallel step of GPT blocks compared with PyTorch's `parallelize_module` on gloo, in the same processes.
 
     minidist bench step --tp 2 --against torch                         step times, float32
     mpiexec -n 2 python -m minidist.report.bench.tensor_parallel --check      gradients, float64: the largest difference
