@@ -1,6 +1,7 @@
-"""`minidist lesson`: a copy of the lessons, Jupyter on one of them, notebooks for students, slides, and a quiz bank.
+"""`minidist lesson`: a copy of the lessons, Jupyter on one of them, and what a course needs: notebooks, slides, a quiz.
 
-Proved by: tests/lesson/test_student.py, tests/lesson/test_slides.py, tests/lesson/test_quiz.py
+Proved by: tests/lesson/test_instructor.py, tests/lesson/test_student.py, tests/lesson/test_slides.py,
+tests/lesson/test_quiz.py
 """
 
 import subprocess
@@ -102,6 +103,24 @@ def lesson_slides(
     say(f"written: {output}, {text.count('<section>')} slides")
 
 
+@lesson.command("instructor")
+def lesson_instructor(
+    output: Annotated[Path, typer.Option("--output", "-o", help="the folder that gets a page for each lesson")],
+    numbers: Annotated[list[str] | None, typer.Argument(help="numbers of lessons, such as 04; default all")] = None,
+    folder: Annotated[Path, typer.Option(help="where the lessons are")] = Path("lessons"),
+) -> None:
+    """Write pages for instructors: what is taken away, what goes wrong in the exercises, and exam questions."""
+    from minidist.course.lesson.build import sources
+    from minidist.course.lesson.instructor import page
+
+    pages = {source.stem: page(source) for source in sources(folder, numbers or ())}
+    with writing("the pages", output, "choose another --output"):
+        output.mkdir(parents=True, exist_ok=True)
+        for name, text in pages.items():
+            (output / f"{name}.md").write_text(text, encoding="utf-8")
+    say(f"written: {len(pages)} pages in {output}")
+
+
 @lesson.command("quiz")
 def lesson_quiz(
     output: Annotated[
@@ -131,7 +150,10 @@ def lesson_quiz(
 def lesson_autograder(
     assignment: Annotated[str, typer.Argument(help="a lesson (04), an exercise, or cs336, cse234, llmsys")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="a .zip for Gradescope, or autograding.json for GitHub Classroom")
+        Path,
+        typer.Option(
+            "--output", "-o", help="a .zip for Gradescope, autograding.json for GitHub Classroom, or a Dockerfile"
+        ),
     ],
     seed: Annotated[int, typer.Option(min=0, help="draws some of the cases; the same for a class")] = 0,
     package: Annotated[str, typer.Option(help="what pip installs there")] = "minidist[mpi]",
@@ -141,7 +163,9 @@ def lesson_autograder(
     from minidist.course.lesson.grade import exercises_of
 
     exercises_of(assignment)
-    if format_of(output, None, {"gradescope": (".zip",), "classroom": (".json",)}) == "gradescope":
+    if output.name == "Dockerfile":
+        content = quiz_files.dockerfile(assignment, seed, package).encode()
+    elif format_of(output, None, {"gradescope": (".zip",), "classroom": (".json",)}) == "gradescope":
         content = quiz_files.gradescope_zip(assignment, seed, package)
     else:
         content = quiz_files.classroom_json(assignment, seed, package).encode()

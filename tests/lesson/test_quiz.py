@@ -115,5 +115,10 @@ def test_a_grader_to_upload_runs_the_command(tmp_path):
     lesson_autograder("04", tmp_path / "autograding.json", seed=7, package="minidist")
     (test,) = json.loads((tmp_path / "autograding.json").read_text())["tests"]
     assert test["run"] == "minidist grade answer.py --assignment 04 --seed 7"
+    lesson_autograder("04", tmp_path / "Dockerfile", seed=7, package="minidist")
+    lines = (tmp_path / "Dockerfile").read_text().splitlines()
+    command = "minidist grade /submissions/* --assignment 04 --seed 7 --json /results"
+    assert json.loads(lines[-1].removeprefix("CMD ")) == ["sh", "-c", command]
+    assert lines.index("USER grader") > [line.startswith("RUN pip install") for line in lines].index(True)
     with pytest.raises(UsageError, match="no assignment 'x'"):
         lesson_autograder("x", tmp_path / "a.zip")

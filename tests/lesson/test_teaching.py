@@ -78,7 +78,7 @@ def test_a_long_command_of_the_page_runs(command, folder, monkeypatch):
 
 def test_the_page_has_the_commands_of_a_course():
     assert {tuple(command.split()[:3]) for command in COMMANDS if command.startswith("minidist lesson")} == {
-        ("minidist", "lesson", kind) for kind in ("build", "slides", "quiz")
+        ("minidist", "lesson", kind) for kind in ("build", "instructor", "quiz", "slides")
     }
 
 

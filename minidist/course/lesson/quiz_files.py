@@ -141,6 +141,18 @@ def classroom_json(assignment: str, seed: int, package: str, file: str = "answer
     return json.dumps({"tests": [test]}, indent=2) + "\n"
 
 
+def dockerfile(assignment: str, seed: int, package: str) -> str:
+    """Return a Dockerfile of an image that grades /submissions into /results, as a user who may write only there."""
+    return f"""# docker build -t grade-{assignment} .
+# docker run --rm --network none -v "$PWD/submissions:/submissions:ro" -v "$PWD/results:/results" grade-{assignment}
+FROM python:3.12-slim
+RUN pip install --no-cache-dir '{package}' && useradd grader
+USER grader
+ENV OPENBLAS_NUM_THREADS=1
+CMD ["sh", "-c", "minidist grade /submissions/* --assignment {assignment} --seed {seed} --json /results"]
+"""
+
+
 def _zipped(files: dict[str, tuple[str, bool]]) -> bytes:
     """Return a zip of name -> (text, whether it is a program)."""
     stream = io.BytesIO()
