@@ -8,12 +8,11 @@ Proved by: tests/lesson/test_instructor.py
 """
 
 import re
-import tomllib
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from minidist.base.read_file import read_toml
 from minidist.core.base.errors import UsageError, quoted_path
 from minidist.course.lesson.exercise import Exercise
 from minidist.course.lesson.grade import exercises_of
@@ -25,8 +24,8 @@ METRICS = {"bytes": "bytes that a rank sends", "messages": "messages of a rank",
 @cache
 def exam() -> list[dict[str, Any]]:
     """Return the exam questions: {lesson, text, answer, and in some check, the expressions that prove the answer}."""
-    text = (files("minidist.course.lesson") / "exam.toml").read_text(encoding="utf-8")
-    return list(tomllib.loads(text)["question"])
+    path = Path(__file__).with_name("exam.toml")
+    return list(read_toml(path, "the exam questions", "install minidist again")["question"])
 
 
 def page(source: Path) -> str:
