@@ -72,7 +72,7 @@ def run(work, monkeypatch, capsys):
 
 
 def test_every_command_that_writes_to_a_name_has_a_case():
-    folders = {"lesson build"}
+    folders = {"lesson build", "lesson instructor"}
     found = {
         " ".join(words)
         for words, function in commands()

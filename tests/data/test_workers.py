@@ -86,7 +86,7 @@ def test_a_worker_that_cannot_open_its_data_says_so():
 def test_what_a_worker_cannot_import_is_refused(monkeypatch):
     monkeypatch.setattr(Failing, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "Failing", Failing, raising=False)
-    with pytest.raises(UsageError, match="is defined in the main program; move it to a module"):
+    with pytest.raises(UsageError, match="is defined in the main program; move it to a separate module"):
         WorkerSampler(Failing("main"), None, [], 1).__enter__()
 
 
