@@ -24,6 +24,7 @@
 
 # %%
 import inspect
+from itertools import combinations
 
 import numpy as np
 
@@ -38,9 +39,12 @@ from minidist import (
     get_schedule,
     split_model,
 )
+from minidist.base.memory import account_memory
 from minidist.course.lesson import check, expect, predict, solution
+from minidist.pipeline.partition import Layer, partition, pipedream
+from minidist.pipeline.passes import recompute
 from minidist.pipeline.schedules import from_cells
-from minidist.pipeline.times import GivenTimes, uniform
+from minidist.pipeline.times import GivenTimes, Times, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report import draw, show
@@ -235,6 +239,96 @@ print(
 # the width of the stage boundary.
 
 # %% [markdown]
+# ### GPipe's second idea: keep the borders, compute the rest again
+#
+# A stage keeps only what arrived at its border, one array per micro-batch, and runs its forward
+# again just before the backward. So m copies of the border are alive, and the activations inside
+# the stage exist for one micro-batch at a time. Here a stage has eight layers, and a run counts
+# its bytes:
+
+
+# %%
+def activations(comm, plan, layers=8):
+    """Peak bytes of activations on this rank, of an MLP with `layers` layers in each stage."""
+    with account_memory() as account:
+        model = MLP([16] * (plan.stages * layers + 1), dtype=np.float64)
+        stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
+        pipeline = Pipeline(comm, plan, stages, loss_of)
+        pipeline.step(
+            np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches)
+        )
+    return account.peak_by_purpose["activation"]
+
+
+print("bytes of activations on stage 1:   m   all kept   recomputed   m borders + 1 inside")
+for m in (2, 4, 8, 12, 24):
+    plan = get_schedule("gpipe").plan(4, m)
+    kept, again = (SimWorld(4).run(activations, made)[1] for made in (plan, recompute(plan)))
+    border = ROWS // m * 16 * 8  # bytes of one micro-batch at a border
+    print(f"{m:36} {kept:10,} {again:12,}   {m * border + 8 * border:,}")
+    assert (kept, again) == (m * 8 * border, m * border + 8 * border)
+plain, second = (time_plan(made) for made in (plan, recompute(plan)))
+print(f"time of the step: {second.makespan / plain.makespan:.3f} times as long")
+
+# %% [markdown]
+# All micro-batches together are one batch, so what is kept without recomputation does not depend
+# on m. With it, the m borders are one batch at one layer, and the rest shrinks as 1/m: with L
+# layers per stage, **1 + L/m instead of L** batches of one layer. The price is a second forward, a
+# third of the work where backward costs two forwards.
+#
+# ### GPipe's third idea: cut where the stages' costs vary least
+#
+# The slowest stage sets the pace of all. GPipe takes an estimate of each layer's cost and cuts a
+# sequence of layers so that the variance of the stages' costs is smallest. The sum of the costs is
+# the same for every cut, so that is the cut with the smallest sum of squares. Eight layers of unequal
+# costs, in milliseconds; the fourth is a convolution, which is slow and has few weights:
+
+# %%
+costs = [1, 2, 3, 16, 2, 2, 2, 4]
+weights = [4e4 if cost == 16 else 1e7 for cost in costs]  # bytes; a layer's output has 100 kB
+layers = [Layer("", c / 3, c * 2 / 3, 1e5, w) for c, w in zip(costs, weights, strict=True)]
+for method in ("uniform", "gpipe", "time"):
+    stages = partition(layers, method, 4).stages
+    sums = [sum(costs[stage.first : stage.last + 1]) for stage in stages]
+    forward = [total / 3 for total in sums]
+    timing = time_plan(get_schedule("gpipe").plan(4, 12), Times(forward, forward, forward, [0] * 3))
+    print(
+        f"{method:8} stages of {sums} ms, variance {np.var(sums):5.2f}; step "
+        f"{timing.makespan:.0f} ms"
+    )
+
+# %% [markdown]
+# Is there no better cut? All ways to cut eight layers into four stages, one after the other:
+
+# %%
+cuts = list(combinations(range(1, 8), 3))
+variances = [np.var([part.sum() for part in np.split(np.array(costs), cut)]) for cut in cuts]
+chosen = tuple(stage.first for stage in partition(layers, "gpipe", 4).stages[1:])
+print(f"{len(cuts)} cuts; variance at least {min(variances):.2f}; GPipe cuts before {chosen}")
+assert np.isclose(min(variances), variances[cuts.index(chosen)])
+
+# %% [markdown]
+# No cut is faster than its slowest layer. PipeDream asks another question of the same profile: which
+# stages should several machines share? Its optimizer knows the links and the weights: machines that
+# share a stage add up the gradients of its weights, so a slow layer with few weights is better
+# copied than cut.
+
+# %%
+gpipe, shared = partition(layers, "gpipe", 4), pipedream(layers, 4, bandwidth=1e9)
+for name, result in (("GPipe", gpipe), ("PipeDream", shared)):
+    print(
+        f"{name:9} one mini-batch every {result.slowest_stage_seconds * 1e3:4.1f} ms; first layer, "
+        f"last layer, machines: {[(s.first, s.last, s.replicas) for s in result.stages]}"
+    )
+
+# %% [markdown]
+# The same from a profile that was measured, and a job with the result:
+#
+#     minidist profile --layers 6 --width 16 -o profile.json
+#     minidist partition profile.json --machines 2 --method gpipe --json > stages.json
+#     mpiexec -n 2 minidist train --layers 6 --width 16 --pp 2 --schedule gpipe --recompute full --partition stages.json
+
+# %% [markdown]
 # ## 6 Break it
 #
 # Two stages. Stage 0 wants the gradient of micro-batch 0 before it sends micro-batch 1; stage 1
@@ -289,6 +383,8 @@ check("16.gpipe", solution("16.gpipe"))
 #   ideal; naive: (p-1)/p.
 # - A rank sends one activation and one gradient per micro-batch and stage boundary, whatever the
 #   model's size; **all m micro-batches are alive** under GPipe. Lesson 17 fixes that.
+# - With recomputation **m borders and one micro-batch's inside** are alive instead of m insides, for a second
+#   forward. GPipe cuts where the **variance of the stages' costs** is least.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -4,8 +4,11 @@
     python mpi_examples/6_pipeline/gpipe.py --ranks 4
 
 Every rank holds one stage of a small GPT. Each stage keeps only its input and runs its forward again before backward,
-which is what makes "all forwards, then all backwards" affordable.
+which is what makes "all forwards, then all backwards" affordable: the peak has one input per micro-batch and the
+activations of one. `--keep` keeps all activations instead; the losses have the same bits.
 """
+
+import sys
 
 from minidist import (
     GPT,
@@ -19,6 +22,7 @@ from minidist import (
     load_dataset,
     split_model,
 )
+from minidist.base.memory import account_memory
 from minidist.data import GlobalBatchSampler
 from minidist.pipeline.passes import recompute
 
@@ -26,7 +30,20 @@ STEPS, MICROBATCHES, ROWS, CONTEXT = 5, 4, 4, 32
 
 
 def train(comm):
-    plan = recompute(get_schedule("gpipe").plan(comm.size, MICROBATCHES))
+    with account_memory() as account:
+        run(comm)
+    sent = comm.trace.bytes_by_purpose()
+    print(
+        f"rank {comm.rank} sent {sent.get('pipeline_activation', 0):,} B of activations,"
+        f" {sent.get('pipeline_gradient', 0):,} B of their gradients;"
+        f" it held at most {account.peak_by_purpose['activation']:,} B of activations",
+        flush=True,
+    )
+
+
+def run(comm):
+    plan = get_schedule("gpipe").plan(comm.size, MICROBATCHES)
+    plan = plan if "--keep" in sys.argv else recompute(plan)
     model = GPT(GPTConfig(vocab_size=256, n_positions=CONTEXT, n_embd=64, n_layer=comm.size, n_head=4))
     stages, tied = split_model(model, plan.stages, plan.stages_of(comm.rank))
     divisor = (
@@ -46,12 +63,6 @@ def train(comm):
         optimizer.step()
         if comm.rank == 0:
             print(f"step {step}  loss {sum(losses):.4f}", flush=True)
-    sent = comm.trace.bytes_by_purpose()
-    print(
-        f"rank {comm.rank} sent {sent.get('pipeline_activation', 0):,} B of activations,"
-        f" {sent.get('pipeline_gradient', 0):,} B of their gradients",
-        flush=True,
-    )
 
 
 if __name__ == "__main__":

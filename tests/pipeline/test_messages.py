@@ -295,25 +295,27 @@ def test_an_evaluation_keeps_two_sent_activations():
     assert SimWorld(3).run(main, 6) == SimWorld(3).run(main, 24)
 
 
-def test_gpipe_with_recomputation_keeps_the_borders_and_one_stage():
+@pytest.mark.parametrize(("p", "m", "layers"), [(2, 6, 3), (2, 1, 1), (3, 2, 4), (4, 9, 2), (5, 3, 8)])
+def test_gpipe_with_recomputation_keeps_the_borders_and_one_stage(p, m, layers):
     """GPipe: m tensors of the border and the activations of one micro-batch; without recomputation m times the
-    activations.
+    activations. That holds on every stage; the last one keeps the loss too.
     """
-    width, m, layers = 16, 6, 3
+    width = 16
 
     def main(comm, plan):
         with account_memory() as account:
-            model = MLP([width] * (2 * layers + 1), dtype=np.float64)
-            stages, _ = split_model(model, 2, [comm.rank])
+            model = MLP([width] * (p * layers + 1), dtype=np.float64)
+            stages, _ = split_model(model, p, [comm.rank])
             batch = [np.ones((ROWS, width)) for _ in range(m)]
             Pipeline(comm, plan, stages, mlp_loss).step(batch, batch)
         return account.peak_by_purpose
 
-    plan = plan_of("gpipe", 2, m)
-    full, short = SimWorld(2).run(main, plan)[0], SimWorld(2).run(main, recompute(plan))[0]
+    plan = plan_of("gpipe", p, m)
+    full, short = SimWorld(p).run(main, plan), SimWorld(p).run(main, recompute(plan))
     one = layers * ROWS * width * 8
-    assert full["activation"] == m * one
-    assert short["activation"] == one + m * ROWS * width * 8
+    assert [peaks["activation"] for peaks in full[:-1]] == [m * one] * (p - 1)
+    assert [peaks["activation"] for peaks in short[:-1]] == [one + m * ROWS * width * 8] * (p - 1)
+    assert full[-1]["activation"] - short[-1]["activation"] >= (m - 1) * (one - ROWS * width * 8)
 
 
 def test_recomputation_inside_stages_is_bitwise():
