@@ -37,11 +37,14 @@ from minidist import (
     MismatchError,
     SimWorld,
     Tensor,
+    TrainConfig,
     all_reduce,
     cross_entropy,
 )
 from minidist.core.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train as train_job
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -210,6 +213,37 @@ header = {
 show(draw("bytes-by-purpose", world.traces, header))
 
 # %% [markdown]
+# **The batch has grown; which learning rate?** Four ranks of 2 rows each train on a batch of 8. A
+# rate that is right for 2 rows makes a quarter as many steps per row read, so it is taken four times
+# (Goyal et al. 2017): one step of 4 lr along the mean of four small gradients goes about as far as
+# four small steps do. At the start, while the weights change fast, that goes too far; so the rate
+# climbs to it by equal amounts over the first W steps, from the rate of the small batch.
+#
+#     minidist train --dp 4 --micro-batch 2 --base-batch 2 --lr-scaling linear:W
+
+# %%
+GROWN = {"data": "markov", "layers": 1, "width": 16, "heads": 2, "context": 8, "dp": 4}
+GROWN |= {"micro_batch": 2, "optimizer": "sgd", "lr": 0.1, "steps": 5}
+GROWN |= {"base_batch": 2, "lr_scaling": "linear:3", "reduction": "ordered"}
+
+
+def rates(state):
+    """Print the learning rate of a step."""
+    if state.rank == 0:
+        rate = GROWN["lr"] * state.job.lr_factor(state.step)
+        print(f"step {state.step}: learning rate {rate:.2f}")
+
+
+rates.reads_tensors = False
+SimWorld(4).run(train_job, TrainConfig.make(**GROWN), [rates])
+verdict = SimWorld(4).run(compare_rank, TrainConfig.make(**GROWN))[0]
+print(verdict.sentence())
+assert verdict.equal
+
+# %% [markdown]
+# It is a rule of thumb that holds up to a batch that the noise of the gradient limits: [10b Batch
+# size and noise](10b_batch_size_and_noise.ipynb) measures where.
+#
 # ## 6 Break it
 #
 # `reduction="mean"` is what PyTorch does: each rank takes the mean over its own rows, and the means
@@ -305,6 +339,7 @@ check("06.weighted_average", solution("06.weighted_average"))
 #
 #     mpiexec -n 4 python mpi_examples/2_data_parallel/data_parallel_gpt.py
 #     mpiexec -n 3 python mpi_examples/library_in_200_lines.py
+#     mpiexec -n 4 python mpi_examples/2_data_parallel/lr_scaling.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -315,6 +350,7 @@ check("06.weighted_average", solution("06.weighted_average"))
 # | `reduction="sum"`, `divisor=` | PyTorch averages (the hook divides by the world size); Hugging Face `average_tokens_across_devices`; Megatron-LM `--calculate-per-token-loss` |
 # | `no_sync()` | PyTorch `model.no_sync()`; Accelerate `accelerator.no_sync(model)`, `accelerator.accumulate(model)` |
 # | `bucket_cap_mb` | PyTorch `bucket_cap_mb`; DeepSpeed `reduce_bucket_size`; Megatron-LM `--ddp-bucket-size` |
+# | `--lr-scaling linear:W --base-batch B` | linear scaling rule with gradual warm-up, Goyal et al. 2017; Horovod scales `lr` by `hvd.size()` by hand |
 # | shards of the data | PyTorch `DistributedSampler`, `set_epoch` |
 #
 # Next: [09 Mixed precision](09_mixed_precision.ipynb). Side rooms: [06b Buckets and

@@ -38,12 +38,14 @@ from minidist import (
     Module,
     SimWorld,
     Tensor,
+    TrainConfig,
     batch_coordinates,
     cross_entropy,
 )
 from minidist.base.memory import account_memory
 from minidist.core.base.watchers import track
 from minidist.course.lesson import check, predict, solution
+from minidist.job.train.trainer import train
 from minidist.nn import checkpoint
 from minidist.nn.revolve import revolve_advances
 from minidist.nn.segments import budgeted_segments
@@ -267,6 +269,24 @@ for quietly in (False, True):
 print(f"max |difference| = {np.abs(gradients[0] - gradients[1]).max():.1e}")
 assert np.abs(gradients[0] - gradients[1]).max() < 1e-12
 
+# %% [markdown]
+# To the optimizer four passes are one batch of four times the size, exactly as four ranks are
+# (lesson 06). So the learning rate follows it in the same way: `--base-batch` is the batch for
+# which `--lr` is right, and `--lr-scaling linear` multiplies by the ratio, however the batch has
+# grown. Two ranks with two passes and four ranks with one train the same weights:
+
+# %%
+GROWN = {"data": "markov", "layers": 1, "width": 16, "heads": 2, "context": 8, "micro_batch": 2}
+GROWN |= {"base_batch": 2, "lr_scaling": "linear:2", "optimizer": "sgd", "lr": 0.1, "steps": 3}
+GROWN |= {"reduction": "ordered", "precision": "fp64"}
+trained = {}
+for ranks, passes in ((4, 1), (2, 2), (1, 4)):
+    config = TrainConfig.make(**GROWN, dp=ranks, accumulation=passes)
+    result = SimWorld(ranks).run(train, config)[0]
+    trained[ranks] = result.losses
+    factor = result.measured["lr_scaling"]["factor"]
+    print(f"{ranks} ranks x {passes} passes: rate x {factor:g}, loss {result.losses[-1]:.12f}")
+assert np.ptp(list(trained.values()), axis=0).max() < 1e-12
 
 # %% [markdown]
 # ## 6 Break it
@@ -390,6 +410,7 @@ check("10.batch_sizes", solution("10.batch_sizes"))
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute full
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute sqrt --layers 9
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute budget:2000000
+#     mpiexec -n 2 minidist train --dp 2 --micro-batch 2 --accumulation 4 --base-batch 4 --lr-scaling linear:2 --steps 3
 #     mpiexec -n 2 python mpi_examples/7_more/recompute.py
 #
 # `peak_bytes` differs; the losses agree but for the last digit of float32.

@@ -149,6 +149,39 @@ for shares, steps in sim.run(train, TrainConfig.make(**JOB, **values))[0].runs:
     )
 
 # %% [markdown]
+# **How large a batch, and which rate?** McCandlish et al. 2018 answer both with the noise scale
+# N = tr(Sigma)/|G|^2. A step along the gradient of B samples, at the best rate for it, gains a part
+# 1 / (1 + N/B) of what the true gradient would gain, and that best rate is lr_max / (1 + N/B).
+# So there are two regimes:
+#
+# - **B below N**: the best rate and the gain are nearly proportional to B. Twice the batch in half
+#   of the steps: `--lr-scaling linear` (for Adam, which divides by the size of the noise, `sqrt`).
+# - **B above N**: rate and gain hardly grow. More samples per step are mostly wasted, and a linear
+#   rule overshoots.
+#
+# The job measures N, with the rate of a batch of 4 samples, and the table says what follows:
+
+# %%
+MEASURE = {**JOB, "dp": 2, "global_batch": 16, "noise_scale": True, "steps": 40}
+MEASURE |= {"optimizer": "sgd", "lr": 0.2}
+noise = SimWorld(2).run(train, TrainConfig.make(**MEASURE))[0].measured["noise_scale"]["samples"]
+print(f"noise scale: {noise:.1f} samples")
+gains = {}
+for batch in (4, 8, 16, 32, 64, 256):
+    gains[batch] = 1 / (1 + noise / batch)
+    rate = gains[batch] / gains[4]
+    print(
+        f"batch {batch:3}: gain of a step {gains[batch]:4.0%} of the largest; best rate x {rate:4.1f},"
+        f" by the linear rule x {batch / 4:2.0f}; samples for the same progress"
+        f" x {batch / gains[batch] * gains[4] / 4:4.1f}"
+    )
+assert noise > 0
+assert gains[256] / gains[4] < 256 / 4
+
+# %% [markdown]
+# A batch of N samples costs twice the samples of the smallest batch and twice the steps of the
+# largest. That is where `--adaptive-batch` goes.
+#
 # A pipeline is as fast as its slowest stage, and a slow rank makes any stage slow. With
 # `--repartition-every K` the ranks measure their layers, exchange the times, and choose the cut
 # whose slowest stage is fastest. A layer's seconds are those on one rank; on another one it takes
@@ -291,6 +324,7 @@ check("10b.stages_by_time", solution("10b.stages_by_time"))
 #     mpiexec -n 2 minidist compare --dp 2 --global-batch 12 --weights measured:2 --reduction ordered --steps 5
 #     mpiexec -n 4 minidist train --dp 4 --micro-batch 2 --adaptive-batch 64 --lr-scaling sqrt:5 --steps 20
 #     mpiexec -n 2 minidist compare --pp 2 --layers 8 --repartition-every 3 --reduction ordered --steps 8
+#     mpiexec -n 4 python mpi_examples/2_data_parallel/lr_scaling.py
 #     mpiexec -n 3 python mpi_examples/2_data_parallel/uneven_ranks.py
 #     mpiexec -n 2 python mpi_examples/6_pipeline/repartition.py
 #     mpiexec -n 4 python mpi_examples/7_more/adaptive_batch.py

@@ -409,6 +409,15 @@ def test_local_sgd(example):
 
 
 @in_both_worlds(2, always=False)
+def test_lr_scaling(world, example):
+    code, output = example(world, 2, "lr_scaling")
+    assert code == 0, output
+    base, same, root, jump, ramp = (float(loss) for loss in re.findall(r"loss ([\d.]+)$", output, flags=re.M))
+    # The large batch with its base batch's rate ends worst; with the scaled rate and a warm-up it ends best.
+    assert base < ramp < min(jump, root) < same
+
+
+@in_both_worlds(2, always=False)
 def test_adaptive_batch(world, example):
     code, output = example(world, 2, "adaptive_batch")
     assert code == 0, output

@@ -1,4 +1,4 @@
-"""The batch of every step: whose rows, how many, and the factor of the learning rate for them.
+"""The batch of every step: whose rows, and how many.
 
 In a job of fixed batches every step is like the first. A technique that lets batches change while the job trains
 gives the job another plan; every rank takes the same decision from the same numbers, and
@@ -16,13 +16,11 @@ from minidist.data.shares import Shares, cut_batch
 class StepBatch(NamedTuple):
     """What a step trains on.
 
-    start: samples of all steps before it; None: as many steps as it, of as many samples. lr_scale: of its learning
-    rate.
+    start: samples of all steps before it; None: as many steps as it, of as many samples.
     """
 
     shares: Shares
     start: int | None = None
-    lr_scale: float = 1.0
 
 
 class BatchPlan:

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import check_flag, check_number, check_whole, whole_number
+from minidist.core.base.limits import check_flag, check_number, check_whole
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,3 @@ class DeepSpeedWarmup:
             return self.final_factor + (1 - self.final_factor) * left
         progress = min(1.0, (step - warmup) / max(1, self.total_steps - warmup))
         return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-SCALINGS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # the exponent of the batch in the learning rate
-
-
-def lr_scaling(text: str) -> tuple[float, int]:
-    """Return (exponent of the batch in the learning rate, steps of its ramp) of `--lr-scaling linear:20`."""
-    word, colon, number = text.partition(":")
-    steps = (whole_number(number) or 0) if colon else 1
-    if word not in SCALINGS or steps < 1 or (word == "none" and colon):
-        raise UsageError(
-            f"--lr-scaling {quoted(text)}; it must be none, linear or sqrt, or with the steps of a warm-up after each"
-            " growth, linear:STEPS or sqrt:STEPS"
-        )
-    return SCALINGS[word], steps

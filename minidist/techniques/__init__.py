@@ -8,6 +8,7 @@ distillation     --distill-from: a student learns from labels and from a trained
 documents        --document-separator: attention stays inside documents
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
+lr_scaling       --lr-scaling, --base-batch: the learning rate follows the size of the global batch
 lr_schedule      --warmup, --decay: the learning rate follows the number of the step
 loss_scaling     --precision fp16, --loss-scale: gradients are scaled, and steps that overflow are left out
 offload          --offload: optimizer state, activations or parameters are kept in host memory

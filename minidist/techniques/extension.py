@@ -315,7 +315,7 @@ class Extension:
         return None
 
     def lr_factor(self, step: int) -> float:
-        """Return by what the learning rate of a step is multiplied: a function of its number alone."""
+        """Return by what the learning rate of a step is multiplied: a function of its number and the batches so far."""
         return 1.0
 
     def optimizer(self, kind: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,5 @@
 """Batches that change while a job trains: equal to one device that is told them, resumed, counted in closed form."""
 
-import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
@@ -11,9 +10,7 @@ from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.checkpoint.resume import read_job_state
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
-from minidist.job.train.metrics import MetricsFile, read_metrics
 from minidist.job.train.trainer import train
-from minidist.optim.schedule import lr_scaling
 from minidist.techniques.adaptive_batch.noise_scale import NoiseScale
 from minidist.techniques.adaptive_batch.plan import VaryingPlan
 from tests.cases import each
@@ -91,31 +88,6 @@ def test_a_checkpoint_with_other_batches_than_steps_is_refused(tmp_path):
     for samples in (plan["samples"][:-1], [*plan["samples"], 2]):
         with pytest.raises(ValueError, match=f"it has {len(samples)} batches of 5 steps"):
             VaryingPlan(config, batches, NoiseScale()).load({**plan, "samples": samples}, 5)
-
-
-def test_the_learning_rate_follows_the_batch(tmp_path):
-    config, batches, _ = config_of(**{**GROWS, "lr_scaling": "linear:4"})
-    plan = VaryingPlan(config, batches, NoiseScale())
-    factors = []
-    for samples in (2, 2, 4, 4, 4, 4, 16):
-        plan.adaptive.samples = samples
-        factors.append(plan.next().lr_scale)
-    # Goyal's ramp: a quarter of the way in each of four steps.
-    assert factors == [1, 1, 1.25, 1.5, 1.75, 2, 3.5]
-
-    with MetricsFile(tmp_path / "m") as metrics:
-        SimWorld(2).run(train, config_of(**{**GROWS, "lr_scaling": "sqrt"})[0], [metrics])
-    records = read_metrics(tmp_path / "m")
-    assert [record["samples"] for record in records] == np.cumsum([sum(record["rows"]) for record in records]).tolist()
-    for record in records:
-        assert record["lr"] == pytest.approx(0.5 * (sum(record["rows"]) / 2) ** 0.5)
-    assert records[-1]["lr"] > 0.5
-
-
-@pytest.mark.parametrize("text", ["cubic", "linear:0", "linear:x", "none:3", "sqrt:"])
-def test_a_scaling_that_is_none(text):
-    with pytest.raises(UsageError, match=r"--lr-scaling .*it must be none, linear or sqrt"):
-        lr_scaling(text)
 
 
 @pytest.mark.parametrize("text", ["measured:0", "measured", "measured:x"])

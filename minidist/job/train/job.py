@@ -60,13 +60,9 @@ class Job(Task):
         for extension in self.extensions:
             extension.before_step(self.batch.shares.samples)
 
-    def schedule(self, step: int) -> float:
+    def lr_factor(self, step: int) -> float:
         """Return the factor of the learning rate of a step, as the techniques change it."""
         return math.prod((extension.lr_factor(step) for extension in self.extensions), start=1.0)
-
-    def lr_factor(self, step: int) -> float:
-        """Return the factor of the learning rate of a step: the schedule's factor times that of the batch size."""
-        return self.schedule(step) * self.batch.lr_scale
 
     # --- what a task has ----------------------------------------------------------------------------------------------
 

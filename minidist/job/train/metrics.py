@@ -60,7 +60,7 @@ class MetricsFile:
             kept = [line for line, record in before if record["step"] < state.step]
             self._file = self.path.open("w", encoding="utf-8")
             self._file.writelines(kept)
-        config, batches, (shares, start, _) = state.job.config, state.job.batches, state.job.batch
+        config, batches, (shares, start) = state.job.config, state.job.batches, state.job.batch
         end = state.end or StepEnd.now(state.comm)
         record: dict[str, Any] = {
             "step": state.step,

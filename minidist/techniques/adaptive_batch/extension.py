@@ -12,7 +12,6 @@ from typing import Any
 
 from minidist.core.comm import Comm
 from minidist.data import measured_every
-from minidist.optim.schedule import lr_scaling
 from minidist.techniques.adaptive_batch.meter import NoiseMeter, shards_gradients
 from minidist.techniques.adaptive_batch.noise_scale import NoiseScale, sharded_estimate_volume
 from minidist.techniques.adaptive_batch.plan import VaryingPlan, load_balance_volume
@@ -29,7 +28,7 @@ class AdaptiveBatches(Extension):
     panel = "Batch"
     rules = RULES
     observes = True  # the reference on one device is told the batches
-    fixed = ("adaptive_batch", "lr_scaling")
+    fixed = ("adaptive_batch",)
 
     @classmethod
     def used_by(cls, config: Any) -> bool:
@@ -38,10 +37,6 @@ class AdaptiveBatches(Extension):
     @classmethod
     def changes_batches(cls, config: Any) -> bool:
         return bool(changing(config))
-
-    @classmethod
-    def check(cls, job: Any) -> None:
-        lr_scaling(job.lr_scaling)
 
     @classmethod
     def needs_values(cls, config: Any) -> dict[str, Any]:

@@ -1,16 +1,13 @@
-"""The batch of every step, where it changes while the job trains: whose rows, how many, and the learning rate for them.
+"""The batch of every step, where it changes while the job trains: whose rows, and how many.
 
     --weights measured:K    every K steps the ranks exchange their compute seconds per row, and a replica's share of the
                             next batches is in proportion to its speed
     --adaptive-batch N      after every step the batch may grow, by more micro-batches, up to the noise scale of the
                             gradient and to N samples
-    --lr-scaling linear:W   the learning rate follows the batch: its factor is the mean of B / B_0 over the last W
-                            steps, so that it climbs for W steps after each growth
 
 Every rank takes the same decision from the same numbers. The decisions are in checkpoints.
 
-Sources: McCandlish et al., An empirical model of large-batch training, 2018, for the noise scale; Goyal et al.,
-Accurate, large minibatch SGD, 2017, sections 2.1 and 2.2, for linear scaling and gradual warm-up.
+Source: McCandlish et al., An empirical model of large-batch training, 2018, for the noise scale.
 
 Proved by: tests/techniques/test_batch_plan.py
 """
@@ -26,7 +23,6 @@ from minidist.core.collectives import all_gather
 from minidist.core.parallel.dims import Axes
 from minidist.data import measured_every, weighted_shards
 from minidist.data.batch_plan import BatchPlan, StepBatch
-from minidist.optim.schedule import lr_scaling
 from minidist.techniques.adaptive_batch.noise_scale import AdaptiveBatch, NoiseScale
 
 new_purpose("load_balance")
@@ -50,7 +46,6 @@ class VaryingPlan(BatchPlan):
     def __init__(self, config: Any, batches: Any, noise: NoiseScale) -> None:
         super().__init__(config, batches)
         self.noise, self.every = noise, measured_every(config.weights)
-        self.exponent, self.ramp = lr_scaling(config.lr_scaling)
         self.samples: list[int] = []
         self.start = 0  # their sum
         self.adaptive: AdaptiveBatch | None = None
@@ -67,11 +62,7 @@ class VaryingPlan(BatchPlan):
         first, samples, start = self.batches, self.adaptive.samples, self.start
         self.samples.append(samples)
         self.start += samples
-        # The mean over the last steps; those before the first one had the first batch.
-        recent = self.samples[-self.ramp :]
-        factors = [(count / first.global_batch) ** self.exponent for count in recent]
-        lr_scale = (sum(factors) + self.ramp - len(recent)) / self.ramp
-        return StepBatch(self.cut(samples, samples * first.accumulation // first.global_batch), start, lr_scale)
+        return StepBatch(self.cut(samples, samples * first.accumulation // first.global_batch), start)
 
     def measured(self, axes: Axes, seconds: float, rows: int, done: int) -> None:
         """Take this rank's compute seconds of a step; after every K steps all ranks take new shares.

@@ -10,7 +10,7 @@ from pydantic import Field
 from minidist.core.base.limits import MAX_BATCH
 from minidist.data import measured_every
 from minidist.techniques.extension import Settings
-from minidist.techniques.rule import Rule, multiples, without_effect
+from minidist.techniques.rule import Rule, multiples
 
 
 class AdaptiveBatchSettings(Settings):
@@ -21,13 +21,6 @@ class AdaptiveBatchSettings(Settings):
         ge=1,
         le=MAX_BATCH,
         description="let the global batch grow with the gradient noise scale, by more micro-batches, to at most this",
-    )
-    lr_scaling: str = Field(
-        "none",
-        description=(
-            "learning rate of a batch that has grown: none, linear, sqrt, or linear:STEPS with a warm-up of so many"
-            " steps after each growth"
-        ),
     )
     noise_scale: bool = Field(
         False, description="measure the gradient noise scale: up to which batch size more samples pay"
@@ -141,5 +134,4 @@ RULES = (
         " different weights and gradients",
         "leave it out",
     ),
-    without_effect(AdaptiveBatchSettings, "lr_scaling", lambda j: j.adaptive_batch is not None, "--adaptive-batch"),
 )

@@ -173,7 +173,7 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
         make_optimizer,
         sparse_keys(config),
         config.staleness_aware,
-        rate=lambda clock: job.schedule(done + clock),
+        rate=lambda clock: job.lr_factor(done + clock),
         clip=config.clip,
     )
 

@@ -52,11 +52,11 @@ class ScheduledOptimizer:
     """An optimizer whose learning rate follows the job's schedule by the number of its own updates."""
 
     def __init__(self, job: Job, flat: FlatParameters) -> None:
-        self.schedule, self.optimizer = job.schedule, make_optimizer(job, flat)
+        self.lr_factor, self.optimizer = job.lr_factor, make_optimizer(job, flat)
 
     def step(self) -> None:
         """Make one update."""
-        self.optimizer.lr_factor = self.schedule(self.optimizer.step_count)
+        self.optimizer.lr_factor = self.lr_factor(self.optimizer.step_count)
         self.optimizer.step()
 
     @property
