@@ -527,6 +527,18 @@ def test_trust_ratios_of_shards_are_those_of_whole_layers(world, example):
 
 
 @in_both_worlds(3, always=False)
+def test_the_state_of_every_optimizer_is_sharded(world, example):
+    code, output = example(world, 3, "optimizers")
+    assert code == 0, output
+    assert output.count("the same bits: True") == 4
+    sizes = [int(size.replace(",", "")) for size in re.findall(r"([\d,]+) B", output)]
+    # 26,496 parameters; over three ranks the shards are filled up to 27,648 elements.
+    assert sizes == [0, 0, *[4 * 26_496, 4 * 9_216] * 2, 8 * 26_496, 8 * 9_216]
+    falls = re.findall(r"loss ([\d.]+) to ([\d.]+)", output)
+    assert all(float(last) < float(first) - 0.3 for first, last in falls)
+
+
+@in_both_worlds(3, always=False)
 def test_a_student_learns_from_the_logits_of_another_rank(world, example):
     code, output = example(world, 3, "distillation")
     assert code == 0, output
