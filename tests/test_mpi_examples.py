@@ -188,6 +188,15 @@ def test_mixed_precision(world, example):
     assert sorted(re.findall(r"(\d+) B of overflow flags", output)) == ["20", "20", "40"]
 
 
+@in_both_worlds(4, always=False)
+def test_bf16_tensor_parallel(world, example):
+    code, output = example(world, 4, "bf16_tensor_parallel")
+    assert code == 0, output
+    sent = [[int(n.replace(",", "")) for n in re.findall(r"([\d,]+) B", line)] for line in output.splitlines()[:2]]
+    assert [sent[0][0], sent[0][2]] == [2 * sent[1][0], 2 * sent[1][2]]
+    assert "equal: 4 ranks and one device agree within rounding" in output
+
+
 @in_both_worlds(2, always=False)
 def test_device(world, example, monkeypatch):
     code, output = example(world, 2, "device", "--device", "cpu")
