@@ -318,6 +318,7 @@ check("09.scaled_training", solution("09.scaled_training"))
 #
 #     mpiexec -n 4 minidist train --dp 4 --zero 1 --precision fp16 --steps 5
 #     mpiexec -n 2 minidist compare --dp 2 --precision bf16 --steps 3
+#     mpiexec -n 4 minidist compare --dp 2 --tp 2 --precision bf16 --steps 4
 #     mpiexec -n 4 python mpi_examples/7_more/mixed_precision.py
 
 # %% [markdown]

@@ -188,6 +188,15 @@ def test_mixed_precision(world, example):
     assert sorted(re.findall(r"(\d+) B of overflow flags", output)) == ["20", "20", "40"]
 
 
+@in_both_worlds(4, always=False)
+def test_bf16_tensor_parallel(world, example):
+    code, output = example(world, 4, "bf16_tensor_parallel")
+    assert code == 0, output
+    sent = [[int(n.replace(",", "")) for n in re.findall(r"([\d,]+) B", line)] for line in output.splitlines()[:2]]
+    assert [sent[0][0], sent[0][2]] == [2 * sent[1][0], 2 * sent[1][2]]
+    assert "equal: 4 ranks and one device agree within rounding" in output
+
+
 @in_both_worlds(2, always=False)
 def test_device(world, example, monkeypatch):
     code, output = example(world, 2, "device", "--device", "cpu")
@@ -524,6 +533,18 @@ def test_trust_ratios_of_shards_are_those_of_whole_layers(world, example):
     assert losses == example("simulated", 1, "trust_ratios")[1].splitlines()[:-1]
     sent, paper = re.fullmatch(r"norms of 28 layers: rank 0 sent (.*) B, on paper about (.*) B", last).groups()
     assert sent == paper
+
+
+@in_both_worlds(3, always=False)
+def test_the_state_of_every_optimizer_is_sharded(world, example):
+    code, output = example(world, 3, "optimizers")
+    assert code == 0, output
+    assert output.count("the same bits: True") == 4
+    sizes = [int(size.replace(",", "")) for size in re.findall(r"([\d,]+) B", output)]
+    # 26,496 parameters; over three ranks the shards are filled up to 27,648 elements.
+    assert sizes == [0, 0, *[4 * 26_496, 4 * 9_216] * 2, 8 * 26_496, 8 * 9_216]
+    falls = re.findall(r"loss ([\d.]+) to ([\d.]+)", output)
+    assert all(float(last) < float(first) - 0.3 for first, last in falls)
 
 
 @in_both_worlds(3, always=False)

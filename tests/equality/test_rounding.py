@@ -9,7 +9,9 @@ from minidist.course.museum import split
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.trainer import train
 from tests.cases import each
+from tests.train.test_shares import check_bytes, config_of
 
 JOB = {"model": "gpt", "layers": 2, "width": 32, "heads": 4, "context": 16, "data": "markov", "global_batch": 8}
 JOB |= {"steps": 3, "lr": 0.01, "reduction": "ordered"}
@@ -24,6 +26,7 @@ def verdict(ranks, **values):
 
 LAYOUTS = [
     (2, {"tp": 2}),
+    (4, {"dp": 2, "tp": 2, "accumulation": 2}),
     (4, {"tp": 2, "zero": 1, "clip": 0.5, "sequence_parallel": True}),
     (4, {"tp": 2, "pp": 2, "microbatches": 4}),
     (2, {"cp": 2}),
@@ -52,6 +55,29 @@ def test_a_job_in_lower_precision_is_within_rounding(ranks, layout, precision):
     assert "within rounding (rounding tier)" in said
     assert "8 times the distance of one device in this precision from one device in float64" in said
     assert {"share", "unjudged"} < set(result.as_dict())
+
+
+def test_bf16_with_tensor_and_data_parallelism_sends_half_and_is_resumed_bit_for_bit(tmp_path):
+    """The layout of most large jobs: what it sends is the closed form, and a saved job goes on with the same bits."""
+    sent, runs = {}, {}
+    for precision in ("fp32", "bf16"):
+        config, batches, ranks = config_of(**{**JOB, "dp": 2, "tp": 2, "precision": precision})
+        world = SimWorld(ranks)
+        runs[precision] = world.run(train, config)
+        check_bytes(config, batches, world, runs[precision])
+        sent[precision] = world.traces[0].bytes_by_purpose()
+    # The split loss sums three float32 numbers per token in either precision.
+    loss = JOB["steps"] * 3 * 4 * JOB["global_batch"] // 2 * JOB["context"]
+    full, half = sent["fp32"], sent["bf16"]
+    assert 2 * half["gradient_reduce"] == full["gradient_reduce"]
+    assert 2 * half["tensor_backward"] == full["tensor_backward"]
+    assert 2 * (half["tensor_forward"] - loss) == full["tensor_forward"] - loss
+
+    saved = {**JOB, "dp": 2, "tp": 2, "precision": "bf16", "save": str(tmp_path)}
+    SimWorld(4).run(train, TrainConfig.make(**{**saved, "steps": 1}))
+    resumed = SimWorld(4).run(train, TrainConfig.make(**saved, resume=True))
+    assert [result.digest for result in resumed] == [result.digest for result in runs["bf16"]]
+    assert resumed[0].losses == runs["bf16"][0].losses
 
 
 def test_the_verdict_says_that_context_ranks_route_experts_by_themselves():
