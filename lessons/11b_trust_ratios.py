@@ -100,7 +100,7 @@ show(draw("lanes", world.traces, {"command": command, "title": "ZeRO 1 with LAMB
 #
 # Before ratios of whole layers, the steps of single elements. A gradient says in which direction the
 # loss falls, and little about how far to go: along one parameter the loss may be a hundred times as
-# steep as along another. Each optimizer keeps arrays of the parameters' shape, its *state*, and adds
+# steep as along another. Each optimizer keeps arrays of the parameters' shape, its state, and adds
 # one idea to the one before:
 #
 # - **SGD** has no state: p -= lr g. The steepest parameter decides the rate of all.
