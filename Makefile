@@ -34,7 +34,7 @@ lint: .venv/test.stamp
 
 # Every schedule x stages x micro-batches x optimizer x model, where `make test` runs a sample. About half an hour.
 exhaustive: .venv/test.stamp
-	$(BIN)/python -m pytest -n 2 -m exhaustive
+	$(BIN)/python -m pytest -n 2 -m "exhaustive or hypothesis" --hypothesis-profile=exhaustive
 
 # 200 jobs under mpiexec that are killed, interrupted, stopped or out of disk at random moments. About an hour.
 chaos: .venv/test.stamp

@@ -312,5 +312,5 @@ check("11.zero_step", solution("11.zero_step"))
 # | padding of the flat array | PyTorch `FlatParameter`; DeepSpeed aligns its flat buffers too |
 # | `clip_grad_norm_` over shards | PyTorch FSDP `model.clip_grad_norm_`; DeepSpeed `gradient_clipping` |
 #
-# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). Side room: [11b Optimizers: trust ratios and
-# Muon](11b_trust_ratios.ipynb). All of them are in the [index](README.md).
+# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). Side room: [11b Optimizers: Adam, trust ratios
+# and Muon](11b_trust_ratios.ipynb). All of them are in the [index](README.md).

@@ -7,9 +7,9 @@
 # ---
 
 # %% [markdown]
-# # 11b Optimizers: trust ratios and Muon
+# # 11b Optimizers: Adam, trust ratios and Muon
 #
-# *40 minutes. Before it: 06 and 11.*
+# *50 minutes. Before it: 06 and 11.*
 #
 # ## 1 The case
 #
@@ -37,6 +37,7 @@ from minidist import (
     FlatParameters,
     GPTConfig,
     LinkModel,
+    Parameter,
     SimWorld,
     TrainConfig,
     UsageError,
@@ -46,7 +47,7 @@ from minidist import (
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
-from minidist.optim import LAMB, LayerwiseOptimizer, Muon, newton_schulz
+from minidist.optim import LAMB, LayerwiseOptimizer, Muon, RMSProp, newton_schulz
 from minidist.parallel import LayerSums, WholeMatrices
 from minidist.report import draw, show
 
@@ -94,6 +95,97 @@ show(draw("lanes", world.traces, {"command": command, "title": "ZeRO 1 with LAMB
 
 # %% [markdown]
 # ## 4 The code
+#
+# ### From SGD to Adam
+#
+# Before ratios of whole layers, the steps of single elements. A gradient says in which direction the
+# loss falls, and little about how far to go: along one parameter the loss may be a hundred times as
+# steep as along another. Each optimizer keeps arrays of the parameters' shape, its state, and adds
+# one idea to the one before:
+#
+# - **SGD** has no state: p -= lr g. The steepest parameter decides the rate of all.
+# - **Momentum** keeps a sum of past gradients. What points the same way adds up, and what turns
+#   around at every step cancels.
+# - **RMSProp** keeps an average of the squares and divides by its root, so each parameter has a rate
+#   of its own: about lr per step, whether its gradients are large or small.
+# - **Adam** keeps both averages. They begin at 0, so after t steps they are 1 - beta^t of what they
+#   should be; it divides by that, and the first step is as long as any other.
+
+
+# %%
+def sgd(p, g, state, t, lr):
+    return p - lr * g
+
+
+def momentum(p, g, state, t, lr, keep=0.9):
+    state["sum"] = keep * state.get("sum", 0.0) + g
+    return p - lr * state["sum"]
+
+
+def rmsprop(p, g, state, t, lr, keep=0.99, eps=1e-8):
+    state["square"] = keep * state.get("square", 0.0) + (1 - keep) * g**2
+    return p - lr * g / (np.sqrt(state["square"]) + eps)
+
+
+def adam(p, g, state, t, lr, keep=(0.9, 0.999), eps=1e-8):
+    state["mean"] = keep[0] * state.get("mean", 0.0) + (1 - keep[0]) * g
+    state["square"] = keep[1] * state.get("square", 0.0) + (1 - keep[1]) * g**2
+    mean, square = state["mean"] / (1 - keep[0] ** t), state["square"] / (1 - keep[1] ** t)
+    return p - lr * mean / (np.sqrt(square) + eps)
+
+
+# %% [markdown]
+# A valley: the loss is (x^2 + 100 y^2) / 2, and its gradient (x, 100 y). Each optimizer has the rate
+# that serves it well. Above 0.02 SGD would jump over the valley further at every step, so with it x
+# creeps.
+
+# %%
+steep = np.array([1.0, 100.0])
+print(
+    "optimizer   lr      step 1          step 20         step 60         bytes of state per weight"
+)
+for toy, lr in ((sgd, 0.019), (momentum, 0.01), (rmsprop, 0.02), (adam, 0.1)):
+    p, state, path = np.array([1.0, 1.0]), {}, []
+    for t in range(1, 61):
+        p = toy(p, steep * p, state, t, lr)
+        path.append(p)
+    shown = "  ".join(f"{path[t][0]:6.3f} {path[t][1]:6.3f}" for t in (0, 19, 59))
+    print(f"{toy.__name__:10} {lr:5}  {shown}   {4 * len(state)} in float32")
+
+# %% [markdown]
+# In the first step SGD moves y a hundred times as far as x; RMSProp and Adam move both equally far.
+# The toys are the library's optimizers, and their arithmetic is element by element. So a rank that
+# has **a piece of the parameters, of their gradients and of their state steps the piece as if it had
+# the whole**: that is all that ZeRO 1 needs. Adam's state is twice the parameters, so it is the
+# first thing to shard.
+
+# %%
+rng = np.random.default_rng(0)
+start, gradients = rng.normal(size=12), rng.normal(size=(5, 12))
+kinds = {
+    sgd: (SGD, {}),
+    momentum: (SGD, {"momentum": 0.9}),
+    rmsprop: (RMSProp, {}),
+    adam: (Adam, {}),
+}
+for toy, (kind, settings) in kinds.items():
+    whole, state = start, {}
+    for t, g in enumerate(gradients, 1):
+        whole = toy(whole, g, state, t, 0.01)
+    pieces = []
+    for piece in (slice(0, 5), slice(5, 12)):  # two ranks' shards
+        parameter = Parameter(start[piece].copy())
+        optimizer = kind([parameter], lr=0.01, **settings)
+        for g in gradients:
+            parameter.grad = g[piece]
+            optimizer.step()
+        pieces.append(parameter.data)
+    off = np.abs(np.concatenate(pieces) - whole).max()
+    print(f"{toy.__name__:10} two shards by the library, the whole by the toy: {off:.0e}")
+    assert off < 1e-14
+
+# %% [markdown]
+# ### Ratios of layers
 #
 # A step has two passes: squares of every layer, one message, and then the update with `lr` times the ratio.
 
@@ -292,6 +384,8 @@ check("11b.owners_compute", solution("11b.owners_compute"))
 # %% [markdown]
 # ## 8 Takeaway
 #
+# - SGD keeps nothing, momentum and RMSProp 4 B per weight, Adam 8 B: the direction averaged, and **each
+#   weight its own rate**. All of it element by element, so shards step without a message.
 # - LAMB: **p -= lr |p| / |u| u** with Adam's u; LARS: **lr eta |p| / (|g| + decay |p|)** with SGD's
 #   momentum. Norms are of whole layers, so shards must talk: one all-reduce of two numbers per
 #   layer, whatever the layers' sizes.
@@ -307,6 +401,7 @@ check("11b.owners_compute", solution("11b.owners_compute"))
 #     mpiexec -n 4 minidist train --optimizer lamb --lr 0.02 --dp 4 --zero 3 --steps 20
 #     mpiexec -n 4 minidist compare --optimizer lars --lr 2 --momentum 0.9 --dp 4 --zero 1 --steps 3 --reduction ordered
 #     mpiexec -n 4 minidist train --optimizer muon --momentum 0.95 --nesterov --lr 0.02 --dp 4 --zero 1 --steps 20
+#     mpiexec -n 4 python mpi_examples/3_sharding/optimizers.py
 #     mpiexec -n 4 python mpi_examples/7_more/trust_ratios.py
 #     mpiexec -n 4 python mpi_examples/7_more/muon.py
 

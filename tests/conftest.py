@@ -43,7 +43,8 @@ if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and
     from hypothesis import Phase, settings
 
     # The same examples everywhere, so that red is red for everybody; `--hypothesis-profile=explore` draws new ones.
-    settings.register_profile("ci", derandomize=True, deadline=None)
+    settings.register_profile("ci", derandomize=True, deadline=None, max_examples=40)
+    settings.register_profile("exhaustive", derandomize=True, deadline=None)
     settings.register_profile("explore", deadline=None, max_examples=1000)
     # A mutant's test need not say which example is the smallest that fails.
     unshrunk = (Phase.explicit, Phase.reuse, Phase.generate)
@@ -62,7 +63,7 @@ _cases: Counter[str] = Counter()  # of each test that is collected
 def pytest_itemcollected(item):
     """Leave of a test that is marked `sampled(n)` the first case and about one in n; `make exhaustive` runs the others.
 
-    A checksum of the name draws them, so that they are the same everywhere, and no value of a parameter is left out.
+    A checksum of the name draws them, so that they are the same everywhere.
     """
     mark = item.get_closest_marker("sampled")
     if mark is not None:

@@ -29,7 +29,7 @@ from minidist.data import GlobalBatchSampler
 from minidist.nn import CNN
 from minidist.parallel.sync_batch_norm import convert_sync_batchnorm
 
-STEPS, ROWS, CHANNELS, BLOCKS = 100, 8, 8, 1  # rows of each rank
+STEPS, ROWS, CHANNELS, BLOCKS = 60, 8, 8, 1  # rows of each rank
 
 
 def train(comm, batch_norm):

@@ -23,7 +23,7 @@ from minidist.job.train.trainer import train
 from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.techniques.repartition.extension import profiled_by
 
-LAYERS, WIDTH, ROWS = 8, 256, 64
+LAYERS, WIDTH, ROWS = 8, 128, 64
 STEPS, EVERY, WARM_UP, ROUNDS = 12, 4, 2, 2
 TIMES = 3  # that a layer takes on the slow rank
 

@@ -58,7 +58,7 @@ def test_every_side_is_measured_and_compared(comm, monkeypatch, tmp_path):
     monkeypatch.setattr(tuning, "BUDGET", 1e-9)
     world = MPIWorld(checks=False, record=False, timeout=0)
     sides = real.sides_of(world, with_torch=False)  # torch takes seconds to import
-    assert set(sides) == {*ALGORITHMS["all_reduce"], "auto", "MPI_Allreduce"}
+    assert set(sides) == {*ALGORITHMS["all_reduce"], "auto", "MPI_Allreduce", "mpi4py"}
     times = real.measure(world, sides, 64, rounds=2)
     assert {name: len(seconds) for name, seconds in times.items()} == dict.fromkeys(sides, 2)
     with pytest.raises(MinidistError, match=r"wrong of 64 B gave .*, not 3; no ratio is given"):

@@ -228,8 +228,8 @@ def test_damaged_archives_are_one_sentence_and_never_another_error(tmp_path):
         ("a.npz", archive(x=np.array([[1], [2]], object), y=np.arange(2)), "damaged, or its arrays are not of numbers"),
         ("a.npz", archive(x=np.array([["a"], ["b"]]), y=np.arange(2)), "inputs are numbers"),
         ("a.npz", archive(x=np.zeros((2, 2)), y=np.array([0, 2**63], np.uint64)), "labels are below"),
-        ("a.npz", archive(x=np.zeros((1, 100_000_000), np.uint8), y=np.arange(1)), "more than 200 times"),
-        ("a.gz", gzip.compress(bytes(100_000_000), mtime=0), "use gunzip"),
+        ("a.npz", lambda: archive(x=np.zeros((1, 65_000_000), np.uint8), y=np.arange(1)), "more than 200 times"),
+        ("a.gz", lambda: gzip.compress(bytes(65_000_000), 1, mtime=0), "use gunzip"),
         ("a.gz", gzip.compress(bytes(1_000), mtime=0)[:-9] + b"123456789", "fetch it again"),
         ("a.npy", b"\x93NUMPY\x01\x00\x10\x00{'descr': ((((((", "is not a NumPy array file"),
         ("a.npy", archive(x=np.arange(3)), "is a NumPy archive"),
@@ -238,7 +238,7 @@ def test_damaged_archives_are_one_sentence_and_never_another_error(tmp_path):
 )
 def test_data_that_no_model_can_take(name, content, sentence, tmp_path, monkeypatch):
     monkeypatch.setenv("MINIDIST_CACHE", str(tmp_path / "cache"))
-    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(content() if callable(content) else content)  # two take a second
     kind = {".npz": "npz", ".gz": "text"}.get(name[1:], "tokens")
     with pytest.raises(UsageError, match=sentence):
         load_dataset(f"{kind}:{tmp_path / name}")

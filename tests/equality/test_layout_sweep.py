@@ -36,7 +36,7 @@ def sample_under_mpi():
     return layout_sweep.stratified([layout for layout in of_4 if layout["precision"] != "fp16"], 4, seed=3)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", range(12))
 def test_a_layout_equals_one_device(number):
     row = layout_sweep.judge(sample()[number], RANKS, {})
@@ -134,7 +134,7 @@ def test_the_command_prints_a_table_and_fails_when_a_layout_differs(capsys, monk
         GradientReducer, "_all_reduce", lambda self, bucket: type("Nothing", (), {"wait": lambda self: None})()
     )
     with pytest.raises(SystemExit) as end:
-        main([*arguments, "--sample", "14"])
+        main([*arguments, "--sample", "6"])
     text = capsys.readouterr().out
     assert end.value.code == 1
     assert "DIFFERS" in text

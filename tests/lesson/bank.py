@@ -11,6 +11,8 @@ Proved by: tests/lesson/test_bank.py
 
 import inspect
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -29,16 +31,19 @@ from tests.lesson.wrong_answers import WRONG
 
 
 class Entry(NamedTuple):
-    """An answer to an exercise. hint: words of the hint that a wrong one must get, "" when none fits; None: right."""
+    """An answer to an exercise. hint: words of the hint that a wrong one must get, "" when none fits; None: right.
+
+    made: returns the function; most of them are compiled, which takes longer than to list all.
+    """
 
     exercise: str
     title: str
-    function: Any
+    made: Callable[[], Any]
     hint: str | None
 
     def problem(self):
         """Return a sentence when the judge treats it otherwise than it should, else ""."""
-        verdict = judged(self.exercise, self.function)
+        verdict = judged(self.exercise, self.made())
         if verdict.passed != (self.hint is None):
             return (
                 f"accepted, and it is wrong: {self.title}"
@@ -73,17 +78,17 @@ def bank():
     """Return all entries."""
     puzzles = {puzzle.name: puzzle for row in rows().values() for puzzle in row}
     return [
-        *(Entry(name, function.__name__, function, hint) for name, function, hint in [*WRONG, *ATTEMPTS]),
+        *(Entry(name, function.__name__, lambda f=function: f, hint) for name, function, hint in [*WRONG, *ATTEMPTS]),
         *(
-            Entry(name, f"{old.strip()!r} -> {new.strip()!r}", mutated(name, old, new), hint)
+            Entry(name, f"{old.strip()!r} -> {new.strip()!r}", partial(mutated, name, old, new), hint)
             for name, changes in MUTATIONS.items()
             for old, new, hint in changes
         ),
         *(
-            Entry(puzzles[name].exercise.name, str(lines), of_puzzle(puzzles[name], lines), hint)
+            Entry(puzzles[name].exercise.name, str(lines), partial(of_puzzle, puzzles[name], lines), hint)
             for name, lines, hint in PUZZLES
         ),
-        *(Entry(name, function.__name__, function, None) for name, function in RIGHT),
+        *(Entry(name, function.__name__, lambda f=function: f, None) for name, function in RIGHT),
     ]
 
 

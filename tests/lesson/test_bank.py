@@ -25,7 +25,7 @@ def test_the_bank_is_large_and_nine_wrong_answers_of_ten_have_a_hint():
 
 def test_the_bank_would_notice():
     name, right = "06.weighted_average", solution("06.weighted_average")
-    assert "accepted, and it is wrong" in Entry(name, "right", right, "a hint").problem()
+    assert "accepted, and it is wrong" in Entry(name, "right", lambda: right, "a hint").problem()
     wrong = next(entry for entry in bank() if entry.exercise == name and entry.hint)
     assert "refused, and it is right" in wrong._replace(hint=None).problem()
     assert "and should have 'other words'" in wrong._replace(hint="other words").problem()

@@ -1,6 +1,7 @@
 """The quiz bank: answers are those of closed forms, choices differ, and both formats say the same."""
 
 import csv
+import functools
 import io
 import json
 import re
@@ -16,7 +17,11 @@ from minidist.course.lesson.quiz import CHOICES, bank
 from minidist.course.lesson.quiz_files import PACKAGE, as_csv, as_gift, as_qti
 from tests.cases import each
 
-BANK = bank(45, 3)
+
+@functools.cache
+def questions():
+    """Return a bank; its programs are run when the first test asks."""
+    return bank(45, 3)
 
 
 def numbers(text):
@@ -39,7 +44,7 @@ FORMS = {
 
 @each("name", sorted(FORMS))
 def test_what_is_measured_is_the_closed_form(name):
-    asked = [item for item in BANK if item.name == name]
+    asked = [item for item in questions() if item.name == name]
     assert len(asked) >= 3
     for item in asked:
         wanted = FORMS[name](*numbers(item.text))
@@ -47,10 +52,10 @@ def test_what_is_measured_is_the_closed_form(name):
 
 
 def test_choices_differ_and_one_is_right():
-    for item in BANK:
+    for item in questions():
         assert len(set(item.choices())) == CHOICES
         assert item.choices().count(item.right) == 1
-    assert len({item.choices().index(item.right) for item in BANK}) == CHOICES
+    assert len({item.choices().index(item.right) for item in questions()}) == CHOICES
 
 
 def test_a_seed_draws_one_bank():
@@ -60,11 +65,11 @@ def test_a_seed_draws_one_bank():
 
 
 def test_both_formats_have_the_right_choice():
-    rows = list(csv.DictReader(io.StringIO(as_csv(BANK))))
+    rows = list(csv.DictReader(io.StringIO(as_csv(questions()))))
     name = "{http://www.imsglobal.org/xsd/ims_qtiasiv1p2}"
-    items = list(ElementTree.fromstring(as_qti(BANK, "a title")).iter(f"{name}item"))
-    assert len(rows) == len(items) == len(BANK)
-    for question, row, item in zip(BANK, rows, items, strict=True):
+    items = list(ElementTree.fromstring(as_qti(questions(), "a title")).iter(f"{name}item"))
+    assert len(rows) == len(items) == len(questions())
+    for question, row, item in zip(questions(), rows, items, strict=True):
         assert row[f"choice {row['right']}"] == question.right
         labels = {
             label.get("ident"): label.find(f".//{name}mattext").text for label in item.iter(f"{name}response_label")
@@ -74,9 +79,9 @@ def test_both_formats_have_the_right_choice():
 
 
 def test_gift_has_the_right_choice_and_no_open_character():
-    blocks = as_gift(BANK).split("\n\n")
-    assert len(blocks) == len(BANK)
-    for question, block in zip(BANK, blocks, strict=True):
+    blocks = as_gift(questions()).split("\n\n")
+    assert len(blocks) == len(questions())
+    for question, block in zip(questions(), blocks, strict=True):
         lines = [line.strip() for line in block.splitlines()]
         right = [line[1:] for line in lines if line.startswith("=")]
         assert [text.replace("\\", "") for text in right] == [question.right]

@@ -230,7 +230,7 @@ def assert_model(ranks, name, kind, optimizer, shape=None, dropout=0.0):
         assert_equal(history, reference(heads_for, optimizer, dropout))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -251,7 +251,7 @@ def test_data_and_context_parallel_together(name):
     assert_model(4, name, "ring", "adam", (2, 2))
 
 
-@each("name", ["gpt", "llama"], sampled=3)
+@each("name", ["gpt", "llama"], sampled=6)
 @each(("sequence_parallel", "kind"), [(False, "ring"), (True, "ring"), (True, "ulysses")])
 def test_context_and_tensor_parallel_together(name, sequence_parallel, kind):
     """Each rank has some tokens of each text and some heads, and with the sequence split some of its tokens' norms."""

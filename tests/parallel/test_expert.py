@@ -232,7 +232,7 @@ def assert_experts(shape, top_k, factor, optimizer):
         assert_equal(history, expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (3, 1)])
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize("factor", [1.0, 12.0])
@@ -276,6 +276,7 @@ def summed_over(mesh, names):
     return total
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("top_k", "factor"), [(1, 1.0), (2, 4.0)])
 @pytest.mark.parametrize("kind", ["ring", "ulysses"])
 def test_experts_and_context_parallel_together(top_k, factor, kind):

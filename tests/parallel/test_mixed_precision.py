@@ -181,7 +181,7 @@ def assert_equal_bits(result, expected):
     assert_same(view(tensors), view(wanted))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("dtype", "ranks"), [*(("float16", n) for n in (1, 2, 3, 4, 5, 8)), ("bfloat16", 2)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_equals_one_device_bit_for_bit(name, dtype, ranks):
@@ -208,6 +208,7 @@ def test_with_frozen_parameters_ragged_shards_and_any_accumulation(name, ranks, 
         assert_equal_bits(result, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("sharded", "whole"), [("zero1", "ddp"), ("zero2", "ddp each"), ("zero3", "ddp each")])
 def test_zero_equals_data_parallel_bit_for_bit(sharded, whole):
     for a, b in zip(

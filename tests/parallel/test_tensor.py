@@ -338,7 +338,7 @@ def assert_gpt(ranks, optimizer, words=13, sequence_parallel=False, dropout=0.0)
         assert replica == results[0][1]  # bitwise the same on all ranks
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -457,6 +457,7 @@ def test_values_of_two_bytes_travel_in_two_bytes(dtype, sequence_parallel, name)
         assert replica == low[0][3]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_data_and_tensor_parallel_together(name, sequence_parallel):
@@ -585,7 +586,7 @@ def one_device_llama(heads_for, optimizer, tied):
     return train(llama(heads_for, tied), gpt_loss(13), optimizer)
 
 
-@each(("ranks", "optimizer"), list(product(RANKS, ("sgd", "adam"))), sampled=3)
+@each(("ranks", "optimizer"), list(product(RANKS, ("sgd", "adam"))), sampled=6)
 @each(("sequence_parallel", "tied"), [(False, False), (True, True)])
 def test_llama_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer, sequence_parallel, tied):
     def main(comm):
@@ -633,7 +634,7 @@ def test_a_llama_layer_sends_what_a_gpt_layer_sends(sequence_parallel):
         assert count == {"tensor_forward": steps, "tensor_backward": steps, "regather": 5 if sequence_parallel else 0}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("ranks", "kv"), [(2, 1), (4, 2), (4, 1), (8, 4), (3, 1)])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_fewer_key_value_heads_than_ranks(ranks, kv, sequence_parallel):

@@ -109,7 +109,7 @@ def test_zero_equals_data_parallel_and_one_device_bit_for_bit(stage, optimizer, 
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(
     ranks=st.integers(1, 8),
     alignment=st.sampled_from([1, 7, 64]),

@@ -1,7 +1,7 @@
 """How fast are our collectives, compared with the MPI library's and gloo's? And how fast is a simulation?
 
-Under `mpiexec` every all-reduce algorithm of ours, MPI_Allreduce and (where torch is installed) gloo sum the same
-float32 array in turn. Results are compared before anything is timed.
+Under `mpiexec` every all-reduce algorithm of ours, MPI_Allreduce, a loop of mpi4py's Sendrecv and (where torch is
+installed) gloo sum the same float32 array in turn. Results are compared before anything is timed.
 
 Bandwidths are those of nccl-tests: *algorithm bandwidth* is the array's bytes over the time, *bus bandwidth* is that
 times 2 (n-1)/n: what a perfect algorithm would have to carry over each rank's link, and so comparable with the link's
@@ -43,7 +43,7 @@ from minidist.report.bench.harness import (
 KIB = 1024
 SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 16384 * KIB, 65536 * KIB)  # bytes
 ROUND_SECONDS, MAX_CALLS = 0.1, 1000  # a side's share of a round: its time, and its number of calls at most
-OPPONENTS = ("MPI_Allreduce", "gloo")
+OPPONENTS = ("MPI_Allreduce", "mpi4py", "gloo")
 BEST = "best of ours"  # the algorithm with the least median
 # The goals of its ratio to MPI_Allreduce: up to so many bytes, and above them.
 GOALS, GOAL_ABOVE = {64 * KIB: 1.3, 1024 * KIB: 1.1}, 0.8
@@ -79,12 +79,27 @@ def sides_of(world: MPIWorld, with_torch: bool) -> dict[str, Side]:
         name: partial(all_reduce, world.comm, algorithm=name) for name in (*sorted(ALGORITHMS["all_reduce"]), "auto")
     }
     sides["MPI_Allreduce"] = lambda array: world.base.Allreduce(MPI.IN_PLACE, [array, MPI.FLOAT])
+    if world.size & (world.size - 1) == 0:
+        sides["mpi4py"] = partial(doubling_in_mpi4py, world.base)
     if with_torch:
         import torch
         import torch.distributed as dist
 
         sides["gloo"] = lambda array: dist.all_reduce(torch.from_numpy(array))
     return sides
+
+
+def doubling_in_mpi4py(comm: Any, array: np.ndarray) -> None:
+    """Sum by recursive doubling in mpi4py and NumPy alone: the floor of what a Python program of these messages takes.
+
+    comm: an MPI communicator of 2^k ranks. Sends the whole array in each of log2 n rounds.
+    """
+    incoming, distance = np.empty_like(array), 1
+    while distance < comm.size:
+        partner = comm.rank ^ distance
+        comm.Sendrecv(array, partner, 0, incoming, partner, 0)
+        np.add(array, incoming, out=array)
+        distance *= 2
 
 
 def measure(world: MPIWorld, sides: dict[str, Side], size: int, rounds: int) -> Times:
@@ -181,6 +196,8 @@ def table(result: dict[str, Any]) -> str:
             f" chose, called by name: at most {choice['choice_to_best']:.2f}, at {choice['bytes']:,} B"
         )
     lines.append("* the best of ours; all are float32 sums in place, checks and record off")
+    if "mpi4py" in others:
+        lines.append("mpi4py: recursive doubling as a loop of Sendrecv and numpy.add, the floor for short messages")
     return "\n".join(lines)
 
 
@@ -210,7 +227,7 @@ def simulated_rows() -> list[dict[str, Any]]:
         seconds = []
         for _ in range(3):
             began = time.perf_counter()
-            SimWorld(ranks, checks=False).run(program)  # as in every benchmark
+            SimWorld(ranks, checks=False, record=False).run(program)  # as in every benchmark
             seconds.append(time.perf_counter() - began)
         best = min(seconds)
         result.append(
