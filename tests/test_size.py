@@ -15,21 +15,21 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 3_220,
+    "base": 3_213,
     "collectives": 2_274,
-    "comm": 5_168,
+    "comm": 5_179,
     "commands": 5_294,
     "course": 16_057,
     "core": 15_620,
     "data": 1_340,
-    "debug": 10_014,
+    "debug": 10_032,
     "job": 10_404,
     "nn": 2_432,
     "optim": 1_219,
-    "parallel": 3_429,
-    "pipeline": 3_981,
+    "parallel": 3_437,
+    "pipeline": 3_988,
     "planning": 6_472,
-    "report": 7_276,
+    "report": 7_277,
     "techniques": 9_034,
 }
 FOLDERS = 16
