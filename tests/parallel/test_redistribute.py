@@ -63,9 +63,7 @@ def test_every_range_arrives_and_each_rank_gets_what_it_lacks(layout, stride):
 
     # One message for each pair of ranks of which one lacks what the other has.
     for trace in world.traces:
-        peers = [
-            message.peer for message in trace.sent("checkpoint") if not message.operation.startswith("all_gather")
-        ]
+        peers = [message.peer for message in trace.sent("checkpoint") if not message.operation.startswith("all_gather")]
         assert len(peers) == len(set(peers))
 
 
