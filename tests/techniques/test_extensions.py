@@ -290,8 +290,8 @@ def test_deleting_the_folders_deletes_the_techniques(tmp_path):
 
 def test_the_trunk_names_no_technique():
     package = Path(minidist.__file__).parent
-    # The name of a class, and a setting as an attribute of a name or as a text. What runs a layout has a `strategy`, too: that
-    # is the setting where it is the attribute of a configuration.
+    # The name of a class, and a setting as an attribute of a name or as a text. What runs a layout has a `strategy`,
+    # too: that is the setting where it is the attribute of a configuration.
     words = [
         word
         for kind in installed()
