@@ -290,18 +290,7 @@ class MPIMatching(Matching):
         """No stream can run: wake those that can go on; else match one receive from any rank; else let polls fail."""
         awake = [sleeper for sleeper in self.sleepers if sleeper.ready()]
         if not awake:
-            open_receives = [r for receives in self.posted.values() for r in receives if r.peer == ANY]
-            found = [pair for receive in (*open_receives, *self.probing) for pair in self.found(receive)]
-            if found:
-                send, receive = self._chosen(found)
-                if receive.kind == "receive":
-                    self.join(send, receive)
-                else:
-                    self.probing.remove(receive)
-                    self.probed[receive] = send
-                    self.state.ready.append(receive.stream)
-                return True
-            if super().match_one_wildcard():
+            if self._join_from_any() or super().match_one_wildcard():
                 return True
             awake = [sleeper for sleeper in self.sleepers if sleeper.polls]
             if not awake or self._polls_in_vain():
@@ -309,6 +298,21 @@ class MPIMatching(Matching):
         for sleeper in awake:
             self.sleepers.remove(sleeper)
             self.state.ready.append(sleeper.stream)
+        return True
+
+    def _join_from_any(self) -> bool:
+        """Match one receive or probe from any rank; False where none has a message."""
+        open_receives = [r for receives in self.posted.values() for r in receives if r.peer == ANY]
+        found = [pair for receive in (*open_receives, *self.probing) for pair in self.found(receive)]
+        if not found:
+            return False
+        send, receive = self._chosen(found)
+        if receive.kind == "receive":
+            self.join(send, receive)
+        else:
+            self.probing.remove(receive)
+            self.probed[receive] = send
+            self.state.ready.append(receive.stream)
         return True
 
     def _polls_in_vain(self) -> bool:
