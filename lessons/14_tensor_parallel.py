@@ -243,7 +243,8 @@ for precision in ("fp32", "bf16"):
     sent[precision] = world.traces[0].bytes_by_purpose()
 for purpose in ("gradient_reduce", "tensor_forward", "tensor_backward"):
     print(
-        f"{purpose:15} {sent['fp32'][purpose]:6,} B in float32, {sent['bf16'][purpose]:6,} B in bfloat16"
+        f"{purpose:15} {sent['fp32'][purpose]:6,} B in float32,"
+        f" {sent['bf16'][purpose]:6,} B in bfloat16"
     )
 verdict = SimWorld(4).run(compare_rank, config)[0]
 print(verdict.sentence())

@@ -11,12 +11,15 @@ local_sgd        --local-steps: replicas train alone and average their weights; 
 lr_scaling       --lr-scaling, --base-batch: the learning rate follows the size of the global batch
 lr_schedule      --warmup, --decay: the learning rate follows the number of the step
 loss_scaling     --precision fp16, --loss-scale: gradients are scaled, and steps that overflow are left out
+muon             --optimizer muon, --orthogonalize: whole matrices, of which each rank has a part, are orthogonalised
 offload          --offload: optimizer state, activations or parameters are kept in host memory
+optimizer_settings  --momentum, --nesterov, --betas, --eps: the symbols of an optimizer's formula
 parameter_server    --strategy ps: servers hold the weights, and workers push gradients to them
 pruning          --sparsity, --sparsity-pattern: weights become zero, and their gradients are not sent
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
 repartition      --repartition-every: the stages of a pipeline are cut anew while it trains
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
+trust_ratio      --optimizer lars, lamb: the learning rate of each layer follows from its norm, which ranks add together
 
 Adding a technique is adding a folder whose `extension.py` defines one subclass of `Extension`; deleting the folder
 deletes the technique with its flags, rules and bytes. `--extension FILE.py:CLASS` adds one from a user's file.

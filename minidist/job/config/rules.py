@@ -151,48 +151,6 @@ MODEL_AND_DATA = (
         "call minidist.nn.ops.checkpoint in its forward, or leave it out",
     ),
     Rule(
-        "momentum-by-optimizer",
-        lambda j: j.momentum and not takes(j.optimizer, "momentum"),
-        "--momentum {momentum} does not apply to --optimizer {optimizer}",
-        "use sgd, rmsprop, lars or muon, or leave it out",
-    ),
-    Rule(
-        "muon-needs-momentum",
-        lambda j: j.optimizer == "muon" and not j.momentum,
-        "--optimizer muon orthogonalises momentum, and needs a --momentum above 0",
-        "add --momentum 0.95",
-    ),
-    Rule(
-        "nesterov-by-optimizer",
-        lambda j: j.nesterov and not takes(j.optimizer, "nesterov"),
-        "--nesterov is a form of SGD's and Muon's momentum, and does not apply to --optimizer {optimizer}",
-        "use sgd or muon, or leave it out",
-    ),
-    Rule(
-        "nesterov-needs-momentum",
-        lambda j: j.nesterov and not j.momentum,
-        "--nesterov needs a --momentum above 0",
-        "add --momentum 0.9, or leave it out",
-    ),
-    Rule(
-        "betas-by-optimizer",
-        lambda j: j.betas is not None and not takes(j.optimizer, "betas"),
-        "--betas {betas} does not apply to --optimizer {optimizer}",
-        "use adam, adamw, lamb or muon, or leave it out",
-    ),
-    Rule(
-        "eps-by-optimizer",
-        lambda j: j.eps is not None and not takes(j.optimizer, "eps"),
-        "--eps {eps} does not apply to --optimizer {optimizer}, whose formula has none",
-        "use another optimizer, or leave it out",
-    ),
-    Rule(
-        "trust-coefficient-by-optimizer",
-        lambda j: changed(j, "trust_coefficient") and not takes(j.optimizer, "trust_coefficient"),
-        "--trust-coefficient {trust_coefficient} does not apply to --optimizer {optimizer}",
-        "use lars, or leave it out",
-    ),
-    Rule(
         "weight-decay-by-optimizer",
         lambda j: j.weight_decay and not takes(j.optimizer, "weight_decay"),
         "--weight-decay {weight_decay} does not apply to --optimizer {optimizer}, whose __init__ has no such parameter",
@@ -652,11 +610,6 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("context", lambda j: not j.is_classifier, "--model gpt or llama"),
     ("batch_norm", lambda j: j.model == "cnn", "--model cnn"),
     ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
-    (
-        "orthogonalize",
-        lambda j: j.optimizer == "muon" and not (j.server or j.optional("local_steps") or j.asynchronous),
-        "--optimizer muon on ranks that step together",
-    ),
     ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
     ("prefetch", lambda j: j.zero == 3, "--zero 3"),
     ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
@@ -700,7 +653,6 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("weights", lambda j: False),
     ("batch_norm", lambda j: j.batch_norm != "sync"),
     ("synchronize_each", lambda j: False),
-    ("orthogonalize", lambda j: False),
     *(pair for kind in installed() for pair in kind.alone),
 )
 # Those that happen every N steps, in a job that has fewer.

@@ -88,23 +88,6 @@ class JobSettings(BaseModel):
         description="optimizer (sgd | adagrad | rmsprop | adam | adamw | lars | lamb | muon) or your own FILE.py:CLASS",
     )
     lr: float = Field(3e-3, gt=0, description="learning rate")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, RMSProp, LARS and Muon")
-    trust_coefficient: float = Field(
-        0.001, gt=0, description="lars: how far a layer may move, as a share of its norm, at a learning rate of 1"
-    )
-    nesterov: bool = Field(False, description="sgd and muon with --momentum: Nesterov's form, as in PyTorch")
-    orthogonalize: Literal["owner", "everywhere"] = Field(
-        "owner", description="muon: each matrix is orthogonalised by one data-parallel rank, or by all"
-    )
-    betas: str | None = Field(
-        None,
-        description="adam, adamw, lamb, muon: decay rates of the two averages, such as 0.9,0.95 (default: 0.9,0.999)",
-    )
-    eps: float | None = Field(
-        None,
-        gt=0,
-        description="epsilon in the denominator (default: 1e-8, adagrad 1e-10, lamb 1e-6; sgd and lars have none)",
-    )
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
@@ -242,6 +225,10 @@ class JobSettings(BaseModel):
         None, ge=1, le=MAX_COUNT, description="steps between losses on held-out data, the last tenth"
     )
 
+    def optional(self, name: str) -> Any:
+        """Return a setting of a technique that may not be installed; None without it."""
+        return getattr(self, name, None)
+
     @property
     def reshard(self) -> bool | int:
         """Return what `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
@@ -302,20 +289,6 @@ class JobSettings(BaseModel):
         except ValidationError:
             limit = f"input should be a whole number from 1 to {MAX_BATCH:,}, or auto"
             raise PydanticCustomError("samples", limit) from None
-
-    @field_validator("betas", mode="before")
-    @classmethod
-    def _two_betas(cls, value: Any) -> str | None:
-        # A file may have a list; one spelling makes equal settings equal.
-        if value is None:
-            return None
-        try:
-            betas = [float(word) for word in (value.split(",") if isinstance(value, str) else value)]
-        except (TypeError, ValueError):
-            betas = []
-        if len(betas) != 2 or not all(is_size(beta) and beta < 1 for beta in betas):
-            raise PydanticCustomError("betas", "input should be two numbers from 0 to below 1, such as 0.9,0.95")
-        return ",".join(map(str, betas))
 
     @model_validator(mode="before")
     @classmethod
