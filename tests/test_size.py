@@ -19,7 +19,7 @@ LINES = {
     "collectives": 2_274,
     "comm": 5_284,
     "commands": 5_294,
-    "course": 16_057,
+    "course": 16_098,
     "core": 15_543,
     "data": 1_340,
     "debug": 10_034,
