@@ -280,8 +280,8 @@ def test_deleting_the_folders_deletes_the_techniques(tmp_path):
     # One process runs all commands.
     program = "import runpy, sys\nfrom contextlib import suppress\n"
     layouts = ("--dp 2", "--dp 2 --zero 2 --optimizer sgd", "--dp 2 --zero 3", "--pp 2 --tp 2 --layers 2")
-    jobs = [[*JOB, *layout.split(), "--json"] for layout in layouts]
-    jobs.append("train --model cnn --width 4 --steps 1 --dp 2 --micro-batch 2 --trace none --json".split())
+    cnn = "train --model cnn --width 4 --steps 1 --dp 2 --micro-batch 2 --trace none"
+    jobs = [[*words, "--json"] for words in (*([*JOB, *layout.split()] for layout in layouts), cnn.split())]
     for words in (*jobs, *([*JOB, flag] for flag in flags)):
         program += f"sys.argv = {['minidist', *words]}\nwith suppress(SystemExit):\n    runpy.run_module('minidist')\n"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100)
