@@ -32,7 +32,7 @@ import numpy as np
 from minidist import GPT, FlopCounter, GPTConfig, SimWorld, TrainConfig, UsageError
 from minidist.base.cache import content_hash, key_of
 from minidist.commands.generation import generate
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.data import PrefetchingSampler, WorkerSampler, cached
 from minidist.data.workers import open_sampler
 from minidist.job.train.trainer import train
@@ -259,7 +259,7 @@ def in_order(comm, batches, make):
 check("06f.in_order", in_order)
 
 # %%
-print(inspect.getsource(solution("06f.in_order")))
+reveal("06f.in_order")
 check("06f.in_order", solution("06f.in_order"))
 
 # %% [markdown]

@@ -85,6 +85,13 @@ def _shard_arguments(optimizer_class: Any, parameters: Any, comm: Any) -> dict[s
     return {}
 
 
+def _any_source() -> Any:
+    from minidist.comm.sim import any_source
+
+    hooks.any_source = lambda: any_source
+    return any_source
+
+
 def _fibers() -> Any:
     from minidist.base import promise_fibers
 
@@ -263,6 +270,7 @@ hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring
 hooks.guards.append(_guard)
 hooks.shard_arguments.append(_shard_arguments)
 hooks.one_event.append(_one_event)
+hooks.any_source = _any_source
 hooks.fibers = _fibers
 hooks.kernels_of = _kernels_of
 hooks.half = _half
