@@ -23,16 +23,13 @@ Proved by: tests/data/test_stages.py
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from minidist.base.user_file import is_user_function, load_function
 from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, reason
 from minidist.core.base.random import Key, uniform
-
-if TYPE_CHECKING:
-    from minidist.data.datasets import Dataset
 
 Draw = Callable[[int], np.ndarray]
 
@@ -84,8 +81,8 @@ def prepared(stages: tuple[Stage, ...], samples: np.ndarray, visit: Visit) -> np
     return samples
 
 
-def with_stages(dataset: "Dataset", texts: list[str]) -> "Dataset":
-    """Return the dataset with the stages that are written behind it. Raises UsageError for one that cannot be used."""
+def with_stages(dataset: Any, texts: list[str]) -> Any:
+    """Return the `Dataset` with the stages that are written behind it. Raises UsageError for one that cannot be used."""
     for text in texts:
         name = text.partition(":")[0]
         if name == "shuffle":
@@ -95,7 +92,7 @@ def with_stages(dataset: "Dataset", texts: list[str]) -> "Dataset":
             dataset = _extended(dataset, Stage(text, function, _is_random(text, function)))
         elif text == "flip" or name == "crop":
             _check_image(dataset, text)
-            axes = (2, 1) if _channels_last(dataset) else (-1, -2)
+            axes = (2, 1) if dataset.channels_last else (-1, -2)
             make = _flip(axes[0]) if text == "flip" else _crop(_number(text, "pixels of padding"), axes)
             dataset = _extended(dataset, Stage(text, make, random=True))
         else:
@@ -106,7 +103,7 @@ def with_stages(dataset: "Dataset", texts: list[str]) -> "Dataset":
     return dataset
 
 
-def _extended(dataset: "Dataset", stage: Stage) -> "Dataset":
+def _extended(dataset: Any, stage: Stage) -> Any:
     """Return the dataset with one more stage, which is tried on the first sample."""
     dataset = replace(dataset, stages=(*dataset.stages, stage))
     dataset.check_stages()
@@ -136,13 +133,9 @@ def _is_random(text: str, function: Callable[..., Any]) -> bool:
     return taken == 2
 
 
-def _check_image(dataset: "Dataset", text: str) -> None:
-    if dataset.is_tokens or dataset.image is None:  # type: ignore[union-attr]
+def _check_image(dataset: Any, text: str) -> None:
+    if dataset.is_tokens or dataset.image is None:
         raise UsageError(f"--data: stage {text} is for images, and {dataset.name} has none; leave it out")
-
-
-def _channels_last(dataset: Any) -> bool:
-    return bool(dataset.channels_last)
 
 
 def _flip(width: int) -> Callable[[np.ndarray, Draw], np.ndarray]:
