@@ -21,7 +21,7 @@ LINES = {
     "commands": 5_294,
     "course": 16_098,
     "core": 15_405,
-    "data": 1_615,
+    "data": 1_608,
     "debug": 10_034,
     "job": 10_216,
     "nn": 2_430,
