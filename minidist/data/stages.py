@@ -82,7 +82,7 @@ def prepared(stages: tuple[Stage, ...], samples: np.ndarray, visit: Visit) -> np
 
 
 def with_stages(dataset: Any, texts: list[str]) -> Any:
-    """Return the `Dataset` with the stages that are written behind it. Raises UsageError for one that cannot be used."""
+    """Return the `Dataset` with the stages that are written behind it. Raises UsageError for one that is wrong."""
     for text in texts:
         name = text.partition(":")[0]
         if name == "shuffle":
