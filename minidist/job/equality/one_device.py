@@ -15,7 +15,7 @@ from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import block_square_sums
-from minidist.core.train.loss import ordered_sum
+from minidist.core.train.task import ordered_sum
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
 from minidist.job.equality.bucket_sums import BucketSums
 from minidist.job.equality.gradient_order import Add

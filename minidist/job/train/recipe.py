@@ -12,7 +12,7 @@ from functools import partial
 
 from minidist.core.comm import Comm
 from minidist.core.train import parallelize as core
-from minidist.core.train.layout import ParallelLayout
+from minidist.core.train.task import ParallelLayout
 from minidist.job.config.train_config import TrainConfig, updates_of
 from minidist.job.train.job import Job, build, mesh_of
 from minidist.job.train.strategies.asynchronous_pipeline import AsynchronousPipeline
