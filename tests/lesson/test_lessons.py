@@ -22,8 +22,7 @@ LONG = {"06c", "06d", "06e", "09", "09b", "10b", "11b", "14c", "19b", "20", "20b
 
 
 @pytest.mark.parametrize(
-    "source",
-    [pytest.param(s, marks=[pytest.mark.exhaustive] * (number_of(s) in LONG), id=s.stem) for s in LESSONS],
+    "source", [pytest.param(s, marks=[pytest.mark.exhaustive] * (number_of(s) in LONG), id=s.stem) for s in LESSONS]
 )
 def test_a_lesson_prints_what_its_notebook_says(source, monkeypatch):
     from tests.lesson import in_process  # every worker imports this file, and one of them runs it
