@@ -15,12 +15,12 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 3_213,
+    "base": 3_234,
     "collectives": 2_274,
-    "comm": 5_284,
+    "comm": 5_380,
     "commands": 5_294,
     "course": 16_098,
-    "core": 15_405,
+    "core": 15_330,
     "data": 1_608,
     "debug": 10_034,
     "job": 10_216,
