@@ -86,6 +86,20 @@ def _shard_arguments(optimizer_class: Any, parameters: Any, comm: Any) -> dict[s
     return {}
 
 
+def _message_checks() -> Any:
+    from minidist.comm import message_checks
+
+    hooks.message_checks = lambda: message_checks
+    return message_checks
+
+
+def _any_source() -> Any:
+    from minidist.comm.sim import any_source
+
+    hooks.any_source = lambda: any_source
+    return any_source
+
+
 def _fibers() -> Any:
     from minidist.base import promise_fibers
 
@@ -264,6 +278,8 @@ hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring
 hooks.guards.append(_guard)
 hooks.shard_arguments.append(_shard_arguments)
 hooks.one_event.append(_one_event)
+hooks.message_checks = _message_checks
+hooks.any_source = _any_source
 hooks.fibers = _fibers
 hooks.kernels_of = _kernels_of
 hooks.half = _half

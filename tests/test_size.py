@@ -15,29 +15,29 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 3_220,
+    "base": 3_234,
     "collectives": 2_274,
-    "comm": 5_168,
+    "comm": 5_380,
     "commands": 5_294,
-    "course": 16_057,
-    "core": 15_620,
-    "data": 1_340,
-    "debug": 10_014,
-    "job": 10_404,
-    "nn": 2_432,
+    "course": 16_098,
+    "core": 15_330,
+    "data": 1_608,
+    "debug": 10_034,
+    "job": 10_216,
+    "nn": 2_430,
     "optim": 1_219,
-    "parallel": 3_429,
-    "pipeline": 3_981,
-    "planning": 6_472,
-    "report": 7_276,
-    "techniques": 9_034,
+    "parallel": 3_436,
+    "pipeline": 3_988,
+    "planning": 6_447,
+    "report": 7_277,
+    "techniques": 9_485,
 }
 FOLDERS = 16
-SETTINGS = 69  # of every job; those of a technique are in its folder
+SETTINGS = 58  # of every job; those of a technique are in its folder
 LOOP = 15  # lines of `Loop.train`, which is the loop
-PARAMETERS = 7  # functions with more than eight parameters
+PARAMETERS = 5  # functions with more than eight parameters
 LONGEST = 112  # lines of a function
-COMPLEX = 44  # functions of a complexity above 15
+COMPLEX = 28  # functions of a complexity above 15
 
 
 def sources(folder):

@@ -15,6 +15,7 @@ Proved by: tests/cupy/test_kernels.py
 """
 
 from functools import cache, lru_cache
+from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -146,17 +147,9 @@ def _operand(itemsize: int, shape: Dims, strides: Dims) -> _Operand | None:
         return None
 
     # One stride serves all matrices when each dim begins where the dim after it ends.
-    stride, end = 0, None
-    for size, step in zip(reversed(shape[:-2]), reversed(others), strict=True):
-        if size == 1:
-            continue
-        if end is None:
-            stride, end = step, step * size
-        elif step == end:
-            end *= size
-        else:
-            return _Operand(transposed, leading, tuple(others), None)
-    return _Operand(transposed, leading, tuple(others), stride)
+    dims = [(size, step) for size, step in zip(shape[:-2], others, strict=True) if size != 1]
+    together = all(outer[1] == size * step for outer, (size, step) in pairwise(dims))
+    return _Operand(transposed, leading, tuple(others), (dims[-1][1] if dims else 0) if together else None)
 
 
 @cache

@@ -81,6 +81,25 @@ class OpenMessages:
         self.longest = 0
         self.start_of: dict[int, int] = {}  # by the id of a message; empty when no message is open
 
+    def _receive_in(self, start: int, end: int) -> OpenMessage | None:
+        """Return an open receive into memory of start to end."""
+        # Receives do not overlap each other, so only the two neighbours can overlap this message.
+        starts = self.starts["receive"]
+        i = bisect_right(starts, start)
+        for j in (i, i - 1):
+            if 0 <= j < len(starts) and starts[j] < end and start < self.receives[j][0]:
+                return self.receives[j][1]
+        return None
+
+    def _send_in(self, start: int, end: int) -> OpenMessage | None:
+        """Return an open send from memory of start to end."""
+        # Sends may overlap: of those that begin before the end, any that is no further away than the longest is long.
+        starts = self.starts["send"]
+        for j in range(bisect_right(starts, start - self.longest), bisect_left(starts, end)):
+            if self.sends[j][0] > start:
+                return self.sends[j][1]
+        return None
+
     def add(self, rank: int, message: OpenMessage, keep: bool) -> None:
         """Raise BufferReuseError when the memory is that of an open message; keep: this one is open from now on."""
         # An array on a GPU or an empty one has no memory of this process.
@@ -90,20 +109,7 @@ class OpenMessages:
         start: int = array.__array_interface__["data"][0]  # half the time of `array.ctypes.data`
         end = start + array.nbytes
 
-        # Receives do not overlap each other, so only the two neighbours can overlap this message.
-        starts, other = self.starts["receive"], None
-        i = bisect_right(starts, start)
-        for j in (i - 1, i):
-            if 0 <= j < len(starts) and starts[j] < end and start < self.receives[j][0]:
-                other = self.receives[j][1]
-
-        # Sends may: of those that begin before the end, any that is no further away than the longest is long.
-        starts = self.starts["send"]
-        if receiving and other is None and starts:
-            for j in range(bisect_right(starts, start - self.longest), bisect_left(starts, end)):
-                if self.sends[j][0] > start:
-                    other = self.sends[j][1]
-                    break
+        other = self._receive_in(start, end) or (self._send_in(start, end) if receiving else None)
         if other is not None:
             raise BufferReuseError(
                 f"rank {rank}: its {message.describe()} is {'into' if receiving else 'from'} memory of its "

@@ -102,6 +102,11 @@ def _of_each(groups: Mapping[Kind, Sequence[tuple[int, Call]]]) -> str:
     return text if len(sites) > 1 else f"{text}, at {sites.pop()}"
 
 
+def _permuted(some: Sequence[Kind], others: Sequence[Kind]) -> int:
+    """Return the least number of calls, from 2, that both make, in whatever order; 0 where there is none."""
+    return next((m for m in range(2, len(some) + 1) if Counter(some[:m]) == Counter(others[:m])), 0)
+
+
 def _later_calls(
     number: int,
     groups: Mapping[Kind, Sequence[tuple[int, Call]]],
@@ -115,9 +120,9 @@ def _later_calls(
     rights = [_kind(call) for call in logs[right] if call[0] >= number]
     sentences = []
     for made in others[:MOST_GROUPS]:
-        other, found = made[0][0], []
-        theirs = [_kind(call) for call in logs[other] if call[0] >= number]
-        m = next((m for m in range(2, len(rights) + 1) if Counter(rights[:m]) == Counter(theirs[:m])), 0)
+        found = []
+        theirs = [_kind(call) for call in logs[made[0][0]] if call[0] >= number]
+        m = _permuted(rights, theirs)
         skips = [
             _skipped(number, without, whole)
             for without, whole, calls in ((made, largest, (theirs, rights)), (largest, made, (rights, theirs)))

@@ -46,6 +46,10 @@ class Range(NamedTuple):
     stop: int
 
 
+def _holder(pieces: Sequence[Piece], wanted: Range) -> Piece:
+    return next(p for p in pieces if p.start <= wanted.start and wanted.stop <= p.stop)
+
+
 def redistribute(comm: Comm, have: Sequence[Piece], need: Sequence[Piece], stride: int = 1) -> int:
     """Fill the values of `need` from the pieces that all ranks `have`. Every rank of `comm` calls it.
 
@@ -72,7 +76,7 @@ def redistribute(comm: Comm, have: Sequence[Piece], need: Sequence[Piece], strid
     for (source, target), ranges in moves.items():
         if source != comm.rank:
             continue
-        parts = [_part(next(p for p in held[r.word] if p.start <= r.start and r.stop <= p.stop), r) for _, r in ranges]
+        parts = [_part(_holder(held[r.word], r), r) for _, r in ranges]
         if target == comm.rank:
             for (number, r), part in zip(ranges, parts, strict=True):
                 _part(need[number], r)[...] = part

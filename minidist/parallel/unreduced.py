@@ -3,7 +3,7 @@
 Proved by: tests/misuse/test_misuse.py, tests/parallel/test_data_parallel.py
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from minidist.core.autograd import Parameter
@@ -48,12 +48,16 @@ def refuse_unreduced(
     # The loss may depend on more than this module: on what another wrapper observes, or another sharded module has.
     unreduced = [p for p in reached if not p.observers and (p.flat is None or p.flat.shard is None)]
     if unreduced and ranks > 1:
-        listed = ", ".join(repr(names.get(p) or p.name or f"of shape {p.shape}") for p in unreduced[:3])
-        more = f" and {len(unreduced) - 3} more" if len(unreduced) > 3 else ""
-        s, me = "" if len(unreduced) == 1 else "s", comm.rank
-        raise UsageError(
-            f"rank {me}: no wrapper sums the gradient{s} of parameter{s} {listed}{more} over the {ranks}"
-            " ranks, so the weights would drift apart; call fully_shard on the whole model last, wrap the rest with"
-            " DistributedDataParallel too, or pass ignored_params= when you sum them yourself"
-        )
+        raise _no_wrapper(unreduced, names, comm, ranks)
     return reached
+
+
+def _no_wrapper(unreduced: Sequence[Parameter], names: Mapping[Parameter, str], comm: Comm, ranks: int) -> UsageError:
+    listed = ", ".join(repr(names.get(p) or p.name or f"of shape {p.shape}") for p in unreduced[:3])
+    more = f" and {len(unreduced) - 3} more" if len(unreduced) > 3 else ""
+    s = "" if len(unreduced) == 1 else "s"
+    return UsageError(
+        f"rank {comm.rank}: no wrapper sums the gradient{s} of parameter{s} {listed}{more} over the {ranks}"
+        " ranks, so the weights would drift apart; call fully_shard on the whole model last, wrap the rest with"
+        " DistributedDataParallel too, or pass ignored_params= when you sum them yourself"
+    )

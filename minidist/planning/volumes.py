@@ -30,9 +30,6 @@ from minidist.job.config.pipeline_plan import make_plan, period_of, streams
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
 from minidist.job.train.state import Phase
 from minidist.job.train.strategies.data_axis import AxisSizes
-from minidist.optim import LayerwiseOptimizer
-from minidist.optim.named import optimizer_named
-from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.replica_guard import startup_bytes
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
@@ -40,7 +37,7 @@ from minidist.parallel.volume import gradient_volume
 from minidist.pipeline.passes import additions
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
-from minidist.techniques import AxisRun, Extension, Run, of_job, packs_inputs, trains_alone
+from minidist.techniques import AxisRun, Extension, Run, of_job, packs_inputs, trains_alone, wrapper_options
 
 
 def closed_form_bytes(
@@ -67,15 +64,10 @@ def closed_form_bytes(
     if dims.pp > 1 and updates_of(config.schedule) != "flush":
         moments = len(list(streams(config.model_copy(update={"steps": first_step + config.steps}), first_step)))
     itemsize, extensions = ITEMSIZE[config.precision], list(of_job(config))
-    run = Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes, itemsize, runs)
+    run = Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes, itemsize, runs, skipped)
 
     # Everything on the data axis, inside layers, and between stages.
-    for volumes in (
-        _data_axes(run, pipeline, skipped, extensions),
-        _norms(config, batches, pipeline, skipped),
-        _trust_ratios(config, batches, pipeline, skipped),
-        _orthogonalized(config, batches, pipeline, skipped),
-    ):
+    for volumes in (_data_axes(run, pipeline, skipped, extensions), _norms(config, batches, pipeline, skipped)):
         total.update(volumes)
 
     # What depends on the rows of a step, for each run of steps with the same rows.
@@ -141,6 +133,7 @@ def _data_axes(
     config, batches, itemsize, steps = run.config, run.batches, run.itemsize, run.steps
     total: Counter[str] = Counter()
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
+    reshard = wrapper_options(config).get("reshard_after_forward", True)
     stages_replayed = plan is not None and config.recompute == "full" and not packs_inputs(config)
     # One rank of each stage stands for all: its axis has n ranks, and the stage has `groups` such axes.
     for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
@@ -160,7 +153,7 @@ def _data_axes(
         reduced, gathers = gradient_volume(config.zero, gradient, n, copies), 0
         if config.zero == 3:
             gather, resident = (n - copies) * shared, (n - copies) * axis.resident
-            again = _for_backward(gather, shared, n, config.reshard) + (gather if stages_replayed else 0)
+            again = _for_backward(gather, shared, n, reshard) + (gather if stages_replayed else 0)
             gathers = steps * k * (gather + again) + (steps - skipped) * resident
             # The empty passes by which shapes are learned gather the units, too, on the ranks that they go through.
             # Units that stay gathered are gathered there in place of the first step.
@@ -220,33 +213,6 @@ def _norms(
         places = sum(map(len, make_plan(config, batches.accumulation).holders().values()))
         nbytes += 2 * (dims.pp - 1) * dims.dp * dims.cp * dims.tp * (places + all_blocks)
     return Counter(clip_norm=(config.steps - skipped) * nbytes * NUMBER)
-
-
-def _trust_ratios(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
-) -> Counter[str]:
-    """Return the bytes of the norms of whole layers: summed over shards, and over tensor- and expert-parallel ranks."""
-    if not issubclass(optimizer_named(config.optimizer), LayerwiseOptimizer):
-        return Counter()
-    dims, numbers = batches.dims, 0
-    for axis in (axis for stages in pipeline for axis in stages):
-        n, groups = group_of(batches, axis)
-        layers, copies = len(axis.parameters), config.dp_replicate
-        if config.zero:
-            numbers += copies * groups * layer_sums_volume(layers, n // copies)
-        numbers += dims.dp * dims.cp * layer_sums_volume(layers, dims.tp)
-        if axis.experts:
-            numbers += dims.edp * dims.cp * dims.tp * layer_sums_volume(layers, dims.ep)
-    return Counter(trust_ratio=(config.steps - skipped) * numbers * NUMBER)
-
-
-def _orthogonalized(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
-) -> Counter[str]:
-    """Return the bytes of Muon's whole matrices, in the dtype of the update, of every group of a hybrid mesh."""
-    copies = config.dp_replicate if config.zero else 1
-    elements = sum(group_of(batches, axis)[1] * axis.orthogonalized for stages in pipeline for axis in stages)
-    return Counter(muon=(config.steps - skipped) * copies * elements * max(4, ITEMSIZE[config.precision]))
 
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:

@@ -87,12 +87,9 @@ def show(run: Any, title: str = "") -> Stepper:
 
     # A page that is too large to look at is cut, and says so.
     ranks = min(max(len(traces), 1), MAX_RANKS)
-    said = [
-        f"the first {most} of {count} {what}"
-        for what, count, most in (("messages", len(steps), MAX_STEPS), ("computations", len(spans), MAX_SPANS))
-        if count > most
-    ]
-    said += [f"the first {MAX_RANKS} of {len(traces)} ranks"] if len(traces) > MAX_RANKS else []
+    counts = [(len(steps), MAX_STEPS, "messages"), (len(spans), MAX_SPANS, "computations")]
+    counts.append((len(traces), MAX_RANKS, "ranks"))
+    said = [f"the first {most} of {count} {what}" for count, most, what in counts if count > most]
     steps = [s for s in steps[:MAX_STEPS] if max(s["from"], s["to"]) < ranks]
     spans = [s for s in spans[:MAX_SPANS] if s.rank < ranks]
     data = {

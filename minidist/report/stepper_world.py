@@ -76,8 +76,8 @@ class KeepingMatching(Matching):
         self._places[self.posts + 1] = self._place(rank, array, kind == "send" or comm.operation == "message")
         return super().post(comm, kind, array, *rest)
 
-    def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
-        super()._deliver(send, receive)
+    def deliver(self, send: SimRequest, receive: SimRequest) -> None:
+        super().deliver(send, receive)
         number = len(self.steps)
         source, target = self._places[send.order], self._places[receive.order]
         assert send.event is not None

@@ -14,8 +14,8 @@ the job at the same places. In the order of a job:
     axis_made(axis)              a data axis of the layout is made
     forget()                     layers were run to measure them, which is no part of the training
     packs_inputs(), pack(array)    blocks are recomputed, and each input waits
-    offload_policy()             shards of parameters are made (ZeRO 3)
-    optimizer(kind)              an optimizer is made
+    wrapper_options(config)      the model is wrapped on the data axis
+    optimizer_arguments(job, group), optimizer(kind)    an optimizer is made
     check_resume(checkpoint), differs(state)    a checkpoint is about to be read
     load(state, samples), load_scalars(scalars), load_shards(axis, shards)    a checkpoint is read
     load_of_rank(axis, arrays), load_of_axis(axis, arrays)
@@ -91,7 +91,7 @@ class Run:
 
     ranks: all that train. steps: made in this run, after `done` earlier ones. moments: calls of `after_update` at which
     no batch is on its way. sizes: the `AxisSizes` of every rank's data axes, in rank order. runs: the rows of all
-    ranks, and for how many steps.
+    ranks, and for how many steps. skipped: steps whose update was left out.
     """
 
     config: Any
@@ -103,6 +103,7 @@ class Run:
     sizes: Collection[Collection[Any]]
     itemsize: int  # bytes of a weight
     runs: Sequence[tuple[Shares, int]]
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -310,9 +311,12 @@ class Extension:
         """
         raise NotImplementedError
 
-    def offload_policy(self) -> Any:
-        """Return the `offload_policy` of `parallel.fully_shard`; None: shards of parameters are on the device."""
-        return None
+    def wrapper_options(self, config: Any) -> Mapping[str, Any]:
+        """Return arguments of what wraps the model on the data axis.
+
+        That is `DistributedDataParallel`, `ZeroOptimizer` or `fully_shard`, as `config.zero` says.
+        """
+        return {}
 
     def lr_factor(self, step: int) -> float:
         """Return by what the learning rate of a step is multiplied: a function of its number and the batches so far."""
@@ -321,6 +325,14 @@ class Extension:
     def optimizer(self, kind: Callable[..., Any]) -> Callable[..., Any]:
         """Return what makes the job's optimizer. kind: what makes it without the technique."""
         return kind
+
+    def optimizer_arguments(self, job: Any, group: Any) -> dict[str, Any]:
+        """Return further arguments of the optimizer's class.
+
+        group: the parameters and the ranks that share them, a `core.train.data_axis.Group`; None: each rank has them
+        whole, and makes every update of its own.
+        """
+        return {}
 
     def reading(self, sampler: Any, replica: int, steps: Iterable[int]) -> AbstractContextManager[Any]:
         """Return a context that lasts until the job ends, with what makes the micro-batches in place of `sampler`.

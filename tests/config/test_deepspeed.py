@@ -324,7 +324,7 @@ def rates(content, steps):
     """Learning rates of a job's first steps."""
     config = apply_deepspeed(TrainConfig.make(), translate({**SMALL, **content}), set())
     job = build(config, resolve_batches(config, 1))
-    return [config.lr * job.schedule(step) for step in range(steps)]
+    return [config.lr * job.lr_factor(step) for step in range(steps)]
 
 
 def rates_of_deepspeed(kind, steps, lr, warmup, curve, total=None, least=1e-4):

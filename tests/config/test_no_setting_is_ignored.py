@@ -242,7 +242,7 @@ def what_happens(*settings):
         job = state.job
         # The settings of the loss scale show only after an overflow, and a thread that reads ahead only here.
         scalers = [vars(extension.scaler) for extension in job.extensions if hasattr(extension, "scaler")]
-        seen.append((state.rank, state.step, state.loss, job.schedule(state.step), str(scalers)))
+        seen.append((state.rank, state.step, state.loss, job.lr_factor(state.step), str(scalers)))
         seen.append(
             (
                 state.held_out_losses.get("held_out_loss"),

@@ -102,7 +102,7 @@ def test_the_optimizer_and_its_schedule_follow_the_settings():
     job = build(config, resolve_batches(config, 1))
     optimizer = make_optimizer(job, [Parameter(np.ones(2))])
     assert (optimizer.betas, optimizer.eps) == ((0.8, 0.9), 1e-3)
-    assert [job.schedule(step) for step in (0, 2, 4, 6)] == [0.5, 1.0, 0.75, 0.5]
+    assert [job.lr_factor(step) for step in (0, 2, 4, 6)] == [0.5, 1.0, 0.75, 0.5]
 
 
 def test_degree_and_ranks_must_agree():

@@ -161,7 +161,7 @@ def test_a_file_of_metrics_has_no_nan_and_is_continued(tmp_path):
         job = SimpleNamespace(
             config=SimpleNamespace(lr=0.1),
             batches=SimpleNamespace(global_batch=4),
-            batch=(None, None, None),
+            batch=(None, None),
             lr_factor=lambda step: 1.0,
             plan=plan,
             extensions=(),

@@ -49,7 +49,7 @@ def test_every_range_arrives_and_each_rank_gets_what_it_lacks(layout, stride):
     def main(comm):
         there = [Piece(name, a, b, tensor(name)[a:b].copy()) for name, a, b in have[comm.rank]]
         wanted = [Piece(name, a, b, np.zeros(b - a, DTYPES[name])) for name, a, b in need[comm.rank]]
-        with purpose("repartition"):
+        with purpose("checkpoint"):
             redistribute(comm, there, wanted, stride)
         for piece in wanted:
             assert np.array_equal(piece.values, tensor(piece.name)[piece.start : piece.stop])
@@ -58,14 +58,12 @@ def test_every_range_arrives_and_each_rank_gets_what_it_lacks(layout, stride):
     world = SimWorld(ranks)
     lacking = world.run(main)
     ranges = sum(map(len, have)) + sum(map(len, need))
-    sent = sum(trace.bytes_by_purpose().get("repartition", 0) for trace in world.traces)
+    sent = sum(trace.bytes_by_purpose().get("checkpoint", 0) for trace in world.traces)
     assert sent == sum(lacking) + table_bytes(ranges, ranks)
 
     # One message for each pair of ranks of which one lacks what the other has.
     for trace in world.traces:
-        peers = [
-            message.peer for message in trace.sent("repartition") if not message.operation.startswith("all_gather")
-        ]
+        peers = [message.peer for message in trace.sent("checkpoint") if not message.operation.startswith("all_gather")]
         assert len(peers) == len(set(peers))
 
 

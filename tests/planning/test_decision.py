@@ -14,9 +14,9 @@ from minidist.planning.cluster.decision import Offer, answer, offers, overlap, r
 from minidist.planning.cluster.gpus import MACHINES
 from minidist.planning.cluster.layout import ClusterLayout, Job
 from minidist.planning.cluster.memory import block_activations, memory_by_rank
-from minidist.planning.cluster.search import Plan, plan_layout, search
+from minidist.planning.cluster.search import Plan, plan_layout, remedies, search
 
-H100, V100 = MACHINES["h100"], MACHINES["v100"]
+H100, V100, CARD = MACHINES["h100"], MACHINES["v100"], MACHINES["rtx-4090"]
 LARGE = Job(named("llama-3.1-70b"), 8192, 512, "bf16", 64)
 GPT = Architecture(8, 512, 8, 1024, 256, 2048)
 
@@ -50,7 +50,7 @@ def test_each_number_of_gpus_offers_the_best_of_its_own_search():
         assert offer.plan == (plans[0] if plans else None), offer.gpus
     assert smallest(found) == next(offer for offer in found if offer.verdict == "yes")
     assert found[0].verdict == "no"
-    assert "needs" in found[0].reason
+    assert found[0].reason == "pipeline rank 0 keeps 136 GB on the host, which has 125 GB for each GPU"
 
 
 def offer_of(gpus, speed, verdict="yes"):
@@ -173,6 +173,13 @@ def test_host_memory_is_searched_when_nothing_fits():
     assert first.time.seconds > gpu.time.seconds - 1.0
     assert {plan.layout.host for plan in search(replace(job, gpus=16), V100, {}).plans} == {"none"}
     assert search(job, V100, {"host": "none"}).plans == []
+    # One GPU can have shards on the host, too, and its remedy is a number of GPUs whose hosts have enough.
+    one = search(Job(named("llama-7b"), 4096, 8, "bf16", 1), CARD, {})
+    assert {(plan.layout.zero, plan.layout.host) for plan in one.plans} == {(3, "parameters")}
+    eight = replace(one.plans[0].job, model=named("llama-3.1-8b"))
+    assert search(eight, CARD, {}).too_large[0].layout.host == "parameters"
+    assert remedies(eight, CARD, {})[0] == "--ranks 2"
+    assert remedies(eight, CARD, {"host": "none"})[0] == "--ranks 8"
     # More than the host has is no layout that fits.
     alone = Job(named("gpt3-175b"), 2048, 8, "bf16", 8)
     assert search(alone, H100, {}).plans == []

@@ -23,10 +23,11 @@ Proved by: tests/comm/sim/test_failures.py
 from collections.abc import Callable
 from contextlib import suppress
 
+from minidist.comm.sim.any_source import remove
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.fibers import FiberExit, throw
 from minidist.core.comm.point_to_point import ANY, PointToPoint
-from minidist.core.comm.sim.state import SimRequest, SimState, Stream, remove
+from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 
 
 class Failures:

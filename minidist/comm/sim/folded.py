@@ -260,10 +260,10 @@ class _FoldedMatching(Matching):
         distance = send.peer - comm.rank
         return comm.context, comm.members[(comm.rank - distance) % comm.size], rank, send.tag
 
-    def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
+    def deliver(self, send: SimRequest, receive: SimRequest) -> None:
         if send.stream.rank == receive.stream.rank and send.array.shape != receive.array.shape:
             raise UsageError(
                 f"rank {send.stream.rank} cannot stand for the ranks of {send.comm.name}: it sends an array of shape"
                 f" {send.array.shape} and receives one of {receive.array.shape}, so the ranks differ; run every rank"
             )
-        super()._deliver(send, receive)
+        super().deliver(send, receive)

@@ -9,6 +9,7 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/co
 
 import sys
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from minidist.base.interrupts import interruptible
 from minidist.comm.has_run import LAZY, has_run
+from minidist.comm.sim.any_source import Chooser, earliest, match_waiting
 from minidist.comm.sim.checks.buffer_watch import BufferWatch
 from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
 from minidist.comm.sim.checks.recorder import Recorder, Totals
@@ -38,7 +40,7 @@ from minidist.core.comm.call_site import call_site
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.comm.sim.matching import Matching
-from minidist.core.comm.sim.state import Chooser, Stream, earliest
+from minidist.core.comm.sim.state import Stream
 from minidist.core.comm.sim.world import Sim
 from minidist.core.comm.waiting import Waiting
 
@@ -246,7 +248,7 @@ class SimWorld(Sim):
             from minidist.comm.sim.look_ahead import look_ahead
 
             raise look_ahead(self, self.calls.unlike)
-        return super()._idle() or bool(self.state.dead and self.failures.notify(self.matching.match_waiting))
+        return super()._idle() or bool(self.state.dead and self.failures.notify(partial(match_waiting, self.matching)))
 
     def _hints(self, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
         from minidist.comm.sim.deadlock_hints import hints

@@ -72,10 +72,15 @@ def _unchanged(value: Any, function: Any) -> Any:
 
 def _not_in_the_core(*_: Any) -> Any:
     raise UsageError(
-        "minidist/core has no half precision, no devices and no loading of weights; import all of minidist"
+        "minidist/core has no half precision, devices, loading of weights or receives from any rank; import all of"
+        " minidist"
     )
 
 
+# The module comm/message_checks.py: what a message that is not plain is refused for, and its rank and tag as integers.
+message_checks: Callable[[], Any] = _not_in_the_core
+# The module comm/sim/any_source.py: receives from any rank in a simulated world.
+any_source: Callable[[], Any] = _not_in_the_core
 # The backend of core/base/fibers.py where there is no greenlet: a module with its five names.
 fibers: Callable[[], Any] = _not_in_the_core
 # The type of arrays that are not NumPy's -> the module of whole operations on them, or None.

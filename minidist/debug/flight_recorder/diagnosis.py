@@ -268,6 +268,11 @@ def first_waits(dumps: Sequence[Dump], missing: Missing) -> tuple[Wait, ...]:
     return tuple(waits.values())
 
 
+def _edges(wait: Wait) -> list[Waiting]:
+    of = wait.operation
+    return [Waiting(of.rank, "main", (rank,), of.kind) for rank in wait.missing[:MAX_EDGES]]
+
+
 def diagnose(dumps: Sequence[Dump], world: int = 0, kind: type[Diagnosis] = Diagnosis) -> Diagnosis:
     """Match the operations of all ranks and return what they say together.
 
@@ -286,11 +291,6 @@ def diagnose(dumps: Sequence[Dump], world: int = 0, kind: type[Diagnosis] = Diag
 
     # [3] What has not ended. Every missing rank is needed, so each is an edge; of thousands, the first are enough.
     waits = first_waits(dumps, missing)
-    edges = [
-        Waiting(wait.operation.rank, "main", (rank,), wait.operation.kind)
-        for wait in waits
-        for rank in wait.missing[:MAX_EDGES]
-    ]
     waiting = {wait.operation.rank for wait in waits}
     awaited = {rank for wait in waits for rank in wait.missing}
     ranks = tuple(dump.rank for dump in dumps)
@@ -303,7 +303,7 @@ def diagnose(dumps: Sequence[Dump], world: int = 0, kind: type[Diagnosis] = Diag
         waits,
         tuple(sorted(differences, key=lambda difference: difference.created)),
         tuple(unlike),
-        tuple(find_cycle(edges)),
+        tuple(find_cycle([edge for wait in waits for edge in _edges(wait)])),
         tuple(sorted(awaited - waiting)),
         {dump.rank: dump.operations[-1] for dump in dumps if dump.operations},
         unlisted,

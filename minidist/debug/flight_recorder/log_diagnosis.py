@@ -155,14 +155,17 @@ class LogDiagnosis(Diagnosis):
                     texts = [f"{number} on {ranks_text(each)}" for number, each in sorted(by.items())[:MAX_LINES]]
                     yield f"last {word} in {self.group_text(name)}: {', '.join(texts)}"
 
-    def left_open(self) -> Iterator[str]:
-        """Yield what the log cannot tell."""
-        for name, ranks in self.holes.items():
-            yield f"no line: {ranks_text(ranks)} of {self.group_text(name)}, counted in the group"
+    def _unnamed(self) -> Iterator[str]:
         if UNNAMED in self.groups:
             different = {wait.operation.sequence for wait in self.waits if wait.operation.group == UNNAMED}
             more = "; numbers that differ may be of different groups" if len(different) > 1 else ""
             yield f"these lines do not name their group, which is taken to be one of all ranks{more}"
+
+    def left_open(self) -> Iterator[str]:
+        """Yield what the log cannot tell."""
+        for name, ranks in self.holes.items():
+            yield f"no line: {ranks_text(ranks)} of {self.group_text(name)}, counted in the group"
+        yield from self._unnamed()
         smaller = any(name and not is_default(name, text) for name, (text, _) in self.groups.items())
         if self.waits and not self.log.in_job and smaller:
             yield "these lines give ranks in their groups, which are taken to be those of the job"

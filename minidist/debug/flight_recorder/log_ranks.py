@@ -61,11 +61,8 @@ def log_dumps(log: Log, dumps: Sequence[Dump]) -> tuple[list[Dump], Progress, Me
                 operations.append(replace(operation, number=len(operations), group=title[name]))
             reach[title[name]] = math.inf if last[0] is None else last[0]
         result.append(Dump(rank, "log", {} if result else listed, tuple(operations), False, reach))
-    return (
-        result,
-        {title[name]: ranks for name, ranks in progress.items()},
-        {title[name]: ranks for name, ranks in holes.items()},
-    )
+    titled_progress = {title[name]: ranks for name, ranks in progress.items()}
+    return result, titled_progress, {title[name]: ranks for name, ranks in holes.items()}
 
 
 def group_of(event: Event) -> str:
@@ -79,19 +76,15 @@ def by_rank(log: Log) -> dict[int, list[Event]]:
     A record that names only the rank in a group is of that rank of the job where another record says which it is, or
     where the group is the one of all ranks; else, where other records have ranks of the job, it is left out.
     """
-    ranks = {
-        (who.group[1], who.in_group): who.rank
-        for who in (event.who for event in log.events)
-        if who.group and who.in_group is not None and who.rank is not None
-    }
-    in_job = any(event.who.rank is not None for event in log.events)
+    known = [event.who for event in log.events if event.who.rank is not None]
+    ranks = {(who.group[1], who.in_group): who.rank for who in known if who.group and who.in_group is not None}
     result: dict[int, list[Event]] = defaultdict(list)
     for event in log.events:
         who = event.who
         rank = who.rank
         if rank is None and who.group and who.in_group is not None:
             rank = ranks.get((who.group[1], who.in_group))
-        if rank is None and (not in_job or who.group is None or is_default(*who.group[1:])):
+        if rank is None and (not known or who.group is None or is_default(*who.group[1:])):
             rank = who.in_group
         if rank is not None:
             result[rank].append(event)

@@ -298,9 +298,15 @@ def work_of(text: str) -> Work:
     if shape and given is None:
         sizes = [shape[1], shape[1]]
     name = kind[1] if kind else ""
+    return Work(name, int(number[1]) if number else None, sizes[0], sizes[1], _group_size(name, given, taken))
+
+
+def _group_size(name: str, given: int | None, taken: int | None) -> int:
+    """Return the number of ranks by which the two sizes of an operation differ; 0 where they do not say it."""
     small, large = (given, taken) if "ALLGATHER" in name else (taken, given) if "REDUCE_SCATTER" in name else (0, 0)
-    ranks = large // small if small and large and large % small == 0 and large // small <= MAX_RANKS else 0
-    return Work(name, int(number[1]) if number else None, sizes[0], sizes[1], ranks)
+    if not small or not large or large % small:
+        return 0
+    return large // small if large // small <= MAX_RANKS else 0
 
 
 def elements(number: int) -> str:

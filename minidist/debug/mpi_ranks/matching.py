@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidist.comm.header import dtype_name
+from minidist.comm.sim.any_source import remove
 from minidist.comm.sim.checks.buffer_watch import Watched
 from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.sim_world import SimWorld
@@ -34,7 +35,7 @@ from minidist.core.comm.call_site import CallSite, call_site
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Work
 from minidist.core.comm.sim.matching import Matching
-from minidist.core.comm.sim.state import SimRequest, Stream, remove
+from minidist.core.comm.sim.state import SimRequest, Stream
 from minidist.debug.mpi_ranks.constants import ANY_TAG
 from minidist.debug.mpi_ranks.objects import OBJECT
 
@@ -148,7 +149,7 @@ class MPIMatching(Matching):
         request = self._queued(comm, "receive", array_or_none, send.comm.rank, send.tag, site)
         if array is None:
             self.any_size.add(request)
-        self._deliver(send, request)
+        self.deliver(send, request)
         return request
 
     # who meets whom ---------------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ class MPIMatching(Matching):
         self.take_send(send)
         if receive in self.posted[key]:
             self.posted[key].remove(receive)
-        self._deliver(send, receive)
+        self.deliver(send, receive)
         self._go_on(key)
 
     def _go_on(self, key: tuple[str, int]) -> None:
@@ -200,10 +201,10 @@ class MPIMatching(Matching):
         context, source, peer = send.comm.context, send.stream.rank, send.comm.members[send.peer]
         remove(self.state.sends, (context, source, peer, EVERY_TAG), send)
 
-    def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
+    def deliver(self, send: SimRequest, receive: SimRequest) -> None:
         self.met += 1
         if send.comm.match_key != "message":
-            super()._deliver(send, receive)
+            super().deliver(send, receive)
             return
 
         # Bytes may meet anything, as memory without a type; everything else must be what was sent.
@@ -221,7 +222,7 @@ class MPIMatching(Matching):
         # As many bytes as both have. More than the receive has room for are an error of its wait.
         size = min(source.nbytes, target.nbytes)
         send.array, receive.array = source.view(np.uint8)[:size], target.view(np.uint8)[:size]
-        super()._deliver(send, receive)
+        super().deliver(send, receive)
         send.array, receive.array = source, target
         if watched is not None:  # it must stay as it is now until the wait
             self.buffers.watched[receive] = Watched(target, watched.open)
@@ -276,7 +277,8 @@ class MPIMatching(Matching):
     def _chosen(self, found: list[tuple[Candidate, SimRequest, SimRequest]]) -> tuple[SimRequest, SimRequest]:
         """Return the send and the receive that the world's chooser takes of several pairs."""
         found.sort(key=lambda choice: choice[0])  # not in the order of the schedule
-        return found[self.state.chooser([candidate for candidate, *_ in found])][1:]
+        chosen: int = self.state.chooser([candidate for candidate, *_ in found])
+        return found[chosen][1:]
 
     # receives from any rank, and ranks that poll ----------------------------------------------------------------------
 
@@ -290,18 +292,7 @@ class MPIMatching(Matching):
         """No stream can run: wake those that can go on; else match one receive from any rank; else let polls fail."""
         awake = [sleeper for sleeper in self.sleepers if sleeper.ready()]
         if not awake:
-            open_receives = [r for receives in self.posted.values() for r in receives if r.peer == ANY]
-            found = [pair for receive in (*open_receives, *self.probing) for pair in self.found(receive)]
-            if found:
-                send, receive = self._chosen(found)
-                if receive.kind == "receive":
-                    self.join(send, receive)
-                else:
-                    self.probing.remove(receive)
-                    self.probed[receive] = send
-                    self.state.ready.append(receive.stream)
-                return True
-            if super().match_one_wildcard():
+            if self._join_from_any() or super().match_one_wildcard():
                 return True
             awake = [sleeper for sleeper in self.sleepers if sleeper.polls]
             if not awake or self._polls_in_vain():
@@ -309,6 +300,21 @@ class MPIMatching(Matching):
         for sleeper in awake:
             self.sleepers.remove(sleeper)
             self.state.ready.append(sleeper.stream)
+        return True
+
+    def _join_from_any(self) -> bool:
+        """Match one receive or probe from any rank; False where none has a message."""
+        open_receives = [r for receives in self.posted.values() for r in receives if r.peer == ANY]
+        found = [pair for receive in (*open_receives, *self.probing) for pair in self.found(receive)]
+        if not found:
+            return False
+        send, receive = self._chosen(found)
+        if receive.kind == "receive":
+            self.join(send, receive)
+        else:
+            self.probing.remove(receive)
+            self.probed[receive] = send
+            self.state.ready.append(receive.stream)
         return True
 
     def _polls_in_vain(self) -> bool:

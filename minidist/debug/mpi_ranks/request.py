@@ -198,13 +198,19 @@ class Request(Handle):
     def Get_status(self, status: Status | None = None) -> bool:
         """Return whether the operation is complete; it has not ended then."""
         flag = self._poll()
-        if flag and status is not None and self.open and self.held and self.held.cancelled:
-            status.become(_CANCEL)
-        elif flag and status is not None:
-            receives = [p for p in (self.held.parts if self.open and self.held else ()) if isinstance(p, SimRequest)]
-            found = [(p.peer, p.tag, 0, p.nbytes, 0) for p in receives if p.kind == "receive"]
-            status.become(found[-1] if found else self.held.fields if self.held and self.open else EMPTY)
+        if flag and status is not None:
+            status.become(self._fields(self.held if self.open else None))
         return flag
+
+    @staticmethod
+    def _fields(held: Any) -> Any:
+        """Return what the status of a complete operation says."""
+        if not held:
+            return EMPTY
+        if held.cancelled:
+            return _CANCEL
+        receives = [p for p in held.parts if isinstance(p, SimRequest) and p.kind == "receive"]
+        return (receives[-1].peer, receives[-1].tag, 0, receives[-1].nbytes, 0) if receives else held.fields
 
     get_status = Get_status
 

@@ -124,6 +124,12 @@ class Operation:
         )
 
 
+def _views(result: Any, memory: dict[int, Any]) -> list[torch.Tensor]:
+    """Return the tensors of a result when all of them lie in `memory`, which is by address; else []."""
+    views = [t for t in _flat([result]) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
+    return views if all(t.untyped_storage().data_ptr() in memory for t in views) else []
+
+
 class InFlightTensor(torch.Tensor):
     """A tensor that an operation writes: whatever reads it before the wait is a race."""
 
@@ -140,9 +146,9 @@ class InFlightTensor(torch.Tensor):
             if site is None:
                 return result
             # A view reads nothing, and whoever uses it uses the tensor.
-            views = [t for t in _flat([result]) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
             writes = WRITES.fullmatch(name) is not None
-            if views and not writes and all(t.untyped_storage().data_ptr() in memory for t in views):
+            views = [] if writes else _views(result, memory)
+            if views:
                 for view in views:
                     operations[id(memory[view.untyped_storage().data_ptr()])].watch(view)
                 return result

@@ -68,11 +68,6 @@ FIXED = (
     "aux_loss_weight",
     "data",  # compared by its content, where the checkpoint has that
     "optimizer",
-    "momentum",
-    "nesterov",
-    "trust_coefficient",
-    "betas",
-    "eps",
     "weight_decay",
     "precision",
     "seed",

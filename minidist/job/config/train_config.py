@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from minidist.base.user_file import is_user_function
 from minidist.core.base.errors import UsageError, nearest, quoted
-from minidist.core.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range, whole_number
+from minidist.core.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range
 from minidist.core.parallel.dims import ParallelDims
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.named import OPTIMIZERS
@@ -77,7 +77,8 @@ class JobSettings(BaseModel):
         "",
         description=(
             "pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
-            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION"
+            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION;"
+            " behind it stages, each after a bar: 'cifar:DIR | crop:4 | flip | shuffle:BLOCK | FILE.py:FUNCTION'"
         ),
     )
 
@@ -88,23 +89,6 @@ class JobSettings(BaseModel):
         description="optimizer (sgd | adagrad | rmsprop | adam | adamw | lars | lamb | muon) or your own FILE.py:CLASS",
     )
     lr: float = Field(3e-3, gt=0, description="learning rate")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, RMSProp, LARS and Muon")
-    trust_coefficient: float = Field(
-        0.001, gt=0, description="lars: how far a layer may move, as a share of its norm, at a learning rate of 1"
-    )
-    nesterov: bool = Field(False, description="sgd and muon with --momentum: Nesterov's form, as in PyTorch")
-    orthogonalize: Literal["owner", "everywhere"] = Field(
-        "owner", description="muon: each matrix is orthogonalised by one data-parallel rank, or by all"
-    )
-    betas: str | None = Field(
-        None,
-        description="adam, adamw, lamb, muon: decay rates of the two averages, such as 0.9,0.95 (default: 0.9,0.999)",
-    )
-    eps: float | None = Field(
-        None,
-        gt=0,
-        description="epsilon in the denominator (default: 1e-8, adagrad 1e-10, lamb 1e-6; sgd and lars have none)",
-    )
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
@@ -183,22 +167,8 @@ class JobSettings(BaseModel):
         description="algorithm of the sum of gradients; ordered: the same bits for all bucket sizes and numbers of"
         " ranks; auto: the fastest for each bucket",
     )
-    bucket_cap_mb: float = Field(25.0, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes")
     synchronize_each: bool = Field(
         False, description="reduce after every micro-batch instead of once per step (without no_sync)"
-    )
-    reduce_bucket_size: int = Field(
-        500_000_000, ge=1, le=MAX_COUNT, description="ZeRO 1, 2: maximum elements of a gradient bucket"
-    )
-    prefetch: int = Field(1, ge=0, le=MAX_COUNT, description="ZeRO 3: units gathered ahead")
-    reshard_after_forward: str = Field(
-        "true",
-        description=(
-            "ZeRO 3: true, false (units stay gathered until backward), or a number of neighbours that keep them sharded"
-        ),
-    )
-    persistence_threshold: int = Field(
-        0, ge=0, le=MAX_COUNT, description="ZeRO 3: parameters with fewer elements stay gathered"
     )
     dp_replicate: int = Field(
         1,
@@ -242,16 +212,9 @@ class JobSettings(BaseModel):
         None, ge=1, le=MAX_COUNT, description="steps between losses on held-out data, the last tenth"
     )
 
-    @property
-    def reshard(self) -> bool | int:
-        """Return what `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
-        text = self.reshard_after_forward.lower()
-        if text not in ("true", "false") and whole_number(text) is None:
-            raise UsageError(
-                f"--reshard-after-forward {quoted(self.reshard_after_forward)}; it must be true, false or a number of"
-                " ranks"
-            )
-        return text == "true" if text in ("true", "false") else int(text)
+    def optional(self, name: str) -> Any:
+        """Return a setting of a technique that may not be installed; None without it."""
+        return getattr(self, name, None)
 
     @property
     def is_language_model(self) -> bool:
@@ -302,20 +265,6 @@ class JobSettings(BaseModel):
         except ValidationError:
             limit = f"input should be a whole number from 1 to {MAX_BATCH:,}, or auto"
             raise PydanticCustomError("samples", limit) from None
-
-    @field_validator("betas", mode="before")
-    @classmethod
-    def _two_betas(cls, value: Any) -> str | None:
-        # A file may have a list; one spelling makes equal settings equal.
-        if value is None:
-            return None
-        try:
-            betas = [float(word) for word in (value.split(",") if isinstance(value, str) else value)]
-        except (TypeError, ValueError):
-            betas = []
-        if len(betas) != 2 or not all(is_size(beta) and beta < 1 for beta in betas):
-            raise PydanticCustomError("betas", "input should be two numbers from 0 to below 1, such as 0.9,0.95")
-        return ",".join(map(str, betas))
 
     @model_validator(mode="before")
     @classmethod

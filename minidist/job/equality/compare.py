@@ -262,12 +262,13 @@ def _check_tiny_squares(config: TrainConfig) -> None:
     """Raise UsageError for an optimizer that magnifies the rounding of a gradient that is truly zero."""
     # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's
     # square.
-    small = config.eps is not None and config.eps < 1e-8 and config.optimizer not in ("sgd", "lars")
+    eps = config.optional("eps")
+    small = eps is not None and eps < 1e-8 and config.optimizer not in ("sgd", "lars")
     magnifies = (
         small or config.optimizer in ("adagrad", "rmsprop") or (config.optimizer == "adam" and config.weight_decay)
     )
     if config.model == "gpt" and magnifies:
-        beside = f" with --eps {config.eps:g}" if small else " with --weight-decay" if config.weight_decay else ""
+        beside = f" with --eps {eps:g}" if small else " with --weight-decay" if config.weight_decay else ""
         raise UsageError(
             f"--optimizer {config.optimizer}{beside} divides by the root of tiny squares, so the rounding of a gradient"
             " that is truly zero (attention's key bias) grows to a visible step: the float tier is stated for sgd,"

@@ -113,13 +113,13 @@ def compare_returned(
                     unlike.append((rank, name, actual, alone[name]))
             else:
                 wrong = f"is not returned on one device{nearest(name, alone)}; give both the same names"
-            if wrong and verdict.first_difference is None:
-                verdict.first_difference = f"{what} {wrong}"
+            if wrong:
+                verdict.first_difference = verdict.first_difference or f"{what} {wrong}"
 
     # What no rank returns has not been compared.
     missing = [name for name in alone if not any(name in tensors for tensors in ranks)]
-    if missing and verdict.first_difference is None:
-        verdict.first_difference = f"{missing[0]} of one device is returned by no rank"
+    if missing:
+        verdict.first_difference = verdict.first_difference or f"{missing[0]} of one device is returned by no rank"
     if unlike:
         verdict.patterns = _patterns(unlike, Context(max(8 * tolerance, 1e-6), {"the world": len(ranks)}))
     return verdict

@@ -32,9 +32,7 @@ from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
 from minidist.job.train.layers import change_layers
-from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.optim.named import optimizer_named, takes
-from minidist.parallel import LayerSums, WholeMatrices
 from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.techniques import Extension, of_job
 
@@ -119,7 +117,7 @@ class Job(Task):
         change_layers(self, axes)
 
     def optimizer(self, group: Group) -> tuple[Any, dict[str, Any]]:
-        return optimizer_class(self, exchange_of(self, group))
+        return optimizer_class(self, group)
 
     # --- what a job adds ----------------------------------------------------------------------------------------------
 
@@ -225,9 +223,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     return job
 
 
-Exchange = LayerSums | WholeMatrices
-
-
 def mesh_of(comm: Comm, copies: int) -> Comm | Mesh:
     """Return over what to shard: with several copies, over neighbours (hybrid)."""
     return comm if copies == 1 else init_device_mesh(comm, (copies, comm.size // copies), ("replicate", "shard"))
@@ -238,51 +233,23 @@ def shard_comm(mesh: Comm | Mesh) -> Comm:
     return mesh["shard"] if isinstance(mesh, Mesh) else mesh
 
 
-def exchange_of(job: Job, group: Group) -> Exchange:
-    """Return what joins layers over all ranks that hold parts of them, for the optimizers that need that."""
-    cut_by = {"tp": group.axes.tp, "ep": group.axes.ep} if group.experts else {"tp": group.axes.tp}
-    if issubclass(optimizer_named(job.config.optimizer), Muon):
-        # Replicas of whole matrices share the work.
-        alone = any(extension.trains_alone for extension in job.extensions)
-        replicas = None if group.zero or alone else group.comm
-        return WholeMatrices(group.parameters, job.config.orthogonalize, replicas, **cut_by)
-    return LayerSums(group.parameters, shard_comm(group.mesh) if group.zero else None, **cut_by)
-
-
-def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, dict[str, Any]]:
+def optimizer_class(job: Job, group: Group | None = None) -> tuple[Any, dict[str, Any]]:
     """Return the optimizer's class (or a function that makes it as a technique has it) and its settings.
 
-    exchange: where layers are sharded, the object that sums their squares over the ranks (for LARS and LAMB) or gathers
-    whole matrices (for Muon).
+    group: whose parameters it updates, where several ranks have parts of them.
     """
     config = job.config
     kind: Any = optimizer_named(config.optimizer)
-
-    # What the user set, of what this optimizer has.
-    betas = None if config.betas is None else tuple(map(float, config.betas.split(",")))
-    given = {
-        "lr": config.lr,
-        "weight_decay": config.weight_decay,
-        "momentum": config.momentum,
-        "nesterov": config.nesterov,
-        "trust_coefficient": config.trust_coefficient,
-        "betas": betas,
-        "eps": config.eps,
-    }
-    settings: dict[str, Any] = {
-        n: value for n, value in given.items() if value is not None and takes(config.optimizer, n)
-    }
-    if isinstance(exchange, LayerSums) and issubclass(kind, LayerwiseOptimizer):
-        settings["layer_sums"] = exchange
-    if isinstance(exchange, WholeMatrices):
-        settings["whole_matrices"] = exchange
-
+    settings: dict[str, Any] = {"lr": config.lr}
+    if takes(config.optimizer, "weight_decay"):
+        settings["weight_decay"] = config.weight_decay
     for extension in job.extensions:
+        settings |= extension.optimizer_arguments(job, group)
         kind = extension.optimizer(kind)
     return kind, settings
 
 
-def make_optimizer(job: Job, parameters: Any, exchange: Exchange | None = None) -> Optimizer:
-    """Return the job's optimizer for a FlatParameters or for slices. exchange: see `optimizer_class`."""
-    kind, settings = optimizer_class(job, exchange)
+def make_optimizer(job: Job, parameters: Any, group: Group | None = None) -> Optimizer:
+    """Return the job's optimizer for a FlatParameters or for slices. group: see `optimizer_class`."""
+    kind, settings = optimizer_class(job, group)
     return kind(parameters, **settings)  # type: ignore[no-any-return]

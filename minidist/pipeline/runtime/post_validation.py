@@ -152,15 +152,22 @@ class PostValidation:
                 stage, i = action.stage, action.microbatch
                 if rank != me and action.kind == "SEND_F" and messages.rank_of[stage + 1, i] == me:
                     self._discard(("F", stage, stage + 1, i), taken)
-        for (stage, i), sources in messages.sources.items():
-            for source in sources:
-                sender = messages.rank_of.get((source, i), me)
-                ran = Action.of("F", source, i) if stage > source + 1 and sender != me else None
-                if ran is not None and any(ran in item for item in messages.orders[sender][: self.starts[sender]]):
-                    self._discard(("F", source, stage, i), taken)
+        self._discard_skips(taken)
         messages.finish()
         messages.ready.clear()
         pipe.alive.clear()
+
+    def _discard_skips(self, taken: Collection[Message]) -> None:
+        """Receive and forget the activations that skip stages."""
+        messages = self.pipe.messages
+        me = self.pipe.comm.rank
+        for (stage, i), sources in messages.sources.items():
+            for source in sources:
+                sender, ran = messages.rank_of.get((source, i), me), Action.of("F", source, i)
+                if stage <= source + 1 or sender == me:
+                    continue
+                if any(ran in item for item in messages.orders[sender][: self.starts[sender]]):
+                    self._discard(("F", source, stage, i), taken)
 
     def _discard(self, message: Message, taken: Collection[Message]) -> None:
         """Receive a message that nothing needs, unless it was taken already."""

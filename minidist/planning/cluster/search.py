@@ -15,7 +15,7 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
-from minidist.planning.cluster.fit import Fit
+from minidist.planning.cluster.fit import Fit, gigabytes
 from minidist.planning.cluster.gpus import MACHINES, Machine
 from minidist.planning.cluster.host import CAPACITY, CHOICES
 from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal, stage_layers
@@ -83,7 +83,16 @@ class Plan:
     @property
     def shortage(self) -> str:
         """Return how much memory the fullest rank needs and has, as a sentence for a plan that may not fit."""
-        return self.fit.needs(f"pipeline rank {self.fullest_rank}")
+        who, host = f"pipeline rank {self.fullest_rank}", self.fullest.host
+        if host <= CAPACITY:
+            return self.fit.needs(who)
+        much = f"{gigabytes(host)} on the host, which has {gigabytes(CAPACITY)} for each GPU"
+        return f"{who} keeps {much}" if self.fit.fits else f"{self.fit.needs(who)}, and it keeps {much}"
+
+    @property
+    def needed(self) -> float:
+        """Return what the fullest rank needs as a multiple of what it has, on the GPU or the host: the larger one."""
+        return max(self.fit.central / self.machine.memory, self.fullest.host / CAPACITY)
 
     @property
     def time_range(self) -> tuple[float, float]:
@@ -217,7 +226,7 @@ def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator
             for vp, ep, zero, sequence, micro, recompute in product(
                 choices("vp", divisors(model.layers // pp or 1, MAX_VP) if pp > 1 else [1]),
                 choices("ep", divisors(model.experts, min(dp * cp * tp, model.experts)) if model.experts else [1]),
-                choices("zero", _zero_stages(dp * cp, pp)),
+                choices("zero", _zero_stages(dp * cp, pp, fixed.get("host"))),
                 choices("sequence_parallel", [tp > 1]),
                 choices("micro_batch", [m for m in MICRO_BATCHES if m <= rest] or [1]),
                 choices("recompute", [r for r in RECOMPUTE if r != "sqrt"]),  # as much time as full, and more memory
@@ -245,8 +254,10 @@ def _tensor_and_context(job: Job, machine: Machine, fixed: Mapping[str, Any]) ->
             yield tp, cp
 
 
-def _zero_stages(ranks: int, pp: int) -> list[int]:
-    """Return the ZeRO stages that are tried on so many ranks that share parameters."""
+def _zero_stages(ranks: int, pp: int, host: str | None) -> list[int]:
+    """Return the ZeRO stages that are tried on so many ranks that share parameters; shards on the host are ZeRO 3's."""
+    if host == "parameters":
+        return [3]
     if ranks <= 1:
         return [0]
     return [0, 1, 2, 3] if pp == 1 else [0, 1]
@@ -264,8 +275,10 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
     found = _tried(job, machine, fixed, calibration)
     if not found.plans and "host" not in fixed and len(found.refused) > 1:
         # Where no GPU has enough memory, the host may have it. A layout that is wholly given stays what it is.
-        for host in CHOICES[1:]:
-            found.plans.extend(_tried(job, machine, {**fixed, "host": host}, calibration).plans)
+        tried = [_tried(job, machine, {**fixed, "host": host}, calibration) for host in CHOICES[1:]]
+        found.plans.extend(plan for one in tried for plan in one.plans)
+        if not found.plans:
+            found.too_large.extend(plan for one in tried for plan in one.too_large)
 
     # Without a possible layout the search is an error, with the reason of the first one.
     if not found.plans and not found.too_large:
@@ -275,7 +288,7 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
 
     # What surely fits comes first. Predictions differ from measurements by more than a percent, so of nearly equal
     # layouts the one with fewer axes comes first.
-    found.too_large.sort(key=lambda plan: plan.fit.central)
+    found.too_large.sort(key=lambda plan: plan.needed)
     found.plans.sort(key=lambda plan: (plan.fit.verdict != "yes", plan.time.seconds * AXIS_COST**plan.layout.axes))
     return found
 
@@ -298,21 +311,23 @@ def _described(fixed: Mapping[str, Any]) -> str:
 
 
 def fits_somehow(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> bool:
-    """Return whether one of the first `MAX_TRIED` layouts fits."""
+    """Return whether `search` would find a layout that fits, of the first `MAX_TRIED` for each part on the host."""
+    several = len(list(islice(candidates(job, machine, fixed), 2))) > 1
     return any(
         refusal(layout, job) is None and Plan(layout, job, machine, calibration).fits
-        for layout in islice(candidates(job, machine, fixed), MAX_TRIED)
+        for host in CHOICES[: None if several and "host" not in fixed else 1]
+        for layout in islice(candidates(job, machine, {"host": host, **fixed}), MAX_TRIED)
     )
 
 
 def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
     """Return what makes a layout fit when none does, each as flags of `minidist plan`; each one alone is enough."""
     # What was given and need not be.
-    found = [
-        f"{flag_of(axis)} left out"
-        for axis in fixed
-        if fits_somehow(job, machine, {name: value for name, value in fixed.items() if name != axis})
-    ]
+    found = []
+    for axis in fixed:
+        rest = {name: value for name, value in fixed.items() if name != axis}
+        if fits_somehow(job, machine, rest if axis == "host" else {"host": "none", **rest}):
+            found.append(f"{flag_of(axis)} left out")
     # The host's memory, where it was not searched.
     if "host" not in fixed:
         hosts = (host for host in CHOICES[1:] if fits_somehow(job, machine, {**fixed, "host": host}))

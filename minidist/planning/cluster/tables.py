@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from minidist.planning.cluster.fit import gigabytes
 from minidist.planning.cluster.layout import Job, busiest, stage_layers
 from minidist.planning.cluster.memory import in_flight, rank_parameters
 from minidist.planning.cluster.search import Plan, Search
@@ -289,10 +288,5 @@ def header(job: Job, plans: Sequence[Plan], machine: str) -> str:
 
 def advice(search: Search, remedies: Sequence[str], gpus: int) -> str:
     """Return what to do when no layout fits."""
-    least = search.too_large[0]
-    low, high = least.fit.low, least.fit.high
-    start = (
-        f"no layout of {counted(gpus, 'GPU')} fits: the smallest needs {gigabytes(low, high)}, and"
-        f" {least.machine.name} has {least.machine.memory / 1e9:,.0f} GB"
-    )
+    start = f"no layout of {counted(gpus, 'GPU')} fits: with the smallest, {search.too_large[0].shortage}"
     return f"{start}; something fits with {', or '.join(remedies)}" if remedies else f"{start}; train a smaller model"

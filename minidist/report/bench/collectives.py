@@ -186,19 +186,23 @@ def table(result: dict[str, Any]) -> str:
     held = [row for row in measured if "target" in row]
     lines += [f"{row['name']}: {ratio_and_goal(row)}" for row in held]
 
-    # What a wrong choice costs.
-    auto = [row for row in measured if row["side"] == "auto"]
-    if auto:
-        worst = max(auto, key=lambda row: row["to_best"])
-        choice = max(auto, key=lambda row: row["choice_to_best"])
-        lines.append(
-            f"auto / best of ours: at most {worst['to_best']:.2f}, at {worst['bytes']:,} B; the algorithms that it"
-            f" chose, called by name: at most {choice['choice_to_best']:.2f}, at {choice['bytes']:,} B"
-        )
+    lines += _cost_of_choosing([row for row in measured if row["side"] == "auto"])
     lines.append("* the best of ours; all are float32 sums in place, checks and record off")
     if "mpi4py" in others:
         lines.append("mpi4py: recursive doubling as a loop of Sendrecv and numpy.add, the floor for short messages")
     return "\n".join(lines)
+
+
+def _cost_of_choosing(auto: list[dict[str, Any]]) -> list[str]:
+    """Return the line that says what a wrong choice of "auto" costs."""
+    if not auto:
+        return []
+    worst = max(auto, key=lambda row: row["to_best"])
+    choice = max(auto, key=lambda row: row["choice_to_best"])
+    return [
+        f"auto / best of ours: at most {worst['to_best']:.2f}, at {worst['bytes']:,} B; the algorithms that it"
+        f" chose, called by name: at most {choice['choice_to_best']:.2f}, at {choice['bytes']:,} B"
+    ]
 
 
 def simulated_rows() -> list[dict[str, Any]]:

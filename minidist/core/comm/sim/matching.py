@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from minidist.core.base import hooks
 from minidist.core.base.trace import current_purpose
 from minidist.core.comm.call_site import CallSite
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
-from minidist.core.comm.sim.state import Candidate, Key, SimRequest, SimState, Stream, take
+from minidist.core.comm.sim.state import Key, SimRequest, SimState, Stream
 
 
-def hooks(guards: Sequence[Any], name: str) -> list[Callable[..., Any]]:
+def methods(guards: Sequence[Any], name: str) -> list[Callable[..., Any]]:
     """Return the methods of this name of the guards that have one."""
     return [getattr(guard, name) for guard in guards if hasattr(guard, name)]
 
@@ -45,9 +46,9 @@ class Matching:
         self.free_startup = links.free_startup
         self.posts = 0
         self.key_of: Callable[[SimRequest], Key] | None = None
-        self.on_posting, self.on_posted = hooks(guards, "posting"), hooks(guards, "posted")
-        self.on_queued, self.on_meet = hooks(guards, "queued"), hooks(guards, "meet")
-        self.on_waiting, self.on_ended = hooks(guards, "waiting"), hooks(guards, "ended")
+        self.on_posting, self.on_posted = methods(guards, "posting"), methods(guards, "posted")
+        self.on_queued, self.on_meet = methods(guards, "queued"), methods(guards, "meet")
+        self.on_waiting, self.on_ended = methods(guards, "waiting"), methods(guards, "ended")
 
     def post(
         self,
@@ -97,10 +98,10 @@ class Matching:
         if self.key_of is not None:
             key = self.key_of(request)
         receives = state.receives.get(key)
-        if receives and not (state.wildcards and self._behind_wildcard(receives[0], key)):
+        if receives and not (state.wildcards and hooks.any_source().is_behind(state, receives[0], key)):
             if len(receives) == 1:
                 del state.receives[key]
-            self._deliver(request, receives.pop(0))
+            self.deliver(request, receives.pop(0))
             return
         for queued in self.on_queued:
             queued(request)
@@ -123,7 +124,7 @@ class Matching:
         if queue and not (state.wildcards and (context, rank, tag) in state.wildcards):
             if len(queue) == 1:
                 del state.sends[key]
-            self._deliver(queue.pop(0), request)
+            self.deliver(queue.pop(0), request)
             return
         if not queue:
             for queued in self.on_queued:
@@ -131,7 +132,7 @@ class Matching:
         if request.error is None:
             state.receives.setdefault(key, []).append(request)
 
-    def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
+    def deliver(self, send: SimRequest, receive: SimRequest) -> None:
         """Let a send and its receive meet: copy once, wake the streams that wait."""
         # The message itself: one copy, from the sender's array into the receiver's.
         for meet in self.on_meet:
@@ -153,53 +154,9 @@ class Matching:
             self.state.ready.append(send.waiter)
             send.waiter = None
 
-    # receives from any rank -------------------------------------------------------------------------------------------
-
     def match_one_wildcard(self) -> bool:
         """No stream can run: give one receive from any rank its message. Returns False when there is none to give."""
-        state = self.state
-        # The chooser decides among all matches that are possible now.
-        found = self._candidates() if state.wildcards else []
-        if not found:
-            return False
-        chosen = state.chooser([candidate for candidate, _ in found])
-        # The wildcard now has a source, and meets the oldest message of it.
-        context, source, destination, tag = key = found[chosen][1]
-        receive = take(state.wildcards, (context, destination, tag))
-        send = take(state.sends, key)
-        receive.peer, receive.other = receive.comm.members.index(source), source
-        if receive.event is not None:
-            receive.event.peer = source
-        self._deliver(send, receive)
-
-        # Receives by name, posted after it, had to let it choose first; they may go on now.
-        self.match_waiting(context, destination, tag)
-        return True
-
-    def _candidates(self) -> list[tuple[Candidate, Key]]:
-        """Return every match of a wildcard that there could be now, sorted: not in the order of the schedule."""
-        # A candidate for each sender: its oldest message and the oldest wildcard that it fits.
-        found = []
-        for key, queue in self.state.sends.items():
-            context, source, destination, tag = key
-            receives = self.state.wildcards.get((context, destination, tag))
-            if receives is not None:
-                time = max(queue[0].arrival, receives[0].posted)
-                found.append((Candidate(time, destination, source, context, tag), key))
-        return sorted(found)
-
-    def match_waiting(self, context: str, destination: int, tag: int) -> None:
-        """Match the receives that had to wait for an older receive from any rank."""
-        sends, receives = self.state.sends, self.state.receives
-        for key in [k for k in receives if k[0] == context and k[2:] == (destination, tag)]:
-            while key in receives and key in sends and not self._behind_wildcard(receives[key][0], key):
-                self._deliver(take(sends, key), take(receives, key))
-
-    def _behind_wildcard(self, receive: SimRequest, key: Key) -> bool:
-        """Return whether a receive from any rank for the same messages is older than `receive`: it chooses first."""
-        context, _, destination, tag = key
-        older = self.state.wildcards.get((context, destination, tag))
-        return older is not None and older[0].order < receive.order
+        return bool(self.state.wildcards) and hooks.any_source().match_one(self)
 
     # waiting ----------------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,8 @@ Proved by: tests/comm/sim/test_world.py
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.fibers import Fiber
@@ -74,34 +73,13 @@ class SimRequest(Request):
         return call_site(fiber.gr_frame or sys._getframe(1), self.comm.opened)
 
 
-class Candidate(NamedTuple):
-    """A possible match: `receiver` (world rank) would get the oldest message of `sender`, ready at virtual `time`.
-
-    context, tag: of the receive; a rank may have several wildcard receives open.
-    """
-
-    time: float
-    receiver: int
-    sender: int
-    context: str = ""
-    tag: int = 0
-
-
-Chooser = Callable[[Sequence[Candidate]], int]  # which of the candidates a receive from any rank gets
-
-
-def earliest(candidates: Sequence[Candidate]) -> int:
-    """Choose the message that is there first; ties by receiver, then sender. The default."""
-    return min(range(len(candidates)), key=candidates.__getitem__)
-
-
 @dataclass(eq=False)
 class SimState:
     """One run of a simulated world."""
 
     size: int
     links: LinkModel
-    chooser: Chooser
+    chooser: Any  # see comm/sim/any_source.py
     eager_limit: int  # sends of at most so many bytes are buffered; -1: none, not even an empty one
     traces: list[Trace]
     ready: deque[Stream]  # streams that can run
@@ -127,19 +105,3 @@ class SimState:
     def streams(self) -> list[Stream]:
         """Return all streams: the ranks' main programs, then the others."""
         return [*self.mains, *self.side.values()]
-
-
-def take(queues: dict[Any, list[SimRequest]], key: Any) -> SimRequest:
-    """Remove and return the oldest request of a queue; an empty queue is deleted."""
-    queue = queues[key]
-    if len(queue) == 1:
-        del queues[key]
-    return queue.pop(0)
-
-
-def remove(queues: dict[Any, list[SimRequest]], key: Any, request: SimRequest) -> None:
-    """Remove a request from its queue; an empty queue is deleted."""
-    queue = queues[key]
-    queue.remove(request)
-    if not queue:
-        del queues[key]

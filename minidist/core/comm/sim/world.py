@@ -32,7 +32,7 @@ from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.comm.sim.deadlock_report import deadlock
 from minidist.core.comm.sim.matching import Matching
-from minidist.core.comm.sim.state import Chooser, SimState, Stream, earliest
+from minidist.core.comm.sim.state import SimState, Stream
 from minidist.core.comm.waiting import Waiting
 
 
@@ -40,7 +40,8 @@ class Sim:
     """`ranks` virtual ranks that run one function.
 
     eager_bytes: sends of at most this number of bytes are buffered and complete at once; 0 (default): every send is
-    synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets.
+    synchronous. links: the alpha-beta cost model. chooser: which message a receive from
+    any rank gets; default: the earliest.
 
     `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
     on any rank ends the run and is raised here, with a note naming the rank.
@@ -55,7 +56,7 @@ class Sim:
     wait: Callable[[Any], None]
 
     def __init__(
-        self, ranks: int, *, eager_bytes: int = 0, links: LinkModel | None = None, chooser: Chooser = earliest
+        self, ranks: int, *, eager_bytes: int = 0, links: LinkModel | None = None, chooser: Any = None
     ) -> None:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")

@@ -36,8 +36,7 @@ class AxisSizes:
     that all ranks of the axis together send per reduction of gradients, where the algorithm is neither ring nor
     ordered. resident: elements of units that stay whole (small parameters under ZeRO 3). more: what the job's
     techniques add (`Extension.sizes`). norms: channels of each batch norm whose statistics are combined over the axis.
-    norms_again: of those whose forward runs again in backward. orthogonalized: elements that all ranks of the axis
-    together send in a step of Muon.
+    norms_again: of those whose forward runs again in backward.
     """
 
     stage: int
@@ -50,7 +49,6 @@ class AxisSizes:
     resident: int = 0
     norms: tuple[int, ...] = ()
     norms_again: tuple[int, ...] = ()
-    orthogonalized: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -135,7 +133,6 @@ class DataAxis(data_axis.DataAxis):
         reduced = None
         if any(reducer.algorithm not in ("ring", "ordered") for reducer in self.reducers):
             reduced = sum(map(reduced_elements.of_reducer, self.reducers))
-        whole = getattr(self.optimizer, "whole_matrices", None)
         return AxisSizes(
             self.stage,
             self.experts,
@@ -147,7 +144,6 @@ class DataAxis(data_axis.DataAxis):
             reduced=reduced,
             norms=tuple(layer.weight.size for layer in batch_norms(self.model)),
             norms_again=tuple(n.weight.size for block in recomputed_modules(self.model) for n in batch_norms(block)),
-            orthogonalized=0 if whole is None else whole.sent(self.optimizer.shapes),
         )
 
 

@@ -15,7 +15,7 @@ from minidist.core.train import data_axis
 from minidist.core.train.data_axis import Group
 from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
-from minidist.job.train.job import Job, exchange_of, make_optimizer
+from minidist.job.train.job import Job, make_optimizer
 from minidist.job.train.strategies.data_axis import DataAxis, Replicas, Tensors
 from minidist.techniques.meeting import Replica
 
@@ -46,7 +46,7 @@ class ReplicaAlone(DataAxis):
             flat,
             comm,
             group.module,
-            lambda: make_optimizer(job, flat, exchange_of(job, group)),
+            lambda: make_optimizer(job, flat, group),
             group.reduction,
             None if shares.is_even else rows / shares.samples,
             job.config.steps,

@@ -1,0 +1,1 @@
+"""--optimizer muon: whole matrices, of which each rank has a part, are orthogonalised."""

@@ -1,0 +1,73 @@
+"""`--optimizer muon`: matrices are orthogonalised whole, although each rank may have a part of them.
+
+    --orthogonalize owner         each matrix by one data-parallel rank, which sends the result to the others
+                    everywhere    each matrix by all of them
+
+`parallel/whole_matrices.py` moves the parts, and states what that sends; the optimizer is `optim/muon.py`.
+
+Proved by: tests/parallel/test_muon.py
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from minidist.optim import Muon
+from minidist.optim.named import optimizer_named
+from minidist.parallel import WholeMatrices
+from minidist.techniques import trains_alone
+from minidist.techniques.extension import AxisRun, Extension, Run, Settings
+from minidist.techniques.rule import Rule, without_effect
+
+
+class MuonSettings(Settings):
+    """The flags; --optimizer is a setting of every job."""
+
+    orthogonalize: Literal["owner", "everywhere"] = Field(
+        "owner", description="muon: each matrix is orthogonalised by one data-parallel rank, or by all"
+    )
+
+
+class WholeMatricesOfMuon(Extension):
+    """Gives the optimizer whole matrices, which the ranks join."""
+
+    Settings = MuonSettings
+    panel = "Optimization"
+    rules = (
+        Rule(
+            "muon-needs-momentum",
+            lambda j: j.optimizer == "muon" and not j.optional("momentum"),
+            "--optimizer muon orthogonalises momentum, and needs a --momentum above 0",
+            "add --momentum 0.95",
+        ),
+        without_effect(
+            MuonSettings,
+            "orthogonalize",
+            lambda j: j.optimizer == "muon" and not (j.server or j.optional("local_steps") or j.asynchronous),
+            "--optimizer muon on ranks that step together",
+        ),
+    )
+    alone = (("orthogonalize", lambda j: False),)
+
+    @classmethod
+    def used_by(cls, config: Any) -> bool:
+        return issubclass(optimizer_named(config.optimizer), Muon)
+
+    def optimizer_arguments(self, job: Any, group: Any) -> dict[str, Any]:
+        if group is None:
+            return {}
+        cut_by = {"tp": group.axes.tp, "ep": group.axes.ep} if group.experts else {"tp": group.axes.tp}
+        # Replicas of whole matrices share the work.
+        replicas = None if group.zero or trains_alone(job.config) else group.comm
+        matrices = WholeMatrices(group.parameters, self.settings.orthogonalize, replicas, **cut_by)
+        return {"whole_matrices": matrices}
+
+    def sizes(self, axis: Any) -> dict[str, Any]:
+        whole = getattr(axis.optimizer, "whole_matrices", None)
+        return {} if whole is None else {"orthogonalized": whole.sent(axis.optimizer.shapes)}
+
+    def bytes_of_axis(self, run: Run, axis: AxisRun) -> dict[str, int]:
+        """The whole matrices, in the dtype of the update, of every group of a hybrid mesh."""
+        copies = run.config.dp_replicate if run.config.zero else 1
+        elements = copies * axis.groups * axis.sizes.more.get("orthogonalized", 0)
+        return {"muon": (run.steps - run.skipped) * elements * max(4, run.itemsize)}

@@ -1,0 +1,1 @@
+"""--momentum, --nesterov, --betas, --eps: the symbols of an optimizer's formula."""
