@@ -27,7 +27,7 @@ import numpy as np
 from minidist import MLP, SGD, Adam, FlatParameters, SimWorld, Tensor, cross_entropy, no_grad
 from minidist.base.memory import MemoryAccount, account_memory
 from minidist.core.base.watchers import track
-from minidist.course.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, reveal, solution
 from minidist.report import draw, show
 
 SIZES, ROWS = [256, 512, 512, 512, 10], 1024
@@ -284,7 +284,7 @@ check("02.free_in_order", step)
 # A right answer, and why its order is the right one:
 
 # %%
-print(inspect.getsource(solution("02.free_in_order")))
+reveal("02.free_in_order")
 check("02.free_in_order", solution("02.free_in_order"))
 
 # %% [markdown]

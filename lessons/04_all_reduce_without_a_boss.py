@@ -24,12 +24,10 @@
 # How many bytes leave rank 0 in the first way, and how many in the second?
 
 # %%
-import inspect
-
 import numpy as np
 
-from minidist import LinkModel, MismatchError, SimWorld, all_reduce
-from minidist.core.collectives import ring, volume
+from minidist import LinkModel, MismatchError, SimWorld, all_gather, all_reduce
+from minidist.core.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 
@@ -102,25 +100,31 @@ show(report.step(eight_numbers, 4), "A ring all-reduce of 8 numbers on 4 ranks."
 # ## 4 The code
 #
 # The first half, the reduce-scatter. Each rank sends to its right neighbour what it has just added
-# up; after n-1 steps the chunk with the rank's own number is complete. This is the code that runs,
-# printed from the library:
-
-# %%
-print(inspect.getsource(ring.reduce_scatter))
-
-# %% [markdown]
-# Watch one chunk on its way. The numbers are 1 on rank 0, 10 on rank 1, 100 on rank 2, 1000 on rank
-# 3, so a sum shows which ranks are in it. `sizes` says how many elements each chunk has: any sizes,
-# 0 too.
+# up; after n-1 steps the chunk with the rank's own number is complete. Here a chunk is one number,
+# and a rank returns its own chunk. The numbers are 1 on rank 0, 10 on rank 1, 100 on rank 2, 1000
+# on rank 3, so a sum shows which ranks are in it.
 
 
 # %%
-def who_is_in_it(comm):
-    part = np.full(4, 10.0**comm.rank)
-    return ring.reduce_scatter(comm, part, [1, 1, 1, 1], np.empty(1), "sum")
+def own_sum(comm, numbers, steps):
+    travelling = numbers[[comm.rank - 1]]  # it ends at the rank before this one, after n - 1 steps
+    for step in range(steps):
+        arrived = np.empty(1)
+        comm.sendrecv(travelling, (comm.rank + 1) % comm.size, arrived, (comm.rank - 1) % comm.size)
+        travelling = arrived + numbers[comm.rank - 2 - step]
+    return travelling
+
+
+def who_is_in_it(comm, steps=3):
+    return own_sum(comm, np.full(4, 10.0**comm.rank), steps)
 
 
 print("complete chunks:", *SimWorld(4).run(who_is_in_it))
+
+# %% [markdown]
+# The library's `reduce_scatter` ([ring.py](../minidist/core/collectives/ring.py)) does the same with
+# chunks of any sizes, 0 too. Its `all_gather` is the second half: each rank sends on the chunk that
+# it has received last, and adds nothing.
 
 # %% [markdown]
 # ## 5 Check
@@ -192,21 +196,12 @@ for ranks in (2, 4, 8, 16):
 
 
 # %%
-def one_step_too_few(comm, array):
-    n, rank = comm.size, comm.rank
-    chunks = np.array_split(array, n)
-    for step in range(n - 2):  # should be n - 1
-        leaving, arriving = chunks[(rank - step) % n], chunks[(rank - step - 1) % n]
-        part = np.empty_like(arriving)
-        comm.sendrecv(leaving, (rank + 1) % n, part, (rank - 1) % n)
-        arriving += part
-    for step in range(n - 1):
-        leaving, arriving = chunks[(rank + 2 - step) % n], chunks[(rank + 1 - step) % n]
-        comm.sendrecv(leaving, (rank + 1) % n, arriving, (rank - 1) % n)
-    return array
+def one_step_too_few(comm):
+    part = who_is_in_it(comm, steps=comm.size - 2)  # should be comm.size - 1
+    return all_gather(comm, part)
 
 
-results = SimWorld(4).run(lambda comm: one_step_too_few(comm, np.full(8, 10.0**comm.rank)))
+results = SimWorld(4).run(one_step_too_few)
 print("ranks agree:", all(np.array_equal(result, results[0]) for result in results))
 print("rank 0 has:", results[0], "and should have 1111 everywhere")
 

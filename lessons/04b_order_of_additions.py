@@ -24,12 +24,10 @@
 # rank 0 with it?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import LinkModel, SimWorld, all_reduce
-from minidist.course.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, reveal, solution
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -167,7 +165,7 @@ def ordered_reduce_scatter(comm, array):
 check("04b.ordered_reduce_scatter", ordered_reduce_scatter)
 
 # %%
-print(inspect.getsource(solution("04b.ordered_reduce_scatter")))
+reveal("04b.ordered_reduce_scatter")
 check("04b.ordered_reduce_scatter", solution("04b.ordered_reduce_scatter"))
 
 # %% [markdown]

@@ -25,14 +25,13 @@
 # compute with the bound, and how many without it?
 
 # %%
-import inspect
 from collections import Counter
 
 import numpy as np
 
 from minidist import ANY, SGD, DeadlockError, LinkModel, SimWorld, all_reduce
 from minidist.comm.sim.choosers import explore, seeded
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.report import draw, show
 from minidist.report.bench.staleness import staleness_runs, table
 from minidist.report.staleness import staleness
@@ -388,7 +387,7 @@ def ssp(comm, steps, bound, compute):
 check("06c.ssp", ssp)
 
 # %%
-print(inspect.getsource(solution("06c.ssp")))
+reveal("06c.ssp")
 check("06c.ssp", solution("06c.ssp"))
 
 # %% [markdown]
@@ -416,7 +415,7 @@ def through_servers(comm, servers, gradient):
 check("06c.through_servers", through_servers)
 
 # %%
-print(inspect.getsource(solution("06c.through_servers")))
+reveal("06c.through_servers")
 check("06c.through_servers", solution("06c.through_servers"))
 
 # %% [markdown]

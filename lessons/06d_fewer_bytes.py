@@ -25,8 +25,6 @@
 # training is smooth, how large is the loss without memory, over that with memory?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import (
@@ -45,7 +43,7 @@ from minidist import (
     make_buckets,
     purpose,
 )
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.report import draw, show
 from minidist.techniques.compression import QSGD, Cast, PowerSGD, Sign, TopK, compress
 
@@ -318,7 +316,7 @@ def load_residual(comm, old_ranks, read, length):
 check("06d.load_residual", load_residual)
 
 # %%
-print(inspect.getsource(solution("06d.load_residual")))
+reveal("06d.load_residual")
 check("06d.load_residual", solution("06d.load_residual"))
 
 # %% [markdown]

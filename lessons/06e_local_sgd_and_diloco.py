@@ -25,8 +25,6 @@
 # end when the ranks average only every 50 steps?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import (
@@ -42,7 +40,7 @@ from minidist import (
     cross_entropy,
     glyphs,
 )
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.report import draw, show
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
@@ -275,7 +273,7 @@ def outer_step(comm, common, weights, momentum, lr, mu):
 check("06e.outer_step", outer_step)
 
 # %%
-print(inspect.getsource(solution("06e.outer_step")))
+reveal("06e.outer_step")
 check("06e.outer_step", solution("06e.outer_step"))
 
 # %% [markdown]
@@ -294,7 +292,7 @@ def merge(comm, common, own, outer_gradient, lr, alpha):
 check("06e.merge", merge)
 
 # %%
-print(inspect.getsource(solution("06e.merge")))
+reveal("06e.merge")
 check("06e.merge", solution("06e.merge"))
 
 # %% [markdown]

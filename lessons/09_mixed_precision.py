@@ -43,7 +43,7 @@ from minidist import (
 from minidist.base.exponents import count_exponents, flushed_share
 from minidist.base.half import named_dtype
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.data import GlobalBatchSampler
 from minidist.nn.ops.precision import RULES
 from minidist.optim import DynamicLossScaler
@@ -302,7 +302,7 @@ def scaled_training(comm, steps, backward, step):
 check("09.scaled_training", scaled_training)
 
 # %%
-print(inspect.getsource(solution("09.scaled_training")))
+reveal("09.scaled_training")
 check("09.scaled_training", solution("09.scaled_training"))
 
 # %% [markdown]

@@ -40,7 +40,7 @@ from minidist import (
     glyphs,
     no_grad,
 )
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
 from minidist.parallel.compressor import compress
@@ -350,7 +350,7 @@ def one_grid(comm, x):
 check("09b.one_grid", one_grid)
 
 # %%
-print(inspect.getsource(solution("09b.one_grid")))
+reveal("09b.one_grid")
 check("09b.one_grid", solution("09b.one_grid"))
 
 # %% [markdown]
@@ -366,7 +366,7 @@ def kept_all_reduce(comm, gradient, mask):
 check("09b.kept_all_reduce", kept_all_reduce)
 
 # %%
-print(inspect.getsource(solution("09b.kept_all_reduce")))
+reveal("09b.kept_all_reduce")
 check("09b.kept_all_reduce", solution("09b.kept_all_reduce"))
 
 # %% [markdown]
@@ -388,7 +388,7 @@ def distil(comm, teachers, logits, rows, temperature):
 check("09b.distil", distil)
 
 # %%
-print(inspect.getsource(solution("09b.distil")))
+reveal("09b.distil")
 check("09b.distil", solution("09b.distil"))
 
 # %% [markdown]

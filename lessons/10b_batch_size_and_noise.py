@@ -25,7 +25,7 @@ import inspect
 import numpy as np
 
 from minidist import LinkModel, SimWorld, TrainConfig
-from minidist.course.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, reveal, solution
 from minidist.data import weighted_shards
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
@@ -282,7 +282,7 @@ def gradient_and_noise(comm, shares, rows):
 check("10b.gradient_and_noise", gradient_and_noise)
 
 # %%
-print(inspect.getsource(solution("10b.gradient_and_noise")))
+reveal("10b.gradient_and_noise")
 check("10b.gradient_and_noise", solution("10b.gradient_and_noise"))
 
 # %% [markdown]
@@ -300,7 +300,7 @@ def stages_by_time(comm, sizes, seconds, flops):
 check("10b.stages_by_time", stages_by_time)
 
 # %%
-print(inspect.getsource(solution("10b.stages_by_time")))
+reveal("10b.stages_by_time")
 check("10b.stages_by_time", solution("10b.stages_by_time"))
 
 # %% [markdown]

@@ -44,7 +44,7 @@ from minidist import (
     cross_entropy,
 )
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.planning.zero_stages import model_states
 from minidist.report import draw, show
 from minidist.report.zero_bars import zero_bars
@@ -281,7 +281,7 @@ def zero_step(comm, weights, gradients, update):
 check("11.zero_step", zero_step)
 
 # %%
-print(inspect.getsource(solution("11.zero_step")))
+reveal("11.zero_step")
 check("11.zero_step", solution("11.zero_step"))
 
 # %% [markdown]

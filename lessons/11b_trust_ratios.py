@@ -44,7 +44,7 @@ from minidist import (
     fully_shard,
     sharded_parameters,
 )
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim import LAMB, LayerwiseOptimizer, Muon, RMSProp, newton_schulz
@@ -361,7 +361,7 @@ def trust_ratio_step(comm, sizes, weights, update):
 check("11b.trust_ratio_step", trust_ratio_step)
 
 # %%
-print(inspect.getsource(solution("11b.trust_ratio_step")))
+reveal("11b.trust_ratio_step")
 check("11b.trust_ratio_step", solution("11b.trust_ratio_step"))
 
 # %% [markdown]
@@ -378,7 +378,7 @@ def owners_compute(comm, parts, rows, orthogonalize):
 check("11b.owners_compute", owners_compute)
 
 # %%
-print(inspect.getsource(solution("11b.owners_compute")))
+reveal("11b.owners_compute")
 check("11b.owners_compute", solution("11b.owners_compute"))
 
 # %% [markdown]

@@ -23,7 +23,6 @@
 # many whole layers are in memory at the peak then?
 
 # %%
-import inspect
 from dataclasses import replace
 
 import numpy as np
@@ -46,7 +45,7 @@ from minidist import (
     shards_of,
 )
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -324,7 +323,7 @@ def forward(comm, layers, x, gather, compute):
 check("12.prefetch", forward)
 
 # %%
-print(inspect.getsource(solution("12.prefetch")))
+reveal("12.prefetch")
 check("12.prefetch", solution("12.prefetch"))
 
 # %% [markdown]

@@ -41,7 +41,7 @@ from minidist import (
     cross_entropy,
 )
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.train.trainer import train as train_job
 from minidist.nn import checkpoint
 from minidist.parallel import HostPool
@@ -267,7 +267,7 @@ def offloaded_step(comm, pieces, down, step, up):
 check("12b.offloaded_step", offloaded_step)
 
 # %%
-print(inspect.getsource(solution("12b.offloaded_step")))
+reveal("12b.offloaded_step")
 check("12b.offloaded_step", solution("12b.offloaded_step"))
 
 # %% [markdown]

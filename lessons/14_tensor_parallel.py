@@ -45,7 +45,7 @@ from minidist import (
     parallelize_module,
 )
 from minidist.core.parallel.tensor import layers
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
 from minidist.parallel.replica_check import check_module_replicas
@@ -294,7 +294,7 @@ def parallel_mlp(comm, x, a, b, bias, gradient):
 check("14.parallel_mlp", parallel_mlp)
 
 # %%
-print(inspect.getsource(solution("14.parallel_mlp")))
+reveal("14.parallel_mlp")
 check("14.parallel_mlp", solution("14.parallel_mlp"))
 
 # %% [markdown]
@@ -313,7 +313,7 @@ def parallel_attention(comm, x, qkv, projection, heads, attention):
 check("14.parallel_attention", parallel_attention)
 
 # %%
-print(inspect.getsource(solution("14.parallel_attention")))
+reveal("14.parallel_attention")
 check("14.parallel_attention", solution("14.parallel_attention"))
 
 # %% [markdown]

@@ -43,7 +43,7 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.core.parallel.tensor import sequence_parallel
-from minidist.course.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, reveal, solution
 from minidist.nn import causal_attention_composite
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import full_state_dict
@@ -276,7 +276,7 @@ def split_cross_entropy(comm, logits, targets, first):
 check("14b.split_cross_entropy", split_cross_entropy)
 
 # %%
-print(inspect.getsource(solution("14b.split_cross_entropy")))
+reveal("14b.split_cross_entropy")
 check("14b.split_cross_entropy", solution("14b.split_cross_entropy"))
 
 # %% [markdown]

@@ -43,7 +43,7 @@ from minidist import (
     parallelize_module,
 )
 from minidist.core.parallel.expert import dispatch
-from minidist.course.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, reveal, solution
 from minidist.data import GlobalBatchSampler
 from minidist.job.config.models import make_model
 from minidist.job.equality.compare import compare_rank
@@ -288,7 +288,7 @@ def slots_and_balance(probabilities, factor):
 check("14c.slots_and_balance", slots_and_balance)
 
 # %%
-print(inspect.getsource(solution("14c.slots_and_balance")))
+reveal("14c.slots_and_balance")
 check("14c.slots_and_balance", solution("14c.slots_and_balance"))
 
 # %% [markdown]
@@ -310,7 +310,7 @@ def dispatch_tokens(comm, slots, run_expert):
 check("14c.dispatch", dispatch_tokens)
 
 # %%
-print(inspect.getsource(solution("14c.dispatch")))
+reveal("14c.dispatch")
 check("14c.dispatch", solution("14c.dispatch"))
 
 # %% [markdown]

@@ -23,7 +23,6 @@
 # action of a step and its last is a rank idle?
 
 # %%
-import inspect
 from itertools import combinations
 
 import numpy as np
@@ -40,7 +39,7 @@ from minidist import (
     split_model,
 )
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.pipeline.partition import Layer, partition, pipedream
 from minidist.pipeline.passes import recompute
 from minidist.pipeline.schedules import from_cells
@@ -373,7 +372,7 @@ def my_plan(p, m):
 check("16.gpipe", my_plan)
 
 # %%
-print(inspect.getsource(solution("16.gpipe")))
+reveal("16.gpipe")
 check("16.gpipe", solution("16.gpipe"))
 
 # %% [markdown]

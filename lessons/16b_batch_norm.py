@@ -39,7 +39,7 @@ from minidist import (
     cross_entropy,
     glyphs,
 )
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.nn import CNN, BatchNorm
@@ -222,7 +222,7 @@ def sync_batch_norm(comm, x, eps):
 check("16b.sync_batch_norm", sync_batch_norm)
 
 # %%
-print(inspect.getsource(solution("16b.sync_batch_norm")))
+reveal("16b.sync_batch_norm")
 check("16b.sync_batch_norm", solution("16b.sync_batch_norm"))
 
 # %% [markdown]

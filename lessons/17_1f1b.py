@@ -23,8 +23,6 @@
 # peak, on stage 0 and on stage 3? And how much longer does the step take than GPipe's?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import (
@@ -39,7 +37,7 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.core.pipeline.plan.one_f_one_b import stage_order
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
@@ -268,7 +266,7 @@ def my_plan(p, m):
 check("17.one_f_one_b", my_plan)
 
 # %%
-print(inspect.getsource(solution("17.one_f_one_b")))
+reveal("17.one_f_one_b")
 check("17.one_f_one_b", solution("17.one_f_one_b"))
 
 # %% [markdown]

@@ -26,12 +26,10 @@
 # many versions does the first of 16 stages keep, with m = 16?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import MLP, SGD, SimWorld, Tensor, UsageError, get_schedule, split_model
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
 from minidist.pipeline.timing import time_plan
@@ -204,7 +202,7 @@ def my_two_versions(order, weights, gradient, m):
 check("17c.two_versions", my_two_versions)
 
 # %%
-print(inspect.getsource(solution("17c.two_versions")))
+reveal("17c.two_versions")
 check("17c.two_versions", solution("17c.two_versions"))
 
 # %% [markdown]

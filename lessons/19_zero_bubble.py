@@ -25,14 +25,13 @@
 # How long does the worst rank wait with ZB-H1, and how long with ZB-H2?
 
 # %%
-import inspect
 from functools import partial
 
 import numpy as np
 
 from minidist import MLP, SGD, LinkModel, Pipeline, SimWorld, Tensor, get_schedule, split_model
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, reveal, solution
 from minidist.pipeline.runtime.clip import clip_grad_norm_
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.times import GivenTimes, uniform
@@ -284,7 +283,7 @@ def my_plan(p, m):
 check("19.zero_bubble", my_plan)
 
 # %%
-print(inspect.getsource(solution("19.zero_bubble")))
+reveal("19.zero_bubble")
 check("19.zero_bubble", solution("19.zero_bubble"))
 
 # %% [markdown]

@@ -30,8 +30,6 @@
 # V-Half, in which they live half as long. How many micro-batches does it keep alive on 32 ranks?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import (
@@ -44,7 +42,7 @@ from minidist import (
     get_schedule,
     split_model,
 )
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
@@ -252,7 +250,7 @@ def my_block(p, offsets):
 check("19b.building_block", my_block)
 
 # %%
-print(inspect.getsource(solution("19b.building_block")))
+reveal("19b.building_block")
 check("19b.building_block", solution("19b.building_block"))
 
 # %% [markdown]

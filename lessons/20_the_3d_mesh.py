@@ -28,7 +28,7 @@ import inspect
 import numpy as np
 
 from minidist import LinkModel, SimWorld, TrainConfig, UsageError, all_gather, parallelize
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
@@ -228,7 +228,7 @@ def place(shape, traffic, node_size):
 check("20.place_ranks", place)
 
 # %%
-print(inspect.getsource(solution("20.place_ranks")))
+reveal("20.place_ranks")
 check("20.place_ranks", solution("20.place_ranks"))
 
 # %% [markdown]

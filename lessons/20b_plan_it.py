@@ -39,7 +39,7 @@ from minidist import FlopCounter, LinkModel, SimWorld, TrainConfig, UsageError, 
 from minidist.base.trace_file import only_steps
 from minidist.cli import main
 from minidist.commands.memory_budget import fit_micro_batch
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
@@ -355,7 +355,7 @@ def cut(times, stages):
 check("20b.min_max_split", cut)
 
 # %%
-print(inspect.getsource(solution("20b.min_max_split")))
+reveal("20b.min_max_split")
 check("20b.min_max_split", solution("20b.min_max_split"))
 
 # %% [markdown]

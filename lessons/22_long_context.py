@@ -22,8 +22,6 @@
 # instead, number r from the front and number r from the back (*zig-zag*)?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import (
@@ -42,7 +40,7 @@ from minidist import (
     init_device_mesh,
     sequence_positions,
 )
-from minidist.course.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, reveal, solution
 from minidist.parallel.context import (
     AllGatherAttention,
     UlyssesRingAttention,
@@ -362,7 +360,7 @@ def ring_attention(comm, q, k, v, rows):
 check("22.ring_attention", ring_attention)
 
 # %%
-print(inspect.getsource(solution("22.ring_attention")))
+reveal("22.ring_attention")
 check("22.ring_attention", solution("22.ring_attention"))
 
 # %% [markdown]
@@ -380,7 +378,7 @@ def visible(tokens, separator, rank, ranks):
 check("22.visible", visible)
 
 # %%
-print(inspect.getsource(solution("22.visible")))
+reveal("22.visible")
 check("22.visible", solution("22.visible"))
 
 # %% [markdown]

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from minidist import MinidistError, SimWorld, TrainConfig, UsageError
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, Storage, save
 from minidist.job.train.trainer import train
 from minidist.report import draw, show
@@ -295,7 +295,7 @@ check("26.load", load_chunk)
 
 # %%
 for exercise in ("26.save", "26.load"):
-    print(inspect.getsource(solution(exercise)))
+    reveal(exercise)
     check(exercise, solution(exercise))
 
 # %% [markdown]

@@ -27,7 +27,7 @@ import inspect
 import numpy as np
 
 from minidist import DeadlockError, SimWorld, all_gather, all_reduce
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.course.museum import exhibits, find, run_exhibit
 from minidist.course.museum.exhibit_run import table
 from minidist.report import draw, show
@@ -202,7 +202,7 @@ def first_difference(comm, weights):
 check("28.first_difference", first_difference)
 
 # %%
-print(inspect.getsource(solution("28.first_difference")))
+reveal("28.first_difference")
 check("28.first_difference", solution("28.first_difference"))
 
 # %% [markdown]
@@ -222,7 +222,7 @@ def read_once(comm, numbers, samples):
 check("28.read_once", read_once)
 
 # %%
-print(inspect.getsource(solution("28.read_once")))
+reveal("28.read_once")
 check("28.read_once", solution("28.read_once"))
 
 # %% [markdown]

@@ -26,7 +26,7 @@ BATCH = ("global_batch", "accumulation", "microbatches", "precision", "optimizer
 
 # These change neither the bytes of a rank nor the time of a step by more than the planner's error.
 WITHOUT_EFFECT = (
-    "aux_loss_weight", "bucket_cap_mb", "clip", "data",
+    "aux_loss_weight", "clip", "data",
     "evaluate_every", "every", "keep", "lr", "overwrite", "reduction", "save",
     "seed", "steps", "weight_decay",
     *(name for kind in installed() if kind.observes or kind.unplanned for name in kind.Settings.model_fields),

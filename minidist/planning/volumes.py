@@ -37,7 +37,7 @@ from minidist.parallel.volume import gradient_volume
 from minidist.pipeline.passes import additions
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
-from minidist.techniques import AxisRun, Extension, Run, of_job, packs_inputs, trains_alone
+from minidist.techniques import AxisRun, Extension, Run, of_job, packs_inputs, trains_alone, wrapper_options
 
 
 def closed_form_bytes(
@@ -133,6 +133,7 @@ def _data_axes(
     config, batches, itemsize, steps = run.config, run.batches, run.itemsize, run.steps
     total: Counter[str] = Counter()
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
+    reshard = wrapper_options(config).get("reshard_after_forward", True)
     stages_replayed = plan is not None and config.recompute == "full" and not packs_inputs(config)
     # One rank of each stage stands for all: its axis has n ranks, and the stage has `groups` such axes.
     for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
@@ -152,7 +153,7 @@ def _data_axes(
         reduced, gathers = gradient_volume(config.zero, gradient, n, copies), 0
         if config.zero == 3:
             gather, resident = (n - copies) * shared, (n - copies) * axis.resident
-            again = _for_backward(gather, shared, n, config.reshard) + (gather if stages_replayed else 0)
+            again = _for_backward(gather, shared, n, reshard) + (gather if stages_replayed else 0)
             gathers = steps * k * (gather + again) + (steps - skipped) * resident
             # The empty passes by which shapes are learned gather the units, too, on the ranks that they go through.
             # Units that stay gathered are gathered there in place of the first step.

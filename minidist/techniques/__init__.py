@@ -2,6 +2,7 @@
 
 adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
 batches_ahead    --prefetch-batches, --loader-workers: a thread or processes make the batches of later steps
+buckets          --bucket-cap-mb, --reduce-bucket-size: how many gradients one message has
 compression      --compression: gradients are sent with fewer bytes; what is left is added to the next ones
 data_ledger      --check-data: every sample is read once per epoch
 distillation     --distill-from: a student learns from labels and from a trained model, its teacher
@@ -19,13 +20,14 @@ pruning          --sparsity, --sparsity-pattern: weights become zero, and their 
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
 repartition      --repartition-every: the stages of a pipeline are cut anew while it trains
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
+sharded_units    --prefetch, --reshard-after-forward, --persistence-threshold: when the units of ZeRO 3 are whole
 trust_ratio      --optimizer lars, lamb: the learning rate of each layer follows from its norm, which ranks add together
 
 Adding a technique is adding a folder whose `extension.py` defines one subclass of `Extension`; deleting the folder
 deletes the technique with its flags, rules and bytes. `--extension FILE.py:CLASS` adds one from a user's file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -57,6 +59,7 @@ __all__ = [
     "ranks_beside",
     "sums_buckets",
     "trains_alone",
+    "wrapper_options",
 ]
 
 
@@ -112,6 +115,17 @@ def packs_inputs(config: Any) -> bool:
 def sums_buckets(config: Any) -> bool:
     """Return whether a technique of a job sums the buckets of gradients in place of the job's --reduction."""
     return any(extension.sums_buckets for extension in of_job(config))
+
+
+def wrapper_options(config: Any, extensions: Iterable[Extension] | None = None) -> dict[str, Any]:
+    """Return the arguments that techniques give to what wraps the model on the data axis.
+
+    extensions: of a job that is built; None: what follows from the settings alone.
+    """
+    options: dict[str, Any] = {}
+    for extension in of_job(config) if extensions is None else extensions:
+        options |= extension.wrapper_options(config)
+    return options
 
 
 def ranks_beside(config: Any, ranks: int | None = None) -> int:

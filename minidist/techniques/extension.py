@@ -14,7 +14,7 @@ the job at the same places. In the order of a job:
     axis_made(axis)              a data axis of the layout is made
     forget()                     layers were run to measure them, which is no part of the training
     packs_inputs(), pack(array)    blocks are recomputed, and each input waits
-    offload_policy()             shards of parameters are made (ZeRO 3)
+    wrapper_options(config)      the model is wrapped on the data axis
     optimizer_arguments(job, group), optimizer(kind)    an optimizer is made
     check_resume(checkpoint), differs(state)    a checkpoint is about to be read
     load(state, samples), load_scalars(scalars), load_shards(axis, shards)    a checkpoint is read
@@ -311,9 +311,12 @@ class Extension:
         """
         raise NotImplementedError
 
-    def offload_policy(self) -> Any:
-        """Return the `offload_policy` of `parallel.fully_shard`; None: shards of parameters are on the device."""
-        return None
+    def wrapper_options(self, config: Any) -> Mapping[str, Any]:
+        """Return arguments of what wraps the model on the data axis.
+
+        That is `DistributedDataParallel`, `ZeroOptimizer` or `fully_shard`, as `config.zero` says.
+        """
+        return {}
 
     def lr_factor(self, step: int) -> float:
         """Return by what the learning rate of a step is multiplied: a function of its number and the batches so far."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minidist.core.base.errors import UsageError
-from minidist.course.lesson import solutions
+from minidist.course.lesson import check, solutions
 from minidist.course.lesson.exercise import Case, exercises
 from minidist.course.lesson.grade import grade
 from minidist.course.lesson.par import TABLE, all_cases, key_of, par_of
@@ -115,3 +115,41 @@ def test_the_package_takes_par_along_and_no_solution():
     names = {f"def {function}(" for function in {solutions.solution(name).__name__ for name in exercises()} - others}
     texts = {path: path.read_text() for path in (ROOT / "minidist" / "lesson").rglob("*.py")}
     assert [(path.name, name) for path, text in texts.items() for name in names if name in text] == []
+
+
+def test_a_solution_is_revealed_after_a_right_answer_or_three_tries(capsys, monkeypatch):
+    monkeypatch.setattr(solutions, "_wrong", solutions.Counter())
+    monkeypatch.setattr(solutions, "_passed", set())
+    ours = inspect.getsource(solutions.solution("16.gpipe"))
+
+    def stub(stages, microbatches):
+        raise NotImplementedError("yours")
+
+    def revealed(name="16.gpipe"):
+        capsys.readouterr()
+        solutions.reveal(name)
+        return capsys.readouterr().out
+
+    for answer in (stub, solutions.solution("16.gpipe")):  # neither is a try
+        check("16.gpipe", answer)
+    assert revealed() == "16.gpipe: our solution is printed here when your answer passes, or after 3 more tries\n"
+    for left in ("2 more tries", "1 more try"):
+        check("16.gpipe", lambda stages, microbatches: [])
+        assert f"or after {left}\n" in revealed()
+    check("16.gpipe", lambda stages, microbatches: None)
+    assert revealed() == ours + "\n"
+    check("17.one_f_one_b", lambda *case: solutions_of_17(*case), mpi=False)
+    assert revealed("17.one_f_one_b").startswith("def one_f_one_b")
+    with pytest.raises(UsageError, match="there is no exercise"):
+        solutions.reveal("16.none")
+
+
+def solutions_of_17(stages, microbatches):
+    plans = []
+    for rank in range(stages):
+        first = min(stages - 1 - rank, microbatches)
+        order = [f"F{i}" for i in range(first)]
+        for i in range(microbatches - first):
+            order += [f"F{first + i}", f"B{i}"]
+        plans.append(order + [f"B{i}" for i in range(microbatches - first, microbatches)])
+    return plans

@@ -34,7 +34,8 @@ check("16.gpipe", mine)"""
     assert without_solutions(code) == (
         'from minidist.course.lesson import check\n\nprint("before")  # stays\ncheck("16.gpipe", mine)'
     )
-    assert without_solutions("from minidist.course.lesson import solution") == ""
+    assert without_solutions("from minidist.course.lesson import reveal, solution") == ""
+    assert without_solutions('x = 1\nreveal("16.gpipe")') == "x = 1"
     assert without_solutions("solved = solution\nx = 1") == "solved = solution\nx = 1"
 
 

@@ -1,7 +1,8 @@
-"""Tools of the lessons: `check` an exercise, `predict` a number, `expect` an error, `build` the notebooks.
+"""Tools of the lessons: `check` an exercise, `reveal` its solution, `predict` a number, `expect` an error.
 
 check("04.ring_all_reduce", my_function)         property check, par values, hints, and a leg under mpiexec
 check("04.ring_all_reduce", solution("04.ring_all_reduce"))
+reveal("04.ring_all_reduce")                     prints that solution to a reader who has tried
 guess = predict("messages", 64)                  asks for a number and waits; guess.judge(answer) compares it later
 with expect(DeadlockError): ...                  requires that exception and prints its message
 python -m minidist.course.lesson.build 04 --check       is the committed notebook still what its source makes?
@@ -15,8 +16,8 @@ from minidist.course.lesson.checker import Result, check, examine
 from minidist.course.lesson.exercise import names
 from minidist.course.lesson.expect import expect
 from minidist.course.lesson.prediction import predict
-from minidist.course.lesson.solutions import solution
+from minidist.course.lesson.solutions import reveal, solution
 
-__all__ = ["Result", "check", "examine", "expect", "names", "predict", "solution"]
+__all__ = ["Result", "check", "examine", "expect", "names", "predict", "reveal", "solution"]
 
 tune_process(1, keep_memory=False)

@@ -28,6 +28,7 @@ from minidist.course.lesson import mpi_leg
 from minidist.course.lesson.exercise import find
 from minidist.course.lesson.judge import Request, Verdict
 from minidist.course.lesson.runner import SEED, Limits
+from minidist.course.lesson.solutions import count
 from minidist.course.lesson.transport import Packed, dumps
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def check(name: str, function: Callable[..., Any], *, mpi: bool = True, seed: in
     from minidist.report import show
 
     result = examine(name, function, mpi=mpi, seed=seed)
+    if result.failure is None or not result.failure.raised(NotImplementedError):  # which is what a stub raises
+        count(result.name, function, result.passed)
     if result.printed:
         print(result.printed, end="" if result.printed.endswith("\n") else "\n")
     print(result.text)

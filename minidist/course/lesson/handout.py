@@ -18,6 +18,7 @@ FOLDERS = {
     "lessons": ("[0-9][0-9]*_*.py", "[0-9][0-9]*_*.ipynb", "*.md", "pictures/*.svg"),
     "mpi_examples": ("*.py", "*.json", "*.toml", "[0-9]_*/*.py"),
 }
+SOLUTION = ("solution", "reveal")  # functions that show ours
 _CELL = re.compile(r"^(?=# %%)", re.MULTILINE)
 _LINK = re.compile(r"\[([^\[\]]*)\]\((\.\./[^()\s]*|solutions)\)")
 
@@ -43,11 +44,11 @@ def handout(path: Path) -> bytes:
 
 
 def without_solutions(code: str) -> str:
-    """Return the code of a cell without the statements that call `solution`, and without the import of it."""
+    """Return the code of a cell without the statements that call `solution` or `reveal`, and without their import."""
     lines = code.splitlines()
     for statement in reversed(ast.parse(code).body):
         if isinstance(statement, ast.ImportFrom):
-            names = [alias for alias in statement.names if alias.name != "solution"]
+            names = [alias for alias in statement.names if alias.name not in SOLUTION]
             if len(names) == len(statement.names):
                 continue
             kept = [ast.unparse(ast.ImportFrom(statement.module, names, statement.level))] if names else []
@@ -61,7 +62,7 @@ def without_solutions(code: str) -> str:
 
 
 def _calls_solution(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "solution"
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SOLUTION
 
 
 def _of_cell(text: str) -> str:

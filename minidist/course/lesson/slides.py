@@ -21,7 +21,7 @@ from minidist.course.lesson.build import make
 
 MAX_BLOCKS = 4  # paragraphs, lists and tables of one slide
 MAX_LINES = 34  # lines of code and output of one slide
-LEFT_OUT = re.compile(r"\bsolution\(|^(import|from) ")  # our solutions, and cells of imports
+LEFT_OUT = re.compile(r"\b(solution|reveal)\(|^(import|from) ")  # our solutions, and cells of imports
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """Finds our solutions of the exercises: lessons/solutions/ of the repository, which the package does not contain.
 
 Nothing that judges an answer needs them: expected answers are computed by the exercises, and par is in par.json.
+`reveal` prints one to a reader who has tried; a stub that is not filled in, and our solution itself, are no tries.
 
 Proved by: tests/lesson/test_solutions.py
 """
 
 import importlib.util
+import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,9 +20,11 @@ from minidist.core.base.errors import UsageError
 from minidist.course.lesson.exercise import find
 from minidist.course.lesson.numbers import number_of
 
+PREFIX = "solutions_"  # of the names of the modules
+
 
 def solution(name: str) -> Callable[..., Any]:
-    """Return our solution of an exercise. Read it with inspect.getsource, after you have tried.
+    """Return our solution of an exercise; `reveal` prints it.
 
     Raises UsageError when there is no such exercise, and when the repository's lessons/solutions/ is not at hand.
     """
@@ -31,6 +36,37 @@ def solution(name: str) -> Callable[..., Any]:
     if name not in found:
         raise UsageError(f"{folder()} has no solution of {name}; it belongs to another version of minidist")
     return found[name]
+
+
+TRIES = 3  # answers that are not right, after which `reveal` prints the solution
+_wrong: Counter[str] = Counter()  # exercise -> answers of this process that were not right
+_passed: set[str] = set()
+
+
+def count(name: str, function: Any, passed: bool) -> None:
+    """Count an answer as a try, unless it is our solution."""
+    if getattr(function, "__module__", "").startswith(PREFIX):
+        return
+    if passed:
+        _passed.add(name)
+    else:
+        _wrong[name] += 1
+
+
+def reveal(name: str) -> None:
+    """Print our solution of an exercise when an answer of this session has passed, or TRIES answers have not.
+
+    Raises UsageError like `solution`.
+    """
+    function, name = solution(name), find(name).name
+    if name in _passed or _wrong[name] >= TRIES:
+        print(inspect.getsource(function))
+    else:
+        left = TRIES - _wrong[name]
+        print(
+            f"{name}: our solution is printed here when your answer passes, or after {left} more"
+            f" {'try' if left == 1 else 'tries'}"
+        )
 
 
 def folder() -> Path:
@@ -49,7 +85,7 @@ def folder() -> Path:
 @cache
 def loaded(path: Path) -> ModuleType:
     """Return the module of a file of solutions."""
-    name = f"solutions_{path.stem}"
+    name = f"{PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

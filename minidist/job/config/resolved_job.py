@@ -31,8 +31,9 @@ class ResolvedJob:
         return getattr(self, name, None)
 
     def is_changed(self, name: str) -> bool:
-        """Return whether a setting differs from its default."""
-        return bool(getattr(self, name) != TrainConfig.model_fields[name].default)
+        """Return whether a setting differs from its default; not one of a technique that is not installed."""
+        field = TrainConfig.model_fields.get(name)
+        return field is not None and bool(getattr(self, name) != field.default)
 
     def small_model(self) -> Any:
         """Return the job's model with one block: blocks of the package's own models are equal. A user's is whole."""

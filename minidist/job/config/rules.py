@@ -73,11 +73,6 @@ def changed(job: ResolvedJob, name: str) -> bool:
     return job.is_changed(name)
 
 
-def _divides(part: int, shards: int) -> bool:
-    """Return whether a unit may stay split among groups of `part` of its `shards` ranks."""
-    return 1 < part < shards and shards % part == 0
-
-
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 # Memory comes first: later rules load the data and make the pipeline's plan, and the last check makes the model.
@@ -435,15 +430,11 @@ MEMORY = (
         " messages",
         "use sqrt or full",
     ),
-    # Settings that only ZeRO 3 reads.
-    *(
-        Rule(
-            f"{name.replace('_', '-')}-needs-zero-3",
-            ineffective(name, lambda j: bool(j.zero == 3)),
-            f"{flag(name)} {{{name}}} applies to sharded parameters",
-            "add --zero 3, or leave it out",
-        )
-        for name in ("reshard_after_forward", "persistence_threshold", "dp_replicate")
+    Rule(
+        "dp-replicate-needs-zero-3",
+        ineffective("dp_replicate", lambda j: bool(j.zero == 3)),
+        "--dp-replicate {dp_replicate} applies to sharded parameters",
+        "add --zero 3, or leave it out",
     ),
     Rule(
         "copies-share-ranks",
@@ -453,34 +444,12 @@ MEMORY = (
         {"choices": lambda j: divisors(j.data_ranks)},
     ),
     Rule(
-        "reshard-divides-shards",
-        lambda j: not isinstance(j.reshard, bool) and not _divides(j.reshard, j.shards),
-        "--reshard-after-forward {reshard} with {shards} shards: a number must divide them and lie between 1 and"
-        " {shards}",
-        "use such a number, true or false",
-    ),
-    Rule(
         "copies-share-ranks-of-experts",
         lambda j: j.ep > 1 and j.expert_ranks % j.dp_replicate,
         "the {expert_ranks} ranks that share an expert with --ep {ep} cannot be divided among --dp-replicate"
         " {dp_replicate}",
         "use one of {choices}",
         {"choices": lambda j: divisors(j.expert_ranks)},
-    ),
-    Rule(
-        "reshard-divides-shards-of-experts",
-        lambda j: j.ep > 1 and not isinstance(j.reshard, bool) and not _divides(j.reshard, j.expert_shards),
-        "--reshard-after-forward {reshard} with {expert_shards} shards of an expert: a number must divide them and lie"
-        " between 1 and {expert_shards}",
-        "use such a number, true or false",
-    ),
-    Rule(
-        "reshard-with-recomputation",
-        # Of blocks that run again by themselves the outermost module's forward is recorded; a segment's is not.
-        lambda j: j.reshard is not True and j.recompute == "sqrt",
-        "--reshard-after-forward {reshard_after_forward} keeps what a recorded forward gathered, and with --recompute"
-        " {recompute} the forward of a segment is not recorded",
-        "use --recompute full, or leave out one of the two",
     ),
 )
 
@@ -544,13 +513,6 @@ PIPELINE = (
         "use a synchronous schedule, such as 1f1b",
     ),
     Rule(
-        "asynchronous-with-bucket-cap-mb",
-        lambda j: j.asynchronous and changed(j, "bucket_cap_mb"),
-        "--bucket-cap-mb {bucket_cap_mb} does not apply to --schedule {schedule}, which has no reduction while backward"
-        " runs",
-        "leave it out",
-    ),
-    Rule(
         "replicas-of-batch-norm",
         lambda j: j.asynchronous and j.replicas is not None and j.model == "cnn" and j.batch_norm != "none",
         "--replicas {replicas} updates a stage on several ranks at different times, and running statistics of batch"
@@ -611,9 +573,6 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("batch_norm", lambda j: j.model == "cnn", "--model cnn"),
     ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
     ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
-    ("prefetch", lambda j: j.zero == 3, "--zero 3"),
-    ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
-    ("bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),
     ("top_k", lambda j: j.experts > 0, "--experts"),
     ("capacity_factor", lambda j: j.experts > 0, "--experts"),
     ("aux_loss_weight", lambda j: j.experts > 0, "--experts"),
@@ -643,11 +602,6 @@ WITHOUT_EFFECT = SYNCHRONIZE_EACH + tuple(
 # need ranks to share the work, and find one: the field, and when it has an effect all the same.
 ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("zero", lambda j: False),
-    ("prefetch", lambda j: False),
-    ("reduce_bucket_size", lambda j: False),
-    ("reshard_after_forward", lambda j: False),
-    ("persistence_threshold", lambda j: False),
-    ("bucket_cap_mb", lambda j: False),
     # The replicas of an asynchronous pipeline's stage are ranks of the pipeline.
     ("reduction", lambda j: j.replicas is not None),
     ("weights", lambda j: False),
@@ -696,6 +650,7 @@ def _flag_and_value(job: ResolvedJob, name: str) -> str:
     return flag(name) if value is True else f"{flag(name)} {value}"
 
 
+OF_TECHNIQUES = [rule for kind in installed() if not kind.rules_first for rule in kind.rules]
 # The order in which rules are checked, and the headings of docs/rules.md.
 SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Model and data": MODEL_AND_DATA,
@@ -709,8 +664,11 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Experts": EXPERTS,
     "Memory": MEMORY,
     "Pipelines": PIPELINE,
-    "Techniques": tuple(rule for kind in installed() if not kind.rules_first for rule in kind.rules),
-    "Settings without effect": WITHOUT_EFFECT,
+    "Techniques": tuple(rule for rule in OF_TECHNIQUES if not rule.name.endswith("-without-effect")),
+    "Settings without effect": (
+        *WITHOUT_EFFECT,
+        *(rule for rule in OF_TECHNIQUES if rule.name.endswith("-without-effect")),
+    ),
 }
 RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
 

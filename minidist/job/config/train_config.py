@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from minidist.base.user_file import is_user_function
 from minidist.core.base.errors import UsageError, nearest, quoted
-from minidist.core.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range, whole_number
+from minidist.core.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range
 from minidist.core.parallel.dims import ParallelDims
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.named import OPTIMIZERS
@@ -77,7 +77,8 @@ class JobSettings(BaseModel):
         "",
         description=(
             "pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
-            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION"
+            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION;"
+            " behind it stages, each after a bar: 'cifar:DIR | crop:4 | flip | shuffle:BLOCK | FILE.py:FUNCTION'"
         ),
     )
 
@@ -166,22 +167,8 @@ class JobSettings(BaseModel):
         description="algorithm of the sum of gradients; ordered: the same bits for all bucket sizes and numbers of"
         " ranks; auto: the fastest for each bucket",
     )
-    bucket_cap_mb: float = Field(25.0, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes")
     synchronize_each: bool = Field(
         False, description="reduce after every micro-batch instead of once per step (without no_sync)"
-    )
-    reduce_bucket_size: int = Field(
-        500_000_000, ge=1, le=MAX_COUNT, description="ZeRO 1, 2: maximum elements of a gradient bucket"
-    )
-    prefetch: int = Field(1, ge=0, le=MAX_COUNT, description="ZeRO 3: units gathered ahead")
-    reshard_after_forward: str = Field(
-        "true",
-        description=(
-            "ZeRO 3: true, false (units stay gathered until backward), or a number of neighbours that keep them sharded"
-        ),
-    )
-    persistence_threshold: int = Field(
-        0, ge=0, le=MAX_COUNT, description="ZeRO 3: parameters with fewer elements stay gathered"
     )
     dp_replicate: int = Field(
         1,
@@ -228,17 +215,6 @@ class JobSettings(BaseModel):
     def optional(self, name: str) -> Any:
         """Return a setting of a technique that may not be installed; None without it."""
         return getattr(self, name, None)
-
-    @property
-    def reshard(self) -> bool | int:
-        """Return what `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
-        text = self.reshard_after_forward.lower()
-        if text not in ("true", "false") and whole_number(text) is None:
-            raise UsageError(
-                f"--reshard-after-forward {quoted(self.reshard_after_forward)}; it must be true, false or a number of"
-                " ranks"
-            )
-        return text == "true" if text in ("true", "false") else int(text)
 
     @property
     def is_language_model(self) -> bool:

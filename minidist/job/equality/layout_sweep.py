@@ -121,7 +121,8 @@ def config_of(layout: Layout, **job: Any) -> TrainConfig:
         "layers": max(JOB["layers"], layout["pp"]),
         "accumulation": max(1, min(batch // layout["dp"], 2 * layout["pp"])),
     }
-    return TrainConfig.make(**{**JOB, **BUCKETS[layout["zero"]], **fitted, **job, **layout})
+    small = {name: value for name, value in BUCKETS[layout["zero"]].items() if name in TrainConfig.model_fields}
+    return TrainConfig.make(**{**JOB, **small, **fitted, **job, **layout})
 
 
 def refusal(layout: Layout, ranks: int, **job: Any) -> str:

@@ -10,7 +10,7 @@ import math
 
 from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
-from minidist.core.train.loss import NonFiniteError
+from minidist.core.train.task import NonFiniteError
 from minidist.job.config.train_config import updates_of
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.mesh import MeshStrategy

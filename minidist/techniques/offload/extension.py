@@ -10,7 +10,7 @@ The arithmetic is the same, and so are the bits. No rank sends more; what crosse
 Proved by: tests/techniques/test_offload.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -64,8 +64,10 @@ class Offload(Extension):
             return partial(_beside_parameters, kind, self.pool)
         return partial(OffloadedOptimizer, optimizer_class=kind, pool=self.pool)
 
-    def offload_policy(self) -> CPUOffloadPolicy | None:
-        return None if self.pool is None or self.settings.offload != "parameters" else CPUOffloadPolicy(self.pool)
+    def wrapper_options(self, config: Any) -> Mapping[str, Any]:
+        if self.pool is None or self.settings.offload != "parameters":
+            return {}
+        return {"offload_policy": CPUOffloadPolicy(self.pool)}
 
     def result(self) -> dict[str, Any]:
         if self.pool is None:

@@ -38,7 +38,7 @@ from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import ParameterSlice
-from minidist.core.train.loss import NonFiniteError
+from minidist.core.train.task import NonFiniteError
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job, build, optimizer_class

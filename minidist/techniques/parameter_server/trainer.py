@@ -20,7 +20,7 @@ from minidist.core.base.arrays import Array
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather, all_reduce
 from minidist.core.comm import Comm
-from minidist.core.train.loss import ordered_sum
+from minidist.core.train.task import ordered_sum
 from minidist.job.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.job.checkpoint.directory import Checkpoint, ReplicaId, save
 from minidist.job.checkpoint.resume import job_state, keep_last, load_extensions, same_job, saving_alone
