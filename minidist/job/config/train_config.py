@@ -68,7 +68,8 @@ class JobSettings(BaseModel):
         "",
         description=(
             "pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
-            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION"
+            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION;"
+            " behind it stages, each after a bar: 'cifar:DIR | crop:4 | flip | shuffle:BLOCK | FILE.py:FUNCTION'"
         ),
     )
 
