@@ -57,6 +57,7 @@ def _algorithm_of_a_file(operation: str, name: str) -> Any:
     return load_algorithm(name, operation)[1]
 
 
+@cache
 def _one_event() -> Any:
     from minidist.collectives import one_event
 
