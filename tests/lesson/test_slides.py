@@ -15,6 +15,7 @@ from minidist.course.lesson import slides
 from minidist.course.lesson.build import sources
 from minidist.course.lesson.numbers import number_of
 from tests.cases import each
+from tests.report.browser import look
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,6 +45,29 @@ def test_a_lesson_has_8_to_13_slides_and_each_fits_on_a_screen(source):
     body = "".join(slide.body for slide in made)
     assert "solution(" not in body
     assert "reveal(" not in body
+
+
+TOO_HIGH = """<script>
+window.extra = Promise.resolve(slides.map((slide, i) => {
+  show(i + 1);
+  const parts = [...slide.children].filter(child => child.tagName !== "FOOTER");
+  const bottom = Math.max(...parts.map(child => child.getBoundingClientRect().bottom));
+  return bottom > innerHeight || slide.scrollWidth > slide.clientWidth ? slide.innerText : "";
+}).filter(text => text));
+</script>"""
+
+
+def test_in_a_browser_every_slide_fits(tmp_path):
+    numbers = [number_of(source) for source in LESSONS]
+    page = tmp_path / "deck.html"
+    page.write_text(slides.page([slide for number in numbers for slide in slides.slides_of(notebook(number))]))
+    facts, _ = look(page, tmp_path, TOO_HIGH, size="1280,720")
+    assert facts["extra"] == []
+    more = "x\n" * 40
+    page.write_text(slides.page([slides.Slide("high", f"<pre>{more}</pre>"), slides.Slide("low", "x")]))
+    facts, console = look(page, tmp_path, TOO_HIGH, size="1280,720")
+    assert console == []
+    assert [text.split()[0] for text in facts["extra"]] == ["high"]
 
 
 def test_a_line_that_is_too_long_for_a_screen_counts_as_several():

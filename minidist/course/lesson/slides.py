@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,10 @@ def together(heading: str, blocks: Sequence[Block]) -> Slide:
         if not fits(*shown, block):
             break
         shown.append(block)
-    return Slide(heading, "".join(block.body for block in shown), sum(block.height for block in shown))
+    body, height = "".join(block.body for block in shown), sum(block.height for block in shown)
+    if shown and "<pre" not in body:  # a short text is larger; a line then has fewer words, and the text more lines
+        body = f'<div style="font-size: {min(140, int(100 * sqrt(ROOM / height)))}%">{body}</div>'
+    return Slide(heading, body, height)
 
 
 def page(slides: list[Slide]) -> str:
@@ -232,7 +236,7 @@ h2 { color: #4477AA; font-size: 5vmin; margin: 0 0 3vmin; }
 pre { font: 2.6vmin/1.23 monospace; margin: 0 0 3vmin; padding: 1.5vmin; background: #F0F0F0; white-space: pre-wrap; }
 pre.output { background: #fff; border-left: 0.6vmin solid #228833; }
 img { display: block; margin: auto; max-width: 100%; max-height: 80vh; width: 100%; }
-iframe { width: 100%; height: 80vh; border: 0; }
+iframe { width: 71% !important; height: 57vh !important; transform: scale(1.4); transform-origin: 0 0; }
 table { border-collapse: collapse; } td, th { border: 1px solid #aaa; padding: 0.6vmin 1.5vmin; text-align: left; }
 footer { position: absolute; right: 3vmin; bottom: 2vmin; color: #777; font-size: 2vmin; }
 @media print { section { display: block; position: relative; page-break-after: always; } }
