@@ -184,8 +184,8 @@ for batch in (4, 8, 16, 32, 64, 256):
     rate = gains[batch] / gains[4]
     print(
         f"batch {batch:3}: gain of a step {gains[batch]:4.0%} of the largest;"
-        f" best rate x {rate:4.1f}, by the linear rule x {batch / 4:2.0f}; samples for the same progress"
-        f" x {batch / gains[batch] * gains[4] / 4:4.1f}"
+        f" best rate x {rate:4.1f}, by the linear rule x {batch / 4:2.0f};"
+        f" samples for the same progress x {batch / gains[batch] * gains[4] / 4:4.1f}"
     )
 assert noise > 0
 assert gains[256] / gains[4] < 256 / 4

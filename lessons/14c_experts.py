@@ -133,7 +133,7 @@ show(report.step(one_token_each, 4), "All-to-all of 4 tokens on each of 4 ranks.
 
 # %%
 def toy_dispatch(comm):
-    """One expert per rank, two slots for it on each rank, a number in a slot: 10 times from, and to."""
+    """One expert per rank; each rank has two slots for it, with a number: 10 from + to."""
     slots = np.array([10 * comm.rank + to for to in range(comm.size) for _ in range(2)])
     arrived = all_to_all(comm, slots)  # pieces of equal size
     back = all_to_all(comm, arrived + 100)  # the expert adds 100
