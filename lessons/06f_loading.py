@@ -33,7 +33,13 @@ from minidist import GPT, FlopCounter, GPTConfig, SimWorld, TrainConfig, UsageEr
 from minidist.base.cache import content_hash, key_of
 from minidist.commands.generation import generate
 from minidist.course.lesson import check, expect, predict, reveal, solution
-from minidist.data import PrefetchingSampler, WorkerSampler, cached
+from minidist.data import (
+    GlobalBatchSampler,
+    PrefetchingSampler,
+    WorkerSampler,
+    cached,
+    load_dataset,
+)
 from minidist.data.workers import open_sampler
 from minidist.job.train.trainer import train
 from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
@@ -220,6 +226,33 @@ print(
 )
 
 # %% [markdown]
+# Images are usually cropped and mirrored at random, so that no epoch shows the same pixels twice.
+# Stages behind the data do it where batches are made. What a stage draws is a function of the seed
+# and the place of the sample in the job's endless list of samples: neither the number of workers
+# nor the number of ranks changes a bit, and the next epoch draws anew.
+
+# %%
+data = "glyphs | crop:2 | flip | shuffle:16"
+make = partial(open_sampler, data, False, 8, 1, 0)
+sampler = make()
+with WorkerSampler(make, sampler, [(step, 0, 8) for step in range(6)], workers=2) as processes:
+    pairs = [(processes.batch(step, 0, 8), sampler.batch(step, 0, 8)) for step in range(6)]
+print("two workers, equal:", all(np.array_equal(one[0], other[0]) for one, other in pairs))
+
+visits = GlobalBatchSampler(load_dataset(data), sampler.samples, 1, seed=0)  # a batch is an epoch
+first, second = (
+    dict(zip(batch.indices.tolist(), batch[0], strict=True))
+    for batch in (visits.batch(0, 0, sampler.samples), visits.batch(1, 0, sampler.samples))
+)
+same = sum(np.array_equal(first[number], second[number]) for number in first)
+print(f"{len(first)} samples; in the next epoch {same} of them have the same pixels")
+
+# %% [markdown]
+# `shuffle:16` is the last of the stages. An order of all samples is an array as long as the data,
+# and it reads all over the file. Here blocks of 16 neighbouring samples are permuted, and then the
+# samples inside windows of 16 blocks: nothing is longer than a window or the number of blocks.
+
+# %% [markdown]
 # ## 6 Break it
 #
 # Leave a parameter out of the key. The vocabulary changes, and the cache returns the old tokens. No
@@ -294,6 +327,7 @@ check("06f.in_order", solution("06f.in_order"))
 #
 #     mpiexec -n 2 python mpi_examples/7_more/caching.py
 #     mpiexec -n 2 python mpi_examples/7_more/efficient_loading.py --workers 2
+#     mpiexec -n 2 python mpi_examples/7_more/data_stages.py
 #     mpiexec -n 4 python mpi_examples/7_more/distillation.py
 #     mpiexec -n 2 minidist train --dp 2 --loader-workers 2 --prefetch-batches 8 --steps 20
 
@@ -305,6 +339,8 @@ check("06f.in_order", solution("06f.in_order"))
 # | `cached` | Hugging Face `datasets` fingerprints; git's objects; Bazel's action cache |
 # | `KeyValueCache` | Hugging Face `DynamicCache` (`past_key_values`); vLLM's paged attention stores it in pages |
 # | `--loader-workers N --prefetch-batches P` | PyTorch `DataLoader(num_workers=N, prefetch_factor=P / N, multiprocessing_context="spawn", in_order=True)` |
+# | `--data 'cifar:DIR \| crop:4 \| flip'` | torchvision `RandomCrop(32, padding=4)`, `RandomHorizontalFlip()`; `tf.data` `map` |
+# | `shuffle:B` | MosaicML StreamingDataset `shuffle_algo="py1b"`; `tf.data` `shuffle(buffer_size)` |
 # | `--teacher-cache` | offline distillation; stored soft labels (Shen and Xing, FKD, 2022) |
 #
 # Next: [09 Mixed precision](09_mixed_precision.ipynb). All of them are in the [index](README.md).

@@ -589,6 +589,13 @@ def test_workers_make_the_batches_of_the_rank(world, example):
 
 
 @in_both_worlds(2, always=False)
+def test_workers_prepare_the_samples_and_a_rank_waits_less(world, example):
+    code, output = example(world, 1, "data_stages")
+    assert code == 0, output
+    assert "the same pixels: True" in output
+
+
+@in_both_worlds(2, always=False)
 def test_a_rank_that_is_not_told_its_number_reads_samples_again(world, example):
     code, output = example(world, 2, "data_ledger")
     assert code == 0, output

@@ -165,7 +165,8 @@ class UntilProduct(Entered):
     """Counts until the first product of the job."""
 
     def _event(self, frame, event, argument):
-        if frame.f_code.co_filename.endswith("core/autograd/ops/linear.py"):
+        code = frame.f_code
+        if code.co_name == "linear" and code.co_filename.endswith("core/autograd/ops/linear.py"):
             sys.setprofile(None)
         super()._event(frame, event, argument)
 

@@ -4,15 +4,19 @@ Both have the same three members, so the sampler and the trainer use them in the
 the number of samples, `rows(indices, context)` returns the arrays of some of them, and `is_tokens` says whether they
 are for a language model. Data stay as they were read (bytes, a memory map), and only the requested rows are converted.
 
+Behind them may come stages (`data/stages.py`), which `rows` applies to what is stored.
+
 Proved by: tests/data/test_datasets.py
 """
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from minidist.core.base.errors import UsageError
+from minidist.data.stages import Stage, Visit, prepared
 
 Rows = tuple[np.ndarray, np.ndarray]
 CHANNELS = (1, 3, 4)  # the numbers of channels of an image in a file: grey, RGB, RGBA
@@ -31,6 +35,8 @@ class TokenDataset:
     tokens: np.ndarray
     vocab_size: int
     entropy: float | None = None
+    stages: tuple[Stage, ...] = ()
+    block: int = 0  # samples of a block of `shuffle:B`; 0: all samples are shuffled at once
     is_tokens = True
 
     def samples(self, context: int) -> int:
@@ -42,13 +48,39 @@ class TokenDataset:
             )
         return (self.tokens.size - 1) // context
 
-    def rows(self, indices: np.ndarray, context: int) -> Rows:
-        """Return inputs and targets of the samples: two int64 arrays of shape (len(indices), context)."""
+    def rows(self, indices: np.ndarray, context: int, visit: Visit | None = None) -> Rows:
+        """Return inputs and targets of the samples: two int64 arrays of shape (len(indices), context).
+
+        visit: for stages that draw; None: those of the samples' first visits, with seed 0.
+        """
         # windows: (samples, T + 1). Inputs are all but the last token, targets all but the first.
         windows = np.empty((len(indices), context + 1), np.int64)
         for row, index in enumerate(indices):
             windows[row] = self.tokens[index * context : (index + 1) * context + 1]
+        if self.stages and len(indices):
+            windows = self._prepared(windows, visit or Visit(0, indices))
         return windows[:, :-1].copy(), windows[:, 1:].copy()
+
+    def check_stages(self) -> None:
+        """Try the stages on the first tokens. Raises UsageError when they cannot be used."""
+        self.rows(np.arange(1), min(8, self.tokens.size - 1))
+
+    def _prepared(self, windows: np.ndarray, visit: Visit) -> np.ndarray:
+        """Return windows of tokens after the stages, which must leave as many tokens of the vocabulary."""
+        made = prepared(self.stages, windows, visit)
+        names = " | ".join(stage.text for stage in self.stages)
+        if made.shape != windows.shape or made.dtype.kind not in "iu":
+            raise UsageError(
+                f"--data {self.name} | {names}: samples of shape {windows.shape} became {made.dtype} of shape"
+                f" {made.shape}; return as many tokens, as integers"
+            )
+        if made.min() < 0 or made.max() >= self.vocab_size:
+            wrong = int(made.min()) if made.min() < 0 else int(made.max())
+            raise UsageError(
+                f"--data {self.name} | {names}: made token {wrong}, and tokens are 0 to {self.vocab_size - 1}; return"
+                " tokens of the vocabulary"
+            )
+        return made
 
 
 @dataclass(frozen=True)
@@ -62,17 +94,26 @@ class SampleDataset:
     inputs: np.ndarray
     targets: np.ndarray
     classes: int
+    stages: tuple[Stage, ...] = ()
+    block: int = 0  # samples of a block of `shuffle:B`; 0: all samples are shuffled at once
     is_tokens = False
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a sample after its stages, which are tried on the first one."""
+        if not self.stages:
+            return self.inputs.shape[1:]
+        return prepared(self.stages, self.inputs[:1], Visit(0, np.zeros(1, np.int64))).shape[1:]
 
     @property
     def features(self) -> int:
         """The number of features of one sample."""
-        return int(np.prod(self.inputs.shape[1:]))
+        return int(np.prod(self.shape))
 
     @property
     def image(self) -> tuple[int, int, int] | None:
         """The shape (channels, height, width) of a sample; None unless it is an image of at least 2 x 2 pixels."""
-        shape = self.inputs.shape[1:]
+        shape = self.shape
         if len(shape) == 2:
             shape = (1, *shape)
         elif self.channels_last:
@@ -85,17 +126,27 @@ class SampleDataset:
 
         If the first dim is 1, 3 or 4, it holds the channels.
         """
-        shape = self.inputs.shape[1:]
+        shape = self.shape
         return len(shape) == 3 and shape[2] in CHANNELS and shape[0] not in CHANNELS
 
     def samples(self, context: int = 0) -> int:
         """Return the number of samples. `context` is not used."""
         return len(self.inputs)
 
-    def rows(self, indices: np.ndarray, context: int = 0) -> Rows:
-        """Return inputs, float32 of shape (len(indices), features), and targets, int64 of shape (len(indices),)."""
+    def check_stages(self) -> None:
+        """Try the stages on the first sample. Raises UsageError when they cannot be used."""
+        self.rows(np.arange(1))
+
+    def rows(self, indices: np.ndarray, context: int = 0, visit: Visit | None = None) -> Rows:
+        """Return inputs, float32 of shape (len(indices), features), and targets, int64 of shape (len(indices),).
+
+        visit: for stages that draw; None: those of the samples' first visits, with seed 0.
+        """
+        inputs = self.inputs[indices]
+        if self.stages and len(indices):
+            inputs = prepared(self.stages, inputs, visit or Visit(0, indices))
         # inputs: (samples, features). Pixels become numbers in 0..1.
-        inputs = self.inputs[indices].reshape(len(indices), self.features)
+        inputs = inputs.reshape(len(indices), self.features)
         if inputs.dtype.kind in "iub":
             inputs = inputs.astype(np.float32) / np.float32(255)
         return inputs.astype(np.float32, copy=False), self.targets[indices].astype(np.int64)
@@ -117,6 +168,8 @@ def data_digest(dataset: Dataset) -> str:
     else:
         arrays, classes = [dataset.inputs, dataset.targets], dataset.classes
     digest = hashlib.blake2b(digest_size=16)
+    if dataset.stages or dataset.block:
+        digest.update(f"{dataset.block} {[stage.text for stage in dataset.stages]}".encode())
     for array in arrays:
         digest.update(f"{classes} {array.dtype} {array.shape} ".encode())
         # A view of the bytes, so that a memory map is read piece by piece.
@@ -132,12 +185,13 @@ HELD_OUT = 0.1  # the share of the data that is held out; it is the last part
 
 
 def hold_out(dataset: Dataset) -> tuple[Dataset, Dataset]:
-    """Return two data sets: the data to train on, and the last tenth of the tokens or samples."""
+    """Return two data sets: the data to train on, and the last tenth, which no stage draws for."""
+    same = tuple(stage for stage in dataset.stages if not stage.random)
     if isinstance(dataset, TokenDataset):
         cut = int(dataset.tokens.size * (1 - HELD_OUT))
-        return replace(dataset, tokens=dataset.tokens[:cut]), replace(dataset, tokens=dataset.tokens[cut:])
+        return replace(dataset, tokens=dataset.tokens[:cut]), replace(dataset, tokens=dataset.tokens[cut:], stages=same)
     cut = int(len(dataset.inputs) * (1 - HELD_OUT))
     return (
         replace(dataset, inputs=dataset.inputs[:cut], targets=dataset.targets[:cut]),
-        replace(dataset, inputs=dataset.inputs[cut:], targets=dataset.targets[cut:]),
+        replace(dataset, inputs=dataset.inputs[cut:], targets=dataset.targets[cut:], stages=same),
     )

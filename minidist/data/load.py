@@ -12,6 +12,7 @@ from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted
 from minidist.data.datasets import Dataset, SampleDataset, TokenDataset
 from minidist.data.files import TOKEN_DTYPES, cifar_folder, idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text, random_tokens
+from minidist.data.stages import with_stages
 
 GENERATED: dict[str, Callable[[], Dataset]] = {"pydoc": pydoc_text, "glyphs": glyphs, "markov": markov}
 MAX_VOCABULARY = 10**8
@@ -61,10 +62,15 @@ def _own(source: str) -> Dataset:
 
 def load_dataset(spec: str) -> Dataset:
     """Return the dataset `pydoc`, `glyphs`, `markov`, `random:N`, `text:FILE`, `tokens:FILE`, `idx:DIR`, `cifar:DIR`,
-    `npz:FILE`, or what FILE.py:FUNCTION returns.
+    `npz:FILE`, or what FILE.py:FUNCTION returns; behind it may come stages, each after a bar (`data/stages.py`).
 
     Raises UsageError, with the value and the remedy, for an unknown name and for a file that cannot be used.
     """
+    spec, *stages = (part.strip() for part in spec.split("|"))
+    return with_stages(_source(spec), stages) if stages else _source(spec)
+
+
+def _source(spec: str) -> Dataset:
     if is_user_function(spec):
         return _own(spec)
     # A name that minidist generates, or kind:path.

@@ -7,6 +7,14 @@ another number of ranks, and sees the same samples. A rank asks for its rows of 
     global batch    | 0 | 1 | 2 | 3 | 4 | 5 |     micro-batches of b samples
     replica, k = 2  |   0   |   1   |   2   |     replica r holds numbers r k to r k + k - 1
 
+A permutation is an array of all samples, and reads all over the file. With `--data 'SOURCE | shuffle:B'` blocks of B
+neighbouring samples are permuted, and then the samples inside each window of 16 blocks: no array is longer than a
+window or the number of blocks, and a window reads 16 stretches of the file.
+
+    stored, B = 2                | 0 1 | 2 3 | 4 5 | 6 7 |
+    blocks permuted              | 4 5 | 0 1 | 6 7 | 2 3 |
+    windows, of two blocks here  | 1 4   0 5 | 3 7   6 2 |
+
 Proved by: tests/data/test_sampler.py
 """
 
@@ -20,8 +28,10 @@ from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.limits import check_size
 from minidist.core.base.random import Key, uniform
 from minidist.data.datasets import Dataset, Rows
+from minidist.data.stages import Visit
 
 SIDES = ("inputs", "targets")  # of a batch
+WINDOW = 16  # blocks in which `shuffle:B` shuffles at a time
 
 
 class Batch(tuple[np.ndarray, np.ndarray]):
@@ -61,32 +71,65 @@ class GlobalBatchSampler:
         # Each lies in an epoch, at an offset of its permutation.
         epochs, offsets = places // self.samples, places % self.samples
         indices = np.empty(len(places), np.int64)
+        block = self.dataset.block
         for epoch in sorted(set(epochs.tolist())):  # np.unique imports np.ma, which takes long
-            indices[epochs == epoch] = permutation(self.seed, epoch, self.samples)[offsets[epochs == epoch]]
+            here = epochs == epoch
+            if block:
+                indices[here] = block_order(self.seed, epoch, self.samples, block, offsets[here])
+            else:
+                indices[here] = permutation(self.seed, epoch, self.samples)[offsets[here]]
         return indices
 
     def batch(self, step: int, first: int, count: int) -> Batch:
         """Return inputs and targets of rows [first, first + count) of the global batch of `step`."""
         if not 0 <= first <= first + count <= self.global_batch:
             raise ValueError(f"rows {first} to {first + count} of a global batch of {self.global_batch}")
-        return self._rows(self.sample_indices(step)[first : first + count])
+        return self._rows(self.sample_indices(step)[first : first + count], step * self.global_batch + first)
 
     def at(self, place: int, count: int) -> Batch:
         """Return inputs and targets of `count` samples from a place of the endless list: where batches vary in size."""
-        return self._rows(self._indices(np.arange(place, place + count)))
+        return self._rows(self._indices(np.arange(place, place + count)), place)
 
-    def _rows(self, indices: np.ndarray) -> Batch:
-        return Batch(self.dataset.rows(indices, self.context), indices)
+    def _rows(self, indices: np.ndarray, place: int) -> Batch:
+        visit = Visit(self.seed, np.arange(place, place + len(indices)))
+        return Batch(self.dataset.rows(indices, self.context, visit), indices)
 
 
-# The ranks of a simulated world ask for the same one, and a batch may lie across the end of an epoch.
-@lru_cache(maxsize=4)
-def permutation(seed: int, epoch: int, samples: int) -> np.ndarray:
-    """Return the order of the samples in an epoch, int64 of shape (samples,), which must not be written into."""
+def permutation(seed: int, epoch: int, samples: int, block: int = 0) -> np.ndarray:
+    """Return the order of the samples in an epoch, int64 of shape (samples,), which must not be written into.
+
+    block: of `shuffle:B`; 0: all samples are shuffled at once.
+    """
+    if block:
+        return block_order(seed, epoch, samples, block, np.arange(samples))
+    return _permutation(Key(seed, "data", epoch), samples)
+
+
+# The ranks of a simulated world ask for the same one, and a batch may lie across the end of an epoch or of a window.
+@lru_cache(maxsize=8)
+def _permutation(key: Key, count: int) -> np.ndarray:
     # The ranks of uniform draws are a permutation; "stable" makes it the same on every machine.
-    order = np.argsort(uniform(Key(seed, "data", epoch), 0, samples), kind="stable")
+    order = np.argsort(uniform(key, 0, count), kind="stable")
     order.flags.writeable = False
     return order
+
+
+def block_order(seed: int, epoch: int, samples: int, block: int, offsets: np.ndarray) -> np.ndarray:
+    """Return the samples at `offsets` of an epoch in which blocks are permuted, and then samples inside of windows."""
+    # [1] Inside of its window each place is exchanged for another one.
+    window = WINDOW * block
+    places = np.empty(len(offsets), np.int64)
+    for number in sorted(set((offsets // window).tolist())):
+        here = offsets // window == number
+        order = _permutation(Key(seed, "data", epoch, "window", number), min(window, samples - number * window))
+        places[here] = number * window + order[offsets[here] - number * window]
+
+    # [2] That place lies in a block. The last block of the file may be shorter; the ones behind it begin earlier.
+    blocks = _permutation(Key(seed, "data", epoch, "blocks"), -(-samples // block))
+    missing = len(blocks) * block - samples
+    short = (int(np.flatnonzero(blocks == len(blocks) - 1)[0]) + 1) * block - missing
+    places = places + missing * (places >= short)
+    return blocks[places // block] * block + places % block
 
 
 def microbatch_numbers(replica: int, accumulation: int) -> range:

@@ -16,7 +16,7 @@ from typing import Any
 
 from minidist.core.autograd import Tensor, relu
 from minidist.core.base import arrays as xp
-from minidist.core.nn.linear import Linear
+from minidist.core.nn.layers import Linear
 from minidist.core.nn.module import Identity, Module, Sequential, run_blocks
 from minidist.nn.batch_norm import BatchNorm
 from minidist.nn.convolution import Conv2d

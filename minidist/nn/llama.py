@@ -20,12 +20,10 @@ from minidist.core.autograd import Parameter, ShapeError, Tensor, grouped_query_
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.nn.dropout import AttentionDropout
-from minidist.core.nn.embedding import Embedding
 from minidist.core.nn.experts import MixtureOfExperts, auxiliary_losses
-from minidist.core.nn.language_model import LanguageModel, TiedHead, with_own_weight
-from minidist.core.nn.linear import Linear
+from minidist.core.nn.gpt import LanguageModel, TiedHead, with_own_weight
+from minidist.core.nn.layers import Embedding, Linear, RMSNorm
 from minidist.core.nn.module import Module, run_blocks
-from minidist.core.nn.norm import RMSNorm
 from minidist.nn import rotary, rotary_angles, swiglu
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)

@@ -22,7 +22,7 @@ from minidist.core.base.random import batch_coordinates
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Dropout, FlatParameters, GPTConfig, Linear, Module, Sequential
-from minidist.core.nn.language_model import with_own_weight
+from minidist.core.nn.gpt import with_own_weight
 from minidist.core.optim import SGD, Adam, AdamW
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.context.ulysses import UlyssesAttention

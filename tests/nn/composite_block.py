@@ -12,9 +12,8 @@ from minidist.core.autograd import Tensor, gelu, reshape, softmax, swapaxes, tra
 from minidist.core.base import arrays as xp
 from minidist.core.nn.dropout import Dropout
 from minidist.core.nn.gpt import GPTConfig
-from minidist.core.nn.linear import Conv1D
+from minidist.core.nn.layers import Conv1D, LayerNorm
 from minidist.core.nn.module import Module
-from minidist.core.nn.norm import LayerNorm
 
 
 class CompositeAttention(Module):

@@ -6,7 +6,7 @@ from minidist import cli
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, gelu
 from minidist.core.base import arrays as xp
-from minidist.core.nn.norm import LayerNorm
+from minidist.core.nn.layers import LayerNorm
 from minidist.core.parallel.tensor import layers, sequence_parallel
 from minidist.core.parallel.tensor.regions import reduce_from_tensor_parallel_region
 from minidist.job.config.train_config import TrainConfig, resolve_dims

@@ -35,8 +35,7 @@ from minidist.core.parallel.tensor.regions import (
     scatter_to_sequence_parallel_region,
     scatter_to_tensor_parallel_region,
 )
-from minidist.core.parallel.tensor.shard_context import ShardContext
-from minidist.core.parallel.tensor.sharding import take_shard
+from minidist.core.parallel.tensor.sharding import ShardContext, take_shard
 from minidist.core.parallel.tensor.styles import (
     ColwiseParallel,
     HeadParallel,

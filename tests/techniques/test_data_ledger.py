@@ -83,7 +83,7 @@ def test_an_epoch_that_is_laid_out_anew_after_a_resume(tmp_path, monkeypatch):
     """Both the sampler and the ledger take the new order, and what was read before is not its beginning."""
     values = {**tokens(tmp_path), "save": str(tmp_path / "saved"), "micro_batch": 4}
     run(1, values, steps=3)
-    other = lambda seed, epoch, samples: permutation(seed + 1, epoch, samples)  # noqa: E731
+    other = lambda seed, epoch, samples, block=0: permutation(seed + 1, epoch, samples)  # noqa: E731
     monkeypatch.setattr(samplers, "permutation", other)
     monkeypatch.setattr(data_ledger, "permutation", other)
     words = "had read 2 of the 10 samples of epoch 1, and they are not the first ones of that epoch in this job"

@@ -279,33 +279,40 @@ def test_deleting_the_folders_deletes_the_techniques(tmp_path):
     flags = [f"--{name.replace('_', '-')}" for kind in installed() for name in kind.Settings.model_fields]
     # One process runs all commands.
     program = "import runpy, sys\nfrom contextlib import suppress\n"
-    for words in ([*JOB, "--dp", "2", "--json"], *([*JOB, flag] for flag in flags)):
+    layouts = ("--dp 2", "--dp 2 --zero 2 --optimizer sgd", "--dp 2 --zero 3", "--pp 2 --tp 2 --layers 2")
+    cnn = "train --model cnn --width 4 --steps 1 --dp 2 --micro-batch 2 --trace none"
+    jobs = [[*words, "--json"] for words in (*([*JOB, *layout.split()] for layout in layouts), cnn.split())]
+    for words in (*jobs, *([*JOB, flag] for flag in flags)):
         program += f"sys.argv = {['minidist', *words]}\nwith suppress(SystemExit):\n    runpy.run_module('minidist')\n"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100)
 
     # The rest trains; the flags are unknown.
-    assert json.loads(done.stdout)["ranks"] == 2
+    results = [json.loads("{" + text) for text in re.split(r"^\{", done.stdout, flags=re.MULTILINE)[1:]]
+    assert [result["ranks"] for result in results] == [2, 2, 2, 4, 2], done.stderr
     assert re.findall(r"No such option: (--[\w-]+)", done.stderr) == flags
 
 
 def test_the_trunk_names_no_technique():
     package = Path(minidist.__file__).parent
     # The name of a class, and a setting as an attribute of a name or as a text. What runs a layout has a `strategy`,
-    # too: that is the setting where it is the attribute of a configuration.
+    # a task a `clip`, a model a `capacity_factor`, and a planned job a `prefetch`: those are the settings where they
+    # are attributes of a configuration.
+    planned = ("prefetch", "recompute", "clip", "top_k", "capacity_factor")
     words = [
         word
         for kind in installed()
         for word in (rf"\b{kind.__name__}", *map(r"(?<!\))[.\"']{}".format, kind.Settings.model_fields))
-        if not word.endswith("]strategy")
-    ] + [r"(\b(config|j)\.|[\"'])strategy"]
+        if word.rpartition("]")[2] not in ("strategy", *planned)
+    ] + [r"(\b(config|j)\.|[\"'])strategy", rf"\b(config|j)\.({'|'.join(planned)})"]
     trunk = [
         path
         for folder in ("job", "planning")
         for path in (package / folder).rglob("*.py")
-        # What other programs call offload: DeepSpeed's files and its estimates, and what is planned for a cluster.
-        if path.name not in ("deepspeed.py", "deepspeed_keys.py", "zero_stages.py", "layout.py", "ready_commands.py")
+        # What other programs call offload: DeepSpeed's files and its estimates, and what is planned for a cluster. And
+        # the jobs of a sweep, which have settings of techniques where these are installed.
+        if path.stem not in ("deepspeed", "deepspeed_keys", "zero_stages", "layout", "ready_commands", "layout_sweep")
     ]
-    # A rule may ask for a setting of a technique that may not be there.
-    texts = {path: re.sub(r"optional\(\"\w+\"\)", "", path.read_text(encoding="utf-8")) for path in trunk}
+    # A technique that may not be there: a rule asks for its setting, a closed form for what it gives the wrapper.
+    texts = {path: re.sub(r"(optional|get)\(\"\w+\"", "", path.read_text(encoding="utf-8")) for path in trunk}
     assert len(texts) > 60
     assert [(path.name, word) for path, text in texts.items() for word in words if re.search(rf"{word}\b", text)] == []

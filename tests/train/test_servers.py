@@ -15,7 +15,7 @@ from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import replay, seeded
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
 from minidist.core.base.errors import UsageError
-from minidist.core.train.loss import NonFiniteError
+from minidist.core.train.task import NonFiniteError
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.rules import check_rules

@@ -10,7 +10,7 @@ from typing import Any
 
 from minidist.core.autograd.backward import backward
 from minidist.core.autograd.ops.elementwise import add, cast, div, exp, log, mul, neg, pow, relu, sqrt, sub, tanh
-from minidist.core.autograd.ops.matrix import matmul
+from minidist.core.autograd.ops.linear import matmul
 from minidist.core.autograd.ops.reductions import max, mean, sum
 from minidist.core.autograd.ops.shaping import getitem, reshape, transpose
 from minidist.core.autograd.tensor import Tensor

@@ -2,10 +2,10 @@
 
     # minidist/nn/__init__.py
     if TYPE_CHECKING:
-        from minidist.core.nn.linear import Linear as Linear     <- what editors and type checkers read, and this module
+        from minidist.core.nn.layers import Linear as Linear     <- what editors and type checkers read, and this module
     __getattr__, __dir__ = lazy_imports(__name__, __file__)
 
-`from minidist.core.nn import Linear` then imports `minidist/core/nn/linear.py` alone. A name must not be that of a
+`from minidist.core.nn import Linear` then imports `minidist/core/nn/layers.py` alone. A name must not be that of a
 module of the package: Python would find the module.
 
 Proved by: tests/base/test_lazy.py

@@ -9,7 +9,7 @@ from typing import Any
 
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.nn.linear import Linear
+from minidist.core.nn.layers import Linear
 from minidist.core.nn.module import Module, Sequential, run_blocks
 
 

@@ -1,11 +1,9 @@
 """The recipe that applies every kind of parallelism to one model, and the training loop.
 
-layout.py        how many ranks each kind of parallelism has
-task.py          what is trained: the model, its batches and its optimizer
+task.py          what is trained: the model, its batches and its optimizer; the degrees and the loss of a step
 parallelize.py   the kinds of parallelism, applied in order
 strategy.py      a rank's part of the model, and its step
 pipeline.py      the same where the model is cut into stages
 data_axis.py     replicas, a sharded optimizer, or sharded parameters
 loop.py          the loop
-loss.py          the loss of a step, summed over the ranks
 """

@@ -11,7 +11,7 @@ Proved by: tests/train/test_core_runs.py, tests/equality/test_equality.py, tests
 from collections.abc import Iterable
 from typing import Any
 
-from minidist.core.train.loss import global_loss
+from minidist.core.train.task import global_loss
 
 
 class Loop:

@@ -19,11 +19,10 @@ from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
 from minidist.core.pipeline.plan import Plan, get_schedule
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, cut_model
-from minidist.core.pipeline.runtime.norm import gather_blocks
+from minidist.core.pipeline.runtime.reduction import gather_blocks
 from minidist.core.train.data_axis import DataAxis
-from minidist.core.train.layout import ParallelLayout
 from minidist.core.train.strategy import Strategy
-from minidist.core.train.task import Task, as_input
+from minidist.core.train.task import ParallelLayout, Task, as_input
 
 
 class MakeDataAxes(Protocol):

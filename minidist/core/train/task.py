@@ -5,11 +5,26 @@
 
 A loss is divided by the rows or tokens of the whole step, so the sum over all micro-batches is the mean.
 
-Proved by: tests/train/test_core_runs.py, tests/equality/test_equality.py
+The loss of a step: the micro-batches' losses of all ranks, added in their global order.
+
+Floating-point addition is not associative, so a sum has the same digits everywhere only if every rank adds the same
+numbers in the same order. That is why losses are gathered and added, and not all-reduced.
+
+How the ranks of a job share its model and its batch: a degree for each axis, and what is chosen on each of them.
+
+    symbol                 source
+    pp, schedule, v        a pipeline of pp ranks with v stages each          GPipe; PipeDream; Megatron-LM
+    dp, zero, reduction    replicas, and what they shard                      PyTorch DDP; ZeRO; FSDP
+    cp, attention, u       parts of each sequence                             Ring Attention; DeepSpeed-Ulysses; USP
+    tp, sequence_parallel  shards of each matrix                              Megatron-LM; Korthikanti et al.
+    ep                     shares of the experts                              GShard
+
+Proved by: tests/train/test_core_runs.py, tests/equality/test_equality.py, tests/train/test_evaluate.py,
+tests/parallel/test_dims.py
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +34,13 @@ import numpy as np
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
+from minidist.core.base.errors import MinidistError, UsageError, quoted
 from minidist.core.base.random import batch_coordinates
-from minidist.core.nn.language_model import LanguageModel
-from minidist.core.parallel.dims import Axes
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
+from minidist.core.nn.gpt import LanguageModel
+from minidist.core.parallel.dims import Axes, ParallelDims
 
 
 @dataclass(kw_only=True)
@@ -126,3 +145,64 @@ class Task(ABC):
 def as_input(inputs: Any, dtype: Any) -> Any:
     """Return tokens unchanged, and features as a tensor of the model's dtype."""
     return inputs if inputs.dtype.kind in "iu" else Tensor(xp.as_array(inputs, dtype))
+
+
+class NonFiniteError(MinidistError):
+    """The loss became NaN or infinite."""
+
+    exit_code = 2
+
+
+def ordered_sum(values: Iterable[float]) -> float:
+    """Return ((a + b) + c) + ...; the bits of Python's `sum`, which compensates since 3.12, depend on its version."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def global_loss(comm: Comm, local: list[float]) -> float:
+    """Return the sum of the losses of all ranks' micro-batches, with the same digits on every rank of `comm`.
+
+    Sends 8 B per micro-batch to every other rank (purpose metrics).
+    """
+    with purpose("metrics"):
+        losses = all_gather(comm, np.array(local, dtype=np.float64))
+    return ordered_sum(losses.tolist())
+
+
+@dataclass(frozen=True)
+class ParallelLayout(ParallelDims):
+    """The degrees of `ParallelDims`, and how each axis works.
+
+    zero: 0, whole replicas; 1 shards the optimizer, 2 the gradients too, 3 the parameters too. reduction: the algorithm
+    that sums gradients. schedule: the order of a pipeline that drains in every step. chunks (v): stages of a pipeline
+    rank; None: what the schedule takes. attention: how the parts of a sequence meet. ulysses (u): neighbours that
+    exchange heads, with "ulysses-ring". sequence_parallel: norms and dropout on 1/tp of the sequence.
+    """
+
+    zero: int = 0
+    reduction: str = "ring"
+    schedule: str = "1f1b"
+    chunks: int | None = None
+    attention: str = "ring"
+    ulysses: int = 2
+    sequence_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        if self.zero not in range(4):
+            raise UsageError(f"ParallelLayout(zero={quoted(self.zero)}); the stage of ZeRO is 0, 1, 2 or 3")
+
+    def axes(self, comm: Comm) -> Axes:
+        """Return this rank's communicators; UsageError when the degrees do not fit the ranks of `comm`."""
+        if self.ranks != comm.size:
+            degrees = f"pp={self.pp}, dp={self.dp}, cp={self.cp}, tp={self.tp}"
+            raise UsageError(
+                f"ParallelLayout({degrees}) is for {self.ranks} ranks, and there are {comm.size}; make the product of"
+                " the degrees equal to the number of ranks"
+            )
+        if self.dp % self.ep:
+            raise UsageError(
+                f"ParallelLayout(dp={self.dp}, ep={self.ep}): ep divides dp; choose a divisor of {self.dp}"
+            )
+        return super().axes(comm)

@@ -73,11 +73,6 @@ def changed(job: ResolvedJob, name: str) -> bool:
     return job.is_changed(name)
 
 
-def _divides(part: int, shards: int) -> bool:
-    """Return whether a unit may stay split among groups of `part` of its `shards` ranks."""
-    return 1 < part < shards and shards % part == 0
-
-
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 # Memory comes first: later rules load the data and make the pipeline's plan, and the last check makes the model.
@@ -144,30 +139,10 @@ MODEL_AND_DATA = (
         )
     ),
     Rule(
-        "own-model-with-recomputation",
-        lambda j: j.is_own_model and j.recompute != "none",
-        "--recompute {recompute} runs blocks of a model again, and minidist does not know the blocks of --model"
-        " {model}",
-        "call minidist.nn.ops.checkpoint in its forward, or leave it out",
-    ),
-    Rule(
         "weight-decay-by-optimizer",
         lambda j: j.weight_decay and not takes(j.optimizer, "weight_decay"),
         "--weight-decay {weight_decay} does not apply to --optimizer {optimizer}, whose __init__ has no such parameter",
         "add it there, or leave it out",
-    ),
-    Rule(
-        "selective-needs-attention",
-        lambda j: j.recompute == "selective" and j.is_classifier,
-        "--recompute selective recomputes attention, which --model {model} does not have",
-        "use --recompute full",
-    ),
-    Rule(
-        "budget-needs-equal-blocks",
-        lambda j: j.model == "mlp" and j.budget is not None,
-        "--recompute {recompute} measures one block and assumes that the others are equal, which the layers of an MLP"
-        " are not",
-        "use --recompute sqrt or full",
     ),
 )
 
@@ -406,12 +381,6 @@ EXPERTS = (
         "leave it out",
     ),
     Rule(
-        "experts-top-k",
-        lambda j: j.experts and j.top_k > j.experts,
-        "--top-k {top_k} of --experts {experts} sends a token to more experts than there are",
-        "use --top-k 1",
-    ),
-    Rule(
         "experts-by-ep",
         lambda j: j.experts % j.ep or (j.ep > 1 and not j.experts),
         "--experts {experts} cannot be divided among --ep {ep}",
@@ -420,30 +389,13 @@ EXPERTS = (
     ),
 )
 
-# Recomputation and ZeRO 3 both decide what is kept between forward and backward.
+# Copies of a sharded model.
 MEMORY = (
     Rule(
-        "segments-in-a-pipeline",
-        lambda j: j.pp > 1 and j.recomputes_blocks and j.recompute != "full",
-        "not built: --recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
-        "use full or selective",
-    ),
-    Rule(
-        "budget-with-messages-in-blocks",
-        lambda j: j.budget is not None and j.dims.splits_sums,
-        "--recompute {recompute} runs a block once to measure what it keeps, and with --tp, --cp or --ep a block sends"
-        " messages",
-        "use sqrt or full",
-    ),
-    # Settings that only ZeRO 3 reads.
-    *(
-        Rule(
-            f"{name.replace('_', '-')}-needs-zero-3",
-            ineffective(name, lambda j: bool(j.zero == 3)),
-            f"{flag(name)} {{{name}}} applies to sharded parameters",
-            "add --zero 3, or leave it out",
-        )
-        for name in ("reshard_after_forward", "persistence_threshold", "dp_replicate")
+        "dp-replicate-needs-zero-3",
+        ineffective("dp_replicate", lambda j: bool(j.zero == 3)),
+        "--dp-replicate {dp_replicate} applies to sharded parameters",
+        "add --zero 3, or leave it out",
     ),
     Rule(
         "copies-share-ranks",
@@ -453,34 +405,12 @@ MEMORY = (
         {"choices": lambda j: divisors(j.data_ranks)},
     ),
     Rule(
-        "reshard-divides-shards",
-        lambda j: not isinstance(j.reshard, bool) and not _divides(j.reshard, j.shards),
-        "--reshard-after-forward {reshard} with {shards} shards: a number must divide them and lie between 1 and"
-        " {shards}",
-        "use such a number, true or false",
-    ),
-    Rule(
         "copies-share-ranks-of-experts",
         lambda j: j.ep > 1 and j.expert_ranks % j.dp_replicate,
         "the {expert_ranks} ranks that share an expert with --ep {ep} cannot be divided among --dp-replicate"
         " {dp_replicate}",
         "use one of {choices}",
         {"choices": lambda j: divisors(j.expert_ranks)},
-    ),
-    Rule(
-        "reshard-divides-shards-of-experts",
-        lambda j: j.ep > 1 and not isinstance(j.reshard, bool) and not _divides(j.reshard, j.expert_shards),
-        "--reshard-after-forward {reshard} with {expert_shards} shards of an expert: a number must divide them and lie"
-        " between 1 and {expert_shards}",
-        "use such a number, true or false",
-    ),
-    Rule(
-        "reshard-with-recomputation",
-        # Of blocks that run again by themselves the outermost module's forward is recorded; a segment's is not.
-        lambda j: j.reshard is not True and j.recompute == "sqrt",
-        "--reshard-after-forward {reshard_after_forward} keeps what a recorded forward gathered, and with --recompute"
-        " {recompute} the forward of a segment is not recorded",
-        "use --recompute full, or leave out one of the two",
     ),
 )
 
@@ -531,31 +461,11 @@ PIPELINE = (
         )
     ),
     Rule(
-        "asynchronous-with-clip",
-        lambda j: j.asynchronous and j.clip is not None,
-        "--clip {clip} needs the gradients of all stages at one time, which --schedule {schedule} never has",
-        "leave it out",
-    ),
-    Rule(
         "asynchronous-with-zero",
         both("asynchronous", "zero"),
         "--zero {zero} is of the gradients that data-parallel ranks reduce, and --schedule {schedule} has no such"
         " ranks",
         "use a synchronous schedule, such as 1f1b",
-    ),
-    Rule(
-        "asynchronous-with-bucket-cap-mb",
-        lambda j: j.asynchronous and changed(j, "bucket_cap_mb"),
-        "--bucket-cap-mb {bucket_cap_mb} does not apply to --schedule {schedule}, which has no reduction while backward"
-        " runs",
-        "leave it out",
-    ),
-    Rule(
-        "replicas-of-batch-norm",
-        lambda j: j.asynchronous and j.replicas is not None and j.model == "cnn" and j.batch_norm != "none",
-        "--replicas {replicas} updates a stage on several ranks at different times, and running statistics of batch"
-        " normalisation are those of all rows of one step",
-        "use --batch-norm none, or a synchronous schedule with --dp",
     ),
     Rule(
         # Plans that can be drawn and timed, but not trained with.
@@ -608,15 +518,8 @@ SYNCHRONIZE_EACH = (
 EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("heads", lambda j: not j.is_classifier, "--model gpt or llama"),
     ("context", lambda j: not j.is_classifier, "--model gpt or llama"),
-    ("batch_norm", lambda j: j.model == "cnn", "--model cnn"),
     ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
     ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
-    ("prefetch", lambda j: j.zero == 3, "--zero 3"),
-    ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
-    ("bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),
-    ("top_k", lambda j: j.experts > 0, "--experts"),
-    ("capacity_factor", lambda j: j.experts > 0, "--experts"),
-    ("aux_loss_weight", lambda j: j.experts > 0, "--experts"),
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
     ("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
 )
@@ -643,15 +546,9 @@ WITHOUT_EFFECT = SYNCHRONIZE_EACH + tuple(
 # need ranks to share the work, and find one: the field, and when it has an effect all the same.
 ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("zero", lambda j: False),
-    ("prefetch", lambda j: False),
-    ("reduce_bucket_size", lambda j: False),
-    ("reshard_after_forward", lambda j: False),
-    ("persistence_threshold", lambda j: False),
-    ("bucket_cap_mb", lambda j: False),
     # The replicas of an asynchronous pipeline's stage are ranks of the pipeline.
     ("reduction", lambda j: j.replicas is not None),
     ("weights", lambda j: False),
-    ("batch_norm", lambda j: j.batch_norm != "sync"),
     ("synchronize_each", lambda j: False),
     *(pair for kind in installed() for pair in kind.alone),
 )
@@ -696,6 +593,7 @@ def _flag_and_value(job: ResolvedJob, name: str) -> str:
     return flag(name) if value is True else f"{flag(name)} {value}"
 
 
+OF_TECHNIQUES = [rule for kind in installed() if not kind.rules_first for rule in kind.rules]
 # The order in which rules are checked, and the headings of docs/rules.md.
 SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Model and data": MODEL_AND_DATA,
@@ -709,8 +607,11 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Experts": EXPERTS,
     "Memory": MEMORY,
     "Pipelines": PIPELINE,
-    "Techniques": tuple(rule for kind in installed() if not kind.rules_first for rule in kind.rules),
-    "Settings without effect": WITHOUT_EFFECT,
+    "Techniques": tuple(rule for rule in OF_TECHNIQUES if not rule.name.endswith("-without-effect")),
+    "Settings without effect": (
+        *WITHOUT_EFFECT,
+        *(rule for rule in OF_TECHNIQUES if rule.name.endswith("-without-effect")),
+    ),
 }
 RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
 

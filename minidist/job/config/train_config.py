@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from minidist.base.user_file import is_user_function
 from minidist.core.base.errors import UsageError, nearest, quoted
-from minidist.core.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range, whole_number
+from minidist.core.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range
 from minidist.core.parallel.dims import ParallelDims
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.named import OPTIMIZERS
@@ -64,20 +64,12 @@ class JobSettings(BaseModel):
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
     experts: int = Field(0, ge=0, le=MAX_COUNT, description="gpt, llama: experts in place of each MLP; 0: none")
-    top_k: int = Field(1, ge=1, le=2, description="experts per token: 1 (Switch) or 2 (GShard)")
-    capacity_factor: float = Field(
-        1.25, gt=0, le=1000, description="slots of an expert: top_k x tokens / experts x this"
-    )
-    aux_loss_weight: float = Field(0.01, ge=0, description="weight of the experts' balancing loss")
-    batch_norm: Literal["local", "sync", "none"] = Field(
-        "local",
-        description="cnn: statistics of each micro-batch (local), of all data-parallel ranks' (sync), or no norms",
-    )
     data: str = Field(
         "",
         description=(
             "pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
-            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION"
+            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION;"
+            " behind it stages, each after a bar: 'cifar:DIR | crop:4 | flip | shuffle:BLOCK | FILE.py:FUNCTION'"
         ),
     )
 
@@ -89,7 +81,6 @@ class JobSettings(BaseModel):
     )
     lr: float = Field(3e-3, gt=0, description="learning rate")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
-    clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 
     # the batch: any two of the first three give the third
@@ -166,22 +157,8 @@ class JobSettings(BaseModel):
         description="algorithm of the sum of gradients; ordered: the same bits for all bucket sizes and numbers of"
         " ranks; auto: the fastest for each bucket",
     )
-    bucket_cap_mb: float = Field(25.0, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes")
     synchronize_each: bool = Field(
         False, description="reduce after every micro-batch instead of once per step (without no_sync)"
-    )
-    reduce_bucket_size: int = Field(
-        500_000_000, ge=1, le=MAX_COUNT, description="ZeRO 1, 2: maximum elements of a gradient bucket"
-    )
-    prefetch: int = Field(1, ge=0, le=MAX_COUNT, description="ZeRO 3: units gathered ahead")
-    reshard_after_forward: str = Field(
-        "true",
-        description=(
-            "ZeRO 3: true, false (units stay gathered until backward), or a number of neighbours that keep them sharded"
-        ),
-    )
-    persistence_threshold: int = Field(
-        0, ge=0, le=MAX_COUNT, description="ZeRO 3: parameters with fewer elements stay gathered"
     )
     dp_replicate: int = Field(
         1,
@@ -194,10 +171,6 @@ class JobSettings(BaseModel):
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field(
         "fp32", description="dtype of parameters, gradients and activations"
     )
-    recompute: str = Field(
-        "none", description="activations recomputed in backward: none, full, selective, sqrt or budget:BYTES"
-    )
-
     # checkpoints and checks
     save: str | None = Field(None, description="directory of checkpoints; the last step is always saved")
     every: int | None = Field(None, ge=1, le=MAX_COUNT, description="steps between two checkpoints")
@@ -228,17 +201,6 @@ class JobSettings(BaseModel):
     def optional(self, name: str) -> Any:
         """Return a setting of a technique that may not be installed; None without it."""
         return getattr(self, name, None)
-
-    @property
-    def reshard(self) -> bool | int:
-        """Return what `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
-        text = self.reshard_after_forward.lower()
-        if text not in ("true", "false") and whole_number(text) is None:
-            raise UsageError(
-                f"--reshard-after-forward {quoted(self.reshard_after_forward)}; it must be true, false or a number of"
-                " ranks"
-            )
-        return text == "true" if text in ("true", "false") else int(text)
 
     @property
     def is_language_model(self) -> bool:

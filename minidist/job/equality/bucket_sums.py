@@ -17,10 +17,12 @@ from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.layout import offsets
+from minidist.core.parallel.gradients import BUCKET_MEGABYTES
+from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
 from minidist.job.equality.gradient_order import Sites, fold, parts_of
 from minidist.job.train.job import Job
-from minidist.techniques import Extension
+from minidist.techniques import Extension, wrapper_options
 from minidist.techniques.bucket import ReplicaBucket
 
 
@@ -63,7 +65,11 @@ def bucket_groups(job: Job) -> list[list[list[Parameter]]]:
         # Both stages that have a tied weight reduce the same sum of their gradients, so it is replayed once.
         groups = [[p for p in stage.parameters() if p.name not in tied] for stage in stages]
         groups.append([p for p in job.model.parameters() if p.name in tied])
-    cap = config.reduce_bucket_size if config.zero else config.bucket_cap_mb * 1e6 / job.dtype.itemsize
+    options = wrapper_options(config)
+    if config.zero:
+        cap = options.get("reduce_bucket_size", REDUCE_BUCKET_SIZE)
+    else:
+        cap = options.get("bucket_cap_mb", BUCKET_MEGABYTES) * 1e6 / job.dtype.itemsize
     return [buckets_of(group, cap) for group in groups]
 
 

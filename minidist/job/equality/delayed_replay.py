@@ -19,8 +19,7 @@ from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.train.loss import ordered_sum
-from minidist.core.train.task import as_input
+from minidist.core.train.task import as_input, ordered_sum
 from minidist.job.config.pipeline_plan import cut_stages, make_plan, replicas_of, stream_end
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
 from minidist.job.equality.one_device import evaluate_devices

@@ -15,7 +15,7 @@ from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import block_square_sums
-from minidist.core.train.loss import ordered_sum
+from minidist.core.train.task import ordered_sum
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
 from minidist.job.equality.bucket_sums import BucketSums
 from minidist.job.equality.gradient_order import Add
@@ -24,6 +24,7 @@ from minidist.job.train.job import Job, make_optimizer
 from minidist.job.train.strategies.data_axis import DataAxis, Tensors, gradient_of
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.sharded import unit_parameters
+from minidist.techniques import wrapper_options
 
 Contributions = dict[Parameter, list[Array]]
 
@@ -88,7 +89,8 @@ class OneDevice(MeshStrategy):
         for number, module in enumerate(stages):
             parts = [list(module.parameters())]
             if config.zero == 3:
-                parts = unit_parameters(module, config.persistence_threshold, tied)
+                threshold = wrapper_options(config).get("persistence_threshold", 0)
+                parts = unit_parameters(module, threshold, tied)
             elif config.zero == 2 or self.technique is not None:
                 parts = [[p for p in parts[0] if p.name not in tied], [p for p in parts[0] if p.name in tied]]
             # A tied weight counts on the first stage.

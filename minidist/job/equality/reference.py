@@ -12,7 +12,7 @@ micro-batch's forward and backward). The ordered tier (`--reduction ordered`) de
     3  The norm has blocks.              Squares are summed by blocks of 1,024 elements that no shard boundary crosses,
                                          and the blocks from first to last (core/optim/clip.py).
     4  The loss is gathered.             Every rank adds all micro-batches' losses in their global order
-                                         (core/train/loss.py).
+                                         (core/train/task.py).
 
 So equal gradients give equal weights, and equal weights give equal losses, step after step. Where an axis cuts a sum
 inside a micro-batch (tensor, context and expert parallelism), 1 does not hold, and runs agree up to rounding: the float
@@ -33,7 +33,7 @@ from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.parallel.context.positions import part_order, sequence_positions
-from minidist.core.train.loss import ordered_sum
+from minidist.core.train.task import ordered_sum
 from minidist.data import GlobalBatchSampler, Shares
 from minidist.data.batch_plan import StepBatch, ToldPlan
 from minidist.data.sampler import Batch
@@ -44,6 +44,7 @@ from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.train.job import Job, build
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.update import finish_step
+from minidist.techniques import joins_replicas
 
 
 def reference(
@@ -87,7 +88,7 @@ def join_replicas(config: TrainConfig, batches: Batches) -> tuple[TrainConfig, B
     Synchronised batch norms normalise over these rows, so no replica's micro-batch can be computed by itself. The
     number is that of the replicas, 1 where the job stays as it is.
     """
-    replicas = batches.dp if config.batch_norm == "sync" else 1
+    replicas = batches.dp if joins_replicas(config) else 1
     if replicas == 1:
         return config, batches, 1
     rows = batches.micro_batch * replicas

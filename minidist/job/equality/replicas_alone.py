@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidist.core.base import arrays as xp
-from minidist.core.train.loss import ordered_sum
+from minidist.core.train.task import ordered_sum
 from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.equality.gradient_order import GradientOrder, add_in_order
 from minidist.job.equality.one_device import OneDevice, evaluate_devices

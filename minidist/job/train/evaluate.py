@@ -14,7 +14,7 @@ import numpy as np
 
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
-from minidist.core.train.loss import ordered_sum
+from minidist.core.train.task import ordered_sum
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.mesh import MeshStrategy
 

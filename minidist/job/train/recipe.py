@@ -1,7 +1,7 @@
 """A job's parallelism: from its settings to what `train/parallelize.py` applies.
 
     settings     ParallelLayout   the degree of each axis, and how each works
-                 options          arguments of what wraps the model on the data axis: buckets, units, offload
+                 options          arguments of what wraps the model on the data axis, which techniques give
                  Parts            the classes of strategies and data axes that a job has in place of the core's
 
 Proved by: tests/train/test_axes.py, tests/train/test_pipelines.py, tests/train/test_sharded.py
@@ -9,11 +9,10 @@ Proved by: tests/train/test_axes.py, tests/train/test_pipelines.py, tests/train/
 
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 from minidist.core.comm import Comm
 from minidist.core.train import parallelize as core
-from minidist.core.train.layout import ParallelLayout
+from minidist.core.train.task import ParallelLayout
 from minidist.job.config.train_config import TrainConfig, updates_of
 from minidist.job.train.job import Job, build, mesh_of
 from minidist.job.train.strategies.asynchronous_pipeline import AsynchronousPipeline
@@ -21,6 +20,7 @@ from minidist.job.train.strategies.data_parallel import ReplicaAlone, Replicated
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.job.train.strategies.sharded import FullySharded, ShardedOptimizer
+from minidist.techniques import wrapper_options
 
 
 def parallelize(job: Job, comm: Comm) -> MeshStrategy:
@@ -47,21 +47,6 @@ def layout_of(job: Job) -> ParallelLayout:
     )
 
 
-def options_of(job: Job) -> dict[str, Any]:
-    """Return the arguments of `DistributedDataParallel`, `ZeroOptimizer` or `fully_shard` that the settings give."""
-    config = job.config
-    if config.zero == 0:
-        return {"bucket_cap_mb": config.bucket_cap_mb}
-    if config.zero < 3:
-        return {"reduce_bucket_size": config.reduce_bucket_size}
-    return {
-        "prefetch": config.prefetch,
-        "reshard_after_forward": config.reshard,
-        "persistence_threshold": config.persistence_threshold,
-        "offload_policy": next((found for each in job.extensions if (found := each.offload_policy())), None),
-    }
-
-
 def parts_of(job: Job) -> core.Parts:
     """Return what the job's settings choose: classes, and what is left open."""
     alone = any(extension.trains_alone for extension in job.extensions)
@@ -70,7 +55,7 @@ def parts_of(job: Job) -> core.Parts:
         MeshStrategy,
         PipelineParallel if drains else AsynchronousPipeline,
         (ReplicaAlone if alone else Replicated, ShardedOptimizer, ShardedOptimizer, FullySharded),
-        options_of(job),
+        wrapper_options(job.config, job.extensions),
         partial(mesh_of, copies=job.config.dp_replicate),
         job.expert_style,
         any(extension.sums_buckets for extension in job.extensions),

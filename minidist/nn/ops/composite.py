@@ -7,7 +7,7 @@ from math import pi, sqrt
 
 from minidist.core.autograd.ops import reductions, shaping
 from minidist.core.autograd.ops.attention import WeightDropout
-from minidist.core.autograd.ops.dropout import dropout as dropped
+from minidist.core.autograd.ops.elementwise import dropout as dropped
 from minidist.core.autograd.ops.elementwise import tanh
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp

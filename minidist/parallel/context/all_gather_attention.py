@@ -26,8 +26,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.context.positions import chunks_of, sequence_positions
-from minidist.core.parallel.context.split_attention import SplitAttention
+from minidist.core.parallel.context.positions import SplitAttention, chunks_of, sequence_positions
 from minidist.core.parallel.tensor.regions import contiguous
 from minidist.nn import where
 from minidist.parallel.context.document_mask import current_documents

@@ -30,7 +30,7 @@ from minidist.core.parallel.tensor.regions import (
     reduce_from_tensor_parallel_region,
     scatter_to_sequence_parallel_region,
 )
-from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.styles import ParallelStyle
 from minidist.nn.llama import Llama
 from minidist.parallel.tensor.llama import llama_plan

@@ -19,12 +19,12 @@ from typing import Any
 from minidist.core.autograd import Parameter, Tensor, linear
 from minidist.core.base.errors import check_divisible
 from minidist.core.comm import Comm
-from minidist.core.nn.linear import Conv1D, Linear
+from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear
 from minidist.core.parallel.tensor.parallelize import Styles
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_sequence_parallel_region
-from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.styles import (
     HeadParallel,
     LossParallel,

@@ -10,8 +10,8 @@ import numpy as np
 from minidist.core.base import arrays as xp
 from minidist.core.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.norm import gather_blocks
 from minidist.core.pipeline.runtime.pipeline import Pipeline
+from minidist.core.pipeline.runtime.reduction import gather_blocks
 
 
 def places(plan: Plan) -> list[tuple[int, int]]:

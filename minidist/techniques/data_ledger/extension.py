@@ -40,7 +40,7 @@ class DataCheck(Extension):
     ledger: DataLedger
 
     def build(self, job: Any, comm: Comm | None) -> None:
-        self.ledger = DataLedger(job.sampler.samples, job.config.seed)
+        self.ledger = DataLedger(job.sampler.samples, job.config.seed, job.sampler.dataset.block)
 
     def before_step(self, samples: int) -> None:
         self.ledger.expect(samples)

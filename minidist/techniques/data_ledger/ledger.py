@@ -48,11 +48,12 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 class DataLedger:
     """What a rank has read since the last check, and how much of the endless list all ranks had read by then.
 
-    samples: of an epoch. done: samples of the job that were checked. due: those of the steps since then.
+    samples: of an epoch. block: of `shuffle:B`; 0 without it. done: samples of the job that were checked. due: those of
+    the steps since then.
     """
 
-    def __init__(self, samples: int, seed: int) -> None:
-        self.samples, self.seed, self.done, self.due = samples, seed, 0, 0
+    def __init__(self, samples: int, seed: int, block: int = 0) -> None:
+        self.samples, self.seed, self.block, self.done, self.due = samples, seed, block, 0, 0
         self._read: dict[str, list[Numbers]] = {side: [] for side in SIDES}
         self._checked_epoch = -1
 
@@ -99,7 +100,7 @@ class DataLedger:
         epochs, offsets = places // self.samples, places % self.samples
         numbers = np.empty(self.due, np.int64)
         for epoch in np.unique(epochs).tolist():
-            order = permutation(self.seed, epoch, self.samples)
+            order = permutation(self.seed, epoch, self.samples, self.block)
             if epoch > self._checked_epoch:
                 self._each_once(order, epoch)
             numbers[epochs == epoch] = order[offsets[epochs == epoch]]
@@ -155,7 +156,7 @@ class DataLedger:
             return f"sample {number} was read {_times(len(ranks))}, by {_listed(ranks)}"
         # Once, and not due: earlier in its epoch, or later.
         epoch, offset = divmod(self.done, self.samples)
-        order = permutation(self.seed, epoch, self.samples).tolist()
+        order = permutation(self.seed, epoch, self.samples, self.block).tolist()
         when = "for the second time in the epoch" if number in order[:offset] else "before its turn"
         if number not in order:
             when = f"and the samples are 0 to {self.samples - 1}"
@@ -181,7 +182,7 @@ class DataLedger:
 
     def _open_epoch(self) -> int:
         epoch, offset = divmod(self.done, self.samples)
-        return digest(permutation(self.seed, epoch, self.samples)[:offset])
+        return digest(permutation(self.seed, epoch, self.samples, self.block)[:offset])
 
 
 def digest(numbers: Numbers) -> int:

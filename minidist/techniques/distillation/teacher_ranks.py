@@ -21,6 +21,7 @@ from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import Comm, Request
 from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.core.parallel.dims import Axes
+from minidist.techniques import wrapper_options
 from minidist.techniques.distillation.teacher import Teacher
 
 new_purpose("teacher")
@@ -32,7 +33,7 @@ def place_teacher(teacher: Teacher, comm: Comm, axes: Axes, config: Any, done: i
     comm: students and teachers. done: steps that are done, which rank 0 tells every teacher (8 B, purpose teacher).
     """
     if config.shard_teacher:
-        teacher.shard(axes.data.dup(), config.prefetch)
+        teacher.shard(axes.data.dup(), wrapper_options(config).get("prefetch", 1))
     if config.teacher_ranks:
         first = comm.size - config.teacher_ranks
         teacher.receive_from(comm, first + axes.dp.rank % config.teacher_ranks)

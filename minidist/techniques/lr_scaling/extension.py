@@ -73,7 +73,7 @@ class LrScaling(Extension):
         ),
     )
     fixed = ("lr_scaling", "base_batch")
-    unplanned = True
+    unplanned = tuple(LrScalingSettings.model_fields)
 
     @classmethod
     def check(cls, job: Any) -> None:
@@ -93,7 +93,7 @@ class LrScaling(Extension):
         # Fixed batches need no state, and updates without common steps have a number all the same.
         recent = list(self.recent) if self.changes else [self.first] * min(step + 1, self.steps)
         factors = [(samples / self.base) ** self.exponent for samples in recent]
-        return (sum(factors) + self.steps - len(recent)) / self.steps
+        return float(sum(factors) + self.steps - len(recent)) / self.steps
 
     def state(self) -> list[int]:
         return list(self.recent) if self.changes else []

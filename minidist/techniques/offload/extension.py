@@ -10,13 +10,14 @@ The arithmetic is the same, and so are the bits. No rank sends more; what crosse
 Proved by: tests/techniques/test_offload.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from minidist.core.comm import Comm
 from minidist.parallel import CPUOffloadPolicy, HostPool
+from minidist.techniques import recomputed
 from minidist.techniques.extension import Extension
 from minidist.techniques.offload.activations import HostCopy, SavedOnHost
 from minidist.techniques.offload.optimizer import HostOptimizer, OffloadedOptimizer
@@ -43,7 +44,7 @@ class Offload(Extension):
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         # Where blocks are recomputed, their inputs are all that is offloaded: see `pack`.
-        kept = strategy.job.config.recompute in ("none", "selective")
+        kept = recomputed(strategy.job.config) in ("none", "selective")
         if self.pool is None or self.settings.offload != "activations" or not kept:
             return nullcontext()
         return SavedOnHost(self.pool).saving()
@@ -64,8 +65,10 @@ class Offload(Extension):
             return partial(_beside_parameters, kind, self.pool)
         return partial(OffloadedOptimizer, optimizer_class=kind, pool=self.pool)
 
-    def offload_policy(self) -> CPUOffloadPolicy | None:
-        return None if self.pool is None or self.settings.offload != "parameters" else CPUOffloadPolicy(self.pool)
+    def wrapper_options(self, config: Any) -> Mapping[str, Any]:
+        if self.pool is None or self.settings.offload != "parameters":
+            return {}
+        return {"offload_policy": CPUOffloadPolicy(self.pool)}
 
     def result(self) -> dict[str, Any]:
         if self.pool is None:

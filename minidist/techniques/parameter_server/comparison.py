@@ -15,7 +15,7 @@ import numpy as np
 
 from minidist.core.base.trace import Trace
 from minidist.core.comm import Comm
-from minidist.core.train.loss import ordered_sum
+from minidist.core.train.task import ordered_sum
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import Comparison, Judge
 from minidist.job.equality.expected import expected_snapshots

@@ -38,7 +38,7 @@ from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import ParameterSlice
-from minidist.core.train.loss import NonFiniteError
+from minidist.core.train.task import NonFiniteError
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job, build, optimizer_class
@@ -174,7 +174,7 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
         sparse_keys(config),
         config.staleness_aware,
         rate=lambda clock: job.lr_factor(done + clock),
-        clip=config.clip,
+        clip=job.clip,
     )
 
 

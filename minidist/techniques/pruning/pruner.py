@@ -27,7 +27,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_reduce, volume
 from minidist.core.comm import Comm, PointToPoint
-from minidist.core.nn.linear import Conv1D, Linear
+from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.gradients import Bucket
 from minidist.parallel.compressor import Compressor

@@ -24,7 +24,7 @@ from minidist.core.autograd import Tensor, gelu, is_grad_enabled, linear, relu
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.base.watchers import track
-from minidist.core.nn.linear import Conv1D, Linear
+from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.techniques.quantization.fake_quantize import Grid, affine_grid, fake_quantize, symmetric_grid
 

@@ -3,16 +3,24 @@
 A vjp keeps the operand (through `saved()`, so that a Parameter is re-read and its version checked) or the result,
 whichever it needs, and nothing else.
 
-Proved by: tests/autograd/test_operations.py
+GELU is the tanh form (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016), value and derivative in one sweep:
+x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3). The sweep goes in blocks that stay in the cache. The derivative is
+stored, not recomputed: backward is one multiplication.
+
+Dropout keeps its mask as bools, 1 byte per element (Korthikanti et al., 2022, section 4.1). The caller chooses the
+elements that stay: `nn.Dropout` draws them by their place in the global batch.
+
+Proved by: tests/autograd/test_operations.py, tests/autograd/test_fused.py, tests/autograd/test_half.py
 """
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError
+from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.operands import mismatch, operand, pair, summed_to, unbroadcast
-from minidist.core.autograd.tensor import Tensor, record
+from minidist.core.autograd.tensor import Tensor, kept, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast
 
@@ -126,3 +134,61 @@ def relu(x: Tensor) -> Tensor:
     """max(x, 0); the gradient at 0 is 0, as in PyTorch."""
     data = xp.maximum(x.data, 0)
     return record("relu", data, ((x, lambda g: g * (data > 0)),))
+
+
+_BLOCK = 16 * 1024  # elements; three float32 blocks fit into 192 KiB
+
+
+def gelu_with_derivative(x: xp.Array) -> tuple[xp.Array, xp.Array]:
+    """(gelu(x), gelu'(x)), both new arrays of x's shape and dtype."""
+    if (kernels := xp.kernels_of(x)) is not None:
+        return kernels.gelu_with_derivative(x)
+    c = math.sqrt(2 / math.pi)
+    x_flat = x.reshape(-1)
+    value, derivative = xp.empty(x.shape, x.dtype, x), xp.empty(x.shape, x.dtype, x)
+    v_flat, d_flat = value.reshape(-1), derivative.reshape(-1)
+    for block in xp.blocks(x_flat, _BLOCK):
+        part, t, d = x_flat[block], v_flat[block], d_flat[block]
+        square = part * part
+        xp.multiply(square, 0.044715 * c, out=t)
+        t += c
+        t *= part
+        xp.tanh(t, out=t)  # tanh u
+        # derivative = (1 + t)/2 + x/2 (1 - t^2) u', u' = c + 3 c 0.044715 x^2
+        square *= 3 * 0.044715 * c
+        square += c
+        square *= part
+        xp.multiply(t, t, out=d)
+        xp.subtract(1, d, out=d)
+        d *= square
+        t += 1
+        d += t
+        d *= 0.5
+        t *= part
+        t *= 0.5
+    return value, derivative
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU of each element, in tanh form."""
+    x = operand(x)
+    value, derivative = gelu_with_derivative(x.data)
+    kept = x.save(derivative)
+    return record("gelu", value, ((x, lambda g: g * kept.data),), cost=11 * x.size, saved=(kept.stored,))
+
+
+def dropout(x: Tensor, keep: xp.Array, scale: float) -> Tensor:
+    """x * scale where keep is true, 0 elsewhere. keep: bools of x's shape; scale: 1 / (1 - p)."""
+    if keep.shape != x.shape:
+        raise ShapeError(f"dropout: a mask of shape {keep.shape} for a tensor of shape {x.shape}")
+    x = operand(x)
+    data = x.data * keep
+    data *= scale
+    mask = kept(keep)
+
+    def grad(g: xp.Array) -> xp.Array:
+        g = g * mask.data
+        g *= scale
+        return g
+
+    return record("dropout", data, ((x, grad),), cost=2 * x.size, saved=(keep,))

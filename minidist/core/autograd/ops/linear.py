@@ -1,16 +1,18 @@
-"""The fused affine map: product, bias and activation in one node, in place where nothing else looks.
+"""Matrix products, the look-up of rows, and the fused affine map: product, bias and activation in one node.
 
 Input gradient and weight gradient are separate products. The derivative of the activation is applied once, in
 `prepare`, for both; it is computed in forward and stored, so nothing of the forward is repeated.
 
-Proved by: tests/autograd/test_fused.py
+Proved by: tests/autograd/test_fused.py, tests/autograd/test_operations.py
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from minidist.core.autograd.errors import AutogradError
-from minidist.core.autograd.operands import mismatch, operand, operands
-from minidist.core.autograd.ops.gelu import gelu_with_derivative
+from minidist.core.autograd.operands import mismatch, operand, operands, pair, unbroadcast
+from minidist.core.autograd.ops import shaping
+from minidist.core.autograd.ops.elementwise import gelu_with_derivative
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast
@@ -95,3 +97,77 @@ def _activated(x: Tensor, z: xp.Array, activation: str) -> tuple[xp.Array, Prepa
         return xp.multiply(g, factor, out=factor)  # in place: this node runs once
 
     return z, prepare, (kept.stored,)
+
+
+def embedding(indices: Any, weight: Tensor) -> Tensor:
+    """indices (...), integers in [0, rows); weight (rows, width) -> (..., width)."""
+    indices = xp.as_array(indices.data if isinstance(indices, Tensor) else indices)
+    rows, width = weight.shape
+    if indices.dtype.kind not in "iu":
+        raise AutogradError(f"embedding: indices must be integers, not {indices.dtype}")
+    if indices.size and (indices.min() < 0 or indices.max() >= rows):
+        worst = int(indices.min() if indices.min() < 0 else indices.max())
+        raise AutogradError(
+            f"embedding: index {worst} is out of range: the weight of shape {weight.shape} has rows 0..{rows - 1}"
+        )
+
+    def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        out = xp.empty((rows, width), g.dtype, g) if out is None else out
+        out.fill(0)
+        xp.scatter_add_rows(out, indices.reshape(-1), xp.as_rows(g))
+        return out
+
+    # Positions are counted on the host.
+    if type(indices) is xp.ndarray and type(weight.data) is not xp.ndarray:
+        indices = xp.to_device(indices)
+    data = xp.take(weight.data, indices, axis=0)
+    return record("embedding", data, (), ((operand(weight), grad),), cost=0, saved=(indices,))
+
+
+def matmul(a: Any, b: Any) -> Tensor:
+    """a @ b as in NumPy: (..., m, k) @ (..., k, n) -> (..., m, n); batch dims broadcast, a vector is a row or a column.
+
+    2 m k n FLOP in forward and as many for each input gradient.
+    """
+    a, b = pair("matmul", a, b)
+    if a.ndim == 0 or b.ndim == 0:
+        raise mismatch("matmul", a, b, "include a scalar; use * instead")
+    if a.ndim == 1 or b.ndim == 1:
+        return _with_vector(a, b)
+    a, b = operand(a), operand(b)
+    try:
+        data = a.data @ b.data
+    except ValueError:
+        raise mismatch("matmul", a, b, "do not fit: columns of the first must be rows of the second") from None
+    kept_a, kept_b = a.saved(), b.saved()
+    shape_a, shape_b = a.shape, b.shape
+    flops = 2 * data.size * shape_a[-1]
+
+    def grad_a(g: xp.Array) -> xp.Array:
+        return unbroadcast(g @ xp.swapaxes(kept_b.data, -1, -2), shape_a)
+
+    def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
+        left = kept_a.data
+        if len(shape_b) == 2:  # a weight: one product over all rows
+            left, g = xp.as_rows(left), xp.as_rows(g)
+            return xp.matmul(left.T, g, out=out)
+        value = unbroadcast(xp.swapaxes(left, -1, -2) @ g, shape_b)
+        if out is None:
+            return value
+        xp.copyto(out, value)
+        return out
+
+    return record("matmul", data, ((a, grad_a),), ((b, grad_b),), cost=flops)
+
+
+def _with_vector(a: Tensor, b: Tensor) -> Tensor:
+    if a.shape[-1] != b.shape[0 if b.ndim == 1 else -2]:
+        raise mismatch("matmul", a, b, "do not fit: columns of the first must be rows of the second")
+    left = shaping.reshape(a, (1, *a.shape)) if a.ndim == 1 else a
+    right = shaping.reshape(b, (*b.shape, 1)) if b.ndim == 1 else b
+    result = matmul(left, right)
+    if b.ndim == 1:
+        result = shaping.reshape(result, result.shape[:-1])
+    if a.ndim == 1:
+        result = shaping.reshape(result, result.shape[:-1] if b.ndim == 1 else (*result.shape[:-2], result.shape[-1]))
+    return result

@@ -39,8 +39,7 @@ from minidist.core.base.arrays import downcast, upcast
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
-from minidist.core.parallel.context.positions import chunks_of, sequence_positions
-from minidist.core.parallel.context.split_attention import SplitAttention
+from minidist.core.parallel.context.positions import SplitAttention, chunks_of, sequence_positions
 from minidist.core.parallel.tensor.regions import contiguous
 
 Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are

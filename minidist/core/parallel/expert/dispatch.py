@@ -29,7 +29,7 @@ from minidist.core.comm import Comm
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import contiguous
-from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.styles import ParallelStyle
 
 

@@ -22,7 +22,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.core.nn.dropout import AttentionDropout
-from minidist.core.nn.linear import Conv1D, Linear
+from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
@@ -31,7 +31,7 @@ from minidist.core.parallel.tensor.regions import (
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_tensor_parallel_region,
 )
-from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.sharding import ShardContext
 
 
 class ColumnParallelLinear(Module):

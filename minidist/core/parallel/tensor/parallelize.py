@@ -22,7 +22,7 @@ from minidist.core.base.hooks import model_checks, plan_sources
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn import GPT, MLP
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.styles import (
     ColwiseParallel,
     HeadParallel,

@@ -19,11 +19,10 @@ from minidist.core.autograd import Tensor, embedding, layer_norm, rms_norm
 from minidist.core.base import arrays as xp
 from minidist.core.base.random import BatchCoordinates
 from minidist.core.nn.dropout import Dropout
-from minidist.core.nn.embedding import Embedding
+from minidist.core.nn.layers import Embedding, LayerNorm, RMSNorm
 from minidist.core.nn.module import Module
-from minidist.core.nn.norm import LayerNorm, RMSNorm
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, own_part
-from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.sharding import ShardContext
 
 
 class SequenceParallelLayerNorm(Module):

@@ -17,13 +17,12 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError, check_divisible
 from minidist.core.nn.dropout import AttentionDropout
-from minidist.core.nn.embedding import Embedding
-from minidist.core.nn.language_model import LanguageModel, TiedHead
-from minidist.core.nn.linear import Conv1D, Linear
+from minidist.core.nn.gpt import LanguageModel, TiedHead
+from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, HeadParallelDropout, RowParallelLinear
 from minidist.core.parallel.tensor.sequence_parallel import SEQUENCE_PARALLEL
-from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.vocabulary import (
     GatherLogits,
     VocabParallelCrossEntropy,

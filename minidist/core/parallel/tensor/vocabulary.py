@@ -23,9 +23,8 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
-from minidist.core.nn.embedding import Embedding
-from minidist.core.nn.language_model import TiedHead
-from minidist.core.nn.linear import Linear
+from minidist.core.nn.gpt import TiedHead
+from minidist.core.nn.layers import Embedding, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
@@ -34,7 +33,7 @@ from minidist.core.parallel.tensor.regions import (
     reduce_from_tensor_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
-from minidist.core.parallel.tensor.shard_context import ShardContext
+from minidist.core.parallel.tensor.sharding import ShardContext
 
 
 def padded_vocab_size(vocab_size: int, ranks: int, make_vocab_size_divisible_by: int = 1) -> int:

@@ -9,7 +9,15 @@ rank order, then the stages in stage order. So the copies stay equal bit for bit
 the data axis. Volume: with n places each sends its bytes n-1 times, which for n = 2 is an all-reduce's volume. The
 headers of the messages say what the optimizer's last step was: a copy with another learning rate would drift away.
 
-Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
+What stages share when gradients are sharded already (ZeRO 2 and 3): each rank adds its own shard of every replica.
+
+    stage 0   data rank 0  | shard 0 |  ◀──▶  | shard 0 |  data rank 0   stage 3
+              data rank 1  | shard 1 |  ◀──▶  | shard 1 |  data rank 1                each sends 1/n of the tied weight
+
+That needs replicas that are cut the same way, so a tied weight is a separate unit on both stages. Without sharding
+the replicas are summed first, whole, and over the data axis afterwards.
+
+Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py, tests/train/test_pipelines.py
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +33,7 @@ from minidist.core.base.fingerprint import fingerprint, fingerprint_number
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, PointToPoint
+from minidist.core.parallel.flat_shards import Shard
 
 Place = tuple[int, int]  # stage, rank
 Row = list[int]  # rank, stage, name, two numbers of its values
@@ -172,3 +181,32 @@ def _gather_rows(comm: Comm, rows: Any) -> list[list[int]]:
         flat = np.asarray(all_gather(comm, rows.reshape(-1), counts=[ROW * count for count in counts]))
     ranks = [rank for rank, count in enumerate(counts) for _ in range(count)]
     return [[rank, *row] for rank, row in zip(ranks, flat.reshape(-1, ROW).tolist(), strict=True)]
+
+
+class SharedShards(SharedGradients):
+    """Finds the shared parameters as `SharedGradients` does, and adds shards; shards: this rank's, by stage."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        parameters: Mapping[int, Sequence[Parameter]],
+        tied: Sequence[str],
+        shards: Mapping[int, Sequence[Shard]],
+    ) -> None:
+        super().__init__(comm, parameters, tied)
+        self.shards = shards
+
+    def mark_added(self) -> None:
+        """Do nothing: a shard holds only sums."""
+
+    def _units(self, stage: int, group: Group) -> list[Shard]:
+        return [shard for shard in self.shards[stage] if set(shard.flat.names) <= set(group.names)]
+
+    def _add(self, group: Group, own: list[Place]) -> None:
+        sums = {place: xp.concatenate([shard.grad_buffer() for shard in self._units(place[0], group)]) for place in own}
+        total = sum_over_places(self._matching(group, own), group, sums)
+        for stage, _ in own:
+            start = 0
+            for shard in self._units(stage, group):
+                shard.grad_buffer()[...] = total[start : start + shard.size]
+                start += shard.size

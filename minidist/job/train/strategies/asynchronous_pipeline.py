@@ -31,8 +31,8 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.runtime import PipelineStage
-from minidist.core.train.layout import ParallelLayout
 from minidist.core.train.pipeline import MakeDataAxes, release_other_stages
+from minidist.core.train.task import ParallelLayout
 from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.config.pipeline_plan import cut_stages, make_plan, period_of, stream_end, streams

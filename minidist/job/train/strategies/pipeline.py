@@ -12,8 +12,8 @@ from minidist.core.comm import Comm
 from minidist.core.nn import Module
 from minidist.core.pipeline.plan import Plan
 from minidist.core.train import pipeline
-from minidist.core.train.layout import ParallelLayout
 from minidist.core.train.pipeline import input_array
+from minidist.core.train.task import ParallelLayout
 from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.buffers import Buffer
 from minidist.job.checkpoint.directory import ReplicaId

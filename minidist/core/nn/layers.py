@@ -1,11 +1,14 @@
-"""Affine layers: PyTorch's Linear and GPT-2's Conv1D, which differ only in the order of the weight's dims.
+"""Layers: PyTorch's Linear and GPT-2's Conv1D, which differ only in the order of the weight's dims; Embedding, which
+looks up rows by number; and the norms, which give each vector a fixed scale, so that deep models train.
+
+Sources: Ba et al., "Layer Normalization", 2016; Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019.
 
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
 """
 
 from typing import Any
 
-from minidist.core.autograd import Parameter, Tensor
+from minidist.core.autograd import Parameter, Tensor, embedding, layer_norm, rms_norm
 from minidist.core.autograd.ops.linear import linear
 from minidist.core.base import arrays as xp
 from minidist.core.nn.module import Module
@@ -70,3 +73,44 @@ class Conv1D(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
         return linear(x, self.weight, self.bias, self.activation, weight_is_in_out=True)
+
+
+class Embedding(Module):
+    """Row look-up: weight (num_embeddings, embedding_dim), indices (...) -> (..., embedding_dim)."""
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, dtype: Any = xp.float32, scale: float = 1.0, seed: int | None = 0
+    ) -> None:
+        self.weight = Parameter(xp.zeros((num_embeddings, embedding_dim), dtype), init=("normal", scale))
+        self.initialize(seed)
+
+    def forward(self, indices: Any) -> Tensor:
+        """Integers (...) -> rows (..., embedding_dim)."""
+        return embedding(indices, self.weight)
+
+
+class LayerNorm(Module):
+    """Normalises the last dim, then scales and shifts: weight and bias (features,)."""
+
+    def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
+        self.eps = eps
+        self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
+        self.bias = Parameter(xp.zeros(features, dtype), init=("constant", 0.0))
+        self.initialize(seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., features) -> (..., features)."""
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Module):
+    """Divides by the root mean square of the last dim, then scales: weight (features,)."""
+
+    def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
+        self.eps = eps
+        self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
+        self.initialize(seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., features) -> (..., features)."""
+        return rms_norm(x, self.weight, self.eps)

@@ -1,0 +1,1 @@
+"""--bucket-cap-mb, --reduce-bucket-size: how many gradients one message has."""

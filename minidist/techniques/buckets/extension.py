@@ -1,0 +1,55 @@
+"""`--bucket-cap-mb`, `--reduce-bucket-size`: how many gradients one message has.
+
+    parameters   | wte | wpe | h.0 | h.1 | ln_f |     backward fills buckets from the last parameter on, and a bucket
+    buckets      |  2        |  1        |  0   |     that is full is sent while backward goes on
+
+The bytes of all buckets together do not depend on their size; the number of messages does, and so does how much of
+their time backward hides.
+
+Proved by: tests/config/test_no_setting_is_ignored.py, tests/config/test_rules.py
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from minidist.core.base.limits import MAX_COUNT
+from minidist.core.parallel.gradients import BUCKET_MEGABYTES
+from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
+from minidist.techniques.extension import Extension, Settings
+from minidist.techniques.rule import Rule, without_effect
+
+
+class BucketSettings(Settings):
+    """The flags."""
+
+    bucket_cap_mb: float = Field(BUCKET_MEGABYTES, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes")
+    reduce_bucket_size: int = Field(
+        REDUCE_BUCKET_SIZE, ge=1, le=MAX_COUNT, description="ZeRO 1, 2: maximum elements of a gradient bucket"
+    )
+
+
+class Buckets(Extension):
+    """Gives the wrapper of the model the size of its buckets."""
+
+    Settings = BucketSettings
+    panel = "Data parallelism"
+    rules = (
+        Rule(
+            "asynchronous-with-bucket-cap-mb",
+            lambda j: j.asynchronous and j.is_changed("bucket_cap_mb"),
+            "--bucket-cap-mb {bucket_cap_mb} does not apply to --schedule {schedule}, which has no reduction while"
+            " backward runs",
+            "leave it out",
+        ),
+        without_effect(BucketSettings, "reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
+        without_effect(BucketSettings, "bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),
+    )
+    alone = tuple((name, lambda j: False) for name in BucketSettings.model_fields)
+    unplanned = ("bucket_cap_mb",)
+
+    def wrapper_options(self, config: Any) -> Mapping[str, Any]:
+        if config.zero == 0:
+            return {"bucket_cap_mb": self.settings.bucket_cap_mb}
+        return {"reduce_bucket_size": self.settings.reduce_bucket_size} if config.zero < 3 else {}

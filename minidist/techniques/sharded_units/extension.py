@@ -1,0 +1,109 @@
+"""`--prefetch`, `--reshard-after-forward`, `--persistence-threshold`: when the units of ZeRO 3 are whole.
+
+    forward    | gather h.0 | gather h.1 | ...      --prefetch N: N units are gathered before they are needed
+                 release h.0                        --reshard-after-forward false: a unit stays whole until backward
+    backward     ... | gather h.1 | gather h.0                              G:     each group of G neighbours keeps it
+    all the time   biases and norms                 --persistence-threshold: small parameters stay whole
+
+Each is an argument of `fully_shard`. What they save or send is in the closed forms of `planning/volumes.py`.
+
+Proved by: tests/planning/test_volumes.py, tests/train/test_sharded.py, tests/config/test_rules.py
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.limits import MAX_COUNT, whole_number
+from minidist.techniques.extension import Extension, Settings
+from minidist.techniques.rule import Rule, without_effect
+
+
+class ShardedUnitsSettings(Settings):
+    """The flags; --zero is a setting of every job."""
+
+    prefetch: int = Field(1, ge=0, le=MAX_COUNT, description="ZeRO 3: units gathered ahead")
+    reshard_after_forward: str = Field(
+        "true",
+        description=(
+            "ZeRO 3: true, false (units stay gathered until backward), or a number of neighbours that keep them sharded"
+        ),
+    )
+    persistence_threshold: int = Field(
+        0, ge=0, le=MAX_COUNT, description="ZeRO 3: parameters with fewer elements stay gathered"
+    )
+
+
+def reshard(settings: Any) -> bool | int:
+    """Return what `fully_shard` takes as `reshard_after_forward`; UsageError for another word."""
+    text = settings.reshard_after_forward.lower()
+    if text not in ("true", "false") and whole_number(text) is None:
+        raise UsageError(
+            f"--reshard-after-forward {quoted(settings.reshard_after_forward)}; it must be true, false or a number of"
+            " ranks"
+        )
+    return text == "true" if text in ("true", "false") else int(text)
+
+
+def _fits(job: Any, shards: int) -> bool:
+    """Return whether a unit may stay split among groups of so many of its `shards` ranks."""
+    part = reshard(job)
+    return isinstance(part, bool) or (1 < part < shards and shards % part == 0)
+
+
+def _of_shards(name: str) -> Rule:
+    """Return the rule that refuses a setting that only ZeRO 3 reads."""
+    flag = name.replace("_", "-")
+    return Rule(
+        f"{flag}-needs-zero-3",
+        lambda j: j.is_changed(name) and j.zero != 3,
+        f"--{flag} {{{name}}} applies to sharded parameters",
+        "add --zero 3, or leave it out",
+    )
+
+
+RULES = (
+    _of_shards("reshard_after_forward"),
+    _of_shards("persistence_threshold"),
+    Rule(
+        "reshard-divides-shards",
+        lambda j: not _fits(j, j.shards),
+        "--reshard-after-forward {reshard} with {shards} shards: a number must divide them and lie between 1 and"
+        " {shards}",
+        "use such a number, true or false",
+        {"reshard": reshard},
+    ),
+    Rule(
+        "reshard-divides-shards-of-experts",
+        lambda j: j.ep > 1 and not _fits(j, j.expert_shards),
+        "--reshard-after-forward {reshard} with {expert_shards} shards of an expert: a number must divide them and lie"
+        " between 1 and {expert_shards}",
+        "use such a number, true or false",
+        {"reshard": reshard},
+    ),
+    Rule(
+        "reshard-with-recomputation",
+        # Of blocks that run again by themselves the outermost module's forward is recorded; a segment's is not.
+        lambda j: reshard(j) is not True and j.optional("recompute") == "sqrt",
+        "--reshard-after-forward {reshard_after_forward} keeps what a recorded forward gathered, and with --recompute"
+        " {recompute} the forward of a segment is not recorded",
+        "use --recompute full, or leave out one of the two",
+    ),
+    without_effect(ShardedUnitsSettings, "prefetch", lambda j: j.zero == 3, "--zero 3"),
+)
+
+
+class ShardedUnits(Extension):
+    """Tells `fully_shard` when units are whole."""
+
+    Settings = ShardedUnitsSettings
+    panel = "Data parallelism"
+    rules = RULES
+    alone = tuple((name, lambda j: False) for name in ShardedUnitsSettings.model_fields)
+
+    def wrapper_options(self, config: Any) -> Mapping[str, Any]:
+        settings = self.settings
+        options = {"prefetch": settings.prefetch, "persistence_threshold": settings.persistence_threshold}
+        return {**options, "reshard_after_forward": reshard(settings)} if config.zero == 3 else {}
