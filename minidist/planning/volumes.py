@@ -76,11 +76,11 @@ def closed_form_bytes(
         begins, learns = not begun, shares.accumulation not in begun
         begun.add(shares.accumulation)
         total.update(_data_axes(piece, pipeline, extensions, skipped=skipped * begins, begins=begins, learns=learns))
-        if dims.pp > 1:
-            sent = pipeline_bytes(part, same, pipeline, first_step)
+        inside = {name: count * itemsize for name, count in layer_elements(part, same).items()}
+        between = pipeline_bytes(part, same, pipeline, first_step) if dims.pp > 1 else {}
+        for sent in (inside, between):
             total.update({name: count for name, count in sent.items() if learns or name != "startup"})
         total.update(_losses(part, same))
-        total.update({name: count * itemsize for name, count in layer_elements(part, same).items()})
 
     # Norms, and what techniques add.
     total.update(_norms(config, batches, pipeline, skipped))
