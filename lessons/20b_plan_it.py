@@ -29,7 +29,6 @@
 # per layer; a pipeline sends little, and waits at both ends of the step.
 
 # %%
-import inspect
 import tempfile
 from contextlib import redirect_stderr
 from dataclasses import replace
@@ -53,10 +52,8 @@ from minidist.pipeline.timing import time_plan
 from minidist.planning.architecture import named
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job, check_layout
-from minidist.planning.cluster.memory import states
 from minidist.planning.cluster.ready_commands import compare_command
 from minidist.planning.cluster.search import plan_layout, search
-from minidist.planning.cluster.step_time import StepModel
 from minidist.report import draw, show
 from minidist.report.frontier import frontier
 from minidist.report.gantt import gantt
@@ -155,13 +152,8 @@ for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
 #
 # A plan of the large job is two functions. What a pipeline rank holds of the model, and how long a
 # collective takes: a ring, with a latency per step, over links inside a node and adapters between
-# nodes.
-
-# %%
-print(inspect.getsource(states))
-print(inspect.getsource(StepModel.ring_seconds))
-
-# %% [markdown]
+# nodes ([memory.py](../minidist/planning/cluster/memory.py), [step_time.py](../minidist/planning/cluster/step_time.py)).
+#
 # For the small job the same model of a step fits on half a page. The work of one device is counted
 # once, by running one sample through the model with a FLOP counter:
 

@@ -57,6 +57,7 @@ def _algorithm_of_a_file(operation: str, name: str) -> Any:
     return load_algorithm(name, operation)[1]
 
 
+@cache
 def _one_event() -> Any:
     from minidist.collectives import one_event
 
@@ -83,6 +84,13 @@ def _shard_arguments(optimizer_class: Any, parameters: Any, comm: Any) -> dict[s
 
         return {"whole_matrices": WholeMatrices(parameters)}
     return {}
+
+
+def _message_checks() -> Any:
+    from minidist.comm import message_checks
+
+    hooks.message_checks = lambda: message_checks
+    return message_checks
 
 
 def _any_source() -> Any:
@@ -270,6 +278,7 @@ hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring
 hooks.guards.append(_guard)
 hooks.shard_arguments.append(_shard_arguments)
 hooks.one_event.append(_one_event)
+hooks.message_checks = _message_checks
 hooks.any_source = _any_source
 hooks.fibers = _fibers
 hooks.kernels_of = _kernels_of

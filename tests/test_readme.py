@@ -91,8 +91,10 @@ def started(command, folder):
     return answer.returncode, answer.stdout + answer.stderr
 
 
-# These take seconds, and another test runs each of them with other flags.
+# These take seconds, and another test runs each of them, with other flags or in its own process.
 LONG = {
+    "python lessons/00_start_here.py",
+    "mpiexec -n 4 python ranks.py",
     "minidist compare --matrix --sample 4",
     "minidist bench collectives --simulated --ranks 16 --picture runs/crossover.svg",
     "mpiexec -n 2 minidist compare --dp 2 --steps 3",

@@ -78,9 +78,7 @@ class MemoryAccount(Watcher):
             self._change(purpose, nbytes)
         return array
 
-    def allocated(self, array: xp.Array, purpose: str) -> None:
-        """Count an array that is not an operation's result."""
-        self.track(array, purpose)
+    allocated = track  # of an array that is not an operation's result
 
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[xp.Array]) -> None:
         """Count an operation's result, and what its node saves in addition to inputs and result."""

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +83,21 @@ def _moved(
     return np.moveaxis(as_strided(_layout((), dtype), shape, strides), source, destination)
 
 
+@lru_cache(MAX_REMEMBERED)
+def _reshaped(
+    shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...], wanted: tuple[int, ...]
+) -> tuple[np.ndarray, bool]:
+    """Return the layout of such an array in another shape, and whether NumPy returns a view of it."""
+    size, known = math.prod(shape), math.prod(length for length in wanted if length != -1)
+    exact = tuple(size // max(known, 1) if length == -1 else int(length) for length in wanted)
+    if math.prod(exact) != size:
+        raise ValueError(f"cannot reshape array of size {size} into shape {wanted}")
+    try:
+        return as_strided(_layout((), dtype), shape, strides).reshape(exact, copy=False), True
+    except ValueError:  # a copy would be needed
+        return _layout(exact, dtype), False
+
+
 _broadcast_shapes = lru_cache(MAX_REMEMBERED)(np.broadcast_shapes)
 
 
@@ -139,33 +155,14 @@ class MetaArray(NDArrayOperatorsMixin):
 
     # what it is -------------------------------------------------------------------------------------------------------
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._layout.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._layout.dtype
-
-    @property
-    def size(self) -> int:
-        return self._layout.size
-
-    @property
-    def ndim(self) -> int:
-        return self._layout.ndim
-
-    @property
-    def itemsize(self) -> int:
-        return self._layout.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return self._layout.size * self._layout.itemsize
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        return self._layout.strides
+    # Read many times for each array, so no frame of Python's is made for them.
+    shape: Any = property(attrgetter("_layout.shape"))
+    dtype: Any = property(attrgetter("_layout.dtype"))
+    size: Any = property(attrgetter("_layout.size"))
+    ndim: Any = property(attrgetter("_layout.ndim"))
+    itemsize: Any = property(attrgetter("_layout.itemsize"))
+    nbytes: Any = property(attrgetter("_layout.nbytes"))
+    strides: Any = property(attrgetter("_layout.strides"))
 
     @property
     def flags(self) -> Any:
@@ -220,17 +217,8 @@ class MetaArray(NDArrayOperatorsMixin):
     def reshape(self, *shape: Any, order: str = "C") -> "MetaArray":
         """Return the same elements in another shape: a view if NumPy returns a view, otherwise a copy."""
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)) else shape
-        wanted = tuple(wanted)
-        known = math.prod(length for length in wanted if length != -1)
-        exact = tuple(self.size // max(known, 1) if length == -1 else int(length) for length in wanted)
-        if math.prod(exact) != self.size:
-            raise ValueError(f"cannot reshape array of size {self.size} into shape {wanted}")
-        try:
-            layout = self._layout.reshape(exact, copy=False)
-        except ValueError:  # a copy would be needed
-            copied = MetaArray(exact, self.dtype)
-            return copied._view(copied._layout)  # as NumPy, whose result is a view of the copy
-        return self._view(layout)
+        layout, is_view = _reshaped(self.shape, self.dtype, self.strides, tuple(wanted))
+        return self._view(layout) if is_view else MetaArray._of(layout)._view(layout)  # NumPy returns a view of a copy
 
     def ravel(self) -> "MetaArray":
         return self.reshape(-1)
@@ -357,6 +345,8 @@ _BASIC = frozenset({int, slice, type(None), type(Ellipsis)})
 def _indexed_shape(array: MetaArray, index: Any) -> tuple[int, ...] | None:
     """Return the shape of the copy that indexing makes, or None if it makes a view."""
     parts = index if type(index) is tuple else (index,)
+    if _BASIC.issuperset(map(type, parts)):
+        return None
     if not any(type(part) not in _BASIC and isinstance(part, (np.ndarray, MetaArray, list)) for part in parts):
         return None
     # NumPy's rules. Index arrays are broadcast together, and their shape takes the place of the axes that they index.
@@ -497,8 +487,9 @@ def _where(condition: Any, *values: Any) -> Any:
 
 
 def _copyto(target: Any, source: Any, **_: Any) -> None:
-    if np.broadcast_shapes(np.shape(target), np.shape(source)) != np.shape(target):
-        raise ValueError(f"could not broadcast shape {np.shape(source)} into shape {np.shape(target)}")
+    shape, wanted = _shape(source), _shape(target)
+    if shape != wanted and _broadcast_shapes(wanted, shape) != wanted:
+        raise ValueError(f"could not broadcast shape {shape} into shape {wanted}")
 
 
 def _broadcast_to(array: Any, shape: Any, **_: Any) -> Any:

@@ -35,21 +35,23 @@ def ring_outcome(operation: str, sizes: Sequence[int], itemsize: int, links: Lin
     n, chunks = len(sizes), itemsize * np.array(sizes, np.int64)
     time, out_free, in_free = np.array(begins).T.copy()
     sent = np.zeros(n, np.int64)
-    beta_in = np.roll(links.beta, 1)
+    ranks = np.arange(n)
+    before, after = ranks - 1, (ranks + 1) % n  # index -1 is the last rank
+    beta_in = links.beta[before]
     for first in FIRST_CHUNKS[operation]:
         for step in range(first, first + n - 1):
             # Rank r sends chunk r - step to r + 1; both requests are posted now.
-            nbytes, posted = np.roll(chunks, step), time
+            nbytes, posted = chunks[ranks - step], time
             out_free = np.maximum(time, out_free) + links.beta * nbytes
-            arrival = np.roll(out_free + links.alpha, 1)
+            arrival = (out_free + links.alpha)[before]
             out_free = out_free + links.overhead
             sent += nbytes
 
             # The receive ends first. The send ends no earlier than its receive is posted.
-            busy = links.overhead + beta_in * np.roll(nbytes, 1)
+            busy = links.overhead + beta_in * nbytes[before]
             in_free = np.maximum(np.maximum(arrival, in_free + busy), posted)
             time = np.maximum(time, in_free)
-            time = np.maximum(np.maximum(time, out_free), np.roll(posted, -1))
+            time = np.maximum(np.maximum(time, out_free), posted[after])
 
     messages = [(n - 1) * len(FIRST_CHUNKS[operation])] * n
     ends = [Ports(*ports) for ports in np.stack([time, out_free, in_free], axis=1).tolist()]

@@ -310,7 +310,7 @@ def _mfu(config: TrainConfig, seconds: float, ranks: int, links: LinkModel) -> f
         gated=gated,
         kv_heads=config.kv_heads,
         experts=config.experts,
-        top_k=config.top_k if config.experts else 0,
+        top_k=(config.optional("top_k") or 1) if config.experts else 0,
     )
     batch = resolve_batches(config, ranks).global_batch
     return model.step_flops(batch, config.context) * config.steps / (seconds * ranks * links.flops)

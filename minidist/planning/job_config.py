@@ -18,7 +18,7 @@ from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig
 from minidist.planning.architecture import Architecture, checked
 from minidist.planning.cluster.layout import RECOMPUTE
-from minidist.techniques import installed
+from minidist.techniques import installed, recomputed
 
 AXES = ("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "micro_batch", "recompute")
 MODEL = ("model", "layers", "width", "heads", "kv_heads", "ffn", "context", "experts", "top_k", "dropout")
@@ -26,10 +26,10 @@ BATCH = ("global_batch", "accumulation", "microbatches", "precision", "optimizer
 
 # These change neither the bytes of a rank nor the time of a step by more than the planner's error.
 WITHOUT_EFFECT = (
-    "aux_loss_weight", "clip", "data",
+    "data",
     "evaluate_every", "every", "keep", "lr", "overwrite", "reduction", "save",
     "seed", "steps", "weight_decay",
-    *(name for kind in installed() if kind.observes or kind.unplanned for name in kind.Settings.model_fields),
+    *(name for kind in installed() for name in (kind.Settings.model_fields if kind.observes else kind.unplanned)),
 )  # fmt: skip
 
 # The fields of an Architecture -> their settings in a file. How large an MLP and a vocabulary are follows from others.
@@ -94,9 +94,9 @@ def _check_planned(config: TrainConfig, given: Mapping[str, Any], file: str) -> 
         raise UsageError(
             f"schedule {quoted(config.schedule)} in {file} is not planned; give schedule = '1f1b' or 'interleaved'"
         )
-    if config.recompute not in RECOMPUTE:
+    if recomputed(config) not in RECOMPUTE:
         raise UsageError(
-            f"recompute {quoted(config.recompute)} in {file} is not planned; give one of {', '.join(RECOMPUTE)}"
+            f"recompute {quoted(recomputed(config))} in {file} is not planned; give one of {', '.join(RECOMPUTE)}"
         )
 
 
@@ -125,7 +125,7 @@ def architecture(config: TrainConfig) -> Architecture:
             gated=config.model == "llama",
             kv_heads=config.kv_heads,
             experts=config.experts,
-            top_k=config.top_k if config.experts else 0,
+            top_k=(config.optional("top_k") or 1) if config.experts else 0,
         ),
         NAMES,
     )

@@ -21,6 +21,7 @@ Proved by: tests/planning/test_volumes.py
 from collections import Counter
 from collections.abc import Callable
 
+from minidist.core.nn import GPTConfig
 from minidist.core.nn.experts import expert_capacity
 from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.data import load_dataset
@@ -46,7 +47,7 @@ from minidist.parallel.volume import (
     ulysses_volume,
 )
 from minidist.planning.pipeline_volumes import input_shapes
-from minidist.techniques import of_job, packs_inputs
+from minidist.techniques import of_job, packs_inputs, recomputed
 
 FORWARD, BACKWARD, REGATHER, DISPATCH = "tensor_forward", "tensor_backward", "regather", "dispatch"
 Elements = Counter[str]
@@ -78,6 +79,7 @@ def _of_rows(
 ) -> Elements:
     """Return what so many forward and backward passes of micro-batches of the same rows send inside layers."""
     total: Elements = Counter()
+    again = recomputed(config)
     for stage, blocks in enumerate(blocks_of_stages(config, stages)):
         # Every forward pass and every backward pass of the stage.
         first, last = stage == 0, stage == stages - 1
@@ -86,11 +88,11 @@ def _of_rows(
         total.update(_times(backward, passes))
 
         # What runs again: a pipeline's whole stages, all blocks (also in segments), or attention.
-        if pipeline and config.recompute == "full" and not packs_inputs(config):
+        if pipeline and again == "full" and not packs_inputs(config):
             total.update(_times(forward, passes))
-        elif config.recompute in ("full", "sqrt"):
+        elif again in ("full", "sqrt"):
             total.update(_times(layers.forward(blocks, False, False), passes))
-        elif config.recompute == "selective":
+        elif again == "selective":
             total.update(_times(layers.attention(len(blocks)), passes))
         if not last:
             total["startup"] += sum(forward.values()) * empty_passes
@@ -248,7 +250,7 @@ class Layers:
             len(sequence_positions(config.context, rank, cp, part_order(config.attention, config.ulysses)))
             for rank in range(cp)
         ]
-        capacities = [
-            expert_capacity(self.rows * part, config.experts, config.top_k, config.capacity_factor) for part in parts
-        ]
+        top_k = config.optional("top_k") or GPTConfig.expert_top_k
+        factor = config.optional("capacity_factor") or GPTConfig.capacity_factor
+        capacities = [expert_capacity(self.rows * part, config.experts, top_k, factor) for part in parts]
         return config.experts * sum(capacities) * config.width

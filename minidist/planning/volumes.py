@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from minidist.core.optim import NORM_BLOCK
 from minidist.core.pipeline.plan import Plan
 from minidist.data import Shares
 from minidist.job.config.models import ITEMSIZE
@@ -33,12 +32,21 @@ from minidist.job.train.state import Phase
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.parallel.replica_guard import startup_bytes
 from minidist.parallel.running_statistics import statistics_bytes
-from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
 from minidist.parallel.volume import gradient_volume
 from minidist.pipeline.passes import additions
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
-from minidist.techniques import AxisRun, Extension, Run, of_job, packs_inputs, trains_alone, wrapper_options
+from minidist.techniques import (
+    AxisRun,
+    Extension,
+    Run,
+    joins_replicas,
+    of_job,
+    packs_inputs,
+    recomputed,
+    trains_alone,
+    wrapper_options,
+)
 
 
 def closed_form_bytes(
@@ -82,8 +90,7 @@ def closed_form_bytes(
             total.update({name: count for name, count in sent.items() if learns or name != "startup"})
         total.update(_losses(part, same))
 
-    # Norms, and what techniques add.
-    total.update(_norms(config, batches, pipeline, skipped))
+    # What techniques add.
     for extension in extensions:
         total.update(extension.bytes_sent(run))
     return {name: total[name] for name in sorted(total) if total[name]}
@@ -148,7 +155,8 @@ def _data_axes(
     total: Counter[str] = Counter()
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
     reshard = wrapper_options(config).get("reshard_after_forward", True)
-    stages_replayed = plan is not None and config.recompute == "full" and not packs_inputs(config)
+    joined = joins_replicas(config)
+    stages_replayed = plan is not None and recomputed(config) == "full" and not packs_inputs(config)
     # One rank of each stage stands for all: its axis has n ranks, and the stage has `groups` such axes.
     for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
         n, groups = group_of(batches, axis)
@@ -181,53 +189,27 @@ def _data_axes(
             gathers = (steps - skipped) * (n - 1) * units
 
         # Replicas that train alone send what their technique says.
-        if config.batch_norm != "sync" and not trains_alone(config):
+        if not (joined or trains_alone(config)):
             total["metrics"] += reductions * groups * statistics_bytes(axis.norms, n, copies)
         if plan is not None and axis.norms:
             # The pipeline's own at the end of a step: ranks of one stage first; with ZeRO 2 and 3 after the units'.
             holders = len(plan.holders()[axis.stage])
             total["metrics"] += steps * n * groups * statistics_bytes(axis.norms, holders) // holders
-            if config.batch_norm != "sync":
+            if not joined:
                 total["metrics"] += steps * groups * statistics_bytes(axis.norms, n) * (config.zero >= 2)
-        if config.batch_norm == "sync":
-            # Once per norm and pass, and again where forward runs again.
-            for channels in axis.norms:
-                total["batch_norm"] += groups * steps * k * sum(sync_batch_norm_bytes(channels, n))
-            for channels in axis.norms if stages_replayed else axis.norms_again:
-                total["batch_norm"] += groups * steps * k * sync_batch_norm_bytes(channels, n)[0]
         # An algorithm that is neither the ring nor ordered states its own.
         elements = reduced if axis.reduced is None or n == 1 else axis.reduced
         total["gradient_reduce"] += reductions * groups * elements * itemsize
 
         # What techniques add to an axis, or save.
         for extension in extensions:
-            total.update(extension.bytes_of_axis(run, AxisRun(axis, n, groups, per_step, elements * itemsize)))
+            total.update(
+                extension.bytes_of_axis(
+                    run, AxisRun(axis, n, groups, per_step, elements * itemsize, k, stages_replayed)
+                )
+            )
         total["parameter_gather"] += gathers * groups * itemsize
     return total
-
-
-def _norms(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
-) -> Counter[str]:
-    """Return the bytes of block sums: gathered over shards, summed over tensor-parallel ranks, joined over stages."""
-    if config.clip is None:
-        return Counter()
-    dims, all_blocks, nbytes = batches.dims, 0, 0
-    for axis in (axis for stages in pipeline for axis in stages):
-        n, groups = group_of(batches, axis)
-        blocks = sum(-(-unit // NORM_BLOCK) for unit in axis.units)
-        all_blocks += blocks
-
-        # Block sums of the shards are gathered; those of tensor- and expert-parallel shards are all-reduced.
-        nbytes += (n - config.dp_replicate) * groups * blocks if config.zero else 0
-        nbytes += 2 * (dims.tp - 1) * dims.dp * dims.cp * blocks
-        nbytes += 2 * (dims.ep - 1) * dims.edp * dims.cp * dims.tp * blocks if axis.experts else 0
-
-    # The stages of a pipeline exchange how many blocks each has, then the blocks: two all-reduces.
-    if dims.pp > 1:
-        places = sum(map(len, make_plan(config, batches.accumulation).holders().values()))
-        nbytes += 2 * (dims.pp - 1) * dims.dp * dims.cp * dims.tp * (places + all_blocks)
-    return Counter(clip_norm=(config.steps - skipped) * nbytes * NUMBER)
 
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:

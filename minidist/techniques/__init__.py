@@ -1,12 +1,15 @@
 """The techniques that a job may use in addition to its layout, one folder each. `extension.py` is their interface.
 
 adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
+batch_norm       --batch-norm: over which rows a CNN normalises
 batches_ahead    --prefetch-batches, --loader-workers: a thread or processes make the batches of later steps
 buckets          --bucket-cap-mb, --reduce-bucket-size: how many gradients one message has
+clip             --clip: the gradient of a step has at most this norm
 compression      --compression: gradients are sent with fewer bytes; what is left is added to the next ones
 data_ledger      --check-data: every sample is read once per epoch
 distillation     --distill-from: a student learns from labels and from a trained model, its teacher
 documents        --document-separator: attention stays inside documents
+expert_routing   --top-k, --capacity-factor, --aux-loss-weight: which experts a token gets
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
 lr_scaling       --lr-scaling, --base-batch: the learning rate follows the size of the global batch
@@ -19,6 +22,7 @@ optimizer_settings  --momentum, --nesterov, --betas, --eps: the symbols of an op
 parameter_server    --strategy ps: servers hold the weights, and workers push gradients to them
 pruning          --sparsity, --sparsity-pattern: weights become zero, and their gradients are not sent
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
+recompute        --recompute: activations are computed again in backward, and not kept
 repartition      --repartition-every: the stages of a pipeline are cut anew while it trains
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
 sharded_units    --prefetch, --reshard-after-forward, --persistence-threshold: when the units of ZeRO 3 are whole
@@ -53,11 +57,14 @@ __all__ = [
     "changes_batches",
     "defaults",
     "installed",
+    "joins_replicas",
+    "model_options",
     "of_job",
     "of_users",
     "own_loop",
     "packs_inputs",
     "ranks_beside",
+    "recomputed",
     "sums_buckets",
     "trains_alone",
     "wrapper_options",
@@ -127,6 +134,21 @@ def wrapper_options(config: Any, extensions: Iterable[Extension] | None = None) 
     for extension in of_job(config) if extensions is None else extensions:
         options |= extension.wrapper_options(config)
     return options
+
+
+def model_options(config: Any) -> dict[str, Any]:
+    """Return the arguments that techniques give to the model of a job."""
+    return {name: value for extension in of_job(config) for name, value in extension.model_options(config).items()}
+
+
+def joins_replicas(config: Any) -> str:
+    """Return the flag with which a micro-batch of a job has the rows of all replicas; "" without one."""
+    return next((found for extension in of_job(config) if (found := extension.joins_replicas())), "")
+
+
+def recomputed(config: Any) -> str:
+    """Return what runs again in backward in a job: see `Extension.recomputes`."""
+    return next((found for extension in of_job(config) if (found := extension.recomputes()) != "none"), "none")
 
 
 def ranks_beside(config: Any, ranks: int | None = None) -> int:

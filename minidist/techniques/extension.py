@@ -7,10 +7,12 @@ the job at the same places. In the order of a job:
     own_loop(config)             a training loop in place of all that follows, for ranks without common steps
     serve(...)                   on ranks `beside` the layout, in place of all that follows
     before_resume(config, stages, then, state)    a job is resumed, and nothing is made yet
+    model_options(config)        a model is made
     build(job, comm)             the model and the data are made, nothing is parallel yet
     meeting(replica)             replicas train alone (`trains_alone`); replay(...) is the same on one device
     sum_of_replicas(bucket)      on one device, a bucket of gradients is added (`sums_buckets`)
     loss(loss, comm)             the model has its loss function; again when its vocabulary is split over `comm`
+    layers_split(job, axes)      layers are split over ranks, and the model is not yet cut into stages
     axis_made(axis)              a data axis of the layout is made
     forget()                     layers were run to measure them, which is no part of the training
     packs_inputs(), pack(array)    blocks are recomputed, and each input waits
@@ -111,7 +113,8 @@ class AxisRun:
     """One data axis in the part of a job whose bytes are counted: one stage's parameters on the ranks that share them.
 
     sizes: its `AxisSizes`. ranks: those over which gradients are summed. groups: how many such groups a stage has.
-    reductions: of its gradients, in a step. reduced: bytes that its ranks together send in one of them.
+    reductions: of its gradients, in a step. reduced: bytes that its ranks together send in one of them. microbatches:
+    that each of its ranks runs in a step. replayed: whether a pipeline runs the forward pass of its stage again.
     """
 
     sizes: Any
@@ -119,6 +122,8 @@ class AxisRun:
     groups: int
     reductions: int
     reduced: int
+    microbatches: int
+    replayed: bool
 
 
 class Settings(BaseModel):
@@ -147,8 +152,8 @@ class Extension:
     in words, where a job has no place for it. trainers: what traces and reports call the ranks of the layout, where
     other ranks are `beside` it; one technique of a job may have such ranks. in_evaluations: whether evaluations have
     the technique, too, with `read_inputs` and `micro_batch`. for_all_steps: whether the settings are meant for the
-    whole length of a job, so that a trial of a few steps leaves them out. unplanned: whether a plan (`minidist plan`)
-    leaves the flags out, because they change neither memory nor time by more than the planner's error. deepspeed: what
+    whole length of a job, so that a trial of a few steps leaves them out. unplanned: the flags that a plan (`minidist
+    plan`) leaves out, because they change neither memory nor time by more than the planner's error. deepspeed: what
     is made of keys of a DeepSpeed file. scale: by what `scaled` has multiplied the loss of the current step, and so its
     gradients.
     """
@@ -173,7 +178,7 @@ class Extension:
     trainers: ClassVar[str] = "layout"
     for_all_steps: ClassVar[bool] = False
     in_evaluations: ClassVar[bool] = False
-    unplanned: ClassVar[bool] = False
+    unplanned: ClassVar[tuple[str, ...]] = ()
     deepspeed: ClassVar[DeepSpeedKeys] = DeepSpeedKeys()
     scale: float = 1.0
 
@@ -298,6 +303,27 @@ class Extension:
         """Prepare the first step, on every rank of the layout. comm: all ranks. done: steps of an earlier run.
 
         Not called with an `OwnLoop`, which has no layout.
+        """
+
+    def model_options(self, config: Any) -> Mapping[str, Any]:
+        """Return further arguments of the model, or of its `GPTConfig` or `LlamaConfig`, as `config.model` says."""
+        return {}
+
+    def joins_replicas(self) -> str:
+        """Return the flag with which a micro-batch is computed from the rows of all replicas; "" without it.
+
+        One device then joins their micro-batches of the same number.
+        """
+        return ""
+
+    def recomputes(self) -> str:
+        """Return what runs again in backward, as `nn.recompute.recompute` takes it."""
+        return "none"
+
+    def layers_split(self, job: Any, axes: Any) -> None:
+        """Change the layers of the job's model, which are split over ranks, and not yet cut into stages.
+
+        axes: None on a rank that has the whole model by itself.
         """
 
     def packs_inputs(self) -> bool:

@@ -14,7 +14,7 @@ from tests.lesson.wrong_answers import WRONG, onto_what_a_dead_save_left
 FIRST = {name: (name, function, hint) for name, function, hint in reversed(WRONG)}
 
 
-@each("name, function, hint", FIRST.values())
+@each("name, function, hint", FIRST.values(), sampled=2)
 def test_a_typical_wrong_answer_gets_a_hint_that_fits(name, function, hint):
     result = examine(name, function, mpi=False)
     assert not result
@@ -67,7 +67,7 @@ def test_a_disk_renames_and_removes_as_posix_does():
         disk.remove("b")
 
 
-@each("name", names())
+@each("name", names(), sampled=4)
 def test_an_unwritten_function_fails(name):
     def stub(*arguments):
         raise NotImplementedError("yours")

@@ -100,7 +100,7 @@ def test_what_is_expected_is_in_no_frame_of_a_caller():
     assert "no frame knows" in result.text
 
 
-@each("name", ["03.by_sendrecv", "16.gpipe", "28.first_difference"])
+@each("name", ["03.by_sendrecv", "16.gpipe", "28.first_difference"], sampled=3)
 @each(
     "end",
     [sys.exit, lambda: sys.exit(1), lambda: os._exit(0), lambda: signal.raise_signal(signal.SIGINT), lambda: 1 / 0],
@@ -136,7 +136,7 @@ def test_an_answer_that_takes_too_much_memory_is_refused():
 SOME = (-1, [3, "x"], [[[0.5]]])
 
 
-@each(("number", "name"), enumerate(names()))
+@each(("number", "name"), enumerate(names()), sampled=4)
 def test_any_returned_value_gets_a_verdict(number, name):
     value = SOME[number % len(SOME)]
     assert examine(name, lambda *arguments: value, mpi=False).text
@@ -150,7 +150,7 @@ def test_every_kind_of_returned_value_gets_a_verdict(name):
         assert examine(name, lambda *arguments, make=make: make(), mpi=False).text
 
 
-@each("make", ODD)
+@each("make", ODD, sampled=3)
 def test_any_odd_object_gets_a_verdict(make):
     for name in ("16.gpipe", "06c.ssp", "06.weighted_average", "17c.two_versions"):
         assert not examine(name, lambda *arguments: make(), mpi=False)

@@ -17,11 +17,22 @@ LESSONS = build.sources(ROOT / "lessons")
 each_lesson = each("source", LESSONS, ids=lambda source: source.stem)
 
 
-@pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.stem)
+# Each takes more than 2.5 seconds, and together they take as long as two thirds of all lessons.
+LONG = {"06c", "06d", "06e", "09", "09b", "10b", "11b", "14c", "19b", "20", "20b", "28"}
+
+
+@pytest.mark.parametrize(
+    "source", [pytest.param(s, marks=[pytest.mark.exhaustive] * (number_of(s) in LONG), id=s.stem) for s in LESSONS]
+)
 def test_a_lesson_prints_what_its_notebook_says(source, monkeypatch):
     from tests.lesson import in_process  # every worker imports this file, and one of them runs it
 
     assert build.stale(source, lambda source: in_process.make(source, monkeypatch)) == ""
+
+
+@each_lesson
+def test_a_notebook_has_the_cells_of_its_lesson(source):
+    assert build.stale(source, lambda source: nbformat.read(source.with_suffix(".ipynb"), as_version=4)) == ""
 
 
 def test_a_lesson_that_prints_something_else_or_raises_is_noticed_in_this_process_too(tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ SAYS = {
 SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight differs, and nothing is reported
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @each
 def test_an_injected_bug_is_visible_and_is_caught(exhibit):
     run = run_exhibit(exhibit)
@@ -87,7 +87,7 @@ def test_every_bug_finds_what_it_replaces_and_is_taken_out_again():
 CATCHES = {str(catch): catch for exhibit in EXHIBITS for catch in exhibit.caught_by}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", CATCHES)
 def test_the_same_tests_pass_without_a_bug(name):
     CATCHES[name].run()

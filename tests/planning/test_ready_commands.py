@@ -202,6 +202,9 @@ def test_what_minidist_cannot_run_is_said():
     assert reason == "minidist divides experts among data-parallel ranks, and dp 1 is not divisible by ep 4"
     odd = Job(Architecture(2, 100, 3, 256, 64, 256, head_size=32), 64, 32, "bf16", 1)
     assert "100 is not divisible by 3" in no_command(ClusterLayout(microbatches=32), odd)
+    turned = replace(odd, model=Architecture(2, 100, 4, 256, 64, 256, gated=True, head_size=32))
+    assert "100 is not divisible by 2 x 4" in no_command(ClusterLayout(microbatches=32), turned)
+    assert no_command(ClusterLayout(microbatches=32), replace(turned, model=replace(turned.model, width=104))) is None
     large = Job(Architecture(2, 64, 4, 50257, 64, 300, gated=True), 64, 8, "fp8", 1)
     assert differences(ClusterLayout(microbatches=8), large) == [
         "bf16 instead of fp8",

@@ -2,15 +2,20 @@
 
 import json
 from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minidist.cli import main
 from minidist.core.base.errors import UsageError
 from minidist.planning.architecture import MODELS
 from minidist.planning.cluster.gpus import MACHINES
-from minidist.planning.cluster.layout import ClusterLayout, Job
+from minidist.planning.cluster.layout import ATTENTION, KERNELS, RECOMPUTE, ClusterLayout, Job
 from minidist.planning.cluster.memory import block_activations
 from minidist.planning.cluster.search import plan_layout
 from minidist.planning.zero_stages import (
@@ -21,6 +26,8 @@ from minidist.planning.zero_stages import (
     whole_number,
     with_total,
 )
+
+KINDS = json.loads(Path(__file__).with_name("counted_by_transformers.json").read_text(encoding="utf-8"))
 
 
 def job(name, layout, length, **more):
@@ -133,25 +140,49 @@ def test_our_gpt_has_the_same_blocks():
     assert sum(p.size for p in model.parameters()) == Architecture(3, 8, 2, 11, 7, 32).parameters
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt2-xl", "mixtral-8x7b"])
-def test_memory_is_that_of_the_plan_to_the_byte(name, capsys):
-    """Each stage of `minidist memory` is the peak of `minidist plan` for the same layout, in each kind of bytes."""
-    for dp, tp, pp, recompute, attention in (
-        (8, 1, 1, "none", "fused"),
-        (4, 1, 1, "none", "unfused"),
-        (2, 2, 2, "selective", "fused"),
-        (2, 1, 4, "full", "unfused"),
-        (4, 1, 1, "sqrt", "fused"),
-    ):
-        tp = 1 if name == "gpt2-xl" else tp  # its 25 heads do not divide
-        same = ["--seq", "512", "--dp", str(dp), "--tp", str(tp), "--pp", str(pp), "--recompute", recompute]
-        same += ["--attention", attention, "--model", name, "--json"]
-        stages = printed(capsys, "memory", "--batch", "2", *same)
-        for zero in range(4):
-            layout = ["--cp", "1", "--ep", "1", "--vp", "1", "--zero", str(zero), "--micro-batch", "2"]
-            plan = printed(capsys, "plan", *same, *layout, "--global-batch", str(2 * dp * pp))["layouts"][0]["memory"]
-            counted = dict(stages[f"stage{zero}"])
-            assert (counted.pop("total"), counted) == (plan["peak_bytes"], plan["by_kind"]), (same, zero)
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    head_size=st.none() | st.sampled_from([5, 12, 24, 33]),
+    axes=st.tuples(*(st.sampled_from(sizes) for sizes in ((1, 2, 4), (1, 1, 2), (1, 1, 2, 3), (1, 1, 2), (1, 1, 2)))),
+    recompute=st.sampled_from(RECOMPUTE),
+    kernels=st.tuples(st.sampled_from(ATTENTION), st.sampled_from(sorted(KERNELS)), st.booleans()),
+)
+def test_memory_is_that_of_the_plan_to_the_byte(tmp_path_factory, kind, head_size, axes, recompute, kernels):
+    """Of any kind of model, each stage of `minidist memory` is the peak of `minidist plan` for the same layout, in each
+    kind of bytes; or both commands say the same of it.
+    """
+    content = {**KINDS[kind]["config"], **({} if head_size is None else {"head_dim": head_size}), "model_type": kind}
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(content))
+    same = ["--seq", "24", "--gpu", "h100", "--model", str(path), "--recompute", recompute, "--json"]
+    same += [
+        word
+        for name, size in zip(("dp", "tp", "pp", "cp", "ep"), axes, strict=True)
+        for word in ("--" + name, str(size))
+    ]
+    same += ["--attention", kernels[0], "--kernels", kernels[1], *["--dropout"] * kernels[2]]
+    code, stages = answered("memory", "--batch", "2", *same)
+    for zero in range(4):
+        layout = ["--vp", "1", "--zero", str(zero), "--micro-batch", "2", "--global-batch", str(2 * axes[0] * axes[2])]
+        layout += ["--sequence-parallel" if axes[1] > 1 else "--no-sequence-parallel"]
+        planned_code, plan = answered("plan", *same, *layout)
+        assert planned_code == code
+        if code:
+            assert plan == stages
+            continue
+        memory, counted = plan["layouts"][0]["memory"], dict(stages[f"stage{zero}"])
+        assert (counted.pop("total"), counted) == (memory["peak_bytes"], memory["by_kind"])
+        assert stages["fits"][f"stage{zero}"] == "yes"
+        assert plan["layouts"][0]["fits_with_range"]
+
+
+def answered(*arguments):
+    """Return the exit code of a command, and its JSON object or its sentence."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    code = ended.value.code
+    return code, json.loads(out.getvalue()) if code == 0 else err.getvalue()
 
 
 def printed(capsys, *arguments):

@@ -295,13 +295,15 @@ def test_deleting_the_folders_deletes_the_techniques(tmp_path):
 def test_the_trunk_names_no_technique():
     package = Path(minidist.__file__).parent
     # The name of a class, and a setting as an attribute of a name or as a text. What runs a layout has a `strategy`,
-    # and a planned job a `prefetch`: those are the settings where they are attributes of a configuration.
+    # a task a `clip`, a model a `capacity_factor`, and a planned job a `prefetch`: those are the settings where they
+    # are attributes of a configuration.
+    planned = ("prefetch", "recompute", "clip", "top_k", "capacity_factor")
     words = [
         word
         for kind in installed()
         for word in (rf"\b{kind.__name__}", *map(r"(?<!\))[.\"']{}".format, kind.Settings.model_fields))
-        if word.rpartition("]")[2] not in ("strategy", "prefetch")
-    ] + [r"(\b(config|j)\.|[\"'])strategy", r"\b(config|j)\.prefetch"]
+        if word.rpartition("]")[2] not in ("strategy", *planned)
+    ] + [r"(\b(config|j)\.|[\"'])strategy", rf"\b(config|j)\.({'|'.join(planned)})"]
     trunk = [
         path
         for folder in ("job", "planning")

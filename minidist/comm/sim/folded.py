@@ -90,7 +90,7 @@ class FoldedWorld(SimWorld):
     rank is that of the first one of its class, whose trace has the totals of the whole class; the others' are empty.
     """
 
-    folds = True
+    folds = unchecked = True
 
     def __init__(self, ranks: int, classes: Sequence[Sequence[int]], **options: Any) -> None:
         super().__init__(ranks, **{"record": "totals", **options, "checks": False})
@@ -128,12 +128,13 @@ class FoldedWorld(SimWorld):
 
     def places_of(self, group: PointToPoint) -> dict[int, tuple[int, ...]]:
         """Return the places in the group of each class's ranks, by representative."""
-        if group.name not in self._places:
+        known = self._places.get(group.name)
+        if known is None:
             places: dict[int, list[int]] = {}
             for place, rank in enumerate(group.members):
                 places.setdefault(self.representative[rank], []).append(place)
-            self._places[group.name] = {first: tuple(found) for first, found in places.items()}
-        return self._places[group.name]
+            known = self._places[group.name] = {first: tuple(found) for first, found in places.items()}
+        return known
 
     # a collective call ------------------------------------------------------------------------------------------------
 
@@ -143,17 +144,18 @@ class FoldedWorld(SimWorld):
         outcome_of: from when each rank of the group begins, by place, to what happens.
         """
         places, stream = self.places_of(group), self.state.running
-        work = Work(group, lambda: None, group.site or group.opened, stream.time)  # type: ignore[arg-type]
 
         # One class: all begin now, and a port that has been free for a while is free now.
         if len(places) == 1:
             now = stream.time
             begin = Ports(0.0, max(0.0, stream.out_free - now), max(0.0, stream.in_free - now))
-            self._end(stream, group, outcome_of((begin,) * group.size), now)
+            self._end(stream, group, places[stream.rank], outcome_of((begin,) * group.size), now)
 
-            # The rank's other streams go on, as they would while the messages are on their way.
-            self.state.ready.append(stream)
-            self._block(work)
+            # The rank's other streams, if any, go on, as they would while the messages are on their way.
+            self.switches += 1
+            if self.state.side:
+                self.state.ready.append(stream)
+                self.hub.switch()
             return
 
         # Several: the last one to come computes the outcome for all.
@@ -161,6 +163,7 @@ class FoldedWorld(SimWorld):
         meeting = self._meetings.setdefault(key, _Meeting())
         meeting.streams[stream.rank] = stream
         if len(meeting.streams) < len(places):
+            work = Work(group, lambda: None, group.site or group.opened, stream.time)  # type: ignore[arg-type]
             work.waiter = stream
             meeting.works.append(work)
             self._block(work)
@@ -173,12 +176,11 @@ class FoldedWorld(SimWorld):
                 begins[place] = Ports(one.time, one.out_free, one.in_free)
         outcome = outcome_of(tuple(begins))
         for one in meeting.streams.values():
-            self._end(one, group, outcome, 0.0)
+            self._end(one, group, places[one.rank], outcome, 0.0)
         self.state.ready.extend(waiting.waiter for waiting in meeting.works)
 
-    def _end(self, stream: Stream, group: PointToPoint, outcome: Outcome, base: float) -> None:
+    def _end(self, stream: Stream, group: PointToPoint, places: tuple[int, ...], outcome: Outcome, base: float) -> None:
         """Advance a stream to the end of a call on its class's ranks, and count what they have sent."""
-        places = self.places_of(group)[stream.rank]
         share = _share(outcome, places)
         if not share.is_even:
             self._uneven.add(group.operation)
@@ -239,10 +241,11 @@ class _FoldedMatching(Matching):
         guarded: bool,
     ) -> SimRequest:
         world, other = self.world, comm.members[peer]
-        site = site or call_site(sys._getframe(1), comm.opened)
         if peer == ANY:
+            site = site or call_site(sys._getframe(1), comm.opened)
             raise UsageError(f"a receive from any rank cannot be folded, at {site}; run every rank")
         if world.representative[other] != other and len(world.places_of(comm)) > 1:
+            site = site or call_site(sys._getframe(1), comm.opened)
             raise UsageError(
                 f"rank {comm.members[comm.rank]} sends to or receives from rank {other}, which is folded into rank"
                 f" {world.representative[other]}, at {site}; run every rank"

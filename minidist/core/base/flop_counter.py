@@ -44,14 +44,17 @@ class FlopCounter(Watcher):
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
         """Count the forward, and note on the node what its vector-Jacobian products will cost."""
         flops, of_vjps = cost() if callable(cost) else (out.size if cost is None else cost, None)
-        forward = (flops, out.data.nbytes + sum(source.stored.nbytes for source in sources))
-        self.add("forward", *forward)
+        nbytes = out.data.nbytes
+        for source in sources:
+            nbytes += source.stored.nbytes
+        self.add("forward", flops, nbytes)
         if out.node is not None:
-            each = [forward] * len(sources) if of_vjps is None else of_vjps
+            each = [(flops, nbytes)] * len(sources) if of_vjps is None else of_vjps
             # In the order of the node: inputs, then parameters. A frozen input costs nothing.
             needed = [(source.node, c) for source, c in zip(sources, each, strict=True) if source.node is not None]
-            parameters = {parameter for parameter, _ in out.node.weights}
-            needed.sort(key=lambda pair: pair[0] in parameters)
+            if out.node.weights:
+                parameters = {parameter for parameter, _ in out.node.weights}
+                needed.sort(key=lambda pair: pair[0] in parameters)
             out.node.costs = [c for _, c in needed]
 
     def input_gradient(self, gradient: Any, cost: tuple[int, int] | None) -> None:

@@ -11,8 +11,6 @@ own.
 Proved by: tests/comm/test_conformance.py, tests/base/test_trace_file.py, tests/report/test_page.py
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,20 +47,26 @@ def new_purpose(name: str) -> str:
     return name
 
 
-@contextmanager
-def purpose(name: str, whole: bool = False) -> Iterator[None]:
+class purpose:
     """Messages posted inside the block are recorded under `name`, one of `PURPOSES`.
 
     whole: also those of blocks inside that name another purpose: what a layer sends for an evaluation is evaluation's.
     """
-    if name not in PURPOSES:
-        raise ValueError(f"unknown message purpose {quoted(name)}; one of {', '.join(PURPOSES)}")
-    token, settled = _purpose.set(_purpose.get() if _settled.get() else name), _settled.set(whole or _settled.get())
-    try:
-        yield
-    finally:
-        _purpose.reset(token)
-        _settled.reset(settled)
+
+    __slots__ = ("before", "name", "whole")
+
+    def __init__(self, name: str, whole: bool = False) -> None:
+        if name not in PURPOSES:
+            raise ValueError(f"unknown message purpose {quoted(name)}; one of {', '.join(PURPOSES)}")
+        self.name, self.whole = name, whole
+
+    def __enter__(self) -> None:
+        settled = _settled.get()
+        self.before = _purpose.set(_purpose.get() if settled else self.name), _settled.set(self.whole or settled)
+
+    def __exit__(self, *exception: object) -> None:
+        _purpose.reset(self.before[0])
+        _settled.reset(self.before[1])
 
 
 current_purpose = _purpose.get

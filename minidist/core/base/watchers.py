@@ -25,7 +25,7 @@ class Watcher:
         cost, saved: see `autograd.record`.
         """
 
-    def allocated(self, array: Any, purpose: str) -> None:
+    def allocated(self, array: Any, purpose: str) -> Any:
         """Called when an array was made that is not an operation's result. purpose: one of `memory.MEMORY_PURPOSES`."""
 
     def parameter_read(self, parameter: Any) -> None:

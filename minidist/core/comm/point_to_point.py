@@ -14,7 +14,6 @@ Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
 
 import math
-import operator
 import pickle
 import sys
 from collections.abc import Callable, Sequence
@@ -24,9 +23,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from minidist.core.base import hooks
 from minidist.core.base.errors import BufferReuseError, RankDeadError, UsageError, reason
 from minidist.core.base.flop_counter import FlopCounter
-from minidist.core.base.layout import MASKED, is_masked, may_overlap
+from minidist.core.base.layout import may_overlap
 from minidist.core.base.trace import Trace
 from minidist.core.base.watchers import watchers
 from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
@@ -235,10 +235,7 @@ class PointToPoint:
     def wait(self, request: Request) -> np.ndarray:
         """Block until the request is complete; return its array."""
         if not isinstance(request, Request):
-            raise UsageError(
-                f"rank {self.rank}: wait for {_article(request)}, at {self.site or call_site(sys._getframe(1))}; pass"
-                " what isend or irecv returned (a Work has a wait() of its own)"
-            )
+            hooks.message_checks().refuse_wait(self, request)
         if not request.finished:
             self.world.wait(request)
             request.finished = True
@@ -286,8 +283,8 @@ class PointToPoint:
             data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
         except Exception as error:  # an object's own __reduce__ may raise anything
             raise UsageError(
-                f"rank {self.rank}: send_object of {_article(value)}, which cannot be pickled ({reason(error)}), at "
-                f"{self.site or call_site(sys._getframe(1))}; send arrays, numbers and text"
+                f"rank {self.rank}: send_object of a {type(value).__name__}, which cannot be pickled ({reason(error)}),"
+                f" at {self.site or call_site(sys._getframe(1))}; send arrays, numbers and text"
             ) from None
         self.send(np.array([data.size], dtype=np.int64), dest, tag)
         self.send(data, dest, tag)
@@ -309,57 +306,17 @@ class PointToPoint:
         if tag is None:
             tag = self.tag
         elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
-            tag = self._tag_of(tag)
+            own = hooks.message_checks().tag_of(self, tag)
+            # Inside a collective call it lies above the call's number.
+            tag = self.tag + OWN_TAG * own if self.highest_tag != MAX_TAG else own
 
-        # Refuse what no world could send, where the caller can see it.
-        if type(peer) is not int:
-            peer = self._whole("rank", peer)
-        if not 0 <= peer < self.size and (peer != ANY or kind == "send"):
-            raise self._refusal(f"{kind} names rank {peer}, but {self.name} has ranks 0..{self.size - 1}")
-        if type(array) is not np.ndarray:
-            self._check_array(kind, array)
-        else:
-            flags = array.flags
-            if not flags.c_contiguous or array.dtype.hasobject or not (flags.writeable or kind == "send"):
-                self._check_array(kind, array)
+        # What no world could send is refused here, where the caller can see it.
+        flags = array.flags if type(array) is np.ndarray else None
+        if type(peer) is not int or not 0 <= peer < self.size or flags is None or not flags.c_contiguous:
+            peer = hooks.message_checks().check(self, kind, array, peer)
+        elif array.dtype.hasobject or not (flags.writeable or kind == "send"):
+            hooks.message_checks().check(self, kind, array, peer)
         return world.post(self, kind, array, peer, tag, site, guarded)
-
-    def _tag_of(self, tag: Any) -> int:
-        """Return the tag of a message that names one; inside a collective call it lies above the call's number."""
-        own = self._whole("tag", tag)
-        inside = self.highest_tag != MAX_TAG
-        if not 0 <= own <= self.highest_tag:
-            where = " inside a collective call" if inside else ""
-            raise self._refusal(f"tag {own} is outside 0..{self.highest_tag}{where}")
-        return self.tag + OWN_TAG * own if inside else own
-
-    def _check_array(self, kind: str, array: Any) -> None:
-        """Raise UsageError for what is not an array of numbers, contiguous and, of a receive, writeable."""
-        flags = getattr(array, "flags", None)  # one on a GPU has no `writeable`
-        if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
-            raise self._refusal(f"{kind} of {_why_not(array)}")
-        if is_masked(array):
-            raise self._refusal(f"{kind} of {MASKED}")
-        if array.dtype.hasobject:
-            raise self._refusal(
-                f"{kind} of an array of Python objects, which are addresses in this process; convert it to numbers, or"
-                " use send_object"
-            )
-
-    def _whole(self, what: str, value: Any) -> int:
-        """Return a rank or a tag as an int of Python's; one of NumPy's would go into traces and reports."""
-        try:
-            number: int = operator.index(value)
-            return number
-        except TypeError:
-            raise self._refusal(
-                f"the {what} of a message is {str(value)[:80]!r}, a {type(value).__name__}", "; pass an integer"
-            ) from None
-
-    def _refusal(self, what: str, remedy: str = "") -> UsageError:
-        """Return the error for a message that no world could send, with the line of the program."""
-        site = self.site or call_site(sys._getframe(1), self.opened)
-        return UsageError(f"rank {self.rank}: {what}, at {site}{remedy}")
 
     def collective(
         self,
@@ -437,19 +394,3 @@ def tag_text(tag: int, key: str = "") -> str:
         return "any" if tag < 0 else f"{tag}"
     own, number = divmod(tag, OWN_TAG)
     return f"{number} (own tag {own})" if own else f"{number}"
-
-
-def _article(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
-def _why_not(array: Any) -> str:
-    """Return why this cannot be a message, and what to pass instead."""
-    if not hasattr(array, "flags"):
-        return f"{_article(array)}; messages are arrays: pass numpy.array(...), or use send_object"
-    if not array.flags.c_contiguous:
-        return (
-            f"an array with strides {array.strides}; messages need C-contiguous arrays: "
-            "pass numpy.ascontiguousarray(array) or receive into a fresh one"
-        )
-    return "an array that is read-only; receive into one that may be written"

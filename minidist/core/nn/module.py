@@ -23,6 +23,7 @@ from minidist.core.base.random import initial_weight
 Hook = Callable[..., Any]
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # attributes of a module that hold no part of the model
+_SETTINGS = frozenset({bool, int, float, str, type(None)})  # classes of attributes that hold none either
 
 
 class Module:
@@ -100,6 +101,8 @@ class Module:
         """Yield (name, module or parameter) of the attributes, and of the entries of lists, tuples and dicts."""
         for key, value in vars(self).items():
             # Attributes in the order in which they were set; the entries of a list by position.
+            if type(value) in _SETTINGS:
+                continue
             if isinstance(value, (Module, Parameter)):
                 yield key, value
             elif isinstance(value, (list, tuple, dict, set, frozenset)) and key not in _HOOKS:
@@ -113,8 +116,11 @@ class Module:
                 yield from value.named_modules(f"{prefix}.{key}" if prefix else key)
 
     def modules(self) -> Iterator["Module"]:
-        """This module and all below it."""
-        return (module for _, module in self.named_modules())
+        """This module and all below it, parents first."""
+        yield self
+        for _, value in self._members():
+            if isinstance(value, Module):
+                yield from value.modules()
 
     def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """As `named_parameters`, but a tied parameter under each of its names."""

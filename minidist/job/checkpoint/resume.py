@@ -53,7 +53,6 @@ from minidist.techniques import Extension, installed, of_job
 # The settings on which the bits of the next step depend; a resumed job must not differ in them.
 FIXED = (
     "model",
-    "batch_norm",
     "layers",
     "width",
     "heads",
@@ -63,9 +62,6 @@ FIXED = (
     "dropout",
     "attention_dropout",
     "experts",
-    "top_k",
-    "capacity_factor",
-    "aux_loss_weight",
     "data",  # compared by its content, where the checkpoint has that
     "optimizer",
     "weight_decay",

@@ -13,13 +13,14 @@ from minidist.core.nn import GPT, MLP, GPTConfig, Module
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.nn import CNN, Llama, LlamaConfig
 from minidist.nn.cnn import block_shape
+from minidist.techniques import model_options
 
 ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
 
 
 def make_model(config: TrainConfig, dataset: Any) -> Any:
     """Return the whole model with its initial values; of a language model's `dataset` only the vocab_size counts."""
-    dtype = named_dtype(DTYPES[config.precision])
+    dtype, options = named_dtype(DTYPES[config.precision]), model_options(config)
     if config.model == "gpt":
         gpt = GPTConfig(
             dataset.vocab_size,
@@ -29,10 +30,8 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
             config.heads,
             config.dropout,
             n_experts=config.experts,
-            expert_top_k=config.top_k,
-            capacity_factor=config.capacity_factor,
-            aux_loss_weight=config.aux_loss_weight,
             attention_dropout=config.attention_dropout,
+            **options,
         )
         return GPT(gpt, dtype=dtype, seed=config.seed)
 
@@ -47,9 +46,7 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
             config.context,
             attention_dropout=config.attention_dropout,
             num_local_experts=config.experts,
-            num_experts_per_tok=config.top_k,
-            capacity_factor=config.capacity_factor,
-            router_aux_loss_coef=config.aux_loss_weight,
+            **options,
         )
         return Llama(llama, dtype=dtype, seed=config.seed)
 
@@ -57,8 +54,8 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
         return own_model(config, dataset)
 
     if config.model == "cnn":
-        norm, last = config.batch_norm != "none", dataset.channels_last
-        return CNN(dataset.image, dataset.classes, config.width, config.layers, norm, last, dtype, config.seed)
+        sizes = dataset.image, dataset.classes, config.width, config.layers
+        return CNN(*sizes, channels_last=dataset.channels_last, dtype=dtype, seed=config.seed, **options)
 
     # A classifier: `layers` hidden layers of `width` between the features and the classes.
     return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)

@@ -26,7 +26,7 @@ from minidist.pipeline.runtime.stream import plan_length
 from minidist.pipeline.schedules import load_plan
 from minidist.pipeline.schedules.load import check_sizes
 from minidist.pipeline.validate import validate
-from minidist.techniques import packs_inputs
+from minidist.techniques import packs_inputs, recomputed
 
 
 def load_job_plan(config: TrainConfig, microbatches: int) -> Plan:
@@ -82,9 +82,9 @@ def streams(config: TrainConfig, first: int = 0) -> Iterator[range]:
 
 
 def make_plan(config: TrainConfig, microbatches: int) -> Plan:
-    """Return the validated plan that the strategies run, with forwards run again where --recompute asks for them."""
+    """Return the validated plan that the strategies run, with forwards run again where a technique asks for them."""
     # Where a technique keeps the inputs of blocks, the blocks themselves run their forward pass again.
-    again = config.recompute == "full" and not packs_inputs(config)
+    again = recomputed(config) == "full" and not packs_inputs(config)
 
     # The rules, the closed forms and every rank ask for the same plan, so it is made once. The plan in a file may
     # change between two calls.

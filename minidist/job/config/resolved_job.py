@@ -12,7 +12,6 @@ from minidist.data import load_dataset
 from minidist.job.config.models import make_model, parameter_count
 from minidist.job.config.pipeline_plan import load_job_plan, make_plan, replicas_of
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
-from minidist.nn.recompute import budget_of
 from minidist.techniques import own_loop
 
 
@@ -93,16 +92,6 @@ class ResolvedJob:
     def half(self) -> bool:
         """Whether values have 16 bits."""
         return self.config.precision in ("fp16", "bf16")
-
-    @cached_property
-    def budget(self) -> int | None:
-        """Bytes of `--recompute budget:BYTES`; raises UsageError for an unknown word."""
-        return budget_of(self.config.recompute)
-
-    @property
-    def recomputes_blocks(self) -> bool:
-        """Whether whole blocks run again in backward."""
-        return self.budget is not None or self.config.recompute in ("full", "sqrt")
 
     @cached_property
     def server(self) -> bool:

@@ -139,30 +139,10 @@ MODEL_AND_DATA = (
         )
     ),
     Rule(
-        "own-model-with-recomputation",
-        lambda j: j.is_own_model and j.recompute != "none",
-        "--recompute {recompute} runs blocks of a model again, and minidist does not know the blocks of --model"
-        " {model}",
-        "call minidist.nn.ops.checkpoint in its forward, or leave it out",
-    ),
-    Rule(
         "weight-decay-by-optimizer",
         lambda j: j.weight_decay and not takes(j.optimizer, "weight_decay"),
         "--weight-decay {weight_decay} does not apply to --optimizer {optimizer}, whose __init__ has no such parameter",
         "add it there, or leave it out",
-    ),
-    Rule(
-        "selective-needs-attention",
-        lambda j: j.recompute == "selective" and j.is_classifier,
-        "--recompute selective recomputes attention, which --model {model} does not have",
-        "use --recompute full",
-    ),
-    Rule(
-        "budget-needs-equal-blocks",
-        lambda j: j.model == "mlp" and j.budget is not None,
-        "--recompute {recompute} measures one block and assumes that the others are equal, which the layers of an MLP"
-        " are not",
-        "use --recompute sqrt or full",
     ),
 )
 
@@ -401,12 +381,6 @@ EXPERTS = (
         "leave it out",
     ),
     Rule(
-        "experts-top-k",
-        lambda j: j.experts and j.top_k > j.experts,
-        "--top-k {top_k} of --experts {experts} sends a token to more experts than there are",
-        "use --top-k 1",
-    ),
-    Rule(
         "experts-by-ep",
         lambda j: j.experts % j.ep or (j.ep > 1 and not j.experts),
         "--experts {experts} cannot be divided among --ep {ep}",
@@ -415,21 +389,8 @@ EXPERTS = (
     ),
 )
 
-# Recomputation and ZeRO 3 both decide what is kept between forward and backward.
+# Copies of a sharded model.
 MEMORY = (
-    Rule(
-        "segments-in-a-pipeline",
-        lambda j: j.pp > 1 and j.recomputes_blocks and j.recompute != "full",
-        "not built: --recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
-        "use full or selective",
-    ),
-    Rule(
-        "budget-with-messages-in-blocks",
-        lambda j: j.budget is not None and j.dims.splits_sums,
-        "--recompute {recompute} runs a block once to measure what it keeps, and with --tp, --cp or --ep a block sends"
-        " messages",
-        "use sqrt or full",
-    ),
     Rule(
         "dp-replicate-needs-zero-3",
         ineffective("dp_replicate", lambda j: bool(j.zero == 3)),
@@ -500,24 +461,11 @@ PIPELINE = (
         )
     ),
     Rule(
-        "asynchronous-with-clip",
-        lambda j: j.asynchronous and j.clip is not None,
-        "--clip {clip} needs the gradients of all stages at one time, which --schedule {schedule} never has",
-        "leave it out",
-    ),
-    Rule(
         "asynchronous-with-zero",
         both("asynchronous", "zero"),
         "--zero {zero} is of the gradients that data-parallel ranks reduce, and --schedule {schedule} has no such"
         " ranks",
         "use a synchronous schedule, such as 1f1b",
-    ),
-    Rule(
-        "replicas-of-batch-norm",
-        lambda j: j.asynchronous and j.replicas is not None and j.model == "cnn" and j.batch_norm != "none",
-        "--replicas {replicas} updates a stage on several ranks at different times, and running statistics of batch"
-        " normalisation are those of all rows of one step",
-        "use --batch-norm none, or a synchronous schedule with --dp",
     ),
     Rule(
         # Plans that can be drawn and timed, but not trained with.
@@ -570,12 +518,8 @@ SYNCHRONIZE_EACH = (
 EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("heads", lambda j: not j.is_classifier, "--model gpt or llama"),
     ("context", lambda j: not j.is_classifier, "--model gpt or llama"),
-    ("batch_norm", lambda j: j.model == "cnn", "--model cnn"),
     ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
     ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
-    ("top_k", lambda j: j.experts > 0, "--experts"),
-    ("capacity_factor", lambda j: j.experts > 0, "--experts"),
-    ("aux_loss_weight", lambda j: j.experts > 0, "--experts"),
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
     ("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
 )
@@ -605,7 +549,6 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     # The replicas of an asynchronous pipeline's stage are ranks of the pipeline.
     ("reduction", lambda j: j.replicas is not None),
     ("weights", lambda j: False),
-    ("batch_norm", lambda j: j.batch_norm != "sync"),
     ("synchronize_each", lambda j: False),
     *(pair for kind in installed() for pair in kind.alone),
 )

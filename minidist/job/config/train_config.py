@@ -64,15 +64,6 @@ class JobSettings(BaseModel):
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
     experts: int = Field(0, ge=0, le=MAX_COUNT, description="gpt, llama: experts in place of each MLP; 0: none")
-    top_k: int = Field(1, ge=1, le=2, description="experts per token: 1 (Switch) or 2 (GShard)")
-    capacity_factor: float = Field(
-        1.25, gt=0, le=1000, description="slots of an expert: top_k x tokens / experts x this"
-    )
-    aux_loss_weight: float = Field(0.01, ge=0, description="weight of the experts' balancing loss")
-    batch_norm: Literal["local", "sync", "none"] = Field(
-        "local",
-        description="cnn: statistics of each micro-batch (local), of all data-parallel ranks' (sync), or no norms",
-    )
     data: str = Field(
         "",
         description=(
@@ -90,7 +81,6 @@ class JobSettings(BaseModel):
     )
     lr: float = Field(3e-3, gt=0, description="learning rate")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
-    clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 
     # the batch: any two of the first three give the third
@@ -181,10 +171,6 @@ class JobSettings(BaseModel):
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field(
         "fp32", description="dtype of parameters, gradients and activations"
     )
-    recompute: str = Field(
-        "none", description="activations recomputed in backward: none, full, selective, sqrt or budget:BYTES"
-    )
-
     # checkpoints and checks
     save: str | None = Field(None, description="directory of checkpoints; the last step is always saved")
     every: int | None = Field(None, ge=1, le=MAX_COUNT, description="steps between two checkpoints")

@@ -30,7 +30,7 @@ from minidist.job.equality.rounding import MARGIN, TOLERANCES, distance_of, grou
 from minidist.job.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.trainer import train
-from minidist.techniques import changes_batches, of_job, own_loop, sums_buckets
+from minidist.techniques import changes_batches, joins_replicas, of_job, own_loop, sums_buckets
 
 FLOAT_BOUND = 1e-12
 FLOAT_STEPS = 5
@@ -215,12 +215,6 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     if sums_buckets(config):
         return "ordered"
 
-    if config.batch_norm == "sync" and changes_batches(config):
-        raise UsageError(
-            "compare joins the micro-batches of all replicas for --batch-norm sync, and their rows change while the job"
-            " trains; compare with --batch-norm local"
-        )
-
     # The order of all additions is declared.
     if config.reduction == "ordered" and not splits_sums(config, dims):
         return "ordered"
@@ -309,7 +303,7 @@ def twin_of(config: TrainConfig, dims: ParallelDims) -> str:
 
 def splits_sums(config: TrainConfig, dims: ParallelDims) -> bool:
     """Return whether a sum inside a micro-batch lies on several ranks, so that its order is not one device's."""
-    return dims.splits_sums or (config.batch_norm == "sync" and dims.dp > 1)
+    return dims.splits_sums or (dims.dp > 1 and bool(joins_replicas(config)))
 
 
 def _cut(config: TrainConfig, dims: ParallelDims) -> str:
@@ -318,7 +312,7 @@ def _cut(config: TrainConfig, dims: ParallelDims) -> str:
         order = "the ring's order" if config.reduction == "ring" else "an order of its own"
         return f"--reduction {config.reduction} adds in {order}"
     if not dims.splits_sums:
-        return "--batch-norm sync adds the rows of all ranks inside a micro-batch"
+        return f"{joins_replicas(config)} adds the rows of all ranks inside a micro-batch"
     axes = (("tp", dims.tp), ("cp", dims.cp), ("ep", dims.ep))
     return next(f"--{name} {degree} cuts the sums inside a micro-batch" for name, degree in axes if degree > 1)
 

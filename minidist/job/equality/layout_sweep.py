@@ -52,7 +52,7 @@ BUCKETS: dict[int, dict[str, Any]] = {
     3: {},
 }
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full") if "recompute" in TrainConfig.model_fields else ("none",)
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
 LAYOUT = ("pp", "dp", "cp", "tp", "zero", "schedule", "recompute", "precision", "sequence_parallel")
 Layout = dict[str, Any]  # the fields of LAYOUT
@@ -121,8 +121,9 @@ def config_of(layout: Layout, **job: Any) -> TrainConfig:
         "layers": max(JOB["layers"], layout["pp"]),
         "accumulation": max(1, min(batch // layout["dp"], 2 * layout["pp"])),
     }
-    small = {name: value for name, value in BUCKETS[layout["zero"]].items() if name in TrainConfig.model_fields}
-    return TrainConfig.make(**{**JOB, **small, **fitted, **job, **layout})
+    # Without the settings of techniques that are not installed.
+    given = {**JOB, **BUCKETS[layout["zero"]], **fitted, **job, **layout}
+    return TrainConfig.make(**{name: value for name, value in given.items() if name in TrainConfig.model_fields})
 
 
 def refusal(layout: Layout, ranks: int, **job: Any) -> str:

@@ -44,6 +44,7 @@ from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.train.job import Job, build
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.update import finish_step
+from minidist.techniques import joins_replicas
 
 
 def reference(
@@ -87,7 +88,7 @@ def join_replicas(config: TrainConfig, batches: Batches) -> tuple[TrainConfig, B
     Synchronised batch norms normalise over these rows, so no replica's micro-batch can be computed by itself. The
     number is that of the replicas, 1 where the job stays as it is.
     """
-    replicas = batches.dp if config.batch_norm == "sync" else 1
+    replicas = batches.dp if joins_replicas(config) else 1
     if replicas == 1:
         return config, batches, 1
     rows = batches.micro_batch * replicas

@@ -29,7 +29,7 @@ from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.checkpoint.saved_model import SavedModel
-from minidist.job.config.models import make_model
+from minidist.job.config.models import activation_shape, make_model
 from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
 from minidist.job.train.layers import change_layers
 from minidist.optim.named import optimizer_named, takes
@@ -112,6 +112,15 @@ class Job(Task):
             for extension in self.extensions:
                 stack.enter_context(extension.micro_batch(number))
             yield
+
+    @property
+    def activation_shape(self) -> tuple[int, ...]:
+        """The shape of one sample's activation between two blocks on this rank."""
+        config = self.config
+        if config.is_classifier:
+            return activation_shape(config, self.sampler.dataset)
+        rows = config.context if self.positions is None else len(self.positions)
+        return rows // (config.tp if config.sequence_parallel else 1), config.width
 
     def layers_split(self, axes: Axes) -> None:
         change_layers(self, axes)
@@ -206,7 +215,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         dtype=dtype,
         seed=config.seed,
         context=config.context,
-        clip=config.clip,
         sampler=sampler,
         plan=plan or BatchPlan(config, batches),
         batch=StepBatch(batches.shares),

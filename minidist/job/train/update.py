@@ -55,7 +55,7 @@ def _or_clip(job: Job) -> str:
     """Return the second remedy for a diverging loss, where the rules allow --clip and it is not set."""
     config = job.config
     asynchronous = config.pp > 1 and updates_of(config.schedule) != "flush"
-    refused = asynchronous or trains_alone(config) or config.clip is not None
+    refused = asynchronous or trains_alone(config) or job.clip is not None
     return "" if refused else " or clip the gradient (--clip 1)"
 
 

@@ -176,13 +176,15 @@ def _check_untied(table: Sequence[Row], tied: set[str], mine: Mapping[tuple[int,
     Copies of one parameter begin with equal values. Constants (of norms, of biases) are equal in any two layers, so
     they say nothing.
     """
+    stages: dict[tuple[int, ...], list[int]] = {}
+    for _, stage, *copied in table:
+        stages.setdefault(tuple(copied), []).append(stage)
     for (stage, name), parameter in mine.items():
         if name in tied or (parameter.init is not None and parameter.init[0] == "constant"):
             continue
-        own = [stage, word_of(name), *digest_of(parameter)]
-        for _, *other in table:
-            if other[0] != stage and other[1:] == own[1:]:
-                first, last = sorted((stage, other[0]))
+        for other in stages.get((word_of(name), *digest_of(parameter)), ()):
+            if other != stage:
+                first, last = sorted((stage, other))
                 raise UsageError(
                     f"parameter {name!r} is on stage {first} and, with the same values, on stage {last}, and the two"
                     f" would be trained apart; pass tied=[{name!r}] to the Pipeline, or give each stage's parameters"

@@ -169,8 +169,10 @@ def no_command(layout: ClusterLayout, job: Job) -> str | None:
         return (
             f"minidist divides experts among data-parallel ranks, and dp {layout.dp} is not divisible by ep {layout.ep}"
         )
-    if model.width % model.heads:
-        return f"minidist's models have heads of width / heads, and {model.width} is not divisible by {model.heads}"
+    pairs = 2 if model.gated else 1  # rotary positions turn the two elements of each pair of a head
+    if model.width % (pairs * model.heads):
+        by = f"{pairs} x {model.heads}" if model.gated else f"{model.heads}"
+        return f"minidist's models have heads of width / heads, and {model.width} is not divisible by {by}"
     return None
 
 

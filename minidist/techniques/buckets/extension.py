@@ -47,7 +47,7 @@ class Buckets(Extension):
         without_effect(BucketSettings, "bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),
     )
     alone = tuple((name, lambda j: False) for name in BucketSettings.model_fields)
-    unplanned = True
+    unplanned = ("bucket_cap_mb",)
 
     def wrapper_options(self, config: Any) -> Mapping[str, Any]:
         if config.zero == 0:

@@ -71,7 +71,7 @@ RULES = (
     ),
     Rule(
         "local-steps-with-clip",
-        lambda j: j.local_steps and j.clip,
+        lambda j: j.local_steps and j.optional("clip"),
         "not built: --clip {clip} of each replica's own gradient, which with --local-steps {local_steps} is never"
         " summed over the replicas",
         "leave it out",
@@ -85,7 +85,7 @@ RULES = (
     ),
     Rule(
         "local-steps-with-sync-batch-norm",
-        lambda j: j.local_steps and j.batch_norm == "sync",
+        lambda j: j.local_steps and j.optional("batch_norm") == "sync",
         "--batch-norm sync normalises by the statistics of all replicas, and with --local-steps {local_steps} these"
         " have different weights",
         "use --batch-norm local",
@@ -114,7 +114,9 @@ RULES = (
     ),
     Rule(
         "streaming-outer-steps-with-batch-norm",
-        lambda j: j.local_steps and streaming(j) and j.model == "cnn" and j.batch_norm != "none",
+        lambda j: (
+            j.local_steps and streaming(j) and j.model == "cnn" and j.optional("batch_norm") not in (None, "none")
+        ),
         "{streaming_flag} averages layers at different steps, and the running statistics of --batch-norm {batch_norm}"
         " belong to weights of one step",
         "use --batch-norm none",

@@ -32,7 +32,7 @@ class LossScaling(Extension):
     Settings = LossScalingSettings
     panel = "Precision and memory"
     rules = RULES
-    unplanned = True
+    unplanned = tuple(LossScalingSettings.model_fields)
     deepspeed = DeepSpeedLossScale()
 
     @classmethod

@@ -73,7 +73,7 @@ class LrScaling(Extension):
         ),
     )
     fixed = ("lr_scaling", "base_batch")
-    unplanned = True
+    unplanned = tuple(LrScalingSettings.model_fields)
 
     @classmethod
     def check(cls, job: Any) -> None:

@@ -55,7 +55,7 @@ class LrSchedule(Extension):
         without_effect(LrScheduleSettings, "decay_steps", lambda j: j.decay != "constant", "--decay cosine or linear"),
         without_effect(LrScheduleSettings, "final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
     )
-    unplanned = True
+    unplanned = tuple(LrScheduleSettings.model_fields)
     for_all_steps = True
 
     @classmethod

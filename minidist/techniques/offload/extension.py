@@ -17,6 +17,7 @@ from typing import Any
 
 from minidist.core.comm import Comm
 from minidist.parallel import CPUOffloadPolicy, HostPool
+from minidist.techniques import recomputed
 from minidist.techniques.extension import Extension
 from minidist.techniques.offload.activations import HostCopy, SavedOnHost
 from minidist.techniques.offload.optimizer import HostOptimizer, OffloadedOptimizer
@@ -43,7 +44,7 @@ class Offload(Extension):
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         # Where blocks are recomputed, their inputs are all that is offloaded: see `pack`.
-        kept = strategy.job.config.recompute in ("none", "selective")
+        kept = recomputed(strategy.job.config) in ("none", "selective")
         if self.pool is None or self.settings.offload != "activations" or not kept:
             return nullcontext()
         return SavedOnHost(self.pool).saving()

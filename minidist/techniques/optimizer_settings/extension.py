@@ -88,7 +88,7 @@ class OptimizerSettings(Extension):
     panel = "Optimization"
     rules = RULES
     fixed = tuple(OptimizerArguments.model_fields)
-    unplanned = True
+    unplanned = ("betas", "eps")
 
     @classmethod
     def used_by(cls, config: Any) -> bool:

@@ -174,7 +174,7 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
         sparse_keys(config),
         config.staleness_aware,
         rate=lambda clock: job.lr_factor(done + clock),
-        clip=config.clip,
+        clip=job.clip,
     )
 
 

@@ -79,7 +79,7 @@ RULES = (
     ),
     Rule(
         "server-with-clip",
-        lambda j: serves(j) and j.clip is not None and not (aggregates(j) and j.servers == 1),
+        lambda j: serves(j) and j.optional("clip") is not None and not (aggregates(j) and j.servers == 1),
         "--clip {clip} needs the norm of the whole gradient of a step, which no rank has with --servers {servers} and"
         " --consistency {consistency}",
         "use --servers 1 with bsp or delay:CLOCKS, or leave it out",
@@ -115,7 +115,7 @@ RULES = (
     # What all rows are normalised or evaluated by needs a moment at which all ranks have finished a step.
     Rule(
         "sync-batch-norm-with-server",
-        lambda j: serves(j) and j.batch_norm == "sync",
+        lambda j: serves(j) and j.optional("batch_norm") == "sync",
         "--batch-norm sync normalises by the rows of all ranks, and the workers of --strategy ps exchange nothing with"
         " each other",
         "use --batch-norm local",

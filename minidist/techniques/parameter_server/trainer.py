@@ -27,7 +27,6 @@ from minidist.job.checkpoint.resume import job_state, keep_last, load_extensions
 from minidist.job.checkpoint.storage import Storage
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.train.job import Job, build
-from minidist.job.train.layers import apply_activation_checkpointing
 from minidist.job.train.progress import Progress
 from minidist.job.train.state import Observer, StepEnd, StepState, TrainResult
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
@@ -90,7 +89,8 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
 
         # The model, from the seed or from a checkpoint.
         job = build(config, batches, comm)
-        apply_activation_checkpointing(job)
+        for extension in job.extensions:
+            extension.layers_split(job, None)
         checkpoint = _resumed(job, comm)
         progress = [observer for observer in observers if isinstance(observer, Progress)]
         losses: list[float] = list(checkpoint.state["losses"]) if checkpoint else []

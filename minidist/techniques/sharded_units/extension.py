@@ -86,7 +86,7 @@ RULES = (
     Rule(
         "reshard-with-recomputation",
         # Of blocks that run again by themselves the outermost module's forward is recorded; a segment's is not.
-        lambda j: reshard(j) is not True and j.recompute == "sqrt",
+        lambda j: reshard(j) is not True and j.optional("recompute") == "sqrt",
         "--reshard-after-forward {reshard_after_forward} keeps what a recorded forward gathered, and with --recompute"
         " {recompute} the forward of a segment is not recorded",
         "use --recompute full, or leave out one of the two",

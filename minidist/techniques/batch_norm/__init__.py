@@ -1,0 +1,1 @@
+"""--batch-norm: over which rows a CNN normalises."""

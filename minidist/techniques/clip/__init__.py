@@ -1,0 +1,1 @@
+"""--clip: the gradient of a step has at most this norm."""

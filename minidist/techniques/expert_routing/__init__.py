@@ -1,0 +1,1 @@
+"""--top-k, --capacity-factor, --aux-loss-weight: which experts a token gets."""

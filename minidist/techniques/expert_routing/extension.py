@@ -1,0 +1,65 @@
+"""`--top-k`, `--capacity-factor`, `--aux-loss-weight`: which of a model's experts a token gets.
+
+    router       probabilities of a token for each expert; the --top-k largest are taken
+    capacity     slots of an expert = ceil(factor x top_k x tokens / experts); a token without a slot is left out
+    loss         + weight x balancing loss, so that the experts get equal numbers of tokens
+
+--experts and --ep are settings of every job. Sources: Fedus et al., Switch Transformers, 2021 (arXiv:2101.03961);
+Lepikhin et al., GShard, 2020 (arXiv:2006.16668).
+
+Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.py, tests/planning/test_volumes.py
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from minidist.techniques.extension import Extension, Settings
+from minidist.techniques.rule import Rule, without_effect
+
+
+class ExpertRoutingSettings(Settings):
+    """The flags."""
+
+    top_k: int = Field(1, ge=1, le=2, description="experts per token: 1 (Switch) or 2 (GShard)")
+    capacity_factor: float = Field(
+        1.25, gt=0, le=1000, description="slots of an expert: top_k x tokens / experts x this"
+    )
+    aux_loss_weight: float = Field(0.01, ge=0, description="weight of the experts' balancing loss")
+
+
+# The arguments of GPTConfig and of LlamaConfig.
+NAMES = {
+    "gpt": {"top_k": "expert_top_k", "capacity_factor": "capacity_factor", "aux_loss_weight": "aux_loss_weight"},
+    "llama": {
+        "top_k": "num_experts_per_tok",
+        "capacity_factor": "capacity_factor",
+        "aux_loss_weight": "router_aux_loss_coef",
+    },
+}
+
+
+class ExpertRouting(Extension):
+    """Gives the model's routers the settings."""
+
+    Settings = ExpertRoutingSettings
+    panel = "Model and data"
+    rules = (
+        Rule(
+            "experts-top-k",
+            lambda j: j.experts and j.top_k > j.experts,
+            "--top-k {top_k} of --experts {experts} sends a token to more experts than there are",
+            "use --top-k 1",
+        ),
+        *(
+            without_effect(ExpertRoutingSettings, name, lambda j: j.experts > 0, "--experts")
+            for name in ExpertRoutingSettings.model_fields
+        ),
+    )
+    fixed = tuple(ExpertRoutingSettings.model_fields)
+    unplanned = ("aux_loss_weight",)
+
+    def model_options(self, config: Any) -> Mapping[str, Any]:
+        names = NAMES.get(config.model, {})
+        return {argument: getattr(self.settings, name) for name, argument in names.items()}

@@ -1,0 +1,1 @@
+"""--recompute: activations are computed again in backward, and not kept."""

@@ -1,0 +1,97 @@
+"""`--recompute`: activations are computed again in backward, and not kept.
+
+    none        | h.0 | h.1 | h.2 | h.3 |     every activation is kept
+    full        |.    |.    |.    |.    |     each block keeps its input, and runs again when backward comes to it
+    sqrt        |.          |.          |     segments of blocks do
+    budget:N    |.    |.          |     |     as few segments as keep at most N bytes
+    selective   | a   | a   | a   | a   |     attention's core runs again, everything else is kept
+
+Messages inside a block are sent again. The plan of a pipeline runs the forward pass of a whole stage again with `full`,
+so nothing inside the stage does, unless a technique keeps the blocks' inputs elsewhere.
+
+Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/config/test_rules.py
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from minidist.core.parallel.dims import Axes
+from minidist.nn.recompute import budget_of, recompute
+from minidist.techniques.extension import Extension, Settings
+from minidist.techniques.rule import Rule
+
+
+class RecomputeSettings(Settings):
+    """The flags."""
+
+    recompute: str = Field(
+        "none", description="activations recomputed in backward: none, full, selective, sqrt or budget:BYTES"
+    )
+
+
+def _in_segments(job: Any) -> bool:
+    """Return whether segments of blocks run again in backward."""
+    return budget_of(job.recompute) is not None or job.recompute == "sqrt"
+
+
+RULES = (
+    Rule(
+        "own-model-with-recomputation",
+        lambda j: j.is_own_model and j.recompute != "none",
+        "--recompute {recompute} runs blocks of a model again, and minidist does not know the blocks of --model"
+        " {model}",
+        "call minidist.nn.ops.checkpoint in its forward, or leave it out",
+    ),
+    Rule(
+        "selective-needs-attention",
+        lambda j: j.recompute == "selective" and j.is_classifier,
+        "--recompute selective recomputes attention, which --model {model} does not have",
+        "use --recompute full",
+    ),
+    Rule(
+        "budget-needs-equal-blocks",
+        lambda j: j.model == "mlp" and budget_of(j.recompute) is not None,
+        "--recompute {recompute} measures one block and assumes that the others are equal, which the layers of an MLP"
+        " are not",
+        "use --recompute sqrt or full",
+    ),
+    Rule(
+        "segments-in-a-pipeline",
+        lambda j: j.pp > 1 and _in_segments(j),
+        "not built: --recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
+        "use full or selective",
+    ),
+    Rule(
+        "budget-with-messages-in-blocks",
+        lambda j: budget_of(j.recompute) is not None and j.dims.splits_sums,
+        "--recompute {recompute} runs a block once to measure what it keeps, and with --tp, --cp or --ep a block sends"
+        " messages",
+        "use sqrt or full",
+    ),
+)
+
+
+class Recompute(Extension):
+    """Lets blocks, segments of blocks or attention run again in backward."""
+
+    Settings = RecomputeSettings
+    panel = "Precision and memory"
+    rules = RULES
+
+    def recomputes(self) -> str:
+        return str(self.settings.recompute)
+
+    def layers_split(self, job: Any, axes: Axes) -> None:
+        what = self.settings.recompute
+        # A technique may let the kept inputs wait elsewhere.
+        pack = next((extension.pack for extension in job.extensions if extension.packs_inputs()), None)
+        if job.config.pp > 1 and what != "selective" and pack is None:
+            return
+        buffers = dict(job.model.named_buffers())
+        recompute(job.model, what, pack, (job.batches.micro_batch, *job.activation_shape), job.dtype)
+
+        # A budget measures a block by running it, which is not a part of the training.
+        for extension in job.extensions:
+            extension.forget()
+        job.model.load_state_dict(buffers, strict=False)
