@@ -19,7 +19,7 @@ LINES = {
     "collectives": 2_278,
     "comm": 5_374,
     "commands": 5_294,
-    "course": 16_253,
+    "course": 16_374,
     "core": 15_367,
     "data": 1_608,
     "debug": 10_034,
