@@ -427,6 +427,16 @@ def test_lr_scaling(world, example):
 
 @pytest.mark.exhaustive
 @in_both_worlds(2, always=False)
+def test_micro_batches_follow_the_memory_of_a_shared_machine(world, example):
+    code, output = example(world, 2, "memory_budget", "--pp", "2")
+    assert code == 0, output
+    follows, fits = re.findall(r": loss ([\d.]+); fastest step with (.*)$", output, flags=re.M)
+    assert follows[0] == fits[0]
+    assert len(re.findall(r"micro-batch (\d+): ", follows[1])) >= 2
+    assert re.findall(r"micro-batch (\d+): ", fits[1]) == ["1"]
+
+
+@in_both_worlds(2, always=False)
 def test_adaptive_batch(world, example):
     code, output = example(world, 2, "adaptive_batch")
     assert code == 0, output
