@@ -18,7 +18,7 @@ LINES = {
     "base": 3_202,
     "collectives": 2_278,
     "comm": 5_374,
-    "commands": 5_294,
+    "commands": 5_302,
     "course": 16_374,
     "core": 15_367,
     "data": 1_608,
