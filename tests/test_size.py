@@ -16,13 +16,13 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 3_202,
-    "collectives": 2_278,
+    "collectives": 2_629,
     "comm": 5_374,
     "commands": 5_294,
-    "course": 16_098,
-    "core": 15_361,
+    "course": 16_099,
+    "core": 15_072,
     "data": 1_608,
-    "debug": 10_034,
+    "debug": 10_036,
     "job": 10_102,
     "nn": 2_430,
     "optim": 1_219,
