@@ -76,6 +76,7 @@ VALUES = {
     "microbatches": {"microbatches": 2},
     "weights": {"weights": "3,1", "dp": 2},
     "adaptive_batch": {"adaptive_batch": 16, "dp": 2, "micro_batch": 1},
+    "memory_budget_file": {"memory_budget_file": "tests/config/budget.txt", "global_batch": 4, "micro_batch": 1},
     "lr_scaling": {"lr_scaling": "linear", "base_batch": 1},
     "base_batch": {"base_batch": 1, "lr_scaling": "sqrt"},
     "dp": {"dp": 2},

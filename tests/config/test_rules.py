@@ -278,6 +278,22 @@ CASES = {
         {**STUDENT, "dp": 2, "teacher_ranks": 1, "weights": "measured:2"},
         "--teacher-ranks 1 computes the logits of later steps, whose rows --weights measured:2 has not chosen yet",
     ),
+    "memory-budget-file-with-batches-ahead": (
+        {"memory_budget_file": "budget", "loader_workers": 1},
+        "read the micro-batches of later steps, whose size --memory-budget-file has not chosen yet; leave it out",
+    ),
+    "memory-budget-file-with-adaptive-batch": (
+        {"memory_budget_file": "budget", "adaptive_batch": 16, "dp": 2},
+        "--adaptive-batch 16 and --memory-budget-file both choose the number of micro-batches",
+    ),
+    "memory-budget-file-without-steps-in-common": (
+        {"memory_budget_file": "budget", "pp": 2, "schedule": "pipedream"},
+        "in this job ranks do not end their steps together; leave out --strategy ps, --local-steps or",
+    ),
+    "memory-budget-file-with-teacher-ranks": (
+        {**STUDENT, "dp": 2, "teacher_ranks": 1, "memory_budget_file": "budget"},
+        "the logits of later steps, whose micro-batches --memory-budget-file has not chosen yet",
+    ),
     "adaptive-batch-in-micro-batches": (
         {"adaptive_batch": 20, "dp": 2},
         "from 8 samples by adding micro-batches, 8 samples on all ranks together; use --adaptive-batch 16 or",
