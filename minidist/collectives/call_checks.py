@@ -43,18 +43,13 @@ def check_call(
             f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
         )
     if op is not None:
-        if not isinstance(op, str):  # as in MPI's order of arguments: what is sent, where the result goes
-            raise UsageError(
-                f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
-                " take an array for the result have out="
-            )
+        if not isinstance(op, str):
+            raise _no_name(comm, operation, op)
         check_op(op, array.dtype)
     if operation == "all_reduce" and not getattr(array.flags, "writeable", True):
         raise UsageError(
             f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
         )
-    if out is not None:
-        _check_out(comm, operation, array, out)
     if root.__class__ is not int or not 0 <= root < comm.size:
         _check_root(comm, operation, root)
     if operation == "all_to_all":
@@ -62,7 +57,16 @@ def check_call(
     elif counts is not None:
         _check_counts(comm, operation, array.size, counts)
     if out is not None:
+        _check_out(comm, operation, array, out)
         _check_size(comm, operation, array, out, counts)
+
+
+def _no_name(comm: PointToPoint, operation: str, op: Any) -> UsageError:
+    # As in MPI's order of arguments: what is sent, where the result goes.
+    return UsageError(
+        f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
+        " take an array for the result have out="
+    )
 
 
 def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any) -> None:
