@@ -9,8 +9,9 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from minidist.comm.message_checks import MASKED
 from minidist.core.base.errors import UsageError, check_divisible, quoted
-from minidist.core.base.layout import MASKED, chunk_sizes, is_masked, may_overlap
+from minidist.core.base.layout import chunk_sizes, may_overlap
 from minidist.core.collectives.operations import UFUNCS
 from minidist.core.comm.mesh import check_communicator
 from minidist.core.comm.point_to_point import PointToPoint
@@ -36,7 +37,7 @@ def check_call(
             f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
             " numpy.array(...)"
         )
-    if array.__class__ is not np.ndarray and is_masked(array):
+    if hasattr(array, "mask"):
         raise UsageError(f"rank {comm.rank}: {operation} of {MASKED}")
     if not array.flags.c_contiguous:
         raise UsageError(
