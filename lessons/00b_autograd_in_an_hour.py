@@ -22,11 +22,9 @@
 # ms, how long does `backward` take, which computes all the derivatives?
 
 # %%
-import inspect
-
 import numpy as np
 
-from minidist import MLP, AutogradError, BackwardPass, FlopCounter, SimWorld, Tensor, cross_entropy
+from minidist import MLP, AutogradError, FlopCounter, SimWorld, Tensor, cross_entropy
 from minidist.base.memory import account_memory
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
@@ -126,12 +124,37 @@ y.backward()
 print("dy/da = b + 1 =", a.grad, "   dy/db = a =", b.grad)
 
 # %% [markdown]
-# `a` was used twice, so it got two contributions, and they were added. This loop is the backward
-# pass, printed from the library that you import:
+# `a` was used twice, so it got two contributions, and they were added. This is a whole backward
+# pass. It visits a node after all nodes that use its result, so its gradient is complete by then:
+
 
 # %%
-print(inspect.getsource(BackwardPass._visit_all))
-print(inspect.getsource(BackwardPass._collect))
+def gradients_of(root, gradient):
+    """Returns the gradient of each node that `root` depends on."""
+    order, gradients = [], {root: gradient}
+
+    def visit(node):  # the inputs of a node come before it
+        if node not in order:
+            for source, _ in node.inputs:
+                visit(source)
+            order.append(node)
+
+    visit(root)
+    for node in reversed(order):
+        for source, gradient_of_input in node.inputs:
+            part = gradients[node]
+            if gradient_of_input is not None:  # None: it is the output's gradient as it is
+                part = gradient_of_input(part)
+            gradients[source] = gradients.get(source, 0) + part
+    return gradients
+
+
+toy = gradients_of((a * b + a).node, np.ones(1))
+print("by the toy: dy/da =", toy[a.node], "  dy/db =", toy[b.node])
+
+# %% [markdown]
+# The library's version ([backward.py](../minidist/core/autograd/backward.py)) also frees what a node has
+# saved as soon as it was visited, and tells whoever waits that a parameter's gradient is complete.
 
 # %% [markdown]
 # A linear layer `y = x W + b` has three gradients: of its input (needed by the layer before it), of

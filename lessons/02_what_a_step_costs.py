@@ -20,12 +20,12 @@
 # How many bytes are alive at the peak then? What has to be counted?
 
 # %%
-import inspect
+import weakref
 
 import numpy as np
 
 from minidist import MLP, SGD, Adam, FlatParameters, SimWorld, Tensor, cross_entropy, no_grad
-from minidist.base.memory import MemoryAccount, account_memory
+from minidist.base.memory import account_memory
 from minidist.core.base.watchers import track
 from minidist.course.lesson import check, predict, reveal, solution
 from minidist.report import draw, show
@@ -93,12 +93,31 @@ show(
 # An account counts a buffer from the call of `track` until Python frees it. There is no list of
 # things to free and no call to free them: an array dies when nothing refers to it any more.
 
+
 # %%
-print(inspect.getsource(MemoryAccount.track))
-print(inspect.getsource(MemoryAccount._change))
+class Account:
+    def __init__(self):
+        self.now = self.peak = 0
+
+    def track(self, array):
+        self.change(array.nbytes)
+        weakref.finalize(array, self.change, -array.nbytes)  # when Python frees the array
+        return array
+
+    def change(self, nbytes):
+        self.now += nbytes
+        self.peak = max(self.peak, self.now)
+
+
+toy = Account()
+x = toy.track(np.zeros(1000))
+for _ in range(3):
+    x = toy.track(x + 1)  # the new array exists before the name lets go of the old one
+print(f"four arrays of 8,000 B: {toy.now:,} B now, {toy.peak:,} B at the peak")
 
 # %% [markdown]
-# The engine calls `track` for what operations make ("activation", "activation_gradient"), parameters and their
+# The library's version ([memory.py](../minidist/base/memory.py)) also knows the purpose of each
+# array, and counts a buffer that several arrays share once. The engine calls `track` for what operations make ("activation", "activation_gradient"), parameters and their
 # gradients by themselves, the optimizer for its state. References decide the rest: a node of the graph holds what
 # backward needs, and drops it when backward has passed it.
 

@@ -25,12 +25,10 @@
 # number of 8 bytes, how many times as long as the best algorithm does it take?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import LinkModel, SimWorld, UsageError, all_reduce
-from minidist.collectives import bus_factor, recursive_doubling, recursive_halving
+from minidist.collectives import bus_factor
 from minidist.collectives.auto import cheapest, virtual_seconds
 from minidist.core.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
@@ -116,15 +114,28 @@ show(report.step(four_numbers, 8), "Recursive doubling of 4 numbers on 8 ranks."
 # Can one have both, few rounds *and* few bytes? Yes: halve what is exchanged in every round. First
 # each rank keeps half of the array and gives the other half away to a far partner, then a quarter,
 # ... until it holds the sum of its own chunk (reduce-scatter); then what is known doubles back
-# (all-gather). This is *Rabenseifner's* all-reduce, and the code that runs:
+# (all-gather). This is *Rabenseifner's* all-reduce. Who gives which chunks to whom in the first half:
+
 
 # %%
-print(inspect.getsource(recursive_halving.scatter_halving))
-print(inspect.getsource(recursive_doubling.gather_doubling))
+def halving(rank, ranks):
+    """The partner of each round and the chunks that it is given."""
+    own, rounds = set(range(ranks)), []
+    for bit in (4, 2, 1):
+        kept = {chunk for chunk in own if chunk & bit == rank & bit}
+        rounds.append((rank ^ bit, sorted(own - kept)))
+        own = kept
+    return rounds
+
+
+for rank in (0, 5):
+    for partner, given in halving(rank, 8):
+        print(f"rank {rank} gives rank {partner} its sums of chunks {given}")
 
 # %% [markdown]
-# `fold` is for numbers of ranks that are not a power of two: ranks in excess send their part to a
-# neighbour and wait.
+# In the second half the rounds run backwards, and the same chunks return with the whole sums. The
+# library's version ([recursive_halving.py](../minidist/collectives/recursive_halving.py)) takes any number of
+# ranks: before the rounds, ranks in excess of a power of two send their array to a neighbour, and wait.
 
 # %% [markdown]
 # ## 5 Check

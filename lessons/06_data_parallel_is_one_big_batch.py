@@ -22,8 +22,6 @@
 # leaves a rank in every step, when four ranks sum their gradients round a ring?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import (
@@ -32,7 +30,6 @@ from minidist import (
     DistributedDataParallel,
     FlatParameters,
     FlopCounter,
-    GradientReducer,
     LinkModel,
     MismatchError,
     SimWorld,
@@ -129,12 +126,29 @@ show(draw("space-time", world.traces, {"name": "a step on 2 ranks", "command": c
 # *all* ranks. `DistributedDataParallel(reduction="sum")` sums the gradients over the ranks while
 # `loss.backward()` runs. That is all.
 #
-# What sums the gradients is an all-reduce of the flat gradient, started as soon as the last
-# gradient of a bucket is complete:
+# Without the wrapper it is one all-reduce of the gradients between backward and the optimizer:
+
 
 # %%
-print(inspect.getsource(GradientReducer.launch))
-print(inspect.getsource(GradientReducer._all_reduce))
+def by_hand(comm, shards, steps=20):
+    x, y = shards[comm.rank]
+    flat = FlatParameters((model := MLP([16, 32, 4], dtype=np.float64, seed=0)).parameters())
+    optimizer = SGD(flat, lr=0.5)
+    for _ in range(steps):
+        flat.zero_grad()
+        cross_entropy(model(Tensor(x)), y, sum(len(labels) for _, labels in shards)).backward()
+        all_reduce(comm, flat.grad)
+        optimizer.step()
+    return flat.data
+
+
+wrapped = SimWorld(2).run(train, shards(5, 3))[0][1][-1]
+toy = SimWorld(2).run(by_hand, shards(5, 3))[0]
+print(f"max |by hand - wrapped| after 20 steps = {np.abs(toy - wrapped).max():.0e}")
+
+# %% [markdown]
+# The library's version ([gradients.py](../minidist/core/parallel/gradients.py)) starts the all-reduce while
+# backward still runs, bucket by bucket: [lesson 06b](06b_buckets_and_overlap.ipynb).
 
 # %% [markdown]
 # ## 5 Check

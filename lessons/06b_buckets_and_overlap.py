@@ -24,7 +24,6 @@
 # bucket pays for 6 latencies. Which number gives the shortest step?
 
 # %%
-import inspect
 from itertools import pairwise
 
 import numpy as np
@@ -105,13 +104,26 @@ for buckets in (1, 2):
 # %% [markdown]
 # ## 4 The code
 #
-# Three functions of the library. `ready` is called when the last contribution to a parameter's
-# gradient was added: a parameter that is used twice (tied embeddings) has two, and is ready after
-# the second. Look at the loop: bucket 1 never leaves before bucket 0.
+# Backward reports each parameter whose gradient is complete. A parameter that is used twice (tied
+# embeddings) has two contributions, and is complete after the second. A bucket may leave when it
+# is full, and bucket 1 never leaves before bucket 0. Two ranks whose gradients get complete in
+# different orders:
 
 # %%
-for function in (GradientReducer.ready, GradientReducer.launch, GradientReducer.finish):
-    print(inspect.getsource(function))
+BUCKETS = [{"head", "mlp"}, {"attention", "embedding"}]
+for rank, completed in enumerate(
+    (["head", "mlp", "attention", "embedding"], ["attention", "embedding", "head", "mlp"])
+):
+    left = 0  # buckets that have left
+    for count, name in enumerate(completed, 1):
+        full = [bucket <= set(completed[:count]) for bucket in BUCKETS]
+        leaving = full[left:].index(False) if False in full[left:] else len(full) - left
+        print(f"rank {rank}: {name:9} complete, leaves: {[*range(left, left + leaving)]}")
+        left += leaving
+
+# %% [markdown]
+# Rank 1 holds its bucket 1 back, so both ranks sum bucket 0 first. The library's version is
+# [gradients.py](../minidist/core/parallel/gradients.py); you write it in part 7.
 
 # %% [markdown]
 # The sum itself is the ring of lesson 04, run in the communicator's *stream*: a second flow of

@@ -22,7 +22,7 @@
 # take, in float32?
 
 # %%
-import inspect
+import hashlib
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -100,15 +100,31 @@ show(figure)
 # it contains no path and no time stamp. An entry is written to a temporary file, synchronised to
 # the disk, and renamed. A reader sees the whole entry or none, even when a writer is killed.
 
+
 # %%
-print(inspect.getsource(cached))
+def toy_cached(folder, content, what, make):
+    key = hashlib.sha256(repr((content, what)).encode()).hexdigest()
+    entry = Path(folder) / f"{key}.npy"
+    if not entry.exists():
+        temporary = entry.with_suffix(".new.npy")
+        np.save(temporary, make())
+        temporary.replace(entry)  # a reader sees all of it or nothing
+    return np.load(entry, mmap_mode="r")
+
+
+made = []
+with tempfile.TemporaryDirectory() as place:
+    for what in ("tokens", "tokens", "lengths"):
+        toy_cached(place, b"to be", what, lambda what=what: made.append(what) or np.arange(5))
+print("made:", made)
 
 # %% [markdown]
+# The library's version ([cache.py](../minidist/base/cache.py)) also has the version of the code and every
+# parameter in the key, and checks what it reads.
+#
 # **Keys and values.** Under causal attention the keys and values of earlier tokens never change, so
-# only the query of the new token is multiplied with all keys.
-
-# %%
-print(inspect.getsource(KeyValueCache.extend))
+# only the query of the new token is multiplied with all keys
+# ([kv_cache.py](../minidist/nn/kv_cache.py)).
 
 # %% [markdown]
 # **Loading ahead.** The rows that a rank needs are known for the whole job. Worker i mod N makes

@@ -23,8 +23,6 @@
 # entries becomes zero without that, and with it?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import (
@@ -37,6 +35,7 @@ from minidist import (
     SimWorld,
     ZeroOptimizer,
     all_gather,
+    all_reduce,
     load_dataset,
     quiet_overflow,
 )
@@ -47,7 +46,7 @@ from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.data import GlobalBatchSampler
 from minidist.nn.ops.precision import RULES
 from minidist.optim import DynamicLossScaler
-from minidist.parallel import agree_on_overflow, scaled_step
+from minidist.parallel import scaled_step
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -125,8 +124,17 @@ for rule, names in RULES.items():
 # float32 masters ([overflow.py](../minidist/parallel/overflow.py)). An overflow on one rank must be one on
 # all of them, and a maximum of one byte says so:
 
+
 # %%
-print(inspect.getsource(agree_on_overflow))
+def toy_agree(comm, gradient):
+    flag = np.array([not np.isfinite(gradient).all()], np.uint8)
+    return bool(all_reduce(comm, flag, "max")[0])
+
+
+gradients = [np.array([1.0, 2.0]), np.array([np.inf, 2.0]), np.array([1.0, np.nan])]
+for count in (1, 3):
+    skipped = SimWorld(count).run(lambda comm: toy_agree(comm, gradients[comm.rank]))
+    print(f"{count} ranks skip the step: {skipped}")
 
 # %% [markdown]
 # ## 5 Check

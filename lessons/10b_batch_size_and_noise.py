@@ -20,8 +20,6 @@
 # How many rows does the slow rank get? And what part of its former time does a step take then?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import LinkModel, SimWorld, TrainConfig
@@ -31,7 +29,6 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.report import draw, show
 from minidist.techniques.adaptive_batch.noise_scale import estimate, estimate_of_shares
-from minidist.techniques.repartition.cut import choose_sizes
 
 # %% [markdown]
 # ## 2 Predict
@@ -89,8 +86,19 @@ show(
 # Every rank cuts the batch by the same weights, by largest remainders. The sum of shares of the
 # gradient, each divided by the rows of the whole batch, is the gradient of the batch.
 
+
 # %%
-print(inspect.getsource(weighted_shards))
+def rows_of(rows, speeds):
+    exact = rows * np.array(speeds) / sum(speeds)
+    counts = np.floor(exact).astype(int)
+    short = rows - counts.sum()
+    counts[np.argsort(counts - exact, kind="stable")[:short]] += 1  # the largest remainders
+    return counts.tolist()
+
+
+for speeds in ([1, 1, 1], [1, 1, 0.5], [3, 2, 2]):
+    print(f"10 rows for speeds {speeds}: {rows_of(10, speeds)}")
+    assert rows_of(10, speeds) == [count for _, count in weighted_shards(10, speeds)]
 
 # %% [markdown]
 # The gradient of B rows is the true one, G, plus noise: E|g|^2 = |G|^2 + tr(Sigma)/B. Two batch
@@ -99,7 +107,11 @@ print(inspect.getsource(weighted_shards))
 # grows, by more micro-batches ([batch_plan.py](../minidist/data/batch_plan.py)).
 
 # %%
-print(inspect.getsource(estimate_of_shares))
+squares = {4: 3.0, 16: 1.5}  # E|g|^2 of a share of 4 rows, and of the whole batch of 16
+G, noise = np.linalg.solve([[1, 1 / batch] for batch in squares], list(squares.values()))
+print(
+    f"|G|^2 = {G:g}, tr(Sigma) = {noise:g}: the batch that the gradient is worth is {noise / G:g}"
+)
 
 # %% [markdown]
 # ## 5 Check
@@ -172,8 +184,8 @@ for batch in (4, 8, 16, 32, 64, 256):
     rate = gains[batch] / gains[4]
     print(
         f"batch {batch:3}: gain of a step {gains[batch]:4.0%} of the largest;"
-        f" best rate x {rate:4.1f}, by the linear rule x {batch / 4:2.0f}; samples for the same progress"
-        f" x {batch / gains[batch] * gains[4] / 4:4.1f}"
+        f" best rate x {rate:4.1f}, by the linear rule x {batch / 4:2.0f};"
+        f" samples for the same progress x {batch / gains[batch] * gains[4] / 4:4.1f}"
     )
 assert noise > 0
 assert gains[256] / gains[4] < 256 / 4
@@ -185,12 +197,8 @@ assert gains[256] / gains[4] < 256 / 4
 # A pipeline is as fast as its slowest stage, and a slow rank makes any stage slow. With
 # `--repartition-every K` the ranks measure their layers, exchange the times, and choose the cut
 # whose slowest stage is fastest. A layer's seconds are those on one rank; on another one it takes
-# others, by the ratio of their seconds per FLOP:
-
-# %%
-print(inspect.getsource(choose_sizes))
-
-# %% [markdown]
+# others, by the ratio of their seconds per FLOP ([cut.py](../minidist/techniques/repartition/cut.py)).
+#
 # Two stages of four layers, the second rank four times as slow. After three steps layers move to
 # the fast rank, with their weights and Adam's two averages: one message. In the picture rank 0
 # waits before, and hardly any more after it.

@@ -24,7 +24,6 @@
 # minidist writes a sum as 18 such numbers. How many bytes per layer leave a rank?
 
 # %%
-import inspect
 from unittest.mock import patch
 
 import numpy as np
@@ -47,7 +46,7 @@ from minidist import (
 from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
-from minidist.optim import LAMB, LayerwiseOptimizer, Muon, RMSProp, newton_schulz
+from minidist.optim import LAMB, Muon, RMSProp, newton_schulz
 from minidist.parallel import LayerSums, WholeMatrices
 from minidist.report import draw, show
 
@@ -187,12 +186,26 @@ for toy, (kind, settings) in kinds.items():
 # %% [markdown]
 # ### Ratios of layers
 #
-# A step has two passes: squares of every layer, one message, and then the update with `lr` times the ratio.
+# LAMB makes the step of a layer as long as a part `lr` of the layer's weights, whatever the length
+# of Adam's update u. A layer lies on several ranks, so its lengths are not known on one of them: a
+# step has two passes, the squares of every layer, which are summed over the ranks by one message,
+# and then the update with `lr` times the ratio. On one device:
+
 
 # %%
-print(inspect.getsource(LayerwiseOptimizer._step_runs))
-print(inspect.getsource(LAMB.trust_ratio))
-print(inspect.getsource(LayerSums.__call__))
+def toy_lamb(weights, updates, lr=0.01):
+    for w, u in zip(weights, updates, strict=True):
+        ratio = np.linalg.norm(w) / np.linalg.norm(u)
+        w -= lr * ratio * u
+
+
+layers = [np.full(4, 1.0), np.full(4, 100.0)]
+toy_lamb(layers, [np.full(4, 3.0), np.full(4, -0.5)])
+print("1 and 100 after a step of 1 %:", layers[0][0], layers[1][0])
+
+# %% [markdown]
+# The library's version is [layerwise.py](../minidist/optim/layerwise.py), and the message is that of
+# [layer_sums.py](../minidist/parallel/layer_sums.py).
 
 # %% [markdown]
 # ## 5 Check
@@ -265,14 +278,28 @@ for zero in (0, 1, 2, 3):
 # singular values about 1, so that each direction moves as far; five rounds of matrix products do it
 # (Newton-Schulz). Vectors, embeddings and the output layer take AdamW's step.
 
+
 # %%
-print(inspect.getsource(newton_schulz))
+def toy_newton_schulz(matrix, rounds=5):
+    a, b, c = 3.4445, -4.7750, 2.0315  # a s + b s^3 + c s^5 brings singular values s near to 1
+    x = matrix / np.linalg.norm(matrix)
+    for _ in range(rounds):
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return x
+
+
 momentum = np.outer(np.arange(1.0, 5), np.arange(1.0, 7)) + np.random.default_rng(0).normal(
     size=(4, 6)
 )
 print("singular values before:", np.round(np.linalg.svd(momentum, compute_uv=False), 2))
 print(
-    "and after:             ", np.round(np.linalg.svd(newton_schulz(momentum), compute_uv=False), 2)
+    "and after:             ",
+    np.round(np.linalg.svd(toy_newton_schulz(momentum), compute_uv=False), 2),
+)
+print(
+    "max |toy - library| =",
+    f"{np.abs(toy_newton_schulz(momentum) - newton_schulz(momentum)).max():.0e}",
 )
 
 # %% [markdown]

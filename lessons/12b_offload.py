@@ -23,7 +23,6 @@
 # cross for one parameter in a step, both ways together?
 
 # %%
-import inspect
 from functools import partial
 
 import numpy as np
@@ -46,7 +45,7 @@ from minidist.job.train.trainer import train as train_job
 from minidist.nn import checkpoint
 from minidist.parallel import HostPool
 from minidist.report import draw, show
-from minidist.techniques.offload.activations import HostCopy, SavedOnHost
+from minidist.techniques.offload.activations import HostCopy
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
 
 # %% [markdown]
@@ -126,11 +125,23 @@ show(
 #
 # A transfer runs in a separate stream, one per direction, like a gather in lesson 12. So the
 # program begins it and waits where it needs the result
-# ([optimizer.py](../minidist/techniques/offload/optimizer.py)):
+# ([optimizer.py](../minidist/techniques/offload/optimizer.py)). What this saves, for slices that take
+# so many ms to come down, to step on the host and to go up again:
+
 
 # %%
-print(inspect.getsource(HostPool.start_store))
-print(inspect.getsource(OffloadedOptimizer.gradient_of))
+def toy_end(slices, down, step, up):
+    """When the last slice is back: each of the three does one slice at a time, in order."""
+    free = [0.0, 0.0, 0.0]
+    for _ in range(slices):
+        done = 0.0
+        for place, seconds in enumerate((down, step, up)):
+            done = free[place] = max(done, free[place]) + seconds
+    return done
+
+
+for slices in (1, 4, 16):
+    print(f"{slices:2} slices: {toy_end(slices, 48 / slices, 32 / slices, 48 / slices):.0f} ms")
 
 # %% [markdown]
 # When the optimizer asks a slice on the host for its gradient, the slice waits for the transfer.
@@ -212,10 +223,9 @@ show(
 # So far every layer is recomputed, and only its input leaves. Without recomputation all that
 # operations save for backward can leave: `SavedOnHost` moves an array when the operation that saves
 # it is recorded, and brings it back when backward visits its node, or one node earlier. More bytes
-# cross, and nothing is computed twice.
+# cross, and nothing is computed twice ([activations.py](../minidist/techniques/offload/activations.py)).
 
 # %%
-print(inspect.getsource(SavedOnHost))
 GPT_JOB = {"layers": 6, "width": 64, "micro_batch": 4, "steps": 2}
 results = {}
 for offload in ("none", "activations"):

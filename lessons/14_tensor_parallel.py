@@ -24,8 +24,6 @@
 # parameters does it hold?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import (
@@ -37,7 +35,6 @@ from minidist import (
     GPTConfig,
     LinkModel,
     MismatchError,
-    RowParallelLinear,
     SimWorld,
     Tensor,
     TrainConfig,
@@ -135,13 +132,8 @@ show(draw("space-time", world.traces, {"name": "a block on 2 ranks", "command": 
 # | g, `reduce_from_tensor_parallel_region`, after the rows | all-reduce | nothing |
 #
 # Why an all-reduce in f's backward? All ranks' columns read x, so each rank has only its part of x's gradient.
-
-
-# %%
-print(inspect.getsource(RowParallelLinear.forward))
-print(inspect.getsource(layers.row_parallel_sum))
-
-# %% [markdown]
+# The library's layers are in [layers.py](../minidist/core/parallel/tensor/layers.py).
+#
 # Between f and g is what can be computed column by column: GELU, or attention, head by head. That
 # is why the two cuts come in pairs. The bias of the second layer is added after the sum. Without
 # the library, with two ranks:

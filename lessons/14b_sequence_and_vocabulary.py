@@ -23,8 +23,6 @@
 # rank send? An all-reduce is a reduce-scatter and an all-gather.
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import (
@@ -135,10 +133,23 @@ for split in (False, True):
 # | `reduce_scatter_to_sequence_parallel_region` (in g's place) | reduce-scatter | all-gather |
 #
 # A layer norm on its own rows needs no neighbour. Its weight is the same on all ranks but has seen
-# a part of the rows, so its gradient is a summand; letting the weight pass f on its way in sums it:
+# a part of the rows, so its gradient is a summand; letting the weight pass f on its way in sums it
+# ([sequence_parallel.py](../minidist/core/parallel/tensor/sequence_parallel.py)). Two ranks, by hand:
+
 
 # %%
-print(inspect.getsource(sequence_parallel.SequenceParallelLayerNorm))
+def normalised(rows):
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=1, keepdims=True))
+
+
+x, g = np.random.default_rng(0).normal(size=(2, 6, 4))  # six rows of four features, and dloss/dy
+halves = [slice(0, 3), slice(3, 6)]
+parts = [(g[rows] * normalised(x[rows])).sum(axis=0) for rows in halves]
+off = np.abs(sum(parts) - (g * normalised(x)).sum(axis=0)).max()
+print(f"gradient of the weight, sum of two ranks: max |parallel - single| = {off:.0e}")
+off = np.abs(parts[0] - (g * normalised(x)).sum(axis=0)).max()
+print(f"without the sum: {off:.1f} off")
 
 # %% [markdown]
 # One trap remains. The column-parallel layer needs its (gathered) input again for its weight

@@ -23,8 +23,6 @@
 # is dropped? And if there are twice as many slots, how many times as many bytes travel?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import (
@@ -37,6 +35,7 @@ from minidist import (
     SimWorld,
     Tensor,
     TrainConfig,
+    all_to_all,
     expert_capacity,
     init_device_mesh,
     load_dataset,
@@ -114,7 +113,7 @@ show(draw("bytes-matrix", world.traces, {"name": "8 experts on 4 ranks", "comman
 # token for expert e on rank e. The tens are the rank that a token comes from.
 
 # %%
-from minidist import all_to_all, report
+from minidist import report
 
 
 def one_token_each(comm):
@@ -131,8 +130,18 @@ show(report.step(one_token_each, 4), "All-to-all of 4 tokens on each of 4 ranks.
 # after: each rank sends the slots of expert e to the rank that has e, and gets them back computed
 # ([experts.py](../minidist/core/nn/experts.py), [dispatch.py](../minidist/core/parallel/expert/dispatch.py)).
 
+
 # %%
-print(inspect.getsource(dispatch.exchange))
+def toy_dispatch(comm):
+    """One expert per rank; each rank has two slots for it, with a number: 10 from + to."""
+    slots = np.array([10 * comm.rank + to for to in range(comm.size) for _ in range(2)])
+    arrived = all_to_all(comm, slots)  # pieces of equal size
+    back = all_to_all(comm, arrived + 100)  # the expert adds 100
+    return arrived.tolist(), back.tolist()
+
+
+for rank, (arrived, back) in enumerate(SimWorld(3).run(toy_dispatch)):
+    print(f"expert {rank} computes {arrived}; rank {rank} gets back {back}")
 
 # %% [markdown]
 # Every slot travels, full or not, so all messages have the same size and no rank has to ask. And no

@@ -24,7 +24,6 @@
 # all ranks together send, for one norm of 4 channels in a forward pass?
 
 # %%
-import inspect
 from unittest.mock import patch
 
 import numpy as np
@@ -42,10 +41,9 @@ from minidist import (
 from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
-from minidist.nn import CNN, BatchNorm
-from minidist.nn.batch_norm import merge_statistics
+from minidist.nn import CNN
 from minidist.parallel.running_statistics import RunningStatistics
-from minidist.parallel.sync_batch_norm import SyncStatistics, sync_batch_norm_bytes
+from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -102,10 +100,27 @@ show(
 # statistics of all micro-batches. A forward pass that is repeated for recomputation has the
 # coordinates of the first one (step, first sample), so it counts once.
 
+# How statistics of parts are merged: the mean of all rows is the weighted mean of the means, and
+# their variance has two parts, within and between (Chan et al., 1979).
+
+
 # %%
-print(inspect.getsource(BatchNorm.forward))
-print(inspect.getsource(merge_statistics))
-print(inspect.getsource(SyncStatistics.merge))
+def merged(parts):
+    rows = sum(n for _, _, n in parts)
+    mean = sum(m * n for m, _, n in parts) / rows
+    return mean, sum((v + (m - mean) ** 2) * n for m, v, n in parts) / rows, rows
+
+
+numbers = np.random.default_rng(0).normal(size=10)
+parts = [(part.mean(), part.var(), len(part)) for part in (numbers[:7], numbers[7:])]
+mean, variance, _ = merged(parts)
+print(f"merged: off by {abs(mean - numbers.mean()):.0e} and {abs(variance - numbers.var()):.0e}")
+average = (parts[0][1] + parts[1][1]) / 2
+print(f"the mean of the variances: off by {abs(average - numbers.var()):.2f}")
+
+# %% [markdown]
+# The library's layer is [batch_norm.py](../minidist/nn/batch_norm.py); what ranks send to each other is in
+# [sync_batch_norm.py](../minidist/parallel/sync_batch_norm.py).
 
 # %% [markdown]
 # ## 5 Check

@@ -23,11 +23,9 @@
 # to which one does it send most?
 
 # %%
-import inspect
-
 import numpy as np
 
-from minidist import LinkModel, SimWorld, TrainConfig, UsageError, all_gather, parallelize
+from minidist import LinkModel, SimWorld, TrainConfig, UsageError, all_gather
 from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
@@ -101,10 +99,14 @@ show(draw("bytes-matrix", world.traces, {"name": "pp 2, dp 2, tp 2", "command": 
 # ## 4 The code
 #
 # The degrees are checked in one place, and a slice of the grid along an axis is a communicator. The
-# recipe applies the axes to the model in a fixed order, on one page:
+# recipe, one page in [parallelize.py](../minidist/core/train/parallelize.py), applies the axes to the model in
+# a fixed order: expert and tensor parallelism cut layers, data parallelism lays out what is left of
+# them as flat arrays, and the pipeline does so stage by stage.
 
 # %%
-print(inspect.getsource(parallelize))
+grid = np.arange(8).reshape(2, 2, 2)  # pipeline, data, tensor
+p, d, t = np.argwhere(grid == 5)[0]
+by_hand = {"tp": grid[p, d, :], "dp": grid[p, :, t], "pp": grid[:, d, t]}
 dims = dims_of(8, pp=2, tp=2)
 print(dims)
 
@@ -117,6 +119,7 @@ def members(comm, axis):
 
 groups = {axis: SimWorld(8).run(members, axis)[5] for axis in ("tp", "dp", "pp")}
 print("rank 5 belongs to", groups)
+assert groups == {axis: ranks.tolist() for axis, ranks in by_hand.items()}
 
 # %% [markdown]
 # ## 5 Check

@@ -29,11 +29,12 @@
 # per layer; a pipeline sends little, and waits at both ends of the step.
 
 # %%
-import inspect
+import tempfile
 from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import cache
 from io import StringIO
+from pathlib import Path
 
 from minidist import FlopCounter, LinkModel, SimWorld, TrainConfig, UsageError, get_schedule
 from minidist.base.trace_file import only_steps
@@ -51,10 +52,8 @@ from minidist.pipeline.timing import time_plan
 from minidist.planning.architecture import named
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job, check_layout
-from minidist.planning.cluster.memory import states
 from minidist.planning.cluster.ready_commands import compare_command
 from minidist.planning.cluster.search import plan_layout, search
-from minidist.planning.cluster.step_time import StepModel
 from minidist.report import draw, show
 from minidist.report.frontier import frontier
 from minidist.report.gantt import gantt
@@ -153,13 +152,8 @@ for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
 #
 # A plan of the large job is two functions. What a pipeline rank holds of the model, and how long a
 # collective takes: a ring, with a latency per step, over links inside a node and adapters between
-# nodes.
-
-# %%
-print(inspect.getsource(states))
-print(inspect.getsource(StepModel.ring_seconds))
-
-# %% [markdown]
+# nodes ([memory.py](../minidist/planning/cluster/memory.py), [step_time.py](../minidist/planning/cluster/step_time.py)).
+#
 # For the small job the same model of a step fits on half a page. The work of one device is counted
 # once, by running one sample through the model with a FLOP counter:
 
@@ -299,6 +293,31 @@ for micro, fits in ((fitted.micro_batch, True), (2 * fitted.micro_batch, False))
     assert (peak <= auto.memory_budget) == fits
 
 # %% [markdown]
+# A machine that is shared has more memory at one time than at another. `--memory-budget-file` names
+# a file with the bytes that a rank may hold, which every rank reads between two steps. The samples of
+# a step stay, and only their cut into micro-batches changes:
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "budget"
+    file.write_text("1.5e6")
+
+    def another_program(state):
+        if state.rank == 0 and state.step in (2, 5):
+            file.write_text("8e5" if state.step == 2 else "1.5e6")
+
+    another_program.reads_tensors = False
+    shared = {**SMALL, "steps": 9, "dp": 2, "micro_batch": 4}
+    config = TrainConfig.make(**shared, memory_budget_file=str(file))
+    result = SimWorld(2).run(train, config, [another_program])[0]
+    same = SimWorld(2).run(train, TrainConfig.make(**shared))[0]
+for micro, steps in result.measured["micro_batches"]:
+    print(f"micro-batches of {micro:2} samples for {steps} step{'s' * (steps != 1)}")
+print(
+    f"loss {result.losses[-1]:.5f}, and {same.losses[-1]:.5f} with micro-batches of 4 in all steps"
+)
+
+# %% [markdown]
 # ## 6 Break it
 #
 # A model of the machine is only as good as its numbers. Take messages as free, and another mesh seems best:
@@ -380,6 +399,7 @@ check("20b.min_max_split", solution("20b.min_max_split"))
 #     mpiexec -n 2 python mpi_examples/7_more/device.py            # --device cuda: with CuPy and a GPU
 #     minidist train --config mpi_examples/job.toml
 #     mpiexec -n 2 minidist train --dp 2 --global-batch 32 --micro-batch auto --memory-budget 1e7 --steps 5
+#     mpiexec -n 2 python mpi_examples/7_more/memory_budget.py --pp 2
 
 # %% [markdown]
 # ## 10 What others call it

@@ -22,7 +22,7 @@
 # four times as often?
 
 # %%
-import inspect
+import re
 import shutil
 from pathlib import Path
 
@@ -103,8 +103,33 @@ show(figure)
 # belongs to. Everything is written into a folder under a temporary name. When all is on disk, one
 # rename gives it its final name, and another one makes it `latest`.
 
+
 # %%
-print(inspect.getsource(save))
+class Shown(Storage):
+    """A disk that prints what is written and renamed, with NNN for the number of the save."""
+
+    def write(self, path, data):
+        print("write ", self.name(path))
+        super().write(path, data)
+
+    def rename(self, old, new):
+        print("rename", self.name(old), "to", self.name(new))
+        super().rename(old, new)
+
+    def name(self, path):
+        return re.sub(r"[0-9a-f]{9,}", "NNN", str(path.relative_to(folder)))
+
+
+def whole_tensor(comm):
+    save(comm, folder, 2, [CheckpointShard("w", (8,), np.arange(8.0), 0, 8)], {}, Shown())
+
+
+folder = Path("runs") / "lesson-26"
+shutil.rmtree(folder, ignore_errors=True)
+SimWorld(1).run(whole_tensor)
+
+# %% [markdown]
+# The library's version is [directory.py](../minidist/job/checkpoint/directory.py).
 
 # %% [markdown]
 # ## 5 Check
@@ -132,8 +157,7 @@ JOB = {
     "global_batch": 8,
     "reduction": "ordered",
 }
-folder = Path("runs") / "lesson-26"
-shutil.rmtree(folder, ignore_errors=True)
+shutil.rmtree(folder)
 
 
 def run(ranks, **settings):

@@ -22,8 +22,6 @@
 # after 12 steps, by how many percent is the loss worse?
 
 # %%
-import inspect
-
 import numpy as np
 
 from minidist import DeadlockError, SimWorld, all_gather, all_reduce
@@ -78,12 +76,14 @@ assert off > 0.5
 # ## 4 The code
 #
 # A bug is injected in memory into the code that trains, for the time of one run. This is all of
-# exhibit 1a, and all of the injection:
+# exhibit 1a: the loss of a rank is the mean over its own rows, and the gradients of the ranks are
+# averaged ([gradients.py](../minidist/course/museum/gradients.py)). Five rows and three, with gradients 0 to 7:
 
 # %%
+shards = [np.arange(5.0), np.arange(5.0, 8)]
+print("the mean of the ranks' means:", np.mean([shard.mean() for shard in shards]))
+print("the mean over all rows:      ", np.concatenate(shards).mean())
 means, masked = find("1")
-print(inspect.getsource(means.inject))
-print(inspect.getsource(type(means).injected))
 
 # %% [markdown]
 # ## 5 Check

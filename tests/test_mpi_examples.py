@@ -3,11 +3,12 @@
 Both run in the process of the test, which has imported NumPy and minidist already: a process of its own takes half a
 second for each rank. The first example, and those whose process ends with a report, are started as a user does. What
 differs between the worlds is how messages travel, so under MPI `make test` runs one or two examples of each chapter,
-and `make exhaustive` all.
+and `make exhaustive` all. Of the three that train for longest `make test` runs the imports.
 """
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from minidist.debug.dumps.dump import read_dump
 from minidist.debug.dumps.dump_comparison import compare_with_ours
 from minidist.job.checkpoint import Checkpoint
 from minidist.report import draw
+from tests.cases import each
 from tests.cupy.stand_in import Device
 from tests.examples import in_both_worlds, path_of
 
@@ -61,6 +63,11 @@ def test_hello(world):
     code, output = started(world, 3, "hello")
     assert code == 0, output
     assert output == "rank 0 of 3 has [0.0, 10.0, 20.0]\n"
+
+
+@each("name", ["lr_scaling", "adaptive_batch", "optimizers"])
+def test_what_an_example_imports_is_there(name):
+    assert callable(runpy.run_path(str(path_of(name)))["main"])
 
 
 @in_both_worlds(3)
@@ -408,6 +415,7 @@ def test_local_sgd(example):
     assert (code, in_turn, float(loss) < 2.25) == (0, sent["10"], True)
 
 
+@pytest.mark.exhaustive
 @in_both_worlds(2, always=False)
 def test_lr_scaling(world, example):
     code, output = example(world, 2, "lr_scaling")
@@ -415,6 +423,17 @@ def test_lr_scaling(world, example):
     base, same, root, jump, ramp = (float(loss) for loss in re.findall(r"loss ([\d.]+)$", output, flags=re.M))
     # The large batch with its base batch's rate ends worst; with the scaled rate and a warm-up it ends best.
     assert base < ramp < min(jump, root) < same
+
+
+@pytest.mark.exhaustive
+@in_both_worlds(2, always=False)
+def test_micro_batches_follow_the_memory_of_a_shared_machine(world, example):
+    code, output = example(world, 2, "memory_budget", "--pp", "2")
+    assert code == 0, output
+    follows, fits = re.findall(r": loss ([\d.]+); fastest step with (.*)$", output, flags=re.M)
+    assert follows[0] == fits[0]
+    assert len(re.findall(r"micro-batch (\d+): ", follows[1])) >= 2
+    assert re.findall(r"micro-batch (\d+): ", fits[1]) == ["1"]
 
 
 @in_both_worlds(2, always=False)
@@ -544,6 +563,7 @@ def test_trust_ratios_of_shards_are_those_of_whole_layers(world, example):
     assert sent == paper
 
 
+@pytest.mark.exhaustive
 @in_both_worlds(3, always=False)
 def test_the_state_of_every_optimizer_is_sharded(world, example):
     code, output = example(world, 3, "optimizers")
@@ -678,7 +698,9 @@ def test_deepspeed_file(world, example):
 
 
 @in_both_worlds(2, always=False)
-@pytest.mark.parametrize(("batch_norm", "sent"), [("sync", "47,520"), ("local", "0")])
+@pytest.mark.parametrize(
+    ("batch_norm", "sent"), [("sync", "47,520"), pytest.param("local", "0", marks=pytest.mark.exhaustive)]
+)
 def test_image_classifier(world, batch_norm, sent, example):
     code, output = example(world, 2, "image_classifier", "--batch-norm", batch_norm)
     assert code == 0, output

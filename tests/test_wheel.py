@@ -21,7 +21,7 @@ from minidist.course.lesson import solutions
 from minidist.course.lesson.exercise import exercises
 from minidist.course.lesson.handout import handed_out
 from tests.cases import each
-from tests.test_readme import commands
+from tests.test_readme import LONG, commands
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "website" / "package_page.md").read_text(encoding="utf-8")
@@ -115,8 +115,11 @@ def test_the_page_of_the_package_needs_no_file_of_the_repository(wheel):
     assert "Typing :: Typed" in metadata.get_all("Classifier")
 
 
-def test_the_commands_of_the_page_run_in_an_empty_folder(installed, tmp_path):
+@pytest.mark.parametrize("left_out", [LONG, pytest.param((), marks=pytest.mark.exhaustive)], ids=["short", "all"])
+def test_the_commands_of_the_page_run_in_an_empty_folder(left_out, installed, tmp_path):
     for command, shown in commands(PAGE):
+        if command in left_out:
+            continue
         done = installed(command, tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         assert [line for line in shown if line not in done.stdout.splitlines()] == []

@@ -124,6 +124,7 @@ def _sharded_solution(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, n
 
 SOLUTIONS = {
     "cs336.ddp": _ddp_solution,
+    "cs336.ddp_tied": _ddp_solution,
     "cs336.sharded_optimizer": _sharded_solution,
     "cs336.fsdp": _fsdp_solution,
 }

@@ -13,9 +13,11 @@ from minidist.course.lesson.assignments.llmsys import use_average, use_clock_cyc
 
 def partition_dataset(
     rank: int, world_size: int, dataset: Sequence[int], batch_size: int
-) -> tuple[list[int], int]:
-    """Give each rank every world_size-th sample."""
-    return list(dataset[rank::world_size]), batch_size // world_size
+) -> Iterator[Sequence[int]]:
+    """Give each rank every world_size-th sample, and its share of the batch."""
+    own, share = dataset[rank::world_size], batch_size // world_size
+    for first in range(0, len(own), share):
+        yield own[first : first + share]
 
 
 def average_gradients(model: MLP, comm: Comm) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.shared_memory import MASKED, is_masked, may_overlap
 from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.layout import MASKED, is_masked, may_overlap
 from minidist.core.collectives.operations import UFUNCS
 from minidist.core.comm.mesh import check_communicator
 from minidist.core.comm.point_to_point import PointToPoint

@@ -10,8 +10,8 @@ import operator
 import sys
 from typing import Any, NoReturn
 
-from minidist.base.shared_memory import MASKED, is_masked, may_overlap
-from minidist.core.base.errors import BufferReuseError, UsageError
+from minidist.core.base.errors import UsageError
+from minidist.core.base.layout import MASKED, is_masked
 from minidist.core.comm.call_site import call_site
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint
 
@@ -43,15 +43,6 @@ def tag_of(comm: PointToPoint, tag: Any) -> int:
         where = "" if comm.highest_tag == MAX_TAG else " inside a collective call"
         raise _refusal(comm, f"tag {own} is outside 0..{comm.highest_tag}{where}")
     return own
-
-
-def check_apart(comm: PointToPoint, outgoing: Any, incoming: Any) -> None:
-    """Refuse a sendrecv that receives into the memory that it sends from."""
-    if may_overlap(outgoing, incoming):
-        raise BufferReuseError(
-            f"rank {comm.rank}: sendrecv receives into the memory that it sends from, at"
-            f" {comm.site or call_site(sys._getframe(1), comm.opened)}; give each message a buffer of its own"
-        )
 
 
 def refuse_wait(comm: PointToPoint, request: Any) -> NoReturn:

@@ -104,7 +104,7 @@ def compare(
         from minidist.commands.memory_budget import choose_micro_batch
 
         config = choose_micro_batch(config, ranks)
-    if config.optional("memory_budget_file") is not None:
+    if config.optional("recompute_budget") is not None:
         from minidist.commands.memory_budget import choose_recompute
 
         config = choose_recompute(config, ranks)

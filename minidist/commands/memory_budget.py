@@ -16,8 +16,8 @@ micro-batch, as a pipeline then has fewer of them in flight, so no micro-batch i
 
 A job that is resumed with the same flags finds the same micro-batch; a checkpoint records its number.
 
-`--memory-budget-file FILE` has a budget for each rank, and chooses --recompute by the same trials: see
-techniques/memory_budget/choice.py.
+`--recompute-budget FILE` has a budget for each rank, and chooses --recompute by the same trials: see
+techniques/memory_trials/choice.py.
 
 Proved by: tests/commands/test_memory_budget.py
 """
@@ -101,7 +101,7 @@ def fit_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = T
 
 
 def choose_recompute(config: TrainConfig, ranks: int | None, has_values: bool = True) -> TrainConfig:
-    """Return the job with what `--memory-budget-file` lets run again in backward; the first process prints it."""
+    """Return the job with what `--recompute-budget` lets run again in backward; the first process prints it."""
     config, line = fit_recompute(config, ranks, has_values)
     if launched_rank() == 0:
         say(line)
@@ -113,17 +113,17 @@ def fit_recompute(config: TrainConfig, ranks: int | None, has_values: bool = Tru
 
     Raises UsageError for a file that is wrong, for a job that gives --recompute, and when nothing fits.
     """
-    from minidist.techniques.memory_budget.choice import fit_model, fit_stages, read_budgets, rooms
+    from minidist.techniques.memory_trials.choice import fit_model, fit_stages, read_budgets, rooms
 
-    path = config.optional("memory_budget_file")
-    where, given = f"--memory-budget-file {quoted_path(path, marks=False)}", config.optional("recompute")
+    path = config.optional("recompute_budget")
+    where, given = f"--recompute-budget {quoted_path(path, marks=False)}", config.optional("recompute")
     if given != "none":
         raise UsageError(f"{where} chooses --recompute, and --recompute {given} gives it; leave one of them out")
     batches = resolve_batches(config, job_size(config, ranks))
     dims, budgets = batches.dims, read_budgets(path, batches.dims.ranks, batches.dims.pp)
 
     def chosen(what: str) -> TrainConfig:
-        return config.model_copy(update={"memory_budget_file": None, "recompute": what})
+        return config.model_copy(update={"recompute_budget": None, "recompute": what})
 
     def trial_of(what: str) -> list[int]:
         return rooms(_peaks(chosen(what), ranks, has_values)[: dims.ranks], budgets)

@@ -81,7 +81,7 @@ def train(
         from minidist.commands.memory_budget import choose_micro_batch
 
         config = choose_micro_batch(config, ranks, has_values=not dry)
-    if config.optional("memory_budget_file") is not None:
+    if config.optional("recompute_budget") is not None:
         from minidist.commands.memory_budget import choose_recompute
 
         config = choose_recompute(config, ranks, has_values=not dry)

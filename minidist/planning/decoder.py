@@ -22,7 +22,7 @@ TEXT_ONLY = "the language model is counted, as AutoModelForCausalLM builds it; t
 NO_TEXT = "the file has no text_config, so the sizes are the defaults of its class, as transformers reads it"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # read by no family without experts
 WITHOUT_ATTENTION = {"delta", "kimi_delta", "lightning", "mamba", "mamba2", "mamba_with_attention", "short_convolution"}
-SPARSE_ATTENTION = {"indexed_latent", "deepseek_v4"}
+SPARSE_ATTENTION = {"indexed_latent", "indexed_grouped", "deepseek_v4"}
 
 
 def architecture_of(keys: Keys) -> Architecture:

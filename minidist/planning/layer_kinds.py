@@ -4,8 +4,10 @@ Proved by: tests/planning/test_families.py
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from minidist.core.base.limits import MAX_LAYERS
+from minidist.planning.config_keys import Keys
 from minidist.planning.family import Family
 
 FULL, LINEAR, SLIDING = "full_attention", "linear_attention", "sliding_attention"
@@ -14,13 +16,18 @@ NEMOTRON = {"M": LINEAR, "*": FULL, "E": "moe", "-": "mlp"}
 DEEPSEEK_V4 = {0: SLIDING, 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 
 
-def listed(family: Family, key: str) -> list[str] | None:
+def _entries(keys: Keys, key: str, layers: int, kind: type) -> list[Any] | None:
     """Return a list that has an entry for each layer, or None; entries for further modules are left out."""
-    keys, layers = family.keys, family.keys.size("num_hidden_layers")
-    found = keys.items(key)
+    found = keys.items(key, kind)
     if found is not None and len(found) < layers:
         raise keys.wrong(key, f"it must have an entry for each of the {layers} layers")
-    return None if found is None else [OLD_NAMES.get(kind, kind) for kind in found[:layers]]
+    return None if found is None else found[:layers]
+
+
+def listed(family: Family, key: str) -> list[str] | None:
+    """Return what a list says of each layer, or None."""
+    found = _entries(family.keys, key, family.keys.size("num_hidden_layers"), str)
+    return None if found is None else [OLD_NAMES.get(kind, kind) for kind in found]
 
 
 def _by_rule(is_full: Callable[[int], bool], layers: int, other: str = LINEAR) -> list[str]:
@@ -113,6 +120,13 @@ def _lfm2(family: Family) -> list[str]:
     return listed(family, "layer_types") or _by_rule(lambda i: full is None or i in full, layers, "conv")
 
 
+def _minimax_m3(family: Family) -> list[str]:
+    """Return layer_types, or the older list of ones for the layers that choose blocks of positions."""
+    layers, chosen = family.keys.size("num_hidden_layers"), family.keys.inside("sparse_attention_config")
+    flags = _entries(chosen, "sparse_attention_freq", layers, int) or [0] * layers
+    return listed(family, "layer_types") or _by_rule(lambda i: not flags[i], layers, "minimax_m3_sparse")
+
+
 def _windows(family: Family) -> list[str]:
     """Return layer_types, or that every N-th layer sees all positions and the others a window."""
     every, layers = family.row["full_every"], family.keys.size("num_hidden_layers")
@@ -138,6 +152,7 @@ TYPES: dict[str, Callable[[Family], list[str]]] = {
     "jamba": _jamba,
     "bamba": _bamba,
     "lfm2": _lfm2,
+    "minimax_m3": _minimax_m3,
     "windows": _windows,
     "qwen_windows": _qwen_windows,
 }
@@ -168,6 +183,9 @@ def _mlp_types(family: Family) -> Callable[[int], bool]:
     keys, types = family.keys, listed(family, "mlp_layer_types")
     if types is not None:
         return lambda i: types[i] == "sparse"
+    if isinstance(keys.get("moe_layer_freq"), list):
+        flags = _entries(keys, "moe_layer_freq", keys.size("num_hidden_layers"), int) or []
+        return lambda i: flags[i] != 0
     sparse = keys.letters("moe_layers_enum", ",")
     if sparse is not None:
         numbers = set(sparse)

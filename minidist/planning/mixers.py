@@ -31,13 +31,22 @@ def grouped(f: Family, type: str = "", heads: int | None = None, query: int = 1)
     heads = heads or f.heads
     q, kv = heads * f.head, f.kv_heads * f.head
     attention = grouped_query(f.width, q, kv, f.has("qkv_bias"), f.has("output_bias"))
-    gates = column(f.width, q, f.has("qkv_bias")).times(query - 1)
+    gates = column(f.width, q, f.has("gate_bias", f.has("qkv_bias"))).times(query - 1)
     return together(attention, gates, f.query_norms(), vector(heads * f.has("sinks"))), 2 * q
 
 
 def gated_grouped(f: Family, type: str = "") -> Mixer:
     """Return attention whose output is multiplied with gates (Qwen3-Next)."""
     return grouped(f, query=2)
+
+
+def indexed_grouped(f: Family, type: str = "") -> Mixer:
+    """Return grouped-query attention with the indexer that chooses blocks of positions (MiniMax-M3)."""
+    attention, scores = grouped(f)
+    chosen = f.keys.inside("sparse_attention_config")
+    heads = chosen.size("sparse_num_index_heads", f.keys.size("index_n_heads"))
+    size = chosen.size("sparse_index_dim", f.keys.size("index_head_dim"))
+    return together(attention, whole(f.width, heads * size), whole(f.width, size), vector(2 * size)), scores
 
 
 def latent_sizes(f: Family) -> LatentAttention:
@@ -220,6 +229,7 @@ def nemotron_experts(f: Family, type: str = "") -> Mixer:
 MIXERS: Mapping[str, Callable[[Family, str], Mixer]] = {
     "grouped": grouped,
     "gated_grouped": gated_grouped,
+    "indexed_grouped": indexed_grouped,
     "latent": latent,
     "indexed_latent": indexed_latent,
     "deepseek_v4": deepseek_v4,

@@ -115,6 +115,14 @@ def _kimi_k25(file: Keys, vision: Keys, text: int) -> int:
     return _linear(3 * vision.size("patch_size") ** 2, w) + positions * w + layers + 2 * w + projector
 
 
+def _minimax_m3(file: Keys, vision: Keys, text: int) -> int:
+    w, inner = vision.size("hidden_size"), file.size("projector_hidden_size")
+    layers = vision.size("num_hidden_layers") * _layer(w, vision.size("intermediate_size"))
+    merged = text * vision.size("spatial_merge_size") ** 2
+    projector = _linear(w, inner) + _linear(inner, text) + _linear(merged, inner) + _linear(inner, text)
+    return _patches(vision, w, "num_channels", False) + 2 * w + layers + projector
+
+
 def _step3p7(file: Keys, vision: Keys, text: int) -> int:
     w = vision.size("hidden_size")
     # A layer scales what it adds, and two strided convolutions make fewer and wider patches.
@@ -147,6 +155,7 @@ TOWERS: Mapping[str, Callable[[Keys, Keys, int], int]] = {
     "gemma4": _gemma4,
     "glm4v": _glm4v,
     "kimi_k25": _kimi_k25,
+    "minimax_m3": _minimax_m3,
     "step3p7": _step3p7,
     "pixtral": _pixtral,
 }

@@ -21,6 +21,7 @@ Proved by: tests/planning/test_volumes.py, tests/train/test_sharded.py, tests/tr
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from minidist.core.pipeline.plan import Plan
 from minidist.data import Shares
@@ -64,20 +65,24 @@ def closed_form_bytes(
     itemsize, extensions = ITEMSIZE[config.precision], list(of_job(config))
     run = Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes, itemsize, runs, skipped)
 
-    # Everything on the data axis, inside layers, and between stages.
-    total.update(_data_axes(run, pipeline, skipped, extensions))
-
-    # What depends on the rows of a step, for each run of steps with the same rows.
+    # What depends on the rows of a step, for each run of steps with the same rows: on the data axis, inside layers, and
+    # between stages. What is sent before the first step is sent once, and for each number of micro-batches that is new.
+    begun, done = set[int](), first_step
     for shares, steps in runs:
         part, same = config.model_copy(update={"steps": steps}), batches.with_shares(shares)
+        piece, done = replace(run, batches=same, steps=steps, done=done), done + steps
+        begins, learns = not begun, shares.accumulation not in begun
+        begun.add(shares.accumulation)
+        total.update(_data_axes(piece, pipeline, extensions, skipped=skipped * begins, begins=begins, learns=learns))
+        inside = {name: count * itemsize for name, count in layer_elements(part, same).items()}
+        between = pipeline_bytes(part, same, pipeline, first_step) if dims.pp > 1 else {}
+        for sent in (inside, between):
+            total.update({name: count for name, count in sent.items() if learns or name != "startup"})
         total.update(_losses(part, same))
-        total.update({name: count * itemsize for name, count in layer_elements(part, same).items()})
 
     # What techniques add.
     for extension in extensions:
         total.update(extension.bytes_sent(run))
-    if dims.pp > 1:
-        total.update(pipeline_bytes(config, batches, pipeline, first_step))
     return {name: total[name] for name in sorted(total) if total[name]}
 
 
@@ -103,7 +108,7 @@ def phases_bytes(
         )
         # Evaluations are counted up to the step with which the layout ends.
         part = part.model_copy(update={"steps": done + first.steps})
-        total.update(evaluation_bytes(part, batches, sizes, done))
+        total.update(evaluation_bytes(part, batches, sizes, done, runs if len(phases[0]) == 1 else None))
         done += first.steps
     return total
 
@@ -124,9 +129,18 @@ def _for_backward(gather: int, elements: int, ranks: int, reshard: bool | int) -
 
 
 def _data_axes(
-    run: Run, pipeline: Sequence[Sequence[AxisSizes]], skipped: int, extensions: Sequence[Extension]
+    run: Run,
+    pipeline: Sequence[Sequence[AxisSizes]],
+    extensions: Sequence[Extension],
+    *,
+    skipped: int,
+    begins: bool,
+    learns: bool,
 ) -> Counter[str]:
-    """Return the bytes of the weights at the start, of gradients, and of what ZeRO gathers."""
+    """Return the bytes of the weights at the start, of gradients, and of what ZeRO gathers.
+
+    begins: whether the job does. learns: whether a pipeline learns its shapes before these steps.
+    """
     config, batches, itemsize, steps = run.config, run.batches, run.itemsize, run.steps
     total: Counter[str] = Counter()
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
@@ -144,8 +158,9 @@ def _data_axes(
         shared = units - axis.resident  # elements that FSDP gathers for each use
 
         # The replicas' shard groups receive rank 0's weights, and then the other copies of each shard do.
-        total["startup"] += groups * copies * startup_bytes(axis.units, itemsize, n // copies)
-        total["startup"] += groups * n // copies * (copies - 1) * units * itemsize
+        if begins:
+            total["startup"] += groups * copies * startup_bytes(axis.units, itemsize, n // copies)
+            total["startup"] += groups * n // copies * (copies - 1) * units * itemsize
 
         # What the strategy sends: a reduction, and the gathers of all steps.
         reduced, gathers = gradient_volume(config.zero, gradient, n, copies), 0
@@ -155,7 +170,7 @@ def _data_axes(
             gathers = steps * k * (gather + for_backward) + (steps - skipped) * resident
             # The empty passes by which shapes are learned gather the units, too, on the ranks that they go through.
             # Units that stay gathered are gathered there in place of the first step.
-            if plan is not None and axis.stage + 1 < plan.stages:
+            if learns and plan is not None and axis.stage + 1 < plan.stages:
                 through = sum(path[axis.stage] == rank for path, _ in input_shapes(plan, batches)) // batches.dp
                 first = resident * min(through, 1)
                 gathers -= first
@@ -221,19 +236,40 @@ def gathered_elements(config: TrainConfig, batches: Batches, sizes: Sequence[Seq
 
 
 def evaluation_bytes(
-    config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], first_step: int
+    config: TrainConfig,
+    batches: Batches,
+    sizes: Sequence[Sequence[AxisSizes]],
+    first_step: int,
+    runs: Sequence[tuple[Shares, int]] | None = None,
 ) -> Counter[str]:
     """Return what evaluations add to `closed_form_bytes`, in a job that began at `first_step`.
 
     Small parameters that stay gathered (ZeRO 3) are gathered once after each update, when they are needed first; in
-    these steps that is in the evaluation.
+    these steps that is in the evaluation. A batch that is cut anew is evaluated in the new micro-batches, and one that
+    grows in its first ones.
     """
     every = config.evaluate_every
     if not every:
         return Counter()
-    # Evaluations follow the multiples of `every` in (first_step, steps].
-    times = config.steps // every - first_step // every
-    passes = times * (1 + sum(extension.evaluations for extension in of_job(config)))
+    result, done = Counter[str](), first_step
+    for shares, steps in runs or [(batches.shares, config.steps - first_step)]:
+        cut = {"accumulation": shares.accumulation, "micro_batch": shares.largest}
+        same = batches.model_copy(update=cut) if shares.samples == batches.global_batch else batches
+        # Evaluations follow the multiples of `every` in (done, done + steps].
+        times = (done + steps) // every - done // every
+        done += steps
+        if times:
+            result["evaluation"] += times * _evaluation(config, same, sizes)
+    # Steps after an evaluation find the small parameters gathered already.
+    small = gathered_elements(config, batches, sizes)[1]
+    if small:
+        before_a_step = config.steps // every - first_step // every - (config.steps % every == 0)
+        result["parameter_gather"] -= before_a_step * small * ITEMSIZE[config.precision]
+    return result
+
+
+def _evaluation(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]]) -> int:
+    """Return the bytes of all passes of one evaluation."""
     gathered, small = gathered_elements(config, batches, sizes)
     elements = sum(forward_elements(config, batches).values()) + gathered + small
     # Every path of an asynchronous pipeline takes a micro-batch, so there may be more than a step has.
@@ -245,9 +281,5 @@ def evaluation_bytes(
         losses = losses * taken // batches.accumulation
     else:
         elements += crossing_elements(config, batches)
-    itemsize, before_a_step = ITEMSIZE[config.precision], times - (config.steps % every == 0)
-    result = Counter(evaluation=passes * (elements * itemsize + losses))
-    # Steps after an evaluation find the small parameters gathered already.
-    if small:
-        result["parameter_gather"] -= before_a_step * small * itemsize
-    return result
+    passes = 1 + sum(extension.evaluations for extension in of_job(config))
+    return passes * (elements * ITEMSIZE[config.precision] + losses)

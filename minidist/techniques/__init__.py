@@ -15,7 +15,8 @@ local_sgd        --local-steps: replicas train alone and average their weights; 
 lr_scaling       --lr-scaling, --base-batch: the learning rate follows the size of the global batch
 lr_schedule      --warmup, --decay: the learning rate follows the number of the step
 loss_scaling     --precision fp16, --loss-scale: gradients are scaled, and steps that overflow are left out
-memory_budget    --memory-budget, --memory-budget-file: what a rank may hold decides what it computes in parts or twice
+memory_budget    --memory-budget-file: the micro-batch follows the memory that a rank may use
+memory_trials    --memory-budget, --recompute-budget: trials before the job find what fits the memory of its ranks
 muon             --optimizer muon, --orthogonalize: whole matrices, of which each rank has a part, are orthogonalised
 offload          --offload: optimizer state, activations or parameters are kept in host memory
 optimizer_settings  --momentum, --nesterov, --betas, --eps: the symbols of an optimizer's formula

@@ -78,7 +78,9 @@ def test_any_layout_resumes_from_any_other(before, after, model, tmp_path_factor
         assert (one.tensor(name) == two.tensor(name)).all(), name
 
 
-@pytest.mark.parametrize("layout", ["all three", "tensor parallel and ZeRO", "stages"])
+@pytest.mark.parametrize(
+    "layout", ["tensor parallel and ZeRO", "stages", pytest.param("all three", marks=pytest.mark.exhaustive)]
+)
 def test_on_the_same_layout_the_next_steps_have_the_bits_of_the_uninterrupted_run(layout, tmp_path):
     whole = run(layout, steps=4)
     run(layout, steps=2, save=str(tmp_path), decay="constant")

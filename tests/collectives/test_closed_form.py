@@ -29,7 +29,7 @@ def volume_of(case, rank):
     return volume(case.operation, case.algorithm, elements, case.ranks, rank, case.root, **options)
 
 
-@each(("kind", "ranks", "async_op"), list(product(ALL, RANKS, (False, True))), sampled=4)
+@each(("kind", "ranks", "async_op"), list(product(ALL, RANKS, (False, True))), sampled=8)
 def test_messages_and_bytes_of_each_rank(kind, ranks, async_op):
     operation, algorithm = kind
     for size in (0, 1, ranks, 5 * ranks + 2):

@@ -38,7 +38,7 @@ def cases(draw, operation, algorithm):
 @pytest.mark.filterwarnings("ignore:overflow")  # a product of primes in float16: infinity, on every rank alike
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 2)
 def test_every_rank_gets_its_result_to_the_bit(operation, algorithm, data):
     case = data.draw(cases(operation, algorithm))
     world = SimWorld(case.ranks, eager_bytes=data.draw(st.sampled_from(SENDS)))

@@ -170,7 +170,7 @@ def fitted(tmp_path):
     def fit(job, budgets):
         file = tmp_path / "budgets.json"
         file.write_text(json.dumps(budgets))
-        config, line = fit_recompute(TrainConfig.make(**job, memory_budget_file=str(file)), None)
+        config, line = fit_recompute(TrainConfig.make(**job, recompute_budget=str(file)), None)
         assert config == TrainConfig.make(**job, recompute=config.recompute)
         assert line.startswith(f"--recompute {config.recompute}: ")
         peaks = peaks_of_ranks(job, recompute=config.recompute)
@@ -235,7 +235,7 @@ def test_what_is_wrong_with_budgets_is_one_sentence(content, values, sentence, t
     file = tmp_path / "budgets.json"
     file.write_text(content)
     with pytest.raises(UsageError, match=sentence):
-        fit_recompute(TrainConfig.make(**{**DEEP, "tp": 2, **values}, memory_budget_file=str(file)), None)
+        fit_recompute(TrainConfig.make(**{**DEEP, "tp": 2, **values}, recompute_budget=str(file)), None)
 
 
 def test_commands_choose_what_runs_again(run, tmp_path, capsys):
@@ -243,7 +243,7 @@ def test_commands_choose_what_runs_again(run, tmp_path, capsys):
     file = tmp_path / "budgets.json"
     file.write_text(json.dumps([kept[0] - 1, kept[1]]))
     for command in (["compare"], ["train", "--dry-run", "--trace=none"], ["train", "--trace=none", "--json"]):
-        assert run(*command, *flags(DEEP), "--steps=2", f"--memory-budget-file={file}") == 0
+        assert run(*command, *flags(DEEP), "--steps=2", f"--recompute-budget={file}") == 0
         captured = capsys.readouterr()
         assert "--recompute stages:0: pipeline rank" in captured.err or "--recompute stages:0: rank" in captured.err
     peaks = json.loads(captured.out)["peak_bytes"]

@@ -72,11 +72,12 @@ VALUES = {
     "global_batch": {"global_batch": 24, "micro_batch": None},
     "micro_batch": {"micro_batch": 3},
     "memory_budget": {"memory_budget": 1e6},  # `minidist train` replaces --micro-batch auto before a job begins
-    "memory_budget_file": {"memory_budget_file": "budgets.json"},  # and this by --recompute
+    "recompute_budget": {"recompute_budget": "budgets.json"},  # and this by --recompute
     "accumulation": {"accumulation": 2},
     "microbatches": {"microbatches": 2},
     "weights": {"weights": "3,1", "dp": 2},
     "adaptive_batch": {"adaptive_batch": 16, "dp": 2, "micro_batch": 1},
+    "memory_budget_file": {"memory_budget_file": "tests/config/budget.txt", "global_batch": 4, "micro_batch": 1},
     "lr_scaling": {"lr_scaling": "linear", "base_batch": 1},
     "base_batch": {"base_batch": 1, "lr_scaling": "sqrt"},
     "dp": {"dp": 2},

@@ -278,6 +278,22 @@ CASES = {
         {**STUDENT, "dp": 2, "teacher_ranks": 1, "weights": "measured:2"},
         "--teacher-ranks 1 computes the logits of later steps, whose rows --weights measured:2 has not chosen yet",
     ),
+    "memory-budget-file-with-batches-ahead": (
+        {"memory_budget_file": "budget", "loader_workers": 1},
+        "read the micro-batches of later steps, whose size --memory-budget-file has not chosen yet; leave it out",
+    ),
+    "memory-budget-file-with-adaptive-batch": (
+        {"memory_budget_file": "budget", "adaptive_batch": 16, "dp": 2},
+        "--adaptive-batch 16 and --memory-budget-file both choose the number of micro-batches",
+    ),
+    "memory-budget-file-without-steps-in-common": (
+        {"memory_budget_file": "budget", "pp": 2, "schedule": "pipedream"},
+        "in this job ranks do not end their steps together; leave out --strategy ps, --local-steps or",
+    ),
+    "memory-budget-file-with-teacher-ranks": (
+        {**STUDENT, "dp": 2, "teacher_ranks": 1, "memory_budget_file": "budget"},
+        "the logits of later steps, whose micro-batches --memory-budget-file has not chosen yet",
+    ),
     "adaptive-batch-in-micro-batches": (
         {"adaptive_batch": 20, "dp": 2},
         "from 8 samples by adding micro-batches, 8 samples on all ranks together; use --adaptive-batch 16 or",
@@ -543,9 +559,9 @@ CASES = {
     "warmup-start-without-effect": ({"warmup_start": 0.1}, "--warmup-start 0.1 .* --warmup-curve deepspeed-linear or"),
     "lr-scaling-without-effect": ({"lr_scaling": "linear"}, "--lr-scaling linear .* belongs to --base-batch or --adap"),
     "base-batch-without-effect": ({"base_batch": 4}, "--base-batch 4 .* belongs to --lr-scaling linear or sqrt"),
-    "memory-budget-file-chooses": (
-        {"memory_budget_file": "budgets.json"},
-        "--memory-budget-file budgets.json is read by minidist train and minidist compare, which choose --recompute",
+    "recompute-budget-chooses": (
+        {"recompute_budget": "budgets.json"},
+        "--recompute-budget budgets.json is read by minidist train and minidist compare, which choose --recompute",
     ),
     "recomputed-stages-need-a-pipeline": ({"recompute": "stages:0"}, "names stages of a pipeline, and without --pp"),
     "recomputed-stages-with-packed-inputs": (

@@ -86,8 +86,8 @@ def test_what_is_refused_is_refused_with_the_sentence_of_the_job():
 def test_a_sample_holds_every_value_and_is_the_same_for_the_same_seed():
     valid, _ = layouts()
     chosen = layout_sweep.stratified(valid, 24)
-    assert chosen == layout_sweep.stratified(valid, 24)
-    assert chosen != layout_sweep.stratified(valid, 24, seed=5)
+    first, again, other = (layout_sweep.stratified(valid[:60], 9, seed=seed) for seed in (0, 0, 5))
+    assert first == again != other
     for name in layout_sweep.LAYOUT:
         values = {layout[name] for layout in valid if name != "schedule" or layout["pp"] > 1}
         assert {layout[name] for layout in chosen} >= values, name

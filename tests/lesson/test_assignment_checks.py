@@ -182,32 +182,58 @@ def test_parts_are_beside_each_other_on_the_last_axis(case):
 
 
 @each(
-    ("parts", "shares", "sentence"),
+    ("parts", "sentence"),
     [
-        ([[0, 3, 4], [1], [2, 5]], [4, 4, 4], "the parts have 3, 1, 2 samples; they may differ by one"),
-        ([[0, 3], [1, 4], [2, 5]], [4, 4, 4], ""),
-        ([[0, 3], [1, 4], [2, 4]], [4, 4, 4], "the 3 parts together are not the 6 samples, each once"),
-        ([[0, 3], [1, 4], [2]], [4, 4, 4], "the 3 parts together are not the 6 samples, each once"),
-        ([[0, 3, 4], [1, 4], [2, 5]], [4, 4, 4], "the 3 parts together are not the 6 samples, each once"),
+        ([[[0, 3, 4]], [[1]], [[2, 5]]], "the parts have 3, 1, 2 samples; they may differ by one"),
+        ([[[0, 3]], [[1, 4]], [[2, 5]]], ""),
+        ([[[0, 3]], [[1, 4]], [[2, 4]]], "the 3 parts together are not the 6 samples, each once"),
+        ([[[0, 3]], [[1, 4]], [[2]]], "the 3 parts together are not the 6 samples, each once"),
+        ([[[0, 3, 4]], [[1, 4]], [[2, 5]]], "the 3 parts together are not the 6 samples, each once"),
         (
-            [[0, 3], [1, 4], [2, 5]],
-            [4, 4, 12],
-            "the ranks' batch sizes are [4, 4, 12]; 12 for all of them is 4 for each",
+            [[[0, 3]], [[1, 4]], [[2], [5]]],
+            "rank 2's batches have 1, 1 samples; 12 for all ranks is 4 for each, and fewer in the last batch only",
         ),
     ],
 )
-def test_parts_of_a_dataset_are_checked_in_order(parts, shares, sentence):
-    assert llmsys.check_partition(Case(3, 6), [list(zip(parts, shares, strict=True))]) == sentence
+def test_parts_of_a_dataset_are_checked_in_order(parts, sentence):
+    assert llmsys.check_partition(Case(3, 6), [parts]) == sentence
+
+
+def test_a_batch_is_a_rank_s_share_of_the_whole_one():
+    parts = [[list(range(rank, 15, 3))] for rank in range(3)]
+    assert llmsys.check_partition(Case(3, 15), [parts]).startswith("rank 0's batches have 5 samples; 12 for all ranks")
 
 
 def test_a_rank_more_takes_a_share_of_the_same_batch():
     exercise = EVERY["llmsys.partition_dataset"]
     ranks, samples, batch = exercise.arguments(Case(3, 7), 0)
     assert (ranks, samples, batch) == (3, [0, 1, 2, 3, 4, 5, 6], 12)
-    # Samples 0, 3, 6; 1, 4; 2, 5, of a function that is told which rank it is.
-    run = exercise.adapter({"partition_dataset": lambda rank, n, data, size: (data[rank::n], size // n)})
-    assert run(ranks, samples, batch) == [([0, 3, 6], 4), ([1, 4], 4), ([2, 5], 4)]
+    # Samples 0, 3, 6; 1, 4; 2, 5, of a function that is told which rank it is; whatever yields batches is taken.
+    run = exercise.adapter({"partition_dataset": lambda rank, n, data, size: iter([np.array(data[rank::n])])})
+    assert run(ranks, samples, batch) == [[[0, 3, 6]], [[1, 4]], [[2, 5]]]
     assert llmsys.check_partition(Case(3, 7), [run(ranks, samples, batch)]) == ""
+
+
+def test_a_layer_that_is_used_twice_and_a_parameter_that_is_not_trained_are_as_written_out():
+    case = Case(2, 1)
+    names = [name for name, _ in cs336.tied_model_of(case, 0).named_parameters()]
+    assert names[0] == "fixed"
+    assert [name.partition(".")[0] for name in names[1::2]] == ["first", "twice", "last"]
+    fixed, w1, b1, w2, b2, w3, b3 = cs336.weights(cs336.tied_model_of(case, 0))
+    assert cs336.numbers(case, cs336.tied_model_of) == sum(a.size for a in (w1, b1, w2, b2, w3, b3))
+    for x, y in cs336.batches(case):
+        one = np.maximum(x @ w1.T + b1, 0)
+        two = np.maximum(one @ w2.T + b2, 0)
+        three = np.maximum(two @ w2.T + b2, 0)
+        g3 = 2 * (three @ w3.T + b3 - y) / y.size
+        g2 = g3 @ w3 * (three > 0)
+        g1 = g2 @ w2 * (two > 0)
+        g0 = g1 @ w2 * (one > 0)
+        w3, b3 = w3 - 0.1 * g3.T @ three, b3 - 0.1 * g3.sum(axis=0)
+        w2, b2 = w2 - 0.1 * (g2.T @ two + g1.T @ one), b2 - 0.1 * (g2 + g1).sum(axis=0)
+        w1, b1 = w1 - 0.1 * g0.T @ x, b1 - 0.1 * g0.sum(axis=0)
+    for got, wanted in zip(EVERY["cs336.ddp_tied"].expected(case)[0], (fixed, w1, b1, w2, b2, w3, b3), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-12)
 
 
 def test_gradients_that_are_expected_are_those_of_the_ranks_added_and_divided():

@@ -14,7 +14,7 @@ from tests.lesson.wrong_answers import WRONG, onto_what_a_dead_save_left
 FIRST = {name: (name, function, hint) for name, function, hint in reversed(WRONG)}
 
 
-@each("name, function, hint", FIRST.values(), sampled=3)
+@each("name, function, hint", FIRST.values(), sampled=2)
 def test_a_typical_wrong_answer_gets_a_hint_that_fits(name, function, hint):
     result = examine(name, function, mpi=False)
     assert not result

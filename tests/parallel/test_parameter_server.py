@@ -170,7 +170,7 @@ def check_run(world, results, cfg, compute=gradient, shapes=SHAPES):
 ORDERS = {"asp": 90, "ssp:2": 90, "ssp:1": 90, "ssp:0": 36, "bsp": 36}
 
 
-@each(("consistency", "eager_bytes"), list(itertools.product(ORDERS, SENDS)), sampled=3)
+@each(("consistency", "eager_bytes"), list(itertools.product(ORDERS, SENDS)), sampled=5)
 def test_every_order_of_3_workers_and_2_pushes(consistency, eager_bytes):
     """6! / (2! 2! 2!) orders of pushes, or (3!)^2 where every clock waits for all."""
     cfg, seen, finals, gaps = config(1, consistency), [], set(), []

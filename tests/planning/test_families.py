@@ -172,6 +172,7 @@ def test_older_names_of_keys_mean_the_same():
 def test_a_wrong_list_of_layers_is_refused():
     for kind, change, sentence in (
         ("qwen3_next", {"layer_types": ["full_attention"]}, "layer_types in f is .*; it must have an entry for each"),
+        ("minimax_m3_vl_text", {"moe_layer_freq": [0]}, r"moe_layer_freq in f is .*; it must have an entry"),
         ("qwen3_next", {"layer_types": ["mamba"] * 3 + ["x"]}, "a layer of qwen3_next must be full_attention, linear"),
         ("glm_moe_dsa", {"mlp_layer_types": "dense"}, "mlp_layer_types in f is 'dense'; it must be a list with"),
         ("deepseek_v4", {"compress_ratios": [0, 4, 8, 4]}, "compress_ratios in f is .*; it must be 0, 4 or 128"),

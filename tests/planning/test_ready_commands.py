@@ -140,7 +140,7 @@ def test_a_dry_run_holds_what_the_plan_counts_but_for_the_stated_differences(gat
         assert counted == pytest.approx(planned, rel=0.08), layout
 
 
-@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_block_of_the_dry_run_keeps_what_the_plan_counts_and_the_stated_differences(gated, capsys):
     """Four layers more hold, to the byte, four blocks more: those of the plan, and what `differences` says of them."""
     heads, size, length = 4, 48, 128

@@ -92,7 +92,7 @@ def test_a_server_and_its_workers_have_the_rate_of_the_batch():
     assert losses[0] == losses[1] != losses[2]
 
 
-@pytest.mark.parametrize("values", [{**JOB, "dp": 2, "steps": 5}, GROWS])
+@pytest.mark.parametrize("values", [{**JOB, "dp": 2, "steps": 5}, {**GROWS, "base_batch": 1}])
 def test_a_resumed_job_goes_on_in_its_ramp(values, tmp_path):
     values = {**values, "lr_scaling": "linear:3"}
     whole = SimWorld(2).run(train, config_of(**values)[0])[0]

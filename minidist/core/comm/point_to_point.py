@@ -24,8 +24,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from minidist.core.base import hooks
-from minidist.core.base.errors import RankDeadError, UsageError, reason
+from minidist.core.base.errors import BufferReuseError, RankDeadError, UsageError, reason
 from minidist.core.base.flop_counter import FlopCounter
+from minidist.core.base.layout import may_overlap
 from minidist.core.base.trace import Trace
 from minidist.core.base.watchers import watchers
 from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
@@ -263,8 +264,11 @@ class PointToPoint:
         world = self.world
         if world.unchecked and world.exchange(self, outgoing, dest, incoming, source, tag):
             return
-        if world.checks:
-            hooks.message_checks().check_apart(self, outgoing, incoming)
+        if world.checks and may_overlap(outgoing, incoming):
+            raise BufferReuseError(
+                f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
+                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a buffer of its own"
+            )
 
         # The receive first: when the partner's message comes, its buffer is known.
         receive = self._post("receive", incoming, source, tag, False)

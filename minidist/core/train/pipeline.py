@@ -48,20 +48,26 @@ class PipelineStrategy(Strategy):
         self.holders = plan.holders()
         self.current_step = 0
         flats, reducers, shards = (joined(of_stage, what) for what in ("flats", "reducers", "shards"))
-        self.pipe = Pipeline(
-            axes.pp,
+        self.stages = [PipelineStage(modules[number], number, flats[number]) for number in own]
+        self.tied, self.watching = tied, self.observers(plan.stages, own)
+        self.reduction: dict[str, Any] = {
+            "reducers": reducers if axes.data.size > 1 or layout.zero else {},
+            "each": layout.zero == 2,
+            "shards": shards if layout.zero >= 2 else None,
+        }
+        self.pipe = self.make_pipe(plan)
+
+    def make_pipe(self, plan: Plan) -> Pipeline:
+        """Return what runs this rank's stages by a plan."""
+        return Pipeline(
+            self.axes.pp,
             plan,
-            [PipelineStage(modules[number], number, flats[number]) for number in own],
+            self.stages,
             self._loss,
-            tied=tied,
-            reduce=Reduction(
-                axes.data,
-                reducers=reducers if axes.data.size > 1 or layout.zero else {},
-                each=layout.zero == 2,
-                shards=shards if layout.zero >= 2 else None,
-            ),
+            tied=self.tied,
+            reduce=Reduction(self.axes.data, **self.reduction),
             coordinates=self.coordinates,
-            observers=self.observers(plan.stages, own),
+            observers=self.watching,
         )
 
     # --- what a subclass may choose -----------------------------------------------------------------------------------

@@ -95,11 +95,20 @@ class PipelineOrder:
         modules, self.tied = cut_stages(config, job.model, plan.stages)
         self.replicas, self.groups = job.batches.dp, config.dp_replicate if config.zero == 3 else 1
         self.reduce_each = config.zero >= 2  # replicas are summed in every micro-batch
-        self.additions, self.last_stage = additions(plan), plan.stages - 1
+        self.job, self.last_stage = job, plan.stages - 1
+        self.orders: dict[int, dict[int, list[list[int]]]] = {}  # by the number of micro-batches
         # Of a tied weight the first stage.
         self.stage_of = {
             p.name: stage for stage, module in reversed(list(enumerate(modules))) for p in module.parameters()
         }
+
+    @property
+    def additions(self) -> dict[int, list[list[int]]]:
+        """Of each stage, for each of its ranks, the micro-batches that it adds in the current step."""
+        count = self.job.batch.shares.accumulation
+        if count not in self.orders:
+            self.orders[count] = additions(make_plan(self.job.config, count))
+        return self.orders[count]
 
     def places(self, name: str) -> list[tuple[int, slice]]:
         """Return (stage, which contributions of a micro-batch); backward meets the head's use of tied weights first."""

@@ -1,1 +1,1 @@
-"""--memory-budget, --memory-budget-file: what a rank may hold at a time decides what it computes in parts or twice."""
+"""--memory-budget-file: micro-batches get larger or smaller when the memory that a rank may use changes."""

@@ -1,7 +1,8 @@
 """Stanford CS336, assignment 2: data parallelism, a sharded optimizer and FSDP, on minidist's modules.
 
     get_ddp(module, comm)                         a module that is called as `module` is; replicas start as rank 0's
-    ddp_on_after_backward(ddp_model, optimizer)   called after `loss.backward()`: gradients are the mean over the ranks
+    ddp_on_after_backward(ddp_model, optimizer)   called after `loss.backward()`: gradients are the mean over the ranks;
+        in one of two models a layer is used twice, and a parameter is not trained
     get_sharded_optimizer(params, optimizer_cls, comm, **kwargs)
         an optimizer with `step()` and `zero_grad()`; each rank gives `optimizer_cls` about 1/n of the parameters
     get_fsdp(module, comm)                          is called as `module` is; its `parameters()` are this rank's shards
@@ -18,15 +19,33 @@ import numpy as np
 
 from minidist.core.autograd import Parameter, mse_loss
 from minidist.core.comm import Comm
-from minidist.core.nn import MLP
+from minidist.core.nn import MLP, Linear, Module
 from minidist.core.optim import SGD, AdamW
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, difference, drawing
 
 STEPS, RATE = 3, 0.1
 
 
+class TiedModel(Module):
+    """A layer that is used twice, so its weight has two gradients to add, and a parameter that is not trained."""
+
+    def __init__(self, width: int, seed: int) -> None:
+        layers = [Linear(n, m, activation="relu", dtype=np.float64, seed=None) for n, m in ((3, width), (width, width))]
+        self.first, self.twice = layers
+        self.last = Linear(width, 2, dtype=np.float64, seed=None)
+        self.fixed = Parameter(np.full(2, 2.0), requires_grad=False)
+        self.initialize(seed)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.twice(self.twice(self.first(x))))
+
+
 def model_of(case: Case, seed: int) -> MLP:
     return MLP([3, 2 + case.size, 2], dtype=np.float64, seed=seed)
+
+
+def tied_model_of(case: Case, seed: int) -> TiedModel:
+    return TiedModel(2 + case.size, seed)
 
 
 def batches(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -35,18 +54,19 @@ def batches(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(draw.normal(size=(2 * case.ranks, 3)), draw.normal(size=(2 * case.ranks, 2))) for _ in range(STEPS)]
 
 
-def weights(model: MLP) -> tuple[np.ndarray, ...]:
+def weights(model: Module) -> tuple[np.ndarray, ...]:
     return tuple(np.array(parameter.data) for parameter in model.parameters())
 
 
-def numbers(case: Case) -> int:
-    return sum(array.size for array in weights(model_of(case, 0)))
+def numbers(case: Case, make: Any = model_of) -> int:
+    """Return the numbers that are trained."""
+    return sum(parameter.data.size for parameter in make(case, 0).parameters() if parameter.requires_grad)
 
 
-def summands(case: Case) -> int:
+def summands(case: Case, make: Any = model_of) -> int:
     """Return the numbers that a rank's gradient has, or the rows that it is made of, if those are fewer."""
     x, y = rows_of(case, 0)[0]
-    return min(numbers(case), x.size + y.size)
+    return min(numbers(case, make), x.size + y.size)
 
 
 def least(case: Case, numbers: int) -> Least:
@@ -54,9 +74,9 @@ def least(case: Case, numbers: int) -> Least:
     return Least(STEPS * (case.ranks - 1), 8 * (case.ranks - 1) * numbers)
 
 
-def trained(case: Case, optimizer_class: Any, **settings: Any) -> tuple[np.ndarray, ...]:
+def trained(case: Case, optimizer_class: Any, make: Any = model_of, **settings: Any) -> tuple[np.ndarray, ...]:
     """Return the weights after training rank 0's model on one device with the whole batches."""
-    model = model_of(case, 0)
+    model = make(case, 0)
     optimizer = optimizer_class(model.parameters(), **settings)
     for x, y in batches(case):
         model.zero_grad()
@@ -71,7 +91,7 @@ def trained(case: Case, optimizer_class: Any, **settings: Any) -> tuple[np.ndarr
 def use_ddp(functions: Mapping[str, Any]) -> Callable[..., Any]:
     """Train as the course's test does: each rank on its rows."""
 
-    def run(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
+    def run(comm: Comm, model: Module, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
         wrapped = functions["get_ddp"](model, comm)
         optimizer = SGD(model.parameters(), lr=RATE)
         for x, y in rows:
@@ -166,17 +186,18 @@ def _cases() -> list[Case]:
     return [Case(ranks, size) for ranks in (1, 2, 3, 4) for size in (0, 1, 3)]
 
 
-EXERCISES = [
-    Exercise(
-        name="cs336.ddp",
-        arguments=lambda case, rank: (model_of(case, rank), rows_of(case, rank)),
-        expected=lambda case: [trained(case, SGD, lr=RATE)] * case.ranks,
+def ddp(name: str, make: Any, *hints: Hint) -> Exercise:
+    return Exercise(
+        name=name,
+        arguments=lambda case, rank: (make(case, rank), rows_of(case, rank)),
+        expected=lambda case: [trained(case, SGD, make, lr=RATE)] * case.ranks,
         cases=_cases,
         draw=drawing((1, 6), (0, 8)),
-        least=lambda case: least(case, numbers(case) + 2 * STEPS * summands(case)),
+        least=lambda case: least(case, numbers(case, make) + 2 * STEPS * summands(case, make)),
         par=Case(4, 3),
         unit="hidden feature",
         hints=(
+            *hints,
             Hint(
                 apart,
                 "the ranks' weights differ: replicas start as rank 0's, and every gradient is averaged over the ranks",
@@ -189,6 +210,15 @@ EXERCISES = [
         written_by_hand=("minidist.core.parallel", "minidist.parallel"),
         functions=("get_ddp", "ddp_on_after_backward"),
         adapter=use_ddp,
+    )
+
+
+EXERCISES = [
+    ddp("cs336.ddp", model_of),
+    ddp(
+        "cs336.ddp_tied",
+        tied_model_of,
+        Hint(lambda f: f.kind == "raised", "a parameter with requires_grad=False has no gradient: grad is None"),
     ),
     Exercise(
         name="cs336.sharded_optimizer",

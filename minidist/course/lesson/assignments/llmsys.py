@@ -1,6 +1,6 @@
 """CMU 11-868, distributed training homework: data parallelism and the clock cycles of a pipeline.
 
-    partition_dataset(rank, world_size, dataset, batch_size)   this rank's samples, and its share of the batch size
+    partition_dataset(rank, world_size, dataset, batch_size)   yields this rank's batches: its share of each whole batch
     average_gradients(model, comm)                             in place: the mean over the ranks
     _clock_cycles(num_batches, num_partitions)                 per clock, the pairs (micro-batch, partition) that run
 
@@ -21,22 +21,27 @@ from minidist.course.lesson.exercise import Case, Exercise, Hint, difference, dr
 
 def use_partition(functions: Mapping[str, Any]) -> Callable[..., Any]:
     def run(world_size: int, dataset: Sequence[int], batch_size: int) -> Any:
-        return [functions["partition_dataset"](rank, world_size, dataset, batch_size) for rank in range(world_size)]
+        parts = [functions["partition_dataset"](rank, world_size, dataset, batch_size) for rank in range(world_size)]
+        return [[[int(sample) for sample in batch] for batch in batches] for batches in parts]
 
     return run
 
 
 def check_partition(case: Case, answers: Sequence[Any]) -> str:
     """Check that the parts are disjoint, cover the data, are equal up to one sample, and share the batch."""
-    parts = [list(samples) for samples, _ in answers[0]]
+    parts = [[sample for batch in batches for sample in batch] for batches in answers[0]]
     if sorted(sample for part in parts for sample in part) != list(range(case.size)):
         return f"the {case.ranks} parts together are not the {case.size} samples, each once"
     lengths = [len(part) for part in parts]
     if max(lengths) - min(lengths) > 1:
         return f"the parts have {', '.join(map(str, lengths))} samples; they may differ by one"
-    shares = [share for _, share in answers[0]]
-    if any(share != 4 for share in shares):
-        return f"the ranks' batch sizes are {shares}; {4 * case.ranks} for all of them is 4 for each"
+    for rank, batches in enumerate(answers[0]):
+        sizes = [len(batch) for batch in batches]
+        if any(size != 4 for size in sizes[:-1]) or max(sizes, default=0) > 4:
+            return (
+                f"rank {rank}'s batches have {', '.join(map(str, sizes))} samples; {4 * case.ranks} for all ranks is 4"
+                " for each, and fewer in the last batch only"
+            )
     return ""
 
 
@@ -103,6 +108,7 @@ EXERCISES = [
             Hint(lambda f: "each once" in f.message, "every sample belongs to one rank, those of the remainder, too"),
             Hint(lambda f: "differ by one" in f.message, "give the remainder to several ranks, one sample each"),
         ),
+        generator=True,
         functions=("partition_dataset",),
         adapter=use_partition,
     ),

@@ -21,6 +21,7 @@ from minidist.core.comm import Comm
 from minidist.core.train import strategy
 from minidist.job.checkpoint.buffers import Buffer
 from minidist.job.checkpoint.directory import ReplicaId
+from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.parallel.tensor import full_tensor
@@ -51,6 +52,10 @@ class MeshStrategy(strategy.Strategy):
     def steps_read(self, done: int) -> Iterable[int]:
         """Return the steps after the first `done` whose batches this rank reads, in order."""
         return range(done, self.job.config.steps)
+
+    def cut_batches(self, batches: Batches) -> None:
+        """Cut the samples of the next steps into other micro-batches. Every rank calls it between two steps."""
+        self.job.batches = self.job.plan.batches = batches
 
     def data_copy(self) -> int | None:
         """Return the number of the copy of the step's data that this rank has read its share of.

@@ -11,6 +11,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.comm import Comm
 from minidist.core.nn import Module
 from minidist.core.pipeline.plan import Plan
+from minidist.core.pipeline.runtime import Pipeline
 from minidist.core.train import pipeline
 from minidist.core.train.pipeline import input_array
 from minidist.core.train.task import ParallelLayout
@@ -18,6 +19,7 @@ from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.buffers import Buffer
 from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.config.pipeline_plan import cut_sizes, cut_stages, make_plan
+from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
@@ -28,6 +30,7 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
     """This rank's stages of a job's pipeline."""
 
     forward_pipe: Evaluation | None = None
+    pipes: dict[int, tuple[Pipeline, Evaluation | None]]  # by the number of micro-batches, where that changes
 
     # --- what the settings choose -------------------------------------------------------------------------------------
 
@@ -61,6 +64,18 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
             # Made once: the forward passes of the plan, without their backwards.
             self.forward_pipe = Evaluation(self.pipe, self.job.loss_of)
         return self.forward_pipe.step(*self.batches(job, 0))
+
+    def cut_batches(self, batches: Batches) -> None:
+        """Cut the next steps into other micro-batches, and run them by the plan for their number (startup).
+
+        Raises UsageError where the schedule has none.
+        """
+        plan = make_plan(self.job.config, batches.accumulation)
+        pipes = vars(self).setdefault("pipes", {})
+        pipes[self.job.batches.accumulation] = self.pipe, self.forward_pipe
+        super().cut_batches(batches)
+        made = pipes.get(batches.accumulation)
+        self.pipe, self.forward_pipe = made or (self.make_pipe(plan), None)
 
     # --- what this rank holds -----------------------------------------------------------------------------------------
 

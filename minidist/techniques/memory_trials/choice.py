@@ -19,8 +19,8 @@ Trial = Callable[[str], Rooms]  # of a --recompute; UsageError for one that the 
 
 def read_budgets(path: str, ranks: int, stages: int) -> list[float]:
     """Return the budgets of a file, one for each of `ranks`, or one for each of the `stages` ranks of a pipeline."""
-    found = read_json(path, "the file of --memory-budget-file", "give a JSON list of bytes")
-    where = f"--memory-budget-file {quoted_path(path)}"
+    found = read_json(path, "the file of --recompute-budget", "give a JSON list of bytes")
+    where = f"--recompute-budget {quoted_path(path)}"
     if not isinstance(found, list) or len(found) not in (ranks, stages):
         given = f"a list of {len(found)}" if isinstance(found, list) else quoted(found)
         either = f"{ranks}, one for each rank" + f", or {stages}, one for each rank of the pipeline" * (stages > 1)
