@@ -41,6 +41,7 @@ from minidist import (
     sequence_positions,
 )
 from minidist.course.lesson import check, predict, reveal, solution
+from minidist.course.story import story
 from minidist.parallel.context import (
     AllGatherAttention,
     UlyssesRingAttention,
@@ -390,6 +391,13 @@ check("22.visible", solution("22.visible"))
 #   mask: documents.
 # - Causal work is a triangle: distribute it in **zig-zag**, or (P-1)/(2P-1) of the time is idle.
 #   Positions are global.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("22")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
