@@ -30,6 +30,7 @@ import numpy as np
 
 from minidist import MLP, SGD, FlatParameters, SimWorld, Tensor, cross_entropy, glyphs
 from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.story import story
 
 images, labels = glyphs().rows(np.arange(64))
 images = images.astype(np.float64)
@@ -270,6 +271,13 @@ check("00.in_rank_order", too_early)
 # - Data parallelism adds gradients: **each rank sends as many bytes as its gradient has**, in every step,
 #   and afterwards all ranks hold the weights of one device.
 # - Through one rank, that rank sends and receives **(n - 1)** times as many.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("00")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

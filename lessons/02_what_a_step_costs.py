@@ -28,6 +28,7 @@ from minidist import MLP, SGD, Adam, FlatParameters, SimWorld, Tensor, cross_ent
 from minidist.base.memory import account_memory
 from minidist.core.base.watchers import track
 from minidist.course.lesson import check, predict, reveal, solution
+from minidist.course.story import story
 from minidist.report import draw, show
 
 SIZES, ROWS = [256, 512, 512, 512, 10], 1024
@@ -314,6 +315,13 @@ check("02.free_in_order", solution("02.free_in_order"))
 #   three among ranks, recomputation (10) trades the last.
 # - The peak lies at the start of backward, when everything is alive at once; an array dies with its
 #   last reference, so order and names decide.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("02")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

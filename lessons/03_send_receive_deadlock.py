@@ -33,6 +33,7 @@ import numpy as np
 
 from minidist import BufferReuseError, DeadlockError, MismatchError, SimWorld
 from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.story import story
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -258,6 +259,13 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 # - A deadlock is a **circle** in who-waits-for-whom. Break it with an order, with `sendrecv`, or
 #   with requests and waits. The exchange costs alpha + beta * bytes when both directions go at
 #   once, twice that in two rounds.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("03")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

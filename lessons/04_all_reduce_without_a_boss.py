@@ -29,6 +29,7 @@ import numpy as np
 from minidist import LinkModel, MismatchError, SimWorld, all_gather, all_reduce
 from minidist.core.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.story import story
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -264,6 +265,13 @@ check("04.ring_all_reduce", passes_on_its_own_part)
 # - All-reduce = reduce-scatter + all-gather. Round a ring each is n-1 steps with one chunk.
 # - Each rank sends **2 (n-1)/n S**, in **2 (n-1) (alpha + beta S/n)** seconds: less than 2 S for
 #   any number of ranks, and no algorithm sends less (Patarasuk and Yuan, 2009).
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("04")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -32,6 +32,7 @@ from minidist.collectives import bus_factor
 from minidist.collectives.auto import cheapest, virtual_seconds
 from minidist.core.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.story import story
 from minidist.report import draw, show
 from minidist.report.bench.virtual_collectives import bench_virtual_collectives
 from minidist.report.crossover import crossover
@@ -376,6 +377,13 @@ check("05.fit_a_line", solution("05.fit_a_line"))
 #   ones: Rabenseifner, **2 log2 n alpha + 2 (n-1)/n beta S**, and rings.
 # - Where they cross depends on n and alpha / beta. Ask for `auto`, or measure; never carry a
 #   crossover from one network to another. Fit alpha and beta by their relative errors.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("05")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

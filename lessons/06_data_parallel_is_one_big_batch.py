@@ -40,6 +40,7 @@ from minidist import (
 )
 from minidist.core.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.story import story
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
 from minidist.report import draw, show
@@ -347,6 +348,13 @@ check("06.weighted_average", solution("06.weighted_average"))
 #   the divisor is the **global** number of rows: g = sum over ranks of (count_r / total) mean_r.
 # - It sends **2 (n-1)/n Ψ** numbers from each rank in a step for a model of Ψ parameters, however
 #   large the batch.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("06")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

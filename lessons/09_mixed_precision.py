@@ -43,6 +43,7 @@ from minidist.base.exponents import count_exponents, flushed_share
 from minidist.base.half import named_dtype
 from minidist.base.memory import account_memory
 from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.story import story
 from minidist.data import GlobalBatchSampler
 from minidist.nn.ops.precision import RULES
 from minidist.optim import DynamicLossScaler
@@ -320,6 +321,13 @@ check("09.scaled_training", solution("09.scaled_training"))
 #   of the bytes on every wire.
 # - float16 loses what is below 2^-24: **multiply the loss by S, divide in float32**, and let all
 #   ranks agree, in one byte, on whether a step overflowed. bfloat16 needs no S.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("09")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

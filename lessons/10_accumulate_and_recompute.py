@@ -45,6 +45,7 @@ from minidist import (
 from minidist.base.memory import account_memory
 from minidist.core.base.watchers import track
 from minidist.course.lesson import check, predict, solution
+from minidist.course.story import story
 from minidist.job.train.trainer import train
 from minidist.nn import checkpoint
 from minidist.nn.revolve import revolve_advances
@@ -401,6 +402,13 @@ check("10.batch_sizes", solution("10.batch_sizes"))
 # - **k segments: k + L/k layers instead of L, least 2 √L at k = √L**, for one more forward (4/3 of
 #   the arithmetic). The replay must see the same parameters, the same random draws and the same
 #   collectives.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("10")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -45,6 +45,7 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.story import story
 from minidist.planning.zero_stages import model_states
 from minidist.report import draw, show
 from minidist.report.zero_bars import zero_bars
@@ -310,6 +311,13 @@ check("11.zero_step", solution("11.zero_step"))
 #   (n-1)/n Ψ, for Ψ padded to a multiple of n, and its bits.
 # - A parameter costs 2 + 2 + 12 B; with **stage 1: 4 + 12/n, with stage 2: 2 + 14/n**. Activations
 #   are not touched.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("11")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

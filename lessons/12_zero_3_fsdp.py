@@ -46,6 +46,7 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.story import story
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -333,6 +334,13 @@ check("12.prefetch", solution("12.prefetch"))
 #   parameter, and d+1 whole layers when d are gathered ahead.
 # - It sends **3 (n-1)/n Ψ**, half more than data parallelism; one layer ahead hides it if a layer
 #   computes as long as its gather travels.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("12")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -43,6 +43,7 @@ from minidist import (
 )
 from minidist.core.parallel.tensor import layers
 from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.story import story
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
 from minidist.parallel.replica_check import check_module_replicas
@@ -315,6 +316,13 @@ check("14.parallel_attention", solution("14.parallel_attention"))
 #   comes after g.
 # - A layer sends **8 b s h (t-1)/t** numbers per rank and step, whatever the size of the weights:
 #   best for small batches of huge layers.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("14")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

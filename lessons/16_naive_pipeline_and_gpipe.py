@@ -40,6 +40,7 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.story import story
 from minidist.pipeline.partition import Layer, partition, pipedream
 from minidist.pipeline.passes import recompute
 from minidist.pipeline.schedules import from_cells
@@ -384,6 +385,13 @@ check("16.gpipe", solution("16.gpipe"))
 #   model's size; **all m micro-batches are alive** under GPipe. Lesson 17 fixes that.
 # - With recomputation **m borders and one micro-batch's inside** are alive instead of m insides, for a second
 #   forward. GPipe cuts where the **variance of the stages' costs** is least.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("16")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -38,6 +38,7 @@ from minidist import (
 from minidist.base.memory import account_memory
 from minidist.core.pipeline.plan.one_f_one_b import stage_order
 from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.story import story
 from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
@@ -276,6 +277,13 @@ check("17.one_f_one_b", solution("17.one_f_one_b"))
 #   **min(m, p-s)** micro-batches alive on stage s instead of m.
 # - So take m much larger than p. What is left of the bubble: B split in two (lesson 19), or more
 #   stages per rank (lesson 19b).
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("17")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

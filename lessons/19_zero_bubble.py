@@ -32,6 +32,7 @@ import numpy as np
 from minidist import MLP, SGD, LinkModel, Pipeline, SimWorld, Tensor, get_schedule, split_model
 from minidist.base.memory import account_memory
 from minidist.course.lesson import check, predict, reveal, solution
+from minidist.course.story import story
 from minidist.pipeline.runtime.clip import clip_grad_norm_
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.times import GivenTimes, uniform
@@ -293,6 +294,13 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 #   memory, ZB-H2 (p-1)(F+I-2W) with 2p-1 micro-batches.
 # - Zero bubble needs a step without a barrier: step first, validate norm and overflow afterwards,
 #   take it back in the rare case.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("19")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

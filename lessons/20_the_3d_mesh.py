@@ -27,6 +27,7 @@ import numpy as np
 
 from minidist import LinkModel, SimWorld, TrainConfig, UsageError, all_gather
 from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.story import story
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
@@ -275,6 +276,13 @@ print("your function agrees:", list(place(shape, traffic, 8)) == nodes)
 # - Bytes per step and rank: tensor 8 b s h (t-1)/t per layer and micro-batch, data 2 (n-1)/n Ψ/(p
 #   t) once, pipeline b s h per stage boundary and micro-batch. **Tensor inside the node**, then
 #   data, pipeline across.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("20")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

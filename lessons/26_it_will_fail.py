@@ -30,6 +30,7 @@ import numpy as np
 
 from minidist import MinidistError, SimWorld, TrainConfig, UsageError
 from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.story import story
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, Storage, save
 from minidist.job.train.trainer import train
 from minidist.report import draw, show
@@ -329,6 +330,13 @@ for exercise in ("26.save", "26.load"):
 #   one rename, so it is whole or not there; and it has checksums.
 # - **Save every sqrt(2 C M) hours** (Young 1974), C for a save, M between failures; M falls with
 #   the number of machines.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("26")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -28,6 +28,7 @@ from minidist import DeadlockError, SimWorld, all_gather, all_reduce
 from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.course.museum import exhibits, find, run_exhibit
 from minidist.course.museum.exhibit_run import table
+from minidist.course.story import story
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -232,6 +233,13 @@ check("28.read_once", solution("28.read_once"))
 #   what a loss hides for a week.
 # - 16 bytes per rank decide whether replicas are equal: a digest, gathered. A count and a sum of
 #   hashes, of 16 bytes too, decide whether all of them together have read each sample once.
+
+# %% [markdown]
+# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+
+# %%
+story("28")
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -119,8 +119,16 @@ SYNONYMS = (
     ("--micro-batch", "--batch", "--micro-batch-size"),
     ("--global-batch", "--global-batch-size"),
     ("--ranks", "--gpus"),
-    ("--pp", "--stages"),
+    ("--tp", "--tensor-parallel-size", "--tensor-model-parallel-size"),
+    ("--pp", "--stages", "--pipeline-parallel-size", "--pipeline-model-parallel-size"),
+    ("--cp", "--context-parallel-size"),
+    ("--ep", "--expert-parallel-size", "--expert-model-parallel-size"),
     ("--layers", "--num-layers"),
+    ("--heads", "--num-heads", "--num-attention-heads"),
+    ("--kv-heads", "--num-key-value-heads", "--num-query-groups"),
+    ("--ffn", "--ffn-hidden-size", "--intermediate-size"),
+    ("--vocab", "--vocab-size"),
+    ("--experts", "--num-experts"),
     ("--lr", "--learning-rate"),
 )
 

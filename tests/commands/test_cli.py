@@ -337,6 +337,9 @@ def test_a_flag_has_the_names_that_the_other_commands_give_it(here):
     assert planned.returncode == 0
     renamed = here("plan", "--width", "64", "--context", "32", "--chunks", "1", "--batch", "1", *layout)
     assert renamed.stdout == planned.stdout
+    megatron = {"--hidden-size": 64, "--seq-length": 32, "--num-attention-heads": 4, "--num-layers": 2, "--gpus": 2}
+    megatron |= {"--global-batch-size": 4, "--micro-batch-size": 1, "--vp": 1}
+    assert here("plan", *(word for pair in megatron.items() for word in pair), "--json").stdout == planned.stdout
     memory = here("memory", "--model", "gpt2", "--seq", "64", "--batch", "2", "--json")
     assert here("memory", "--model", "gpt2", "--context", "64", "--micro-batch", "2", "--json").stdout == memory.stdout
     # Each name belongs to one thing, and the flags of a script stay as they are.

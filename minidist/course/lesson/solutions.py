@@ -9,7 +9,7 @@ Proved by: tests/lesson/test_solutions.py
 import importlib.util
 import inspect
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -39,18 +39,19 @@ def solution(name: str) -> Callable[..., Any]:
 
 
 TRIES = 3  # answers that are not right, after which `reveal` prints the solution
-_wrong: Counter[str] = Counter()  # exercise -> answers of this process that were not right
+_wrong: dict[str, set[Any]] = defaultdict(set)  # exercise -> answers of this process that were not right
 _passed: set[str] = set()
 
 
 def count(name: str, function: Any, passed: bool) -> None:
-    """Count an answer as a try, unless it is our solution."""
+    """Count an answer as a try, unless it is our solution. The same code counts once, however often its cell runs."""
     if getattr(function, "__module__", "").startswith(PREFIX):
         return
     if passed:
         _passed.add(name)
     else:
-        _wrong[name] += 1
+        code = getattr(function, "__code__", None)
+        _wrong[name].add(function if code is None else (code.co_code, repr(code.co_consts), code.co_names))
 
 
 def reveal(name: str) -> None:
@@ -59,10 +60,10 @@ def reveal(name: str) -> None:
     Raises UsageError like `solution`.
     """
     function, name = solution(name), find(name).name
-    if name in _passed or _wrong[name] >= TRIES:
+    if name in _passed or len(_wrong[name]) >= TRIES:
         print(inspect.getsource(function))
     else:
-        left = TRIES - _wrong[name]
+        left = TRIES - len(_wrong[name])
         print(
             f"{name}: our solution is printed here when your answer passes, or after {left} more"
             f" {'try' if left == 1 else 'tries'}"

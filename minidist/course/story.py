@@ -1,0 +1,120 @@
+"""One job through the core of the course: what changes in it from one lesson to the next, and what this does.
+
+    story("11")     prints the rows up to lesson 11: bytes of the fullest card, seconds of a step
+
+A model of 7 billion parameters is trained on cards of 80 GB, 2^20 tokens per step. A lesson begins where the one before
+it had a limit. Bytes and seconds are those of the planner, `minidist plan`; a lesson without a layout of its own leaves
+them as they are.
+
+Proved by: tests/course/test_story.py
+"""
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.planning.architecture import named
+from minidist.planning.cluster.gpus import machine_of
+from minidist.planning.cluster.layout import ClusterLayout, Job, check_layout
+from minidist.planning.cluster.search import Plan, plan_layout
+
+MODEL, CARD, TOKENS, LENGTH = "llama-7b", "h100", 2**20, 2048
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A lesson's row: what changes, what the limit is afterwards, and the layout if it changes."""
+
+    lesson: str
+    change: str
+    limit: str
+    length: int = LENGTH
+    layout: tuple[tuple[str, Any], ...] = ()
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """The plan of the layout, if the lesson has one."""
+        if not self.layout:
+            return None
+        settings, sequences = dict(self.layout), TOKENS // self.length
+        own = sequences // settings.get("dp", 1) // settings.get("micro_batch", 1)
+        layout = ClusterLayout(**{"microbatches": own, **settings})
+        job = Job(named(MODEL), self.length, sequences, gpus=layout.ranks)
+        check_layout(layout, job)
+        return plan_layout(layout, job, machine_of(CARD))
+
+
+def chapter(lesson: str, change: str, limit: str, length: int = LENGTH, **layout: Any) -> Chapter:
+    """Return a row."""
+    return Chapter(lesson, change, limit, length, tuple(layout.items()))
+
+
+CHAPTERS = [
+    chapter("00", "one program on one card", "it does not fit, and is slow", dp=1),
+    chapter("02", "the bytes are counted by kind", "18 B of states a parameter"),
+    chapter("03", "cards exchange messages", "a program may hang"),
+    chapter("04", "sums over all cards, round a ring", "latencies of short arrays"),
+    chapter("05", "the algorithm is chosen by the size", "who computes what?"),
+    chapter("06", "eight cards, each with its rows", "every card has all states", dp=8),
+    chapter("09", "16 bits, with a float32 master copy", "the range of float16"),
+    chapter("10", "activations are computed again", "the states alone are 121 GB", dp=8, recompute="full"),
+    chapter("11", "each card steps its part of the optimizer", "every card has all weights", dp=8, zero=2),
+    chapter("12", "parameters are gathered layer by layer", "gathers for every layer", dp=8, zero=3),
+    chapter(
+        "14", "layers are cut over eight cards", "two sums in each layer", dp=8, zero=1, tp=8, sequence_parallel=True
+    ),
+    chapter("16", "stages of layers, eight micro-batches", "memory, and waiting", dp=8, zero=1, pp=8, micro_batch=8),
+    chapter("17", "a stage runs backward as soon as it can", "waiting at both ends", dp=8, zero=1, pp=8),
+    chapter("19", "backward in two; one half fills the gaps", "which axis on which cards?"),
+    chapter(
+        "20",
+        "three axes, the chatty one inside a node",
+        "a longer text",
+        dp=8,
+        zero=1,
+        tp=2,
+        pp=4,
+        sequence_parallel=True,
+    ),
+    chapter(
+        "22",
+        "texts of 32,768 tokens, cut over four cards",
+        "a card that fails",
+        32768,
+        dp=4,
+        zero=1,
+        tp=4,
+        cp=4,
+        sequence_parallel=True,
+    ),
+    chapter("26", "the state is saved, in pieces", "is it right?"),
+    chapter("28", "every step is compared with one device", "none"),
+]
+
+
+def row(of: Chapter) -> str:
+    """Return a line of the table."""
+    plan = of.plan
+    numbers = " " * 25
+    if plan is not None:
+        gigabytes, fits = plan.fullest.peak / 1e9, "yes" if plan.fits else "no"
+        numbers = f"{plan.layout.ranks:5} {gigabytes:6.1f} {fits:>4} {plan.time.seconds:7.2f}"
+    return f"{of.lesson}  {of.change:42}{numbers:25}  {of.limit}"
+
+
+@cache
+def table(lesson: str) -> str:
+    """Return the rows up to a lesson. Raises UsageError for a lesson that is not one of the core."""
+    lessons = [each.lesson for each in CHAPTERS]
+    if lesson not in lessons:
+        raise UsageError(
+            f"the story has no lesson {quoted(lesson)}{nearest(lesson, lessons)}; it has {', '.join(lessons)}"
+        )
+    head = f"    {'what changes':42}{'cards     GB fits       s':25}  what limits it now"
+    return "\n".join([head, *map(row, CHAPTERS[: lessons.index(lesson) + 1])])
+
+
+def story(lesson: str) -> None:
+    """Print the rows up to a lesson."""
+    print(table(lesson))
