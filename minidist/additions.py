@@ -20,6 +20,7 @@ _NO_ALGORITHMS = (
     "nodes",
     "one_event",
     "ring_event",
+    "rooted",
     "tuning",
     "user_algorithms",
 )

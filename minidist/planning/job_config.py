@@ -18,7 +18,7 @@ from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig
 from minidist.planning.architecture import Architecture, checked
 from minidist.planning.cluster.layout import RECOMPUTE
-from minidist.techniques import installed, recomputed
+from minidist.techniques import installed
 
 AXES = ("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "micro_batch", "recompute")
 MODEL = ("model", "layers", "width", "heads", "kv_heads", "ffn", "context", "experts", "top_k", "dropout")
@@ -94,10 +94,9 @@ def _check_planned(config: TrainConfig, given: Mapping[str, Any], file: str) -> 
         raise UsageError(
             f"schedule {quoted(config.schedule)} in {file} is not planned; give schedule = '1f1b' or 'interleaved'"
         )
-    if recomputed(config) not in RECOMPUTE:
-        raise UsageError(
-            f"recompute {quoted(recomputed(config))} in {file} is not planned; give one of {', '.join(RECOMPUTE)}"
-        )
+    recompute = config.optional("recompute") or "none"
+    if recompute not in RECOMPUTE:
+        raise UsageError(f"recompute {quoted(recompute)} in {file} is not planned; give one of {', '.join(RECOMPUTE)}")
 
 
 def _in_file(file: str, read: Callable[[], Read]) -> Read:

@@ -36,17 +36,7 @@ from minidist.parallel.volume import gradient_volume
 from minidist.pipeline.passes import additions
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
-from minidist.techniques import (
-    AxisRun,
-    Extension,
-    Run,
-    joins_replicas,
-    of_job,
-    packs_inputs,
-    recomputed,
-    trains_alone,
-    wrapper_options,
-)
+from minidist.techniques import AxisRun, Extension, Run, joins_replicas, of_job, replayed, trains_alone, wrapper_options
 
 
 def closed_form_bytes(
@@ -156,7 +146,7 @@ def _data_axes(
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
     reshard = wrapper_options(config).get("reshard_after_forward", True)
     joined = joins_replicas(config)
-    stages_replayed = plan is not None and recomputed(config) == "full" and not packs_inputs(config)
+    again = replayed(config) if plan is not None else ()
     # One rank of each stage stands for all: its axis has n ranks, and the stage has `groups` such axes.
     for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
         n, groups = group_of(batches, axis)
@@ -176,8 +166,8 @@ def _data_axes(
         reduced, gathers = gradient_volume(config.zero, gradient, n, copies), 0
         if config.zero == 3:
             gather, resident = (n - copies) * shared, (n - copies) * axis.resident
-            again = _for_backward(gather, shared, n, reshard) + (gather if stages_replayed else 0)
-            gathers = steps * k * (gather + again) + (steps - skipped) * resident
+            for_backward = _for_backward(gather, shared, n, reshard) + (gather if axis.stage in again else 0)
+            gathers = steps * k * (gather + for_backward) + (steps - skipped) * resident
             # The empty passes by which shapes are learned gather the units, too, on the ranks that they go through.
             # Units that stay gathered are gathered there in place of the first step.
             if learns and plan is not None and axis.stage + 1 < plan.stages:
@@ -205,7 +195,7 @@ def _data_axes(
         for extension in extensions:
             total.update(
                 extension.bytes_of_axis(
-                    run, AxisRun(axis, n, groups, per_step, elements * itemsize, k, stages_replayed)
+                    run, AxisRun(axis, n, groups, per_step, elements * itemsize, k, axis.stage in again)
                 )
             )
         total["parameter_gather"] += gathers * groups * itemsize

@@ -16,6 +16,7 @@ lr_scaling       --lr-scaling, --base-batch: the learning rate follows the size 
 lr_schedule      --warmup, --decay: the learning rate follows the number of the step
 loss_scaling     --precision fp16, --loss-scale: gradients are scaled, and steps that overflow are left out
 memory_budget    --memory-budget-file: the micro-batch follows the memory that a rank may use
+memory_trials    --memory-budget, --recompute-budget: trials before the job find what fits the memory of its ranks
 muon             --optimizer muon, --orthogonalize: whole matrices, of which each rank has a part, are orthogonalised
 offload          --offload: optimizer state, activations or parameters are kept in host memory
 optimizer_settings  --momentum, --nesterov, --betas, --eps: the symbols of an optimizer's formula
@@ -65,6 +66,7 @@ __all__ = [
     "packs_inputs",
     "ranks_beside",
     "recomputed",
+    "replayed",
     "sums_buckets",
     "trains_alone",
     "wrapper_options",
@@ -149,6 +151,11 @@ def joins_replicas(config: Any) -> str:
 def recomputed(config: Any) -> str:
     """Return what runs again in backward in a job: see `Extension.recomputes`."""
     return next((found for extension in of_job(config) if (found := extension.recomputes()) != "none"), "none")
+
+
+def replayed(config: Any) -> tuple[int, ...] | range:
+    """Return the stages of a job's pipeline whose whole forward pass runs again before their backward."""
+    return next((found for extension in of_job(config) if (found := extension.replays(config))), ())
 
 
 def ranks_beside(config: Any, ranks: int | None = None) -> int:

@@ -320,6 +320,10 @@ class Extension:
         """Return what runs again in backward, as `nn.recompute.recompute` takes it."""
         return "none"
 
+    def replays(self, config: Any) -> tuple[int, ...] | range:
+        """Return the stages of a pipeline whose whole forward pass runs again before their backward."""
+        return ()
+
     def layers_split(self, job: Any, axes: Any) -> None:
         """Change the layers of the job's model, which are split over ranks, and not yet cut into stages.
 

@@ -25,7 +25,8 @@ more_schedules: list[Callable[[], None]] = []
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
 
-# Each looks at a call of a collective before it is made: (comm, operation, array, op, out).
+# Each looks at a call of a collective before it is made: (comm, operation, array, op, out,
+# root, counts, receive_counts), the last five by their names where they are given.
 call_checks: list[Callable[..., None]] = []
 
 # Each looks at a graph before backward visits it: (pass, root node, gradient of its output).

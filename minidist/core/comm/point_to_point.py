@@ -306,9 +306,7 @@ class PointToPoint:
         if tag is None:
             tag = self.tag
         elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
-            own = hooks.message_checks().tag_of(self, tag)
-            # Inside a collective call it lies above the call's number.
-            tag = self.tag + OWN_TAG * own if self.highest_tag != MAX_TAG else own
+            tag = hooks.message_checks().tag_of(self, tag)
 
         # What no world could send is refused here, where the caller can see it.
         flags = array.flags if type(array) is np.ndarray else None

@@ -521,7 +521,6 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
     ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
-    ("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
 )
 
 

@@ -90,9 +90,6 @@ class JobSettings(BaseModel):
         union_mode="left_to_right",
         description="samples per forward pass of a rank, or auto: as many as fit --memory-budget",
     )
-    memory_budget: float | None = Field(
-        None, gt=0, description="--micro-batch auto: bytes that a rank may hold at a time"
-    )
     accumulation: int | None = Field(None, ge=1, le=MAX_BATCH, description="forward passes of a rank per step")
     microbatches: int | None = Field(
         None, ge=1, le=MAX_BATCH, description="micro-batches of a pipeline per step; another name of --accumulation"
