@@ -177,7 +177,7 @@ def layouts(draw):
     return job
 
 
-@settings(max_examples=12)
+@settings(max_examples=settings().max_examples // 6)
 @given(job=layouts())
 def test_every_rank_saves_these_bytes_in_any_layout(job):
     config = TrainConfig.make(**{**SMALL, **job})
