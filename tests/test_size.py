@@ -19,21 +19,21 @@ LINES = {
     "collectives": 2_645,
     "comm": 5_375,
     "commands": 5_362,
-    "course": 16_375,
+    "course": 16_376,
     "core": 15_069,
-    "data": 1_608,
+    "data": 1_609,
     "debug": 10_034,
-    "job": 10_046,
+    "job": 10_129,
     "nn": 2_430,
     "optim": 1_219,
     "parallel": 3_436,
     "pipeline": 3_990,
-    "planning": 6_505,
+    "planning": 6_493,
     "report": 7_277,
-    "techniques": 10_535,
+    "techniques": 10_260,
 }
 FOLDERS = 16
-SETTINGS = 40  # of every job; those of a technique are in its folder
+SETTINGS = 58  # of every job; those of a technique are in its folder
 LOOP = 15  # lines of `Loop.train`, which is the loop
 PARAMETERS = 5  # functions with more than eight parameters
 LONGEST = 112  # lines of a function
