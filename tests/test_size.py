@@ -19,7 +19,7 @@ LINES = {
     "collectives": 2_645,
     "comm": 5_375,
     "commands": 5_362,
-    "course": 16_376,
+    "course": 16_465,
     "core": 14_995,
     "data": 1_609,
     "debug": 10_034,
