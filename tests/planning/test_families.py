@@ -178,6 +178,7 @@ def test_a_wrong_list_of_layers_is_refused():
         ("deepseek_v4", {"compress_ratios": [0, 4, 8, 4]}, "compress_ratios in f is .*; it must be 0, 4 or 128"),
         ("nemotron_h", {"hybrid_override_pattern": "MX"}, "a layer of nemotron_h must be full_attention"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention in f is true; such a gpt2 model is not counted"),
+        ("llama", {"num_attention_heads": None}, "num_attention_heads in f is null; it must be a whole number from 1"),
         ("qwen3_vl", {"vision_config": 3}, "vision_config in f is 3; it must be an object"),
         ("jamba", {"mamba_expand": "2"}, "mamba_expand in f is '2'; it must be a number from"),
     ):
