@@ -142,6 +142,12 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
     return SampledTensor(tensor, version, array)
 
 
+def _grouped_attention(*arguments: Any) -> Any:
+    from minidist.nn.ops.grouped_attention import grouped_query_attention
+
+    return grouped_query_attention(*arguments)
+
+
 def _map_object(value: Any, function: Any) -> Any:
     from minidist.nn.ops.objects import map_object
 
@@ -286,6 +292,7 @@ hooks.kernels_of = _kernels_of
 hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
+hooks.grouped_attention = _grouped_attention
 hooks.map_object = _map_object
 hooks.refusals = _refusals
 hooks.load_state_dict = _load_state_dict

@@ -92,6 +92,8 @@ half: Callable[[], Any] = _not_in_the_core
 precision: Callable[[], Any] = _not_in_the_core
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
+# (q, k, v, dropout) -> the outputs: attention in which query heads share a key-value head.
+grouped_attention: Callable[..., Any] = _not_in_the_core
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 # The module nn/refusals.py: what a module's call refuses.

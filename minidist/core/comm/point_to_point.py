@@ -25,10 +25,9 @@ import numpy as np
 
 from minidist.core.base import hooks
 from minidist.core.base.errors import BufferReuseError, RankDeadError, UsageError, reason
-from minidist.core.base.flop_counter import FlopCounter
 from minidist.core.base.layout import may_overlap
 from minidist.core.base.trace import Trace
-from minidist.core.base.watchers import watchers
+from minidist.core.base.watchers import FlopCounter, watchers
 from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
 
 Part = TypeVar("Part", bound="PointToPoint")
