@@ -236,8 +236,8 @@ for times in (0.25, 0.5, 1, 2, 4):
     waits = {ahead: 1 - busy / seconds for ahead, (seconds, _, _) in results.items()}
     layers = {ahead: held // LAYER for ahead, (_, _, held) in results.items()}
     print(
-        f"a link that needs {times:4} of the step's time: idle {waits[0]:3.0%} with {layers[0]} whole"
-        f" layer, {waits[1]:3.0%} with {layers[1]}"
+        f"a link that needs {times:4} of the step's time: idle {waits[0]:3.0%} with {layers[0]}"
+        f" whole layer, {waits[1]:3.0%} with {layers[1]}"
     )
 
 # %% [markdown]
