@@ -644,7 +644,7 @@ def test_what_does_not_fit_is_one_sentence(values, sentence):
         ({"compression": "sign"}, []),
         (
             {"bucket_cap_mb": 0.5, "reduction": "ordered", "synchronize_each": True, "accumulation": 2},
-            ["--reduction ordered, --synchronize-each and --bucket-cap-mb 0.5 have no effect on one rank"],
+            ["--reduction ordered, --bucket-cap-mb 0.5 and --synchronize-each have no effect on one rank"],
         ),
         ({"local_steps": 4}, ["--local-steps 4 has no effect on one rank"]),
         ({"check_replicas": True}, ["--check-replicas has no effect on one rank"]),
