@@ -12,7 +12,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo learn test pytest exhaustive chaos fuzz lint lessons site site-test pyodide-test museum mutants peers matrix bench clean
+.PHONY: demo learn test pytest exhaustive chaos fuzz lint lessons booklet site site-test pyodide-test museum mutants peers matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -51,6 +51,12 @@ learn: .venv/demo.stamp
 
 lessons: .venv/test.stamp
 	$(BIN)/python -m minidist.course.lesson.build
+
+# The core lessons to print, a spread each: build/booklet.pdf (Debian, Ubuntu: apt-get install chromium).
+booklet: .venv/test.stamp
+	mkdir -p build
+	$(BIN)/python -m minidist.course.lesson.booklet build/booklet.html
+	chromium --headless --no-sandbox --no-pdf-header-footer --print-to-pdf=build/booklet.pdf build/booklet.html
 
 # Lessons, guides and the reference as pages with a search, in build/site/html; a link that leads nowhere ends it. A minute.
 site: .venv/test.stamp

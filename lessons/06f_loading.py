@@ -13,13 +13,13 @@
 #
 # ## 1 The case
 #
-# A small GPT writes a text, one token after the other; its context is 64 tokens, two layers of
-# width 32. For the 50th token it reads the whole text again, 53 tokens, and multiplies every one of
-# them with all weights. But the *keys* and *values* of attention (lesson 22) that belong to earlier
-# tokens do not change when a token is added. So they can be stored.
+# A step of a training computes for 30 ms. The batch for it takes 50 ms: pictures are decoded, cropped
+# and mirrored. The rank makes its batches itself, so in each step of 80 ms it computes for 30. A
+# process beside it, a *loader*, could make the next batch while this one trains, and several loaders
+# several batches.
 #
-# How many times less work is the 50th token then? And how many bytes do the stored keys and values
-# take, in float32?
+# For how much of the time does the training still wait with one loader? And how many loaders are
+# needed until it does not wait any more?
 
 # %%
 import hashlib
@@ -29,9 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist import GPT, FlopCounter, GPTConfig, SimWorld, TrainConfig, UsageError
+from minidist import SimWorld, TrainConfig, UsageError
 from minidist.base.cache import content_hash, key_of
-from minidist.commands.generation import generate
 from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.data import (
     GlobalBatchSampler,
@@ -42,55 +41,62 @@ from minidist.data import (
 )
 from minidist.data.workers import open_sampler
 from minidist.job.train.trainer import train
-from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
 from minidist.report import draw, show
 from minidist.report.frame import new_figure
 
 # %% [markdown]
 # ## 2 Predict
 #
-# In every layer a token has a key and a value of 32 numbers each.
+# A loader makes one batch after the other.
 
 # %%
-work_guess = predict("times less work for the 50th token", example=10)
-bytes_guess = predict("bytes of the keys and values of 53 tokens", example=1000, unit="B")
+waits_guess = predict("of the time with one loader is waiting", example=60, unit="%")
+loaders_guess = predict("loaders until no step waits", example=4)
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
 # Compute nothing twice, and do not wait for data: **store each result under a name that says
 # exactly what it is, and make the next batch while this one trains**. What it saves: tokens,
-# features and a teacher's logits are made once for all ranks, epochs and runs, and the keys and
-# values of a text's tokens are computed once. What it costs: disk and memory, and an exact answer
-# to the question whether a stored result is still the right one. A cache that is wrong about this
-# makes a model train on other data, and no error is raised.
+# features and a teacher's logits are made once for all ranks, epochs and runs, and a step does not
+# wait for its batch. What it costs: disk, memory and cores, and an exact answer to the question
+# whether a stored result is still the right one. A cache that is wrong about this makes a model
+# train on other data, and no error is raised.
 #
-# The work for each token that a GPT writes, with and without stored keys and values, until its
-# context of 64 tokens is full and the window slides.
+# The first 400 ms without a loader, with one and with two. A loader works ahead; batch i is made by
+# loader i mod N, and the batches are used in their order.
 
 # %%
-model = GPT(GPTConfig(256, 64, 32, 2, 4), seed=0).eval()
-prompt = np.frombuffer(b"The ", np.uint8)
+MAKE, STEP = 50, 30  # ms
 
 
-def written(kv_cache):
-    """(tokens, FLOPs of each) of 70 tokens."""
-    with FlopCounter() as counter:
-        steps = generate(model, prompt, 70, 64, temperature=1.0, seed=1, kv_cache=kv_cache)
-        pairs = [(token, sum(flops for flops, _ in counter.take())) for token in steps]
-    return [token for token, _ in pairs], [flops for _, flops in pairs]
+def job(loaders, steps):
+    """(start, end) of each step; (loader, start, end) of each batch, number 0 if there is none."""
+    free, trained, batches, now = [0] * max(1, loaders), [], [], 0
+    for i in range(steps):
+        number = i % len(free)
+        start = free[number] if loaders else now
+        free[number] = start + MAKE
+        batches.append((number, start, free[number]))
+        begins = max(now, free[number])
+        now = begins + STEP
+        trained.append((begins, now))
+    return trained, batches
 
 
-with_cache, without = written(True), written(False)
-figure = new_figure(6, 3)
-axes = figure.add_subplot()
-axes.plot(without[1], color="#AA3377", label="the whole text for each token")
-axes.plot(with_cache[1], color="#4477AA", label="keys and values kept")
-axes.set_yscale("log")
-axes.set_title("work per token, with and without stored keys and values", fontsize=10, loc="left")
-axes.set_xlabel("token")
-axes.set_ylabel("FLOPs")
-axes.legend()
+figure = new_figure(8, 4.5)
+for loaders, title in enumerate(("no loader", "one loader", "two loaders")):
+    axes = figure.add_subplot(3, 1, loaders + 1)
+    axes.set_title(f"{title}: blue trains, yellow makes a batch", fontsize=9, loc="left")
+    trained, batches = job(loaders, 20)
+    axes.broken_barh([(a, b - a - 1) for a, b in trained], (-0.4, 0.8), color="#4477AA")
+    for number, a, b in batches:
+        row = -0.4 if loaders == 0 else number + 0.6
+        axes.broken_barh([(a, b - a - 1)], (row, 0.8), color="#CCBB44")
+    names = ["training", *(f"loader {number}" for number in range(loaders))]
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_xlim(0, 400)
+axes.set_xlabel("ms")
 show(figure)
 
 # %% [markdown]
@@ -122,11 +128,6 @@ print("made:", made)
 # The library's version ([cache.py](../minidist/base/cache.py)) also has the version of the code and every
 # parameter in the key, and checks what it reads.
 #
-# **Keys and values.** Under causal attention the keys and values of earlier tokens never change, so
-# only the query of the new token is multiplied with all keys
-# ([kv_cache.py](../minidist/nn/kv_cache.py)).
-
-# %% [markdown]
 # **Loading ahead.** The rows that a rank needs are known for the whole job. Worker i mod N makes
 # request i, and the results are taken in the order of the requests, so the speed of a worker
 # changes nothing ([workers.py](../minidist/data/workers.py)).
@@ -134,17 +135,19 @@ print("made:", made)
 # %% [markdown]
 # ## 5 Check
 #
-# The tokens are the same, and the work is what you have predicted:
+# The time of a step, once the first batches are made. With N loaders it is the longer one of the
+# training and 1/N of making a batch:
 
 # %%
-assert with_cache[0] == without[0]
-ratio = without[1][49] / with_cache[1][49]
-work_guess.judge(ratio, within=0.25)
-cache = KeyValueCache(model, 64)
-cache.extend(list(prompt) + with_cache[0][:49])
-bytes_guess.judge(cache.nbytes)
-assert cache.nbytes == kv_cache_bytes(layers=2, tokens=53, kv_heads=4, head_size=8, itemsize=4)
-assert ratio > 20
+periods = {}
+for loaders in (0, 1, 2, 3):
+    trained, _ = job(loaders, 100)
+    periods[loaders] = (trained[-1][1] - trained[49][1]) / 50
+    waits = 100 * (1 - STEP / periods[loaders])
+    print(f"{loaders} loaders: a step takes {periods[loaders]:.0f} ms, {waits:.0f} % of it waiting")
+waits_guess.judge(100 * (1 - STEP / periods[1]))
+loaders_guess.judge(min(loaders for loaders, ms in periods.items() if ms == STEP))
+assert all(periods[n] == max(STEP, MAKE / n) for n in (1, 2, 3))
 
 # %% [markdown]
 # A student learns from a teacher whose logits are stored: the first run computes each sample once, the second one
@@ -317,8 +320,7 @@ check("06f.in_order", solution("06f.in_order"))
 # - **The key is a hash of (content, what, parameters, version)**, and an entry is written,
 #   synchronised to the disk and renamed. Then two writers at once, a writer that is killed and a
 #   changed file need no special code when an entry is read.
-# - Under causal attention earlier keys and values never change. With them in memory a token costs
-#   **2 P + 4 L t D** FLOPs instead of about t times as many, and they take **2 L t D** numbers.
+# - A step takes **max(train, make / N)** with N loaders, and train + make without one.
 # - Worker **i mod N** makes request i, and the results are taken in the order of the requests. All
 #   workers make batches at the same time, and the batches have the same bits as without workers.
 
@@ -337,7 +339,6 @@ check("06f.in_order", solution("06f.in_order"))
 # | here | elsewhere |
 # |---|---|
 # | `cached` | Hugging Face `datasets` fingerprints; git's objects; Bazel's action cache |
-# | `KeyValueCache` | Hugging Face `DynamicCache` (`past_key_values`); vLLM's paged attention stores it in pages |
 # | `--loader-workers N --prefetch-batches P` | PyTorch `DataLoader(num_workers=N, prefetch_factor=P / N, multiprocessing_context="spawn", in_order=True)` |
 # | `--data 'cifar:DIR \| crop:4 \| flip'` | torchvision `RandomCrop(32, padding=4)`, `RandomHorizontalFlip()`; `tf.data` `map` |
 # | `shuffle:B` | MosaicML StreamingDataset `shuffle_algo="py1b"`; `tf.data` `shuffle(buffer_size)` |

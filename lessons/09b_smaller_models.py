@@ -23,7 +23,6 @@
 # does a rank send in a step at the end?
 
 # %%
-import inspect
 import tempfile
 
 import numpy as np
@@ -50,7 +49,6 @@ from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunab
 from minidist.techniques.pruning.schedule import SparsitySchedule
 from minidist.techniques.pruning.selection import keep_largest, magnitude_keys, selection_bytes
 from minidist.techniques.quantization.fake_quantize import (
-    Grid,
     affine_grid,
     fake_quantize,
     symmetric_grid,
@@ -150,12 +148,19 @@ show(draw("loss", [], header, names=("dense, float", "80 % zeros, INT8")))
 # the rounding out. That is the *straight-through estimator*. Where a value was clamped, the
 # gradient is 0.
 
+
 # %%
-print(inspect.getsource(Grid.levels))
-print(inspect.getsource(fake_quantize))
+def toy_fake_quantize(x, s, z, low=0, high=255):
+    """The values of x on the grid, and where the gradient passes."""
+    levels = np.round(x / s) + z
+    return (np.minimum(np.maximum(levels, low), high) - z) * s, (low <= levels) & (levels <= high)
+
+
+values, passes = toy_fake_quantize(np.array([-0.3, 0.26, 1.0, 30.0]), s=0.1, z=2)
+print("on a grid of tenths from -0.2 to 25.3:", np.round(values, 3), "gradient:", passes)
 
 # %% [markdown]
-# The range of a weight is known. The range of a layer's inputs is observed, and at the end of a
+# The library's version is [fake_quantize.py](../minidist/techniques/quantization/fake_quantize.py). The range of a weight is known. The range of a layer's inputs is observed, and at the end of a
 # step the ranks agree on it: two numbers per layer, and a maximum, which has no order of additions
 # to care for ([quantization.py](../minidist/techniques/quantization/ranges.py)).
 
@@ -164,8 +169,16 @@ print(inspect.getsource(fake_quantize))
 # Gupta 2017, equation 1). Equal weights give equal masks, so no mask is sent; and where all ranks
 # know what is zero, an all-reduce can leave it out ([pruner.py](../minidist/techniques/pruning/pruner.py)).
 
+
 # %%
-print(inspect.getsource(SparsitySchedule.at))
+def toy_sparsity(done, final=0.8, begin=30, end=100):
+    """The share of zeros after `done` steps: fast at first, then slowly."""
+    part = min(max((done - begin) / (end - begin), 0), 1)
+    return final - final * (1 - part) ** 3
+
+
+for done in (0, 30, 50, 70, 100, 150):
+    print(f"after step {done:3}: {toy_sparsity(done):.2f}, the library's {gradually.at(done):.2f}")
 
 # %% [markdown]
 # ## 5 Check
@@ -309,8 +322,26 @@ assert sent == 3 * 6 * 16 * 16 * 4
 # %% [markdown]
 # The loss is one node, and its gradient (1 - a) (softmax(z) - onehot) + a T (q - p) is stable at any temperature:
 
+
 # %%
-print(inspect.getsource(distillation_loss))
+def softmax(scores):
+    return np.exp(scores) / np.exp(scores).sum()
+
+
+z, teacher, label, T, a = np.array([1.0, 0.5, -1.0]), np.array([2.0, 1.5, -3.0]), 0, 2.0, 0.5
+hard, q, p = softmax(z), softmax(z / T), softmax(teacher / T)
+loss = -(1 - a) * np.log(hard[label]) + a * T**2 * (p * np.log(p / q)).sum()
+gradient = (1 - a) * (hard - np.eye(3)[label]) + a * T * (q - p)
+
+logits = Tensor(z[None], requires_grad=True)
+node = distillation_loss(logits, np.array([label]), teacher[None], T, a, divisor=1)
+node.backward()
+print(f"the toy's loss {loss:.4f}, the library's {node.item():.4f}")
+print(f"max |gradient - the library's| = {np.abs(gradient - logits.grad[0]).max():.0e}")
+
+# %% [markdown]
+# The library's version ([loss.py](../minidist/techniques/distillation/loss.py)) also takes rows that do not
+# count, and classes that the teacher excludes.
 
 # %% [markdown]
 # ## 6 Break it

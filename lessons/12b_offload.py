@@ -38,12 +38,13 @@ from minidist import (
     TrainConfig,
     UnwaitedRequestError,
     cross_entropy,
+    fully_shard,
 )
 from minidist.base.memory import account_memory
 from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.train.trainer import train as train_job
 from minidist.nn import checkpoint
-from minidist.parallel import HostPool
+from minidist.parallel import CPUOffloadPolicy, HostPool
 from minidist.report import draw, show
 from minidist.techniques.offload.activations import HostCopy
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
@@ -196,6 +197,54 @@ for offload in ("optimizer", "activations"):
     ((weights, _, _),) = SimWorld(1).run(train, offload)
     print(f"{offload}: max |w_offloaded - w_single| = {np.abs(weights - single).max()}")
     assert np.array_equal(weights, single)
+
+# %% [markdown]
+# Parameters: when not even one copy of the weights fits, the device holds the layer that runs and
+# the next one, and swaps the others. With `fully_shard` on a single device there is nobody to share
+# with, so the shard of a layer is the whole layer, and with `CPUOffloadPolicy` it lives on the host:
+# it crosses before the layer's forward and before its backward, and its gradient crosses back.
+#
+# How long does the device wait? The virtual clock says it, for links that need a part of the time
+# that a step computes, or a multiple of it, to bring the weights:
+
+
+# %%
+def swapped(comm, bandwidth, prefetch=1):
+    """Returns seconds and bytes brought of a step, and the most bytes of whole layers at a time."""
+    with account_memory() as account, FlopCounter() as counter:
+        model, pool = MLP([WIDTH] * (LAYERS + 1), dtype=np.float32), HostPool(comm, bandwidth)
+        policy = CPUOffloadPolicy(pool)
+        for module in (*model.layers, model):
+            fully_shard(module, mesh=comm, offload_policy=policy, prefetch=prefetch)
+        # The first step learns the order of the layers, and brings none ahead.
+        for _ in range(2):
+            start, before = comm.time(), pool.to_device
+            loss = cross_entropy(model(Tensor(rows.astype(np.float32))), targets)
+            comm.compute(counter.take(), name="forward")
+            loss.backward()
+            comm.compute(counter.take(), name="backward")
+    return comm.time() - start, pool.to_device - before, account.peak_by_purpose["unsharded"]
+
+
+def on_one_device(*settings):
+    return SimWorld(1, links=links).run(swapped, *settings)[0]
+
+
+busy, brought, _ = on_one_device(1e18)  # a link that takes no time
+for times in (0.25, 0.5, 1, 2, 4):
+    results = {ahead: on_one_device(brought / (times * busy), ahead) for ahead in (0, 1)}
+    waits = {ahead: 1 - busy / seconds for ahead, (seconds, _, _) in results.items()}
+    layers = {ahead: held // LAYER for ahead, (_, _, held) in results.items()}
+    print(
+        f"a link that needs {times:4} of the step's time: idle {waits[0]:3.0%} with {layers[0]}"
+        f" whole layer, {waits[1]:3.0%} with {layers[1]}"
+    )
+
+# %% [markdown]
+# One layer ahead hides most of a link that is faster than the device. A slower one cannot be hidden:
+# only a larger micro-batch helps, which computes for longer on the same bytes. The trainer does the
+# same with `--zero 3 --offload parameters`; [docs/three_sizes.md](../docs/three_sizes.md) walks one
+# model from a card that holds it to a card that does not hold even its weights.
 
 # %% [markdown]
 # Activations: on a link that is fast enough they cost next to no time. A block's input leaves while

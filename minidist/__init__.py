@@ -37,6 +37,7 @@ _MODULES = {
         "UnwaitedRequestError",
         "UsageError",
     ),
+    "minidist.collectives": ("gather", "scatter"),
     "minidist.core.base.layout": ("Layout", "chunk_sizes"),
     "minidist.core.base.random": ("batch_coordinates",),
     "minidist.core.base.trace": ("Trace", "purpose"),
@@ -46,9 +47,7 @@ _MODULES = {
         "all_reduce",
         "all_to_all",
         "broadcast",
-        "gather",
         "reduce_scatter",
-        "scatter",
     ),
     "minidist.core.comm": ("ANY", "Comm", "LinkModel", "init_device_mesh"),
     "minidist.core.nn": (

@@ -20,6 +20,7 @@ _NO_ALGORITHMS = (
     "nodes",
     "one_event",
     "ring_event",
+    "rooted",
     "tuning",
     "user_algorithms",
 )
@@ -139,6 +140,12 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
 
     hooks.saved_tensor = SampledTensor
     return SampledTensor(tensor, version, array)
+
+
+def _grouped_attention(*arguments: Any) -> Any:
+    from minidist.nn.ops.grouped_attention import grouped_query_attention
+
+    return grouped_query_attention(*arguments)
 
 
 def _map_object(value: Any, function: Any) -> Any:
@@ -285,6 +292,7 @@ hooks.kernels_of = _kernels_of
 hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
+hooks.grouped_attention = _grouped_attention
 hooks.map_object = _map_object
 hooks.refusals = _refusals
 hooks.load_state_dict = _load_state_dict

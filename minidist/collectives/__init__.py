@@ -1,6 +1,9 @@
-"""Algorithms in addition to those of the core, and the choice among all of them.
+"""All collectives, the algorithms in addition to those of the core, and the choice among all of them.
 
 call_checks.py          what can be wrong with a call on one rank alone
+rooted.py               reduce, gather and scatter
+naive.py                the collectives through one rank
+chain.py                broadcast and reduce along the ring
 user_algorithms.py      algorithms of a program's own
 closed_forms.py         what a whole call sends, and bandwidths that can be compared
 auto.py                 the cheapest algorithm for a call
@@ -26,7 +29,34 @@ from minidist.core.base.lazy import lazy_imports
 if TYPE_CHECKING:
     from minidist.collectives.closed_forms import bus_factor
     from minidist.collectives.nodes import TwoLevel
+    from minidist.collectives.rooted import gather, reduce, scatter
     from minidist.collectives.user_algorithms import algorithm, load_algorithm
+    from minidist.core.collectives import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        reduce_scatter,
+        seconds,
+        volume,
+    )
 
-__all__ = ["TwoLevel", "algorithm", "bus_factor", "load_algorithm"]
+__all__ = [
+    "TwoLevel",
+    "algorithm",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "bus_factor",
+    "gather",
+    "load_algorithm",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "seconds",
+    "volume",
+]
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

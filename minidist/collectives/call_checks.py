@@ -4,19 +4,32 @@ Proved by: tests/collectives/test_collectives.py, tests/misuse/test_misuse.py
 """
 
 from functools import cache
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import numpy as np
 
-from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.layout import MASKED, is_masked, may_overlap
+from minidist.comm.message_checks import MASKED
+from minidist.core.base.errors import UsageError, check_divisible, quoted
+from minidist.core.base.layout import chunk_sizes, may_overlap
 from minidist.core.collectives.operations import UFUNCS
 from minidist.core.comm.mesh import check_communicator
 from minidist.core.comm.point_to_point import PointToPoint
 
 
-def check_call(comm: PointToPoint, operation: str, array: Any, op: str | None = None, out: Any = None) -> None:
-    """Refuse what is not a communicator or a contiguous array, what `op` cannot reduce, and an `out` that is in use."""
+def check_call(
+    comm: PointToPoint,
+    operation: str,
+    array: Any,
+    op: str | None = None,
+    out: Any = None,
+    root: Any = 0,
+    counts: Any = None,
+    receive_counts: Any = None,
+) -> None:
+    """Refuse what is not a communicator or a contiguous array, what `op` cannot reduce, an `out` that is in use or does
+    not fit, a root that is no rank, and counts that are not those of the array.
+    """
     if not isinstance(comm, PointToPoint):
         check_communicator(comm, operation)
     if not hasattr(array, "flags") or isinstance(array, np.generic):
@@ -24,25 +37,37 @@ def check_call(comm: PointToPoint, operation: str, array: Any, op: str | None = 
             f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
             " numpy.array(...)"
         )
-    if array.__class__ is not np.ndarray and is_masked(array):
+    if hasattr(array, "mask"):
         raise UsageError(f"rank {comm.rank}: {operation} of {MASKED}")
     if not array.flags.c_contiguous:
         raise UsageError(
             f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
         )
     if op is not None:
-        if not isinstance(op, str):  # as in MPI's order of arguments: what is sent, where the result goes
-            raise UsageError(
-                f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
-                " take an array for the result have out="
-            )
+        if not isinstance(op, str):
+            raise _no_name(comm, operation, op)
         check_op(op, array.dtype)
     if operation == "all_reduce" and not getattr(array.flags, "writeable", True):
         raise UsageError(
             f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
         )
+    if root.__class__ is not int or not 0 <= root < comm.size:
+        _check_root(comm, operation, root)
+    if operation == "all_to_all":
+        _check_exchange(comm, array.size, counts, receive_counts)
+    elif counts is not None:
+        _check_counts(comm, operation, array.size, counts)
     if out is not None:
         _check_out(comm, operation, array, out)
+        _check_size(comm, operation, array, out, counts)
+
+
+def _no_name(comm: PointToPoint, operation: str, op: Any) -> UsageError:
+    # As in MPI's order of arguments: what is sent, where the result goes.
+    return UsageError(
+        f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
+        " take an array for the result have out="
+    )
 
 
 def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any) -> None:
@@ -53,6 +78,67 @@ def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any) -> None
     if its_own and out is not array and may_overlap(out, array):
         raise UsageError(
             f"rank {comm.rank}: {operation} into its own {its_own}, which other ranks still need; pass an out elsewhere"
+        )
+
+
+def _check_size(comm: PointToPoint, operation: str, array: Any, out: Any, counts: Any) -> None:
+    """Refuse an array for the result that has not the size or the dtype of it."""
+    if operation == "all_gather":
+        size = sum(counts) if counts is not None else array.size * comm.size
+    else:
+        size = (chunk_sizes(array.size, comm.size) if counts is None else counts)[comm.rank]
+    if out.size != size or out.dtype != array.dtype or not out.flags.c_contiguous:
+        raise UsageError(
+            f"rank {comm.rank}: {operation} needs a C-contiguous out of {size} elements of {array.dtype}, "
+            f"got {out.size} of {out.dtype}" + ("" if out.flags.c_contiguous else f" with strides {out.strides}")
+        )
+
+
+def _check_root(comm: PointToPoint, operation: str, root: Any) -> None:
+    """Refuse a root that is no rank."""
+    if not isinstance(root, SupportsIndex) or not 0 <= index(root) < comm.size:
+        raise UsageError(f"rank {comm.rank}: {operation} with root {quoted(root)}; ranks are 0..{comm.size - 1}")
+
+
+def _integers(comm: PointToPoint, operation: str, counts: Any) -> list[int]:
+    """Return the counts as Python integers; 2.5 is refused, not rounded."""
+    try:
+        return [index(count) for count in counts]
+    except TypeError:
+        raise UsageError(
+            f"rank {comm.rank}: {operation} with counts {list(counts)}; a count is a whole number of elements"
+        ) from None
+
+
+def _check_counts(comm: PointToPoint, operation: str, size: int, counts: Any) -> None:
+    """Refuse counts that are not those of the ranks. size: of this rank's array."""
+    sizes = _integers(comm, operation, counts)
+    if operation in ("all_gather", "gather"):
+        if len(sizes) != comm.size or sizes[comm.rank] != size or min(sizes) < 0:
+            raise UsageError(
+                f"rank {comm.rank}: {operation} of {size} elements with counts {sizes}; it needs {comm.size} counts,"
+                f" and that of rank {comm.rank} must be {size}: every rank passes as many elements as its count says"
+            )
+    elif len(sizes) != comm.size or sum(sizes) != size or min(sizes) < 0:
+        raise UsageError(
+            f"rank {comm.rank}: {operation} of {size} elements with counts {sizes}; "
+            f"it needs {comm.size} counts of at least 0 that sum to {size}"
+        )
+
+
+def _check_exchange(comm: PointToPoint, size: int, send_counts: Any, receive_counts: Any) -> None:
+    """Refuse counts of an all_to_all that are not those of its chunks."""
+    if (send_counts is None) != (receive_counts is None):
+        raise UsageError(f"rank {comm.rank}: all_to_all needs both send_counts and receive_counts, or none")
+    if send_counts is None:
+        check_divisible(size, "elements of an all_to_all", comm.size, or_else="pass counts")
+        return
+    _check_counts(comm, "all_to_all", size, send_counts)
+    own, receives = index(send_counts[comm.rank]), _integers(comm, "all_to_all", receive_counts)
+    if len(receives) != comm.size or min(receives) < 0 or receives[comm.rank] != own:
+        raise UsageError(
+            f"rank {comm.rank}: all_to_all with receive_counts {receives}; it needs {comm.size} counts of at least 0, "
+            f"its own equal to what it sends itself, {own}"
         )
 
 

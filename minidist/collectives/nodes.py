@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.collectives import two_level
+from minidist.collectives import rooted, two_level
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import calls, ring
@@ -57,7 +57,7 @@ class TwoLevel:
     reduce_scatter = _on_nodes(calls.reduce_scatter)
     all_gather = _on_nodes(calls.all_gather)
     broadcast = _on_nodes(calls.broadcast)
-    reduce = _on_nodes(calls.reduce)
+    reduce = _on_nodes(rooted.reduce)
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Block until every rank has entered."""

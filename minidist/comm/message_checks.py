@@ -11,9 +11,10 @@ import sys
 from typing import Any, NoReturn
 
 from minidist.core.base.errors import UsageError
-from minidist.core.base.layout import MASKED, is_masked
 from minidist.core.comm.call_site import call_site
-from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint
+from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint
+
+MASKED = "a masked array, whose mask is not sent; pass array.filled(0), or the data and the mask"
 
 
 def check(comm: PointToPoint, kind: str, array: Any, peer: Any) -> int:
@@ -25,7 +26,7 @@ def check(comm: PointToPoint, kind: str, array: Any, peer: Any) -> int:
     flags = getattr(array, "flags", None)  # one on a GPU has no `writeable`
     if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
         raise _refusal(comm, f"{kind} of {_why_not(array)}")
-    if is_masked(array):
+    if hasattr(array, "mask"):
         raise _refusal(comm, f"{kind} of {MASKED}")
     if array.dtype.hasobject:
         raise _refusal(
@@ -37,12 +38,12 @@ def check(comm: PointToPoint, kind: str, array: Any, peer: Any) -> int:
 
 
 def tag_of(comm: PointToPoint, tag: Any) -> int:
-    """Return the tag that a message names as an int of Python's; UsageError for one out of range."""
-    own = _whole(comm, "tag", tag)
+    """Return the tag of a message that names one; inside a collective call it lies above the call's number."""
+    own, inside = _whole(comm, "tag", tag), comm.highest_tag != MAX_TAG
     if not 0 <= own <= comm.highest_tag:
-        where = "" if comm.highest_tag == MAX_TAG else " inside a collective call"
+        where = " inside a collective call" if inside else ""
         raise _refusal(comm, f"tag {own} is outside 0..{comm.highest_tag}{where}")
-    return own
+    return comm.tag + OWN_TAG * own if inside else own
 
 
 def refuse_wait(comm: PointToPoint, request: Any) -> NoReturn:

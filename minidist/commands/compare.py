@@ -104,6 +104,10 @@ def compare(
         from minidist.commands.memory_budget import choose_micro_batch
 
         config = choose_micro_batch(config, ranks)
+    if config.optional("recompute_budget") is not None:
+        from minidist.commands.memory_budget import choose_recompute
+
+        config = choose_recompute(config, ranks)
     with on_device(device, config):
         verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line(), given_settings())
     if verdict is None:

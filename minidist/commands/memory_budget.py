@@ -1,4 +1,6 @@
-"""`--micro-batch auto --memory-budget BYTES`: the largest micro-batch with which no rank holds more bytes at a time.
+"""What fits a memory budget: the largest micro-batch, or what runs again in backward so that each rank holds its share.
+
+`--micro-batch auto --memory-budget BYTES` takes the largest micro-batch with which no rank holds more bytes at a time.
 
 The micro-batches cut a rank's share of --global-batch into equal parts, or parts that differ by one sample. Their size
 changes how much memory is in use at a time, and the result only by rounding:
@@ -14,6 +16,9 @@ micro-batch, as a pipeline then has fewer of them in flight, so no micro-batch i
 
 A job that is resumed with the same flags finds the same micro-batch; a checkpoint records its number.
 
+`--recompute-budget FILE` has a budget for each rank, and chooses --recompute by the same trials: see
+techniques/memory_trials/choice.py.
+
 Proved by: tests/commands/test_memory_budget.py
 """
 
@@ -26,8 +31,9 @@ from minidist.commands.dry_run import settings_that_need_values
 from minidist.commands.explanation import trial
 from minidist.commands.output import say
 from minidist.commands.runner import job_size, number_of_ranks
-from minidist.core.base.errors import UsageError
+from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
+from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import TrainConfig, flag, resolve_batches
 from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
@@ -51,7 +57,7 @@ def fit_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = T
     is possible, and when none fits.
     """
     # [1] What is divided, and by what it is limited, must be given.
-    budget = config.memory_budget
+    budget = config.optional("memory_budget")
     if budget is None:
         raise UsageError("--micro-batch auto needs a limit; add --memory-budget BYTES, which a rank may hold at a time")
     if config.global_batch is None:
@@ -74,7 +80,7 @@ def fit_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = T
     for micro in choices:
         chosen = config.model_copy(update={"micro_batch": micro, "memory_budget": None})
         try:
-            peaks[micro] = _peak_bytes(chosen, ranks, has_values)
+            peaks[micro] = max(_peaks(chosen, ranks, has_values))
         except UsageError as error:
             refused = refused or error
             continue
@@ -94,8 +100,54 @@ def fit_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = T
     )
 
 
-def _peak_bytes(config: TrainConfig, ranks: int | None, has_values: bool) -> int:
-    """Return the bytes of the fullest rank in two steps of a job. Raises UsageError when its rules refuse it."""
+def choose_recompute(config: TrainConfig, ranks: int | None, has_values: bool = True) -> TrainConfig:
+    """Return the job with what `--recompute-budget` lets run again in backward; the first process prints it."""
+    config, line = fit_recompute(config, ranks, has_values)
+    if launched_rank() == 0:
+        say(line)
+    return config
+
+
+def fit_recompute(config: TrainConfig, ranks: int | None, has_values: bool = True) -> tuple[TrainConfig, str]:
+    """Return the job that recomputes as little as its budgets need, and a line that says what.
+
+    Raises UsageError for a file that is wrong, for a job that gives --recompute, and when nothing fits.
+    """
+    from minidist.techniques.memory_trials.choice import fit_model, fit_stages, read_budgets, rooms
+
+    path = config.optional("recompute_budget")
+    where, given = f"--recompute-budget {quoted_path(path, marks=False)}", config.optional("recompute")
+    if given != "none":
+        raise UsageError(f"{where} chooses --recompute, and --recompute {given} gives it; leave one of them out")
+    batches = resolve_batches(config, job_size(config, ranks))
+    dims, budgets = batches.dims, read_budgets(path, batches.dims.ranks, batches.dims.pp)
+
+    def chosen(what: str) -> TrainConfig:
+        return config.model_copy(update={"recompute_budget": None, "recompute": what})
+
+    def trial_of(what: str) -> list[int]:
+        return rooms(_peaks(chosen(what), ranks, has_values)[: dims.ranks], budgets)
+
+    if dims.pp > 1:
+        plan = make_plan(config, batches.accumulation)
+        what, room = fit_stages(trial_of, [plan.stages_of(rank) for rank in range(dims.pp)])
+    else:
+        what, room = fit_model(trial_of)
+
+    # The rank with the least room.
+    rank = min(range(len(room)), key=room.__getitem__)
+    one = "rank" if len(room) == dims.ranks else "pipeline rank"
+    held = f"{one} {rank} has {int(budgets[rank]) - room[rank]:,} B alive at a time"
+    if room[rank] >= 0:
+        return chosen(what), f"--recompute {what}: {held}, of {budgets[rank]:,.0f} in {where}"
+    raise UsageError(
+        f"{where}: {held} even with --recompute {what}, of {budgets[rank]:,.0f}; raise it, or use more ranks, --zero or"
+        " a smaller --micro-batch"
+    )
+
+
+def _peaks(config: TrainConfig, ranks: int | None, has_values: bool) -> list[int]:
+    """Return the most bytes of each rank in two steps of a job. Raises UsageError when its rules refuse it."""
     once = trial(config.model_copy(update={"init_from": None}), 2)
     real = settings_that_need_values(once) or once.is_own_model
 
@@ -106,4 +158,4 @@ def _peak_bytes(config: TrainConfig, ranks: int | None, has_values: bool) -> int
     with nullcontext() if has_values else creating_meta():  # because the rules may build the model
         size = number_of_ranks(once, ranks, has_values)
     results: list[TrainResult] = SimWorld(size, record=False, checks=False).run(main)
-    return max(result.peak_bytes for result in results)
+    return [result.peak_bytes for result in results]

@@ -81,6 +81,10 @@ def train(
         from minidist.commands.memory_budget import choose_micro_batch
 
         config = choose_micro_batch(config, ranks, has_values=not dry)
+    if config.optional("recompute_budget") is not None:
+        from minidist.commands.memory_budget import choose_recompute
+
+        config = choose_recompute(config, ranks, has_values=not dry)
     if dry:
         return dry_run(config, ranks, timeout, path, eager_bytes, command_line(), gpu, fold)
 

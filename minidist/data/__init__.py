@@ -4,6 +4,7 @@ load.py        what `--data` names
 datasets.py    a stream of tokens, and samples with labels
 generated.py   data that need no download
 files.py       the user's own files
+stages.py      what happens to samples between storage and the model
 sampler.py     which samples a step trains on
 shares.py      which rank computes which of them
 batch_plan.py  the batch of each step

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from minidist.nn.ops.composite import gelu_composite as gelu_composite
     from minidist.nn.ops.composite import layer_norm_composite as layer_norm_composite
     from minidist.nn.ops.finite_differences import gradcheck as gradcheck
+    from minidist.nn.ops.grouped_attention import causal_attention_heads as causal_attention_heads
+    from minidist.nn.ops.grouped_attention import grouped_query_attention as grouped_query_attention
     from minidist.nn.ops.in_place import detect_in_place_changes as detect_in_place_changes
     from minidist.nn.ops.precision import HalfOperand as HalfOperand
     from minidist.nn.ops.rotary import rotary as rotary

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from minidist.core.autograd import Parameter, ShapeError, Tensor, grouped_query_attention, reshape
+from minidist.core.autograd import Parameter, ShapeError, Tensor, reshape
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.nn.dropout import AttentionDropout
@@ -25,6 +25,7 @@ from minidist.core.nn.gpt import LanguageModel, TiedHead, with_own_weight
 from minidist.core.nn.layers import Embedding, Linear, RMSNorm
 from minidist.core.nn.module import Module, run_blocks
 from minidist.nn import rotary, rotary_angles, swiglu
+from minidist.nn.ops.grouped_attention import grouped_query_attention
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)
 # (and with attention dropout that as a fourth argument)

@@ -10,8 +10,7 @@ Proved by: tests/pipeline/test_plans.py
 
 from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.lowering import Key, Orders
-from minidist.core.pipeline.plan.action import Action, Item, actions_of
-from minidist.core.pipeline.plan.plan import Plan
+from minidist.core.pipeline.plan.plan import Action, Item, Plan, actions_of
 from minidist.pipeline.simulate import Dependencies, Simulation, partner
 
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.lowering import Orders, check_not_lowered, send_of
-from minidist.core.pipeline.plan.action import COMPUTE, Action, actions_of, show
-from minidist.core.pipeline.plan.plan import Plan
+from minidist.core.pipeline.plan.plan import COMPUTE, Action, Plan, actions_of, show
 from minidist.pipeline.deadlocks import deadlock_error
 from minidist.pipeline.simulate import Dependencies, Simulation, partner
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.pipeline.plan.action import (
+from minidist.core.pipeline.plan.plan import (
     BACKWARD,
     COMPUTE,
     FORWARD,
@@ -25,10 +25,10 @@ from minidist.core.pipeline.plan.action import (
     WEIGHT,
     Action,
     Item,
+    Plan,
     actions_of,
     show,
 )
-from minidist.core.pipeline.plan.plan import Plan
 from minidist.pipeline.passes import computations
 from minidist.pipeline.simulate import Dependencies, Simulation, Span, partner, simulate
 from minidist.pipeline.times import Times, uniform

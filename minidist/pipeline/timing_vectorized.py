@@ -17,7 +17,7 @@ from itertools import chain, count
 import numpy as np
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.plan.action import (
+from minidist.core.pipeline.plan.plan import (
     BACKWARD,
     FORWARD,
     INPUT,
@@ -25,9 +25,9 @@ from minidist.core.pipeline.plan.action import (
     MICROBATCH_BITS,
     RECOMPUTE,
     WEIGHT,
+    Plan,
     actions_of,
 )
-from minidist.core.pipeline.plan.plan import Plan
 from minidist.pipeline.times import Times
 
 MIN_RANKS = 48  # below which looking at all ranks at once does not pay

@@ -11,8 +11,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_pipedream.py
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minidist.core.pipeline.plan.action import Action
-from minidist.core.pipeline.plan.plan import Plan, PlanError
+from minidist.core.pipeline.plan.plan import Action, Plan, PlanError
 
 
 def waits_for_replicas(plan: Plan) -> dict[Action, list[Action]]:

@@ -65,7 +65,7 @@ class Family:
 
     def _heads(self) -> tuple[int, int | None]:
         """Return the number of heads, and their size unless it is width / heads."""
-        if self.keys.get("num_attention_heads") is None:
+        if self.keys.get("num_attention_heads") is None and "num_attention_heads" not in self.keys.defaults:
             # A model without attention is planned as if its layers had heads of 64 elements.
             return max(1, self.inner // 64), 64
         reads_size = self.row.get("head_dim", True)

@@ -18,7 +18,7 @@ from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig
 from minidist.planning.architecture import Architecture, checked
 from minidist.planning.cluster.layout import RECOMPUTE
-from minidist.techniques import installed, recomputed
+from minidist.techniques import installed
 
 AXES = ("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "micro_batch", "recompute")
 MODEL = ("model", "layers", "width", "heads", "kv_heads", "ffn", "context", "experts", "top_k", "dropout")
@@ -27,7 +27,7 @@ BATCH = ("global_batch", "accumulation", "microbatches", "precision", "optimizer
 # These change neither the bytes of a rank nor the time of a step by more than the planner's error.
 WITHOUT_EFFECT = (
     "data",
-    "evaluate_every", "every", "keep", "lr", "overwrite", "reduction", "save",
+    "evaluate_every", "every", "lr", "reduction", "save",
     "seed", "steps", "weight_decay",
     *(name for kind in installed() for name in (kind.Settings.model_fields if kind.observes else kind.unplanned)),
 )  # fmt: skip
@@ -73,9 +73,8 @@ def read_job(path: str | Path) -> PlannedJob:
     if "micro_batch" not in fixed and (config.accumulation or config.microbatches):
         fixed["micro_batch"] = _micro_batch(config, file)
     precision = config.precision if "precision" in given else None
-    return PlannedJob(
-        _in_file(file, partial(architecture, config)), fixed, config.global_batch, precision, config.dropout > 0
-    )
+    model, dropout = _in_file(file, partial(architecture, config)), bool(config.optional("dropout"))
+    return PlannedJob(model, fixed, config.global_batch, precision, dropout)
 
 
 def _check_planned(config: TrainConfig, given: Mapping[str, Any], file: str) -> None:
@@ -94,10 +93,9 @@ def _check_planned(config: TrainConfig, given: Mapping[str, Any], file: str) -> 
         raise UsageError(
             f"schedule {quoted(config.schedule)} in {file} is not planned; give schedule = '1f1b' or 'interleaved'"
         )
-    if recomputed(config) not in RECOMPUTE:
-        raise UsageError(
-            f"recompute {quoted(recomputed(config))} in {file} is not planned; give one of {', '.join(RECOMPUTE)}"
-        )
+    recompute = config.optional("recompute") or "none"
+    if recompute not in RECOMPUTE:
+        raise UsageError(f"recompute {quoted(recompute)} in {file} is not planned; give one of {', '.join(RECOMPUTE)}")
 
 
 def _in_file(file: str, read: Callable[[], Read]) -> Read:

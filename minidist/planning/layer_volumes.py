@@ -47,7 +47,7 @@ from minidist.parallel.volume import (
     ulysses_volume,
 )
 from minidist.planning.pipeline_volumes import input_shapes
-from minidist.techniques import of_job, packs_inputs, recomputed
+from minidist.techniques import of_job, recomputed, replayed
 
 FORWARD, BACKWARD, REGATHER, DISPATCH = "tensor_forward", "tensor_backward", "regather", "dispatch"
 Elements = Counter[str]
@@ -79,7 +79,7 @@ def _of_rows(
 ) -> Elements:
     """Return what so many forward and backward passes of micro-batches of the same rows send inside layers."""
     total: Elements = Counter()
-    again = recomputed(config)
+    again, stages_again = recomputed(config), replayed(config)
     for stage, blocks in enumerate(blocks_of_stages(config, stages)):
         # Every forward pass and every backward pass of the stage.
         first, last = stage == 0, stage == stages - 1
@@ -88,7 +88,7 @@ def _of_rows(
         total.update(_times(backward, passes))
 
         # What runs again: a pipeline's whole stages, all blocks (also in segments), or attention.
-        if pipeline and again == "full" and not packs_inputs(config):
+        if pipeline and stage in stages_again:
             total.update(_times(forward, passes))
         elif again in ("full", "sqrt"):
             total.update(_times(layers.forward(blocks, False, False), passes))

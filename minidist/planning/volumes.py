@@ -42,8 +42,8 @@ from minidist.techniques import (
     Run,
     joins_replicas,
     of_job,
-    packs_inputs,
-    recomputed,
+    reduces_each,
+    replayed,
     trains_alone,
     wrapper_options,
 )
@@ -156,13 +156,13 @@ def _data_axes(
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
     reshard = wrapper_options(config).get("reshard_after_forward", True)
     joined = joins_replicas(config)
-    stages_replayed = plan is not None and recomputed(config) == "full" and not packs_inputs(config)
+    again = replayed(config) if plan is not None else ()
     # One rank of each stage stands for all: its axis has n ranks, and the stage has `groups` such axes.
     for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
         n, groups = group_of(batches, axis)
         k = _microbatches(plan, batches, axis, rank)
         # ZeRO 2 and 3 reduce after every micro-batch, the others once per step.
-        per_step = k if config.synchronize_each or config.zero >= 2 else 1
+        per_step = k if reduces_each(config) or config.zero >= 2 else 1
         reductions = steps * per_step
         copies, units, gradient = config.dp_replicate, sum(axis.units), sum(axis.buckets)
         shared = units - axis.resident  # elements that FSDP gathers for each use
@@ -176,8 +176,8 @@ def _data_axes(
         reduced, gathers = gradient_volume(config.zero, gradient, n, copies), 0
         if config.zero == 3:
             gather, resident = (n - copies) * shared, (n - copies) * axis.resident
-            again = _for_backward(gather, shared, n, reshard) + (gather if stages_replayed else 0)
-            gathers = steps * k * (gather + again) + (steps - skipped) * resident
+            for_backward = _for_backward(gather, shared, n, reshard) + (gather if axis.stage in again else 0)
+            gathers = steps * k * (gather + for_backward) + (steps - skipped) * resident
             # The empty passes by which shapes are learned gather the units, too, on the ranks that they go through.
             # Units that stay gathered are gathered there in place of the first step.
             if learns and plan is not None and axis.stage + 1 < plan.stages:
@@ -205,7 +205,7 @@ def _data_axes(
         for extension in extensions:
             total.update(
                 extension.bytes_of_axis(
-                    run, AxisRun(axis, n, groups, per_step, elements * itemsize, k, stages_replayed)
+                    run, AxisRun(axis, n, groups, per_step, elements * itemsize, k, axis.stage in again)
                 )
             )
         total["parameter_gather"] += gathers * groups * itemsize

@@ -62,6 +62,7 @@ from minidist.core.comm import Comm
 from minidist.data import Shares
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.deepspeed import DeepSpeedKeys
+from minidist.techniques.history import History
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule
@@ -319,6 +320,22 @@ class Extension:
     def recomputes(self) -> str:
         """Return what runs again in backward, as `nn.recompute.recompute` takes it."""
         return "none"
+
+    def reduces_each(self) -> bool:
+        """Return whether gradients are reduced after every micro-batch."""
+        return False
+
+    def history(self) -> History:
+        """Return which checkpoints of the --save directory count."""
+        return History()
+
+    def begins_with(self) -> str | None:
+        """Return the checkpoint, or the folder of Hugging Face, with whose weights a new job begins; None: its seed."""
+        return None
+
+    def replays(self, config: Any) -> tuple[int, ...] | range:
+        """Return the stages of a pipeline whose whole forward pass runs again before their backward."""
+        return ()
 
     def layers_split(self, job: Any, axes: Any) -> None:
         """Change the layers of the job's model, which are split over ranks, and not yet cut into stages.

@@ -14,9 +14,8 @@ import argparse
 
 import numpy as np
 
-from minidist import ALGORITHMS, chunk_sizes, launch
+from minidist import ALGORITHMS, chunk_sizes, collectives, launch
 from minidist.collectives import TwoLevel
-from minidist.core import collectives
 from minidist.core.base.layout import offsets
 
 OPERATIONS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")

@@ -8,7 +8,7 @@ from minidist.core import autograd as ag
 from minidist.core.autograd import AutogradError, FlopCounter, Function, Parameter, ShapeError, Tensor, backward_hook
 from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import MLP, Dropout, FlatParameters, Linear, Sequential
-from minidist.nn import checkpoint, gradcheck
+from minidist.nn import causal_attention_heads, checkpoint, gradcheck
 from tests.cases import each
 
 
@@ -289,7 +289,7 @@ def test_meter_of_attention_and_layer_norm():
     q = Tensor(draws(2, 2, 8, 4), requires_grad=True)
     w, b = Parameter(np.ones(24)), Parameter(np.ones(24), requires_grad=False)
     with FlopCounter() as counter:
-        ag.causal_attention_heads(q, q, q).sum().backward()
+        causal_attention_heads(q, q, q).sum().backward()
         assert counter.totals["input_gradient"][0] == 3 * (2 * 2 * 8 * 8 * 8 * 5 // 6) + q.size
         ag.layer_norm(x, w, b).sum().backward()
     assert counter.totals["weight_gradient"] == (3 * x.size, 2 * x.data.nbytes)  # the frozen bias costs nothing

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from minidist import nn
 from minidist.core import autograd as ag
 from minidist.core.autograd import AutogradError, Parameter, Tensor
-from minidist.nn import gradcheck
+from minidist.nn import causal_attention_heads, gradcheck
 from tests.cases import each
 
 modest = settings(max_examples=15, deadline=None)
@@ -83,7 +83,7 @@ def test_attention_of_small_shapes(batch, length, heads, size, p):
         lambda x: ag.causal_attention(x, heads), draws(batch, length, 3 * heads * size), parameters=p, tolerance=1e-5
     )
     shape = (batch, heads, length, size)
-    gradcheck(ag.causal_attention_heads, *(draws(*shape, seed=i) for i in range(3)), parameters=p, tolerance=1e-5)
+    gradcheck(causal_attention_heads, *(draws(*shape, seed=i) for i in range(3)), parameters=p, tolerance=1e-5)
 
 
 @each("length", [1, 63, 64, 65, 130, 200])
@@ -104,7 +104,7 @@ def test_separate_heads_equal_the_packed_form():
     x = Tensor(packed.reshape(2, 70, 24), requires_grad=True)
     g = draws(2, 70, 8, seed=1)
     y = ag.causal_attention(x, 2)
-    z = ag.causal_attention_heads(q, k, v)
+    z = causal_attention_heads(q, k, v)
     np.testing.assert_allclose(z.data.transpose(0, 2, 1, 3).reshape(2, 70, 8), y.data, rtol=1e-12)
     y.backward(g)
     z.backward(g.reshape(2, 70, 2, 4).transpose(0, 2, 1, 3))

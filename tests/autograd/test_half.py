@@ -11,6 +11,7 @@ from minidist.base.memory import account_memory
 from minidist.core import autograd as ag
 from minidist.core.autograd import Parameter, Tensor, contribution_recorder
 from minidist.core.nn import GPT, GPTConfig
+from minidist.nn import causal_attention_heads
 from minidist.nn.ops.precision import RULES, result_dtype
 from minidist.techniques.distillation.loss import distillation_loss
 
@@ -38,7 +39,7 @@ OPERATIONS = {
     "matmul": (ag.matmul, [(2, 4, 6), (6, 5)]),
     "matmul batched": (ag.matmul, [(2, 4, 6), (2, 6, 5)]),
     "causal_attention": (lambda x: ag.causal_attention(x, 2), [(2, 4, 24)]),
-    "causal_attention_heads": (ag.causal_attention_heads, [(2, 3, 4, 6)] * 3),
+    "causal_attention_heads": (causal_attention_heads, [(2, 3, 4, 6)] * 3),
     "embedding": (lambda w: ag.embedding(np.array([[0, 2, 2, 1], [2, 0, 0, 2]]), w), [(3, 5)]),
     "softmax": (ag.softmax, [(3, 7)]),
     "log_softmax": (ag.log_softmax, [(3, 7)]),

@@ -9,7 +9,7 @@ from functools import lru_cache
 import ml_dtypes
 import numpy as np
 
-from minidist.core import collectives
+from minidist import collectives
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives import ALGORITHMS
 from tests.collectives.associations import association

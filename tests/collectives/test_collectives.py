@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist import collectives
 from minidist.comm import SimWorld
-from minidist.core import collectives
 from minidist.core.base.errors import CommunicationError, MismatchError, UsageError
 from minidist.core.collectives.operations import divide
 from tests.cases import each

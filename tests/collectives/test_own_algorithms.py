@@ -6,10 +6,10 @@ import textwrap
 import numpy as np
 import pytest
 
+from minidist import collectives
 from minidist.collectives import algorithm, load_algorithm
 from minidist.collectives.auto import cheapest
 from minidist.comm import SimWorld
-from minidist.core import collectives
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.collectives import ALGORITHMS
 from minidist.core.nn import MLP

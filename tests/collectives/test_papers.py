@@ -8,9 +8,9 @@ from math import ceil, floor, log2
 import numpy as np
 import pytest
 
+from minidist import collectives
 from minidist.collectives.segmented_ring import SEGMENT_BYTES
 from minidist.comm import SimWorld
-from minidist.core import collectives
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives import seconds, volume
 from minidist.core.comm import LinkModel

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from minidist.collectives import reduce, scatter
 from minidist.core.autograd import Tensor, cross_entropy
-from minidist.core.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, scatter
+from minidist.core.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import MLP
 from minidist.core.parallel.data_parallel import DistributedDataParallel

@@ -5,9 +5,10 @@ import re
 import numpy as np
 import pytest
 
+from minidist.collectives import gather, scatter
 from minidist.comm import SimWorld
 from minidist.core.base.errors import CommunicationError, MismatchError
-from minidist.core.collectives import all_gather, all_reduce, gather, reduce_scatter, scatter
+from minidist.core.collectives import all_gather, all_reduce, reduce_scatter
 from tests.cases import each
 from tests.comm.mismatches import TABLE
 

@@ -1,4 +1,4 @@
-"""`--micro-batch auto`: the largest micro-batch that fits, and the job with it is the one that its number gives."""
+"""What fits a memory budget is chosen before the job, which is the one that the chosen flag gives."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.commands.memory_budget import fit_micro_batch
+from minidist.commands.memory_budget import fit_micro_batch, fit_recompute
 from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint.saved_model import named_checkpoint, saved_config
 from minidist.job.config.train_config import TrainConfig, resolve_batches
@@ -148,3 +148,104 @@ def test_a_job_file_says_auto_and_a_comparison_and_a_dry_run_choose(run, tmp_pat
     for command in (["compare"], ["train", "--dry-run", "--trace=none"]):
         assert run(*command, "--config", str(file), f"--memory-budget={peaks[6]}") == 0
         assert "--micro-batch 6 --accumulation 2: a rank has" in capsys.readouterr().err
+
+
+# --- a budget for each rank -----------------------------------------------------------------------------------------
+
+DEEP = {**SMALL, "layers": 4, "context": 32, "pp": 2, "microbatches": 4, "schedule": "gpipe"}
+INTERLEAVED = {**DEEP, "schedule": "interleaved", "chunks": 2}
+
+
+def peaks_of_ranks(job, **values):
+    """Return the peak of each rank, as the job itself reports it."""
+    config = TrainConfig.make(**{**job, **values})
+    ranks = config.pp * (config.dp or 1) * config.tp
+    return [result.peak_bytes for result in SimWorld(ranks, record=False).run(train, config)]
+
+
+@pytest.fixture
+def fitted(tmp_path):
+    """Return what --recompute becomes for budgets, after a check that the job with it holds no more than they allow."""
+
+    def fit(job, budgets):
+        file = tmp_path / "budgets.json"
+        file.write_text(json.dumps(budgets))
+        config, line = fit_recompute(TrainConfig.make(**job, recompute_budget=str(file)), None)
+        assert config == TrainConfig.make(**job, recompute=config.recompute)
+        assert line.startswith(f"--recompute {config.recompute}: ")
+        peaks = peaks_of_ranks(job, recompute=config.recompute)
+        each = len(peaks) // len(budgets)
+        assert all(peak <= budgets[rank // each] for rank, peak in enumerate(peaks))
+        return config.recompute
+
+    return fit
+
+
+def test_only_stages_of_ranks_over_their_budgets_run_again(fitted):
+    kept, again = peaks_of_ranks(DEEP), peaks_of_ranks(DEEP, recompute="full")
+    assert [less < more for less, more in zip(again, kept, strict=True)] == [True, True]
+    for budgets, expected in (
+        (kept, "none"),
+        ([kept[0] - 1, kept[1]], "stages:0"),
+        ([kept[0], kept[1] - 1], "stages:1"),
+        (again, "stages:0,1"),
+    ):
+        assert fitted(DEEP, budgets) == expected
+    # One budget for all tensor-parallel ranks of a stage, or one for each.
+    split = {**DEEP, "tp": 2}
+    kept = peaks_of_ranks(split)
+    assert fitted(split, [max(kept[:2]) - 1, max(kept[2:])]) == "stages:0"
+    assert fitted(split, [*kept[:3], kept[3] - 1]) == "stages:1"
+
+
+def test_a_rank_with_several_stages_runs_no_more_of_them_again_than_it_needs(fitted):
+    kept = peaks_of_ranks(INTERLEAVED)
+    one, both = (peaks_of_ranks(INTERLEAVED, recompute=what)[0] for what in ("stages:0", "stages:0,2"))
+    assert both < one < kept[0]
+    assert fitted(INTERLEAVED, [one, kept[1]]) == "stages:0"
+    assert fitted(INTERLEAVED, [one - 1, kept[1]]) == "stages:0,2"
+
+
+def test_without_a_pipeline_the_first_choice_that_fits_is_taken(fitted):
+    job = {**SMALL, "layers": 4, "context": 32, "dp": 2}
+    peaks = {what: peaks_of_ranks(job, recompute=what) for what in ("none", "selective", "full")}
+    assert max(peaks["full"]) < max(peaks["selective"]) < min(peaks["none"])
+    for what, found in peaks.items():
+        assert fitted(job, found) == what
+
+
+@pytest.mark.parametrize(
+    ("content", "values", "sentence"),
+    [
+        ("[1, 2, 3]", {}, r"is a list of 3; it must be a list of 4, one for each rank, or 2, one for each rank of the"),
+        ('{"a": 1}', {}, r"is {'a': 1}; it must be a list of 4, one for each rank"),
+        ('[1000, "many"]', {}, r": budget 1 is 'many'; it must be a number of bytes above 0"),
+        ("[1000, 0]", {}, r": budget 1 is 0; it must be a number of bytes above 0"),
+        ("[1000, true]", {}, r": budget 1 is True; it must be a number of bytes above 0"),
+        ("[1000", {}, r"is not JSON: .*; give a JSON list of bytes"),
+        ("[1000, 2000]", {"recompute": "full"}, r"and --recompute full gives it; leave one of them out"),
+        (
+            "[1000, 1e9]",
+            {},
+            r"pipeline rank 0 has [\d,]+ B alive at a time even with --recompute stages:0, of 1,000; raise it, or use",
+        ),
+    ],
+)
+def test_what_is_wrong_with_budgets_is_one_sentence(content, values, sentence, tmp_path):
+    file = tmp_path / "budgets.json"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=sentence):
+        fit_recompute(TrainConfig.make(**{**DEEP, "tp": 2, **values}, recompute_budget=str(file)), None)
+
+
+def test_commands_choose_what_runs_again(run, tmp_path, capsys):
+    kept = peaks_of_ranks(DEEP)
+    file = tmp_path / "budgets.json"
+    file.write_text(json.dumps([kept[0] - 1, kept[1]]))
+    for command in (["compare"], ["train", "--dry-run", "--trace=none"], ["train", "--trace=none", "--json"]):
+        assert run(*command, *flags(DEEP), "--steps=2", f"--recompute-budget={file}") == 0
+        captured = capsys.readouterr()
+        assert "--recompute stages:0: pipeline rank" in captured.err or "--recompute stages:0: rank" in captured.err
+    peaks = json.loads(captured.out)["peak_bytes"]
+    assert peaks[0] < kept[0]
+    assert peaks[1] <= kept[1]

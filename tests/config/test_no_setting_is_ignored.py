@@ -72,6 +72,7 @@ VALUES = {
     "global_batch": {"global_batch": 24, "micro_batch": None},
     "micro_batch": {"micro_batch": 3},
     "memory_budget": {"memory_budget": 1e6},  # `minidist train` replaces --micro-batch auto before a job begins
+    "recompute_budget": {"recompute_budget": "budgets.json"},  # and this by --recompute
     "accumulation": {"accumulation": 2},
     "microbatches": {"microbatches": 2},
     "weights": {"weights": "3,1", "dp": 2},
@@ -164,6 +165,7 @@ VALUES = {
     "schedule: pipedream": {"schedule": "pipedream", **CUT},
     "schedule: pipedream-2bw": {"schedule": "pipedream-2bw", **CUT},
     "recompute: selective": {"recompute": "selective"},
+    "recompute: stages": {"recompute": "stages:0", "pp": 2, "microbatches": 2},
     "offload: activations": {"offload": "activations", "recompute": "full"},
     "offload: saved tensors": {"offload": "activations"},
     "offload: parameters": {"offload": "parameters", **SHARDED},

@@ -559,6 +559,15 @@ CASES = {
     "warmup-start-without-effect": ({"warmup_start": 0.1}, "--warmup-start 0.1 .* --warmup-curve deepspeed-linear or"),
     "lr-scaling-without-effect": ({"lr_scaling": "linear"}, "--lr-scaling linear .* belongs to --base-batch or --adap"),
     "base-batch-without-effect": ({"base_batch": 4}, "--base-batch 4 .* belongs to --lr-scaling linear or sqrt"),
+    "recompute-budget-chooses": (
+        {"recompute_budget": "budgets.json"},
+        "--recompute-budget budgets.json is read by minidist train and minidist compare, which choose --recompute",
+    ),
+    "recomputed-stages-need-a-pipeline": ({"recompute": "stages:0"}, "names stages of a pipeline, and without --pp"),
+    "recomputed-stages-with-packed-inputs": (
+        {"recompute": "stages:0", "pp": 2, "offload": "activations"},
+        "not built: --recompute stages:0 runs whole stages again, and the inputs of their blocks wait elsewhere",
+    ),
     "memory-budget-without-effect": ({"memory_budget": 1e6}, "belongs to --micro-batch auto; add that, or"),
     "decay-steps-without-effect": ({"decay_steps": 9}, "belongs to --decay cosine or linear"),
     "final-lr-without-effect": ({"final_lr": 0.1}, "belongs to --decay cosine or linear"),
@@ -607,6 +616,11 @@ def test_the_page_of_rules_is_current():
         ({"ep": 2, "dp": 2}, "--experts 0 cannot be divided among --ep 2; use --experts 2"),
         ({"ep": 2, "experts": 4}, "--ep 2 does not divide --dp 1"),
         ({"zero": 3, "reshard_after_forward": "\u00b2"}, "--reshard-after-forward '\u00b2'; it must be true, false"),
+        (
+            {"recompute": "stages:1,x", "pp": 2},
+            "--recompute 'stages:1,x'; write the numbers of stages, such as stages:0",
+        ),
+        ({"recompute": "stages:2", "pp": 2}, "cannot recompute stage 2: the plan has stages 0 to 1"),
         ({"recompute": "budget:\u00b2"}, "must be one of none, full, selective, sqrt, budget:BYTES"),
         (
             {"save": "/dev/null/checkpoints"},
@@ -631,7 +645,7 @@ def test_what_does_not_fit_is_one_sentence(values, sentence):
         ({"compression": "sign"}, []),
         (
             {"bucket_cap_mb": 0.5, "reduction": "ordered", "synchronize_each": True, "accumulation": 2},
-            ["--reduction ordered, --synchronize-each and --bucket-cap-mb 0.5 have no effect on one rank"],
+            ["--reduction ordered, --bucket-cap-mb 0.5 and --synchronize-each have no effect on one rank"],
         ),
         ({"local_steps": 4}, ["--local-steps 4 has no effect on one rank"]),
         ({"check_replicas": True}, ["--check-replicas has no effect on one rank"]),

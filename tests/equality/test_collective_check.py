@@ -175,12 +175,12 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         textwrap.dedent(
             """
             from minidist.collectives import algorithm
-            from minidist.core.collectives import ring
+            from minidist.collectives import chain
 
             @algorithm("broadcast", "mine")
             def mine(comm, array, root):
                 if comm.size != 2:
-                    return ring.broadcast(comm, array, root)
+                    return chain.broadcast(comm, array, root)
             """
         )
     )

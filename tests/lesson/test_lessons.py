@@ -369,13 +369,8 @@ def test_every_word_that_a_lesson_defines_is_in_the_glossary(source):
 
 
 @each_lesson
-def test_part_4_prints_little_of_the_library(source):
-    cells = cells_of(source)
-    begins, ends = (next(i for i, cell in enumerate(cells) if f"## {part} " in cell.source) for part in (4, 5))
-    printed = [
-        output.text
-        for cell in cells[begins:ends]
-        for output in cell.get("outputs", ())
-        if "getsource" in cell.source and output.output_type == "stream"
-    ]
-    assert sum(text.count("\n") for text in printed) < 50
+def test_a_lesson_shows_its_own_code_and_names_the_file_of_the_library(source):
+    text = source.read_text()
+    assert "getsource" not in text
+    code = text[text.index("# ## 4 ") : text.index("# ## 5 ")]
+    assert "# %%\n" in code

@@ -9,7 +9,7 @@ import pytest
 
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, ShapeError, Tensor, causal_attention, grouped_query_attention
+from minidist.core.autograd import FlopCounter, ShapeError, Tensor, causal_attention
 from minidist.core.base.errors import UsageError
 from minidist.core.base.random import batch_coordinates
 from minidist.core.base.trace import purpose
@@ -23,6 +23,7 @@ from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.dims import gradient_axes
 from minidist.core.parallel.tensor.parallelize import gpt_plan, parallelize_module
 from minidist.nn import Llama
+from minidist.nn.ops.grouped_attention import grouped_query_attention
 from minidist.nn.recompute import recompute
 from minidist.parallel.tensor import llama_plan
 from tests.cases import each

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from minidist.core.autograd.modes import saved_tensors_hook as saved_tensors_hook
     from minidist.core.autograd.modes import set_grad_enabled as set_grad_enabled
     from minidist.core.autograd.ops.attention import causal_attention as causal_attention
-    from minidist.core.autograd.ops.attention import causal_attention_heads as causal_attention_heads
-    from minidist.core.autograd.ops.attention import grouped_query_attention as grouped_query_attention
     from minidist.core.autograd.ops.cross_entropy import cross_entropy as cross_entropy
     from minidist.core.autograd.ops.cross_entropy import mse_loss as mse_loss
     from minidist.core.autograd.ops.elementwise import add as add
@@ -81,6 +79,6 @@ if TYPE_CHECKING:
     from minidist.core.autograd.tensor import SavedTensor as SavedTensor
     from minidist.core.autograd.tensor import Tensor as Tensor
     from minidist.core.autograd.tensor import record as record
-    from minidist.core.base.flop_counter import FlopCounter as FlopCounter
-    from minidist.core.base.flop_counter import current_flop_counter as current_flop_counter
+    from minidist.core.base.watchers import FlopCounter as FlopCounter
+    from minidist.core.base.watchers import current_flop_counter as current_flop_counter
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

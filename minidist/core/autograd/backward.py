@@ -63,7 +63,7 @@ def backward(
             )
         gradient = xp.ones_like(data)
     else:
-        gradient = xp.as_array(gradient if xp.is_array(gradient) else getattr(gradient, "data", gradient), data.dtype)
+        gradient = xp.as_array(gradient.data if isinstance(gradient, Tensor) else gradient, data.dtype)
         if gradient.shape != data.shape:
             raise ShapeError(f"backward: gradient of shape {gradient.shape} for a tensor of shape {data.shape}")
     return BackwardPass(observers, weight_gradients).run(root, gradient)

@@ -4,7 +4,6 @@ arrays.py         the array functions
 layout.py         where the pieces of a global array are
 random.py         random numbers that depend on what they are for
 fingerprint.py    a few bytes that stand for many
-flop_counter.py   floating-point operations
 watchers.py       what is told of every recorded operation
 trace.py          the record of a run
 lazy.py           names of a package that are imported when they are used

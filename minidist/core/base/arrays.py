@@ -111,8 +111,8 @@ def array(value: Any, dtype: Any = None) -> Array:
 
 def as_array(value: Any, dtype: Any = None) -> Array:
     """`value` as an array, without a copy when it is one of that dtype already."""
-    if type(value) is ndarray or is_array(value):
-        return value if dtype is None or value.dtype == dtype else value.astype(dtype)  # type: ignore[no-any-return]
+    if isinstance(value, ndarray) or (not isinstance(value, generic) and is_array(value)):
+        return value if dtype is None or value.dtype == dtype else value.astype(dtype)
     made = np.asarray(value, dtype=dtype)
     return made if creating.get() is None else to_device(made)
 

@@ -25,7 +25,8 @@ more_schedules: list[Callable[[], None]] = []
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
 
-# Each looks at a call of a collective before it is made: (comm, operation, array, op, out).
+# Each looks at a call of a collective before it is made: (comm, operation, array, op, out,
+# root, counts, receive_counts), the last five by their names where they are given.
 call_checks: list[Callable[..., None]] = []
 
 # Each looks at a graph before backward visits it: (pass, root node, gradient of its output).
@@ -91,6 +92,8 @@ half: Callable[[], Any] = _not_in_the_core
 precision: Callable[[], Any] = _not_in_the_core
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
+# (q, k, v, dropout) -> the outputs: attention in which query heads share a key-value head.
+grouped_attention: Callable[..., Any] = _not_in_the_core
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 # The module nn/refusals.py: what a module's call refuses.

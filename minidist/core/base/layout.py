@@ -11,13 +11,6 @@ from typing import Any
 
 import numpy as np
 
-MASKED = "a masked array, whose mask is not sent; pass array.filled(0), or the data and the mask"
-
-
-def is_masked(array: Any) -> bool:
-    """Return whether some elements of the array are masked, which a message or a sum would not respect."""
-    return type(array) is not np.ndarray and hasattr(array, "mask")
-
 
 def may_overlap(a: Any, b: Any) -> bool:
     """Return whether two arrays may share memory."""

@@ -1,6 +1,6 @@
 """Every collective, built from send and receive alone; one file per family of algorithms.
 
-    broadcast   reduce   gather   scatter   all_gather   reduce_scatter   all_reduce   all_to_all   barrier
+    broadcast   all_gather   reduce_scatter   all_reduce   all_to_all   barrier
 
 Each takes `(comm, array, ...)`, works for any number of ranks (1 too), any size (smaller than the number of ranks too)
 and ragged counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is chosen by
@@ -18,17 +18,7 @@ ordered.py      sums whose bits depend on no layout
 """
 
 from minidist.core.collectives import naive, ordered, ring  # noqa: F401  register the algorithms that most programs use
-from minidist.core.collectives.calls import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    barrier,
-    broadcast,
-    gather,
-    reduce,
-    reduce_scatter,
-    scatter,
-)
+from minidist.core.collectives.calls import all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
 from minidist.core.collectives.registry import ALGORITHMS, Volume, seconds, volume
 
 __all__ = [
@@ -39,10 +29,7 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
-    "gather",
-    "reduce",
     "reduce_scatter",
-    "scatter",
     "seconds",
     "volume",
 ]

@@ -25,10 +25,9 @@ import numpy as np
 
 from minidist.core.base import hooks
 from minidist.core.base.errors import BufferReuseError, RankDeadError, UsageError, reason
-from minidist.core.base.flop_counter import FlopCounter
 from minidist.core.base.layout import may_overlap
 from minidist.core.base.trace import Trace
-from minidist.core.base.watchers import watchers
+from minidist.core.base.watchers import FlopCounter, watchers
 from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
 
 Part = TypeVar("Part", bound="PointToPoint")
@@ -306,9 +305,7 @@ class PointToPoint:
         if tag is None:
             tag = self.tag
         elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
-            own = hooks.message_checks().tag_of(self, tag)
-            # Inside a collective call it lies above the call's number.
-            tag = self.tag + OWN_TAG * own if self.highest_tag != MAX_TAG else own
+            tag = hooks.message_checks().tag_of(self, tag)
 
         # What no world could send is refused here, where the caller can see it.
         flags = array.flags if type(array) is np.ndarray else None

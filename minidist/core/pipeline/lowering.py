@@ -13,8 +13,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_whole
-from minidist.core.pipeline.plan.action import Action, Item, actions_of
-from minidist.core.pipeline.plan.plan import Plan
+from minidist.core.pipeline.plan.plan import Action, Item, Plan, actions_of
 
 Key = tuple[int, int]  # stage, micro-batch
 Orders = list[list[Item]]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from minidist.collectives import gather
 from minidist.comm import SimWorld
-from minidist.core.collectives import all_gather, all_reduce, all_to_all, gather, reduce_scatter
+from minidist.core.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from minidist.core.comm import Comm
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from minidist import collectives
 from minidist.comm.header import dtype_name
-from minidist.core import collectives
 from minidist.core.base.errors import MismatchError
 from minidist.core.comm.point_to_point import PointToPoint
 from minidist.debug.mpi_ranks.buffers import UNSAID, Buffer, each, one, vector

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from minidist import collectives
 from minidist.comm.call_log import Passed
-from minidist.core import collectives
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import ANY, Comm
 from minidist.debug.torch_ranks.isolation import BACKEND

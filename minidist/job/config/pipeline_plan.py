@@ -26,7 +26,7 @@ from minidist.pipeline.runtime.stream import plan_length
 from minidist.pipeline.schedules import load_plan
 from minidist.pipeline.schedules.load import check_sizes
 from minidist.pipeline.validate import validate
-from minidist.techniques import packs_inputs, recomputed
+from minidist.techniques import replayed
 
 
 def load_job_plan(config: TrainConfig, microbatches: int) -> Plan:
@@ -83,9 +83,7 @@ def streams(config: TrainConfig, first: int = 0) -> Iterator[range]:
 
 def make_plan(config: TrainConfig, microbatches: int) -> Plan:
     """Return the validated plan that the strategies run, with forwards run again where a technique asks for them."""
-    # Where a technique keeps the inputs of blocks, the blocks themselves run their forward pass again.
-    again = recomputed(config) == "full" and not packs_inputs(config)
-
+    again = replayed(config)
     # The rules, the closed forms and every rank ask for the same plan, so it is made once. The plan in a file may
     # change between two calls.
     schedule = SCHEDULES.get(config.schedule)
@@ -96,14 +94,18 @@ def make_plan(config: TrainConfig, microbatches: int) -> Plan:
 
 
 @lru_cache(maxsize=64)
-def _plan_of_a_step(schedule: Schedule, stages: int, microbatches: int, chunks: int | None, again: bool) -> Plan:
+def _plan_of_a_step(
+    schedule: Schedule, stages: int, microbatches: int, chunks: int | None, again: tuple[int, ...] | range
+) -> Plan:
     """Return the plan of one step of a registered schedule whose pipeline drains at the end of every step."""
     return _validated(schedule.plan(stages, microbatches, chunks), again)
 
 
-def _validated(plan: Plan, again: bool) -> Plan:
+def _validated(plan: Plan, again: tuple[int, ...] | range) -> Plan:
     validate(plan)
-    return recompute(plan) if again else plan
+    # A range has all stages that there may be, and a list those that the user has named.
+    named = [stage for stage in range(plan.stages) if stage in again] if isinstance(again, range) else again
+    return recompute(plan, named) if named else plan
 
 
 def replicas_of(config: TrainConfig) -> list[int] | None:

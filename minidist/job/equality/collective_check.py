@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from minidist import collectives
 from minidist.base.user_file import is_user_function
 from minidist.collectives import load_algorithm
 from minidist.comm import SimWorld
-from minidist.core import collectives
 from minidist.core.base.errors import CommunicationError, UsageError, quoted, quoted_path, reason
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives import ALGORITHMS, seconds, volume

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from minidist import collectives
 from minidist.base.extras import extra
 from minidist.base.user_file import is_user_function, load_function
 from minidist.comm.launched import load_mpi
 from minidist.comm.launching import execute, under_mpiexec
-from minidist.core import collectives
 from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives import ALGORITHMS

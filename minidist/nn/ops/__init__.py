@@ -4,6 +4,7 @@ checkpoint.py      recomputation
 batch_norm.py      batch normalisation
 convolution.py     convolution over images
 pooling.py         maximum pooling over images
+grouped_attention.py     attention of separate heads, and of heads that share keys and values
 rotary.py          rotary position embedding
 swiglu.py          the gate of a SwiGLU layer
 comparisons.py     operations that choose between two elements

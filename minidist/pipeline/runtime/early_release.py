@@ -12,7 +12,7 @@ Proved by: tests/pipeline/test_messages.py
 
 from collections.abc import Mapping, Sequence
 
-from minidist.core.pipeline.plan.action import Action
+from minidist.core.pipeline.plan.plan import Action
 from minidist.core.pipeline.runtime.messages import Message, Messages
 
 

@@ -32,8 +32,8 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.comm.point_to_point import Request
 from minidist.core.pipeline.plan import Action, Plan
-from minidist.core.pipeline.plan.action import COMPUTE, actions_of
-from minidist.core.pipeline.plan.action import Item as ItemOfPlan
+from minidist.core.pipeline.plan.plan import COMPUTE, actions_of
+from minidist.core.pipeline.plan.plan import Item as ItemOfPlan
 from minidist.core.pipeline.runtime.pipeline import Item, Step
 from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline
 from minidist.pipeline.simulate import Dependencies, Simulation

@@ -7,7 +7,7 @@ rank 2   .. .. F0 F1 F2 F3
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.action import F, every
+from minidist.core.pipeline.plan.plan import F, every
 from minidist.core.pipeline.plan.registry import Orders, schedule
 
 

@@ -8,7 +8,7 @@ so sharded weights are gathered once per pass. Source: Lamy-Poirier, Breadth-fir
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.action import B, F, every
+from minidist.core.pipeline.plan.plan import B, F, every
 from minidist.core.pipeline.plan.registry import Orders, schedule
 
 

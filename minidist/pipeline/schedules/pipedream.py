@@ -23,9 +23,8 @@ from dataclasses import replace
 from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.pipeline.plan.action import STEP, Action, actions_of
 from minidist.core.pipeline.plan.one_f_one_b import stage_order
-from minidist.core.pipeline.plan.plan import Plan
+from minidist.core.pipeline.plan.plan import STEP, Action, Plan, actions_of
 from minidist.core.pipeline.plan.registry import Orders, schedule
 
 

@@ -140,6 +140,8 @@ def _block_differences(layout: ClusterLayout, job: Job) -> list[str]:
         parts.append("cosines and sines of the positions kept by each block")
     if model.gated and (model.kv_heads or model.heads) < model.heads and _recompute(layout, job) == "none":
         parts.append("keys and values kept once per query head")
+    if model.experts and layout.recompute != "full":
+        parts.append("outputs of experts kept, and 2 bytes per token and expert of the router instead of 4")
     if model.experts and layout.tp > 1 and layout.recompute != "full":
         parts.append("inputs and outputs of experts kept at full width on every tensor-parallel rank")
     return parts

@@ -5,6 +5,7 @@
     sqrt        |.          |.          |     segments of blocks do
     budget:N    |.    |.          |     |     as few segments as keep at most N bytes
     selective   | a   | a   | a   | a   |     attention's core runs again, everything else is kept
+    stages:0    |. ........ |     |     |     whole stages of a pipeline do, here the first one of two
 
 Messages inside a block are sent again. The plan of a pipeline runs the forward pass of a whole stage again with `full`,
 so nothing inside the stage does, unless a technique keeps the blocks' inputs elsewhere.
@@ -16,8 +17,11 @@ from typing import Any
 
 from pydantic import Field
 
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.limits import MAX_COUNT, whole_number
 from minidist.core.parallel.dims import Axes
 from minidist.nn.recompute import budget_of, recompute
+from minidist.techniques import packs_inputs
 from minidist.techniques.extension import Extension, Settings
 from minidist.techniques.rule import Rule
 
@@ -26,13 +30,31 @@ class RecomputeSettings(Settings):
     """The flags."""
 
     recompute: str = Field(
-        "none", description="activations recomputed in backward: none, full, selective, sqrt or budget:BYTES"
+        "none",
+        description="activations recomputed in backward: none, full, selective, sqrt, budget:BYTES, or stages:LIST of a"
+        " pipeline, such as stages:0,1",
     )
 
 
 def _in_segments(job: Any) -> bool:
     """Return whether segments of blocks run again in backward."""
-    return budget_of(job.recompute) is not None or job.recompute == "sqrt"
+    return _budget(job) is not None or job.recompute == "sqrt"
+
+
+def stages_of(text: str) -> tuple[int, ...]:
+    """Return the stages of "stages:0,2", nothing for another choice; UsageError for what is no list of numbers."""
+    word, _, listed = text.partition(":")
+    if word != "stages":
+        return ()
+    stages = [whole_number(part) for part in listed.split(",")]
+    if None in stages:
+        raise UsageError(f"--recompute {quoted(text)}; write the numbers of stages, such as stages:0,1")
+    return tuple(sorted({stage for stage in stages if stage is not None}))
+
+
+def _budget(job: Any) -> int | None:
+    """Return N of "budget:N", None for the other choices."""
+    return None if stages_of(job.recompute) else budget_of(job.recompute)
 
 
 RULES = (
@@ -51,7 +73,7 @@ RULES = (
     ),
     Rule(
         "budget-needs-equal-blocks",
-        lambda j: j.model == "mlp" and budget_of(j.recompute) is not None,
+        lambda j: j.model == "mlp" and _budget(j) is not None,
         "--recompute {recompute} measures one block and assumes that the others are equal, which the layers of an MLP"
         " are not",
         "use --recompute sqrt or full",
@@ -63,8 +85,20 @@ RULES = (
         "use full or selective",
     ),
     Rule(
+        "recomputed-stages-need-a-pipeline",
+        lambda j: j.pp == 1 and bool(stages_of(j.recompute)),
+        "--recompute {recompute} names stages of a pipeline, and without --pp there are none",
+        "add --pp 2 or more, or use full",
+    ),
+    Rule(
+        "recomputed-stages-with-packed-inputs",
+        lambda j: bool(stages_of(j.recompute)) and packs_inputs(j.config),
+        "not built: --recompute {recompute} runs whole stages again, and the inputs of their blocks wait elsewhere",
+        "use --recompute full",
+    ),
+    Rule(
         "budget-with-messages-in-blocks",
-        lambda j: budget_of(j.recompute) is not None and j.dims.splits_sums,
+        lambda j: _budget(j) is not None and j.dims.splits_sums,
         "--recompute {recompute} runs a block once to measure what it keeps, and with --tp, --cp or --ep a block sends"
         " messages",
         "use sqrt or full",
@@ -80,10 +114,15 @@ class Recompute(Extension):
     rules = RULES
 
     def recomputes(self) -> str:
-        return str(self.settings.recompute)
+        return "none" if stages_of(self.settings.recompute) else str(self.settings.recompute)
+
+    def replays(self, config: Any) -> tuple[int, ...] | range:
+        # Where a technique keeps the inputs of blocks, the blocks themselves run their forward pass again.
+        whole = self.settings.recompute == "full" and not packs_inputs(config)
+        return range(MAX_COUNT) if whole else stages_of(self.settings.recompute)
 
     def layers_split(self, job: Any, axes: Axes) -> None:
-        what = self.settings.recompute
+        what = self.recomputes()
         # A technique may let the kept inputs wait elsewhere.
         pack = next((extension.pack for extension in job.extensions if extension.packs_inputs()), None)
         if job.config.pp > 1 and what != "selective" and pack is None:

@@ -177,7 +177,7 @@ def from_any_rank(comm):
 
 
 def scattered(comm):
-    from minidist.core.collectives import scatter
+    from minidist.collectives import scatter
 
     scatter(comm, None, np.zeros(2), root=1)
 

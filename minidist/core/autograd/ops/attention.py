@@ -14,12 +14,10 @@ Proved by: tests/autograd/test_fused.py
 """
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Protocol
 
 from minidist.core.autograd.errors import ShapeError
-from minidist.core.autograd.operands import mismatch, operand
-from minidist.core.autograd.ops import shaping
+from minidist.core.autograd.operands import operand
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 
@@ -47,7 +45,7 @@ def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = No
     q, k, v = _heads(values, 3, heads)
     out = xp.empty((batch, length, width), values.dtype, values)
     drop = None if dropout is None else (dropout.mask(batch, heads, length), dropout.scale)
-    saved = _forward(q, k, v, _heads(out, 1, heads)[0], qkv, drop)
+    saved = attend(q, k, v, _heads(out, 1, heads)[0], qkv, drop)
     y, kept = qkv.save(out), qkv.saved()
     out = y.stored
 
@@ -55,7 +53,7 @@ def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = No
         q, k, v = _heads(kept.data, 3, heads)
         dqkv = xp.empty((batch, length, 3 * width), g.dtype, g)
         (o,), (do,), (dq, dk, dv) = _heads(y.data, 1, heads), _heads(g, 1, heads), _heads(dqkv, 3, heads)
-        _backward(q, k, v, o, do, saved, (dq, dk, dv), drop)
+        attention_gradients(q, k, v, o, do, saved, (dq, dk, dv), drop)
         return dqkv
 
     flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
@@ -63,63 +61,7 @@ def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = No
     def cost() -> tuple[int, list[tuple[int, int]]]:
         return flops, [(flops * 5 // 2, 2 * qkv.stored.nbytes + 2 * out.nbytes)]  # backward has five products, not two
 
-    return record("causal_attention", out, ((qkv, grad),), cost=cost, saved=_arrays(saved, drop))
-
-
-def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
-    """Separate form: q, k, v (batch, heads, T, head size) -> the same shape."""
-    if q.ndim != 4 or q.shape != k.shape or k.shape != v.shape:
-        raise mismatch(
-            "causal_attention_heads", q, k if k.shape != q.shape else v, "must be equal: (batch, heads, T, size)"
-        )
-    q, k, v = operand(q), operand(k), operand(v)
-    values = q.data
-    o = xp.empty(q.shape, values.dtype, values)
-    drop = None if dropout is None else (dropout.mask(q.shape[0], q.shape[1], q.shape[2]), dropout.scale)
-    saved = _forward(values, k.data, v.data, o, q, drop)
-    y = q.save(o)
-    o = y.stored
-    kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
-
-    def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
-        out = y.data
-        result = xp.empty_like(out), xp.empty_like(out), xp.empty_like(out)
-        _backward(kept_q.data, kept_k.data, kept_v.data, out, g, saved, result, drop)
-        return result
-
-    edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
-    flops = 2 * q.size * q.shape[2]
-    return record(
-        "causal_attention_heads",
-        o,
-        edges,
-        prepare=prepare,
-        cost=lambda: (flops, [(flops * 5 // 6, 3 * o.nbytes)] * 3),  # five products, shared by three inputs
-        saved=_arrays(saved, drop),
-    )
-
-
-def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
-    """Causal attention in which consecutive query heads share a key-value head: (batch, T, heads, n) -> the same.
-
-    k, v (batch, T, kv heads, n), with heads a multiple of kv heads. Source: Ainslie et al., "GQA", 2023.
-    """
-    batch, length, heads, size = q.shape
-    shared = heads // k.shape[2]
-
-    def repeated(x: Tensor) -> Tensor:
-        """(batch, T, kv heads, n) -> (batch, heads, T, n): each key-value head once per query head that reads it."""
-        x = shaping.transpose(x, (0, 2, 1, 3))
-        if shared == 1:
-            return x
-        # A view with the key-value head repeated; backward sums over the query heads that read it.
-        x = shaping.reshape(x, (batch, x.shape[1], 1, length, size))
-        repeats = shaping.broadcast_to(x, (batch, x.shape[1], shared, length, size))
-        return shaping.reshape(repeats, (batch, heads, length, size))
-
-    # All are (batch, heads, T, n) now.
-    mixed = causal_attention_heads(shaping.transpose(q, (0, 2, 1, 3)), repeated(k), repeated(v), dropout)
-    return shaping.transpose(mixed, (0, 2, 1, 3))
+    return record("causal_attention", out, ((qkv, grad),), cost=cost, saved=kept_arrays(saved, drop))
 
 
 Drop = tuple[xp.Array, float] | None  # which weights stay (batch, heads, queries, keys), and their factor
@@ -128,7 +70,7 @@ Drop = tuple[xp.Array, float] | None  # which weights stay (batch, heads, querie
 Saved = list[tuple[Tensor, xp.Array]]  # of each block: exponentials, 1 / row sums
 
 
-def _arrays(saved: Saved, drop: Drop) -> list[xp.Array]:
+def kept_arrays(saved: Saved, drop: Drop) -> list[xp.Array]:
     return [array for e, inverse in saved for array in (e.stored, inverse)] + ([] if drop is None else [drop[0]])
 
 
@@ -155,7 +97,7 @@ def at_once(q: xp.Array) -> tuple[int, int]:
     return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize)), _BLOCK
 
 
-def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, drop: Drop = None) -> Saved:
+def attend(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, drop: Drop = None) -> Saved:
     """Fill o; returns for each group of samples and query block (exp of the shifted scores, 1 / row sums).
 
     The exponentials, numbers from 0 to 1, are saved as `source` says; the row sums, one number a query, as they are.
@@ -183,7 +125,7 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor,
     return saved
 
 
-def _backward(
+def attention_gradients(
     q: xp.Array,
     k: xp.Array,
     v: xp.Array,

@@ -19,9 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor, causal_attention, concatenate, grouped_query_attention, reshape
+from minidist.core.autograd import Function, Tensor, causal_attention, concatenate, reshape
 from minidist.core.autograd.ops.attention import WeightDropout
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.errors import check_divisible
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose
@@ -44,7 +45,7 @@ class UlyssesAttention(Module):
         self.length = length
         # Between the two exchanges: what is given, or the one-device function of the form in which it is called.
         self.packed_fn = attention_fn or causal_attention
-        self.grouped_fn = attention_fn or grouped_query_attention
+        self.grouped_fn = attention_fn or hooks.grouped_attention
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""

@@ -1,16 +1,16 @@
 """Schedules as data: actions, plans, and one file per schedule, from GPipe to DualPipe."""
 
 from minidist.core.base.registry import import_modules
-from minidist.core.pipeline.plan.action import KINDS as KINDS
-from minidist.core.pipeline.plan.action import Action as Action
-from minidist.core.pipeline.plan.action import B as B
-from minidist.core.pipeline.plan.action import F as F
-from minidist.core.pipeline.plan.action import I as I
-from minidist.core.pipeline.plan.action import Item as Item
-from minidist.core.pipeline.plan.action import W as W
-from minidist.core.pipeline.plan.action import actions_of as actions_of
-from minidist.core.pipeline.plan.action import show as show
+from minidist.core.pipeline.plan.plan import KINDS as KINDS
+from minidist.core.pipeline.plan.plan import Action as Action
+from minidist.core.pipeline.plan.plan import B as B
+from minidist.core.pipeline.plan.plan import F as F
+from minidist.core.pipeline.plan.plan import I as I
+from minidist.core.pipeline.plan.plan import Item as Item
 from minidist.core.pipeline.plan.plan import Plan as Plan
+from minidist.core.pipeline.plan.plan import W as W
+from minidist.core.pipeline.plan.plan import actions_of as actions_of
+from minidist.core.pipeline.plan.plan import show as show
 from minidist.core.pipeline.plan.registry import Schedule as Schedule
 from minidist.core.pipeline.plan.registry import get_schedule as get_schedule
 from minidist.core.pipeline.plan.registry import schedule as schedule

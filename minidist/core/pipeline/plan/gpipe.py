@@ -11,7 +11,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.pipeline.plan.action import B, F, every
+from minidist.core.pipeline.plan.plan import B, F, every
 from minidist.core.pipeline.plan.registry import Orders, schedule
 
 

@@ -17,7 +17,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 
 from itertools import chain
 
-from minidist.core.pipeline.plan.action import B, F
+from minidist.core.pipeline.plan.plan import B, F
 from minidist.core.pipeline.plan.registry import Orders, schedule
 
 

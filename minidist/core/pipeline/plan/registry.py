@@ -16,8 +16,7 @@ from typing import Any
 
 from minidist.core.base import hooks
 from minidist.core.base.registry import Registry
-from minidist.core.pipeline.plan.action import Item
-from minidist.core.pipeline.plan.plan import Plan
+from minidist.core.pipeline.plan.plan import Item, Plan
 
 Orders = Sequence[Sequence[Item]]
 

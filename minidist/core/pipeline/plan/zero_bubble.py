@@ -24,7 +24,7 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024; 
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.action import STEP, Action, F, I, W, every
+from minidist.core.pipeline.plan.plan import STEP, Action, F, I, W, every
 from minidist.core.pipeline.plan.registry import Orders, schedule
 
 

@@ -25,6 +25,7 @@ from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.parallel.tensor import full_tensor
+from minidist.techniques import reduces_each
 
 
 class MeshStrategy(strategy.Strategy):
@@ -42,8 +43,8 @@ class MeshStrategy(strategy.Strategy):
                 extension.axis_made(axis)
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        # With --synchronize-each every micro-batch's gradients are reduced.
-        return nullcontext() if self.job.config.synchronize_each else super().no_sync()
+        # A technique may have the gradients of every micro-batch reduced.
+        return nullcontext() if reduces_each(self.job.config) else super().no_sync()
 
     def step(self, lr_factor: float) -> None:
         super().step(lr_factor)

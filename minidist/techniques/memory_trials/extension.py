@@ -1,0 +1,52 @@
+"""`--memory-budget BYTES`, `--recompute-budget FILE`: what a rank may hold at a time decides how it computes.
+
+    --micro-batch auto --memory-budget N    the largest micro-batch with which no rank holds more than N bytes
+    --recompute-budget FILE                 what runs again in backward, so that no rank holds more than its own budget
+
+The file is a JSON list with the bytes of each rank, or of each rank of the pipeline, for all ranks with its stages:
+
+    pipeline rank   0        1        2                  [180000, 120000, 120000]
+    in flight       3 2 1    2 1      1   micro-batches  the first rank keeps the most: its stage runs again
+
+Both are chosen before the job begins, by trials of two steps (`commands/memory_budget.py`), and the job is the one that
+the chosen --micro-batch or --recompute gives.
+
+Proved by: tests/commands/test_memory_budget.py
+"""
+
+from pydantic import Field
+
+from minidist.techniques.extension import Extension, Settings
+from minidist.techniques.rule import Rule, without_effect
+
+
+class MemoryTrialsSettings(Settings):
+    """The flags; --micro-batch is a setting of every job."""
+
+    memory_budget: float | None = Field(
+        None, gt=0, description="--micro-batch auto: bytes that a rank may hold at a time"
+    )
+    recompute_budget: str | None = Field(
+        None,
+        description="a JSON list of the bytes that each rank, or each rank of a pipeline, may hold at a time; chooses"
+        " --recompute",
+    )
+
+
+class MemoryTrials(Extension):
+    """Has no hook: the job that is chosen has no budget."""
+
+    Settings = MemoryTrialsSettings
+    panel = "Precision and memory"
+    rules = (
+        without_effect(
+            MemoryTrialsSettings, "memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"
+        ),
+        Rule(
+            "recompute-budget-chooses",
+            lambda j: j.recompute_budget is not None,
+            "--recompute-budget {recompute_budget} is read by minidist train and minidist compare, which choose"
+            " --recompute",
+            "give --recompute here",
+        ),
+    )
