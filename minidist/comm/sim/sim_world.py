@@ -235,12 +235,10 @@ class SimWorld(Sim):
         """Give the process the state of the rank that runs."""
         process, rank = self.process, stream.rank
         if rank != process.owner:
-            # The usual case, in which no rank has drawn a random number or waits inside an event loop.
-            now = process.drawn.value, process.seed.value, process.numpy.value
-            if process.touched or process.loops or process.words != now or process.running_loop() is not None:
+            # Usually no rank has drawn a random number or waits inside an event loop.
+            if process.words != process.words_now(process) or process.loops or process.running_loop() is not None:
                 process.give_to(rank)
-            else:
-                process.owner = rank
+            process.owner = rank
         self.switches += 1
 
     def _idle(self) -> bool:
