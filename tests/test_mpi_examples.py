@@ -436,6 +436,7 @@ def test_micro_batches_follow_the_memory_of_a_shared_machine(world, example):
     assert re.findall(r"micro-batch (\d+): ", fits[1]) == ["1"]
 
 
+@pytest.mark.exhaustive
 @in_both_worlds(2, always=False)
 def test_adaptive_batch(world, example):
     code, output = example(world, 2, "adaptive_batch")

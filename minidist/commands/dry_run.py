@@ -149,7 +149,7 @@ class DryRun:
 
 def settings_that_need_values(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that meta arrays cannot run, by flag: what they store, read or decide by has values."""
-    needs: dict[str, Any] = {"--resume": config.resume or None, "--init-from": config.init_from}
+    needs: dict[str, Any] = {"--resume": config.resume or None}
     for kind in installed():
         needs |= kind.needs_values(config)
     return {flag: value for flag, value in needs.items() if value is not None}

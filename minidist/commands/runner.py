@@ -33,7 +33,7 @@ from minidist.job.train.progress import Progress
 from minidist.job.train.state import Observer, TrainResult
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import phases_bytes
-from minidist.techniques import OwnLoop, changes_batches, of_job, own_loop, ranks_beside, trains_alone
+from minidist.techniques import OwnLoop, changes_batches, history, of_job, own_loop, ranks_beside, trains_alone
 
 if TYPE_CHECKING:
     from minidist.job.equality.compare import Comparison
@@ -211,7 +211,7 @@ def _check_metrics(path: Path, trace: Path | None, config: TrainConfig) -> None:
         raise UsageError(f"--metrics and --trace are the same file, {quoted_path(path)}; give one of them another name")
     writable(path, "--metrics", METRICS_BEGIN)
     if config.resume and config.save is not None:
-        check_same_run(path, read_job_state(Checkpoint(config.save, step=config.from_step)).losses)
+        check_same_run(path, read_job_state(Checkpoint(config.save, step=history(config).from_step)).losses)
 
 
 def settings_to_agree_on(command: str, config: TrainConfig) -> dict[str, Any]:

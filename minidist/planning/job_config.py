@@ -27,7 +27,7 @@ BATCH = ("global_batch", "accumulation", "microbatches", "precision", "optimizer
 # These change neither the bytes of a rank nor the time of a step by more than the planner's error.
 WITHOUT_EFFECT = (
     "data",
-    "evaluate_every", "every", "keep", "lr", "overwrite", "reduction", "save",
+    "evaluate_every", "every", "lr", "reduction", "save",
     "seed", "steps", "weight_decay",
     *(name for kind in installed() for name in (kind.Settings.model_fields if kind.observes else kind.unplanned)),
 )  # fmt: skip
@@ -73,9 +73,8 @@ def read_job(path: str | Path) -> PlannedJob:
     if "micro_batch" not in fixed and (config.accumulation or config.microbatches):
         fixed["micro_batch"] = _micro_batch(config, file)
     precision = config.precision if "precision" in given else None
-    return PlannedJob(
-        _in_file(file, partial(architecture, config)), fixed, config.global_batch, precision, config.dropout > 0
-    )
+    model, dropout = _in_file(file, partial(architecture, config)), bool(config.optional("dropout"))
+    return PlannedJob(model, fixed, config.global_batch, precision, dropout)
 
 
 def _check_planned(config: TrainConfig, given: Mapping[str, Any], file: str) -> None:

@@ -36,7 +36,17 @@ from minidist.parallel.volume import gradient_volume
 from minidist.pipeline.passes import additions
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
-from minidist.techniques import AxisRun, Extension, Run, joins_replicas, of_job, replayed, trains_alone, wrapper_options
+from minidist.techniques import (
+    AxisRun,
+    Extension,
+    Run,
+    joins_replicas,
+    of_job,
+    reduces_each,
+    replayed,
+    trains_alone,
+    wrapper_options,
+)
 
 
 def closed_form_bytes(
@@ -152,7 +162,7 @@ def _data_axes(
         n, groups = group_of(batches, axis)
         k = _microbatches(plan, batches, axis, rank)
         # ZeRO 2 and 3 reduce after every micro-batch, the others once per step.
-        per_step = k if config.synchronize_each or config.zero >= 2 else 1
+        per_step = k if reduces_each(config) or config.zero >= 2 else 1
         reductions = steps * per_step
         copies, units, gradient = config.dp_replicate, sum(axis.units), sum(axis.buckets)
         shared = units - axis.resident  # elements that FSDP gathers for each use

@@ -4,12 +4,15 @@ adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batc
 batch_norm       --batch-norm: over which rows a CNN normalises
 batches_ahead    --prefetch-batches, --loader-workers: a thread or processes make the batches of later steps
 buckets          --bucket-cap-mb, --reduce-bucket-size: how many gradients one message has
+checkpoint_history  --keep, --from-step, --overwrite: which checkpoints of a directory count
 clip             --clip: the gradient of a step has at most this norm
 compression      --compression: gradients are sent with fewer bytes; what is left is added to the next ones
 data_ledger      --check-data: every sample is read once per epoch
 distillation     --distill-from: a student learns from labels and from a trained model, its teacher
 documents        --document-separator: attention stays inside documents
+dropout          --dropout, --attention-dropout: activations are zeroed at random while the model trains
 expert_routing   --top-k, --capacity-factor, --aux-loss-weight: which experts a token gets
+initial_weights  --init-from: a new job begins with the weights of another one
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
 lr_scaling       --lr-scaling, --base-batch: the learning rate follows the size of the global batch
@@ -27,6 +30,7 @@ recompute        --recompute: activations are computed again in backward, and no
 repartition      --repartition-every: the stages of a pipeline are cut anew while it trains
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
 sharded_units    --prefetch, --reshard-after-forward, --persistence-threshold: when the units of ZeRO 3 are whole
+synchronize_each    --synchronize-each: gradients are reduced after every micro-batch, and not once per step
 trust_ratio      --optimizer lars, lamb: the learning rate of each layer follows from its norm, which ranks add together
 
 Adding a technique is adding a folder whose `extension.py` defines one subclass of `Extension`; deleting the folder
@@ -44,6 +48,7 @@ from pydantic import ValidationError
 from minidist.base.user_file import load_function
 from minidist.core.base.errors import UsageError, quoted
 from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings
+from minidist.techniques.history import History
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule
 
@@ -55,8 +60,10 @@ __all__ = [
     "Rule",
     "Run",
     "Settings",
+    "begins_with",
     "changes_batches",
     "defaults",
+    "history",
     "installed",
     "joins_replicas",
     "model_options",
@@ -66,6 +73,7 @@ __all__ = [
     "packs_inputs",
     "ranks_beside",
     "recomputed",
+    "reduces_each",
     "replayed",
     "sums_buckets",
     "trains_alone",
@@ -156,6 +164,21 @@ def recomputed(config: Any) -> str:
 def replayed(config: Any) -> tuple[int, ...] | range:
     """Return the stages of a job's pipeline whose whole forward pass runs again before their backward."""
     return next((found for extension in of_job(config) if (found := extension.replays(config))), ())
+
+
+def reduces_each(config: Any) -> bool:
+    """Return whether a job reduces gradients after every micro-batch, as ZeRO 2 and 3 do in any case."""
+    return any(extension.reduces_each() for extension in of_job(config))
+
+
+def history(config: Any) -> History:
+    """Return which checkpoints of a job's --save directory count."""
+    return next((found for extension in of_job(config) if (found := extension.history()) != History()), History())
+
+
+def begins_with(config: Any) -> str | None:
+    """Return the checkpoint with whose weights a new job begins; None: it begins with its seed."""
+    return next((found for extension in of_job(config) if (found := extension.begins_with())), None)
 
 
 def ranks_beside(config: Any, ranks: int | None = None) -> int:

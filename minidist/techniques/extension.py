@@ -52,6 +52,7 @@ Proved by: tests/techniques/test_extensions.py
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -62,6 +63,7 @@ from minidist.core.comm import Comm
 from minidist.data import Shares
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.deepspeed import DeepSpeedKeys
+from minidist.techniques.history import History
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule
@@ -132,6 +134,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
+@cache
+def _defaults(settings: type[BaseModel]) -> tuple[tuple[str, Any], ...]:
+    """Return the default of each flag. They are asked for again and again, and pydantic makes `model_fields` anew."""
+    return tuple((name, field.default) for name, field in settings.model_fields.items())
+
+
 class Extension:
     """The base class: a technique that does nothing. A rank has one object of each technique that its job uses.
 
@@ -197,8 +205,7 @@ class Extension:
     @classmethod
     def given(cls, config: Any) -> bool:
         """Return whether a setting of the technique differs from its default."""
-        fields = cls.Settings.model_fields.items()
-        return any(getattr(config, name) != field.default for name, field in fields)
+        return any(getattr(config, name) != default for name, default in _defaults(cls.Settings))
 
     @classmethod
     def check(cls, job: Any) -> None:
@@ -319,6 +326,18 @@ class Extension:
     def recomputes(self) -> str:
         """Return what runs again in backward, as `nn.recompute.recompute` takes it."""
         return "none"
+
+    def reduces_each(self) -> bool:
+        """Return whether gradients are reduced after every micro-batch."""
+        return False
+
+    def history(self) -> History:
+        """Return which checkpoints of the --save directory count."""
+        return History()
+
+    def begins_with(self) -> str | None:
+        """Return the checkpoint, or the folder of Hugging Face, with whose weights a new job begins; None: its seed."""
+        return None
 
     def replays(self, config: Any) -> tuple[int, ...] | range:
         """Return the stages of a pipeline whose whole forward pass runs again before their backward."""

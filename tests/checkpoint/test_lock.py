@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -116,17 +115,31 @@ def test_a_list_of_another_save_is_refused(tmp_path):
         SimWorld(1).run(write, tmp_path, 1, Foreign())
 
 
+FIRST = """
+import sys, time
+from pathlib import Path
+from minidist.comm import launch
+from minidist.job.checkpoint.resume import saving_alone
+from minidist.job.config.train_config import TrainConfig
+def main(comm):
+    with saving_alone(comm, TrainConfig.make(save=sys.argv[1])):
+        comm.barrier()
+        Path(sys.argv[1], f"rank-{comm.rank}").touch()
+        time.sleep(60)
+launch(main, argv=[])
+"""
+
+
 def test_two_jobs_under_mpiexec(tmp_path):
     pytest.importorskip("mpi4py")
-    job = ["-m", "minidist", "train", "--dp", "2", "--model", "mlp", "--width", "8", "--every", "1"]
-    job += ["--save", str(tmp_path / "c"), "--trace", str(tmp_path / "trace.jsonl"), "--global-batch", "8"]
-    command, environment = mpiexec_command(2, [*job, "--steps", "100000"])
-    first = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
+    command, environment = mpiexec_command(2, ["-c", FIRST, str(tmp_path)])
+    first = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + 30
-        while not (tmp_path / "c" / "latest").exists():
+        while not (tmp_path / "rank-0").exists():
             assert time.monotonic() < until
             time.sleep(0.05)
+        job = ["-m", "minidist", "train", "--dp", "2", "--model", "mlp", "--width", "8", "--save", str(tmp_path)]
         command, environment = mpiexec_command(2, [*job, "--steps", "3", "--overwrite"])
         second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     finally:

@@ -295,9 +295,10 @@ def test_deleting_the_folders_deletes_the_techniques(tmp_path):
 def test_the_trunk_names_no_technique():
     package = Path(minidist.__file__).parent
     # The name of a class, and a setting as an attribute of a name or as a text. What runs a layout has a `strategy`,
-    # a task a `clip`, a model a `capacity_factor`, and a planned job a `prefetch`: those are the settings where they
+    # a task a `clip`, a model a `dropout`, and a planned job a `prefetch`: those are the settings where they
     # are attributes of a configuration.
-    planned = ("prefetch", "recompute", "clip", "top_k", "capacity_factor")
+    planned = ("prefetch", "recompute", "clip", "top_k", "capacity_factor", "dropout", "attention_dropout")
+    planned += ("synchronize_each",)
     words = [
         word
         for kind in installed()

@@ -37,6 +37,7 @@ from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.checkpoint.saved_model import saved_config, vocabulary_of
 from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig, flag
+from minidist.techniques import history
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 FILE_BYTES = 5 * 10**9  # of tensors in a file at most, as transformers' default
@@ -75,9 +76,9 @@ def described(config: TrainConfig, vocabulary: int) -> dict[str, Any]:
             "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False,
             "tie_word_embeddings": True,
-            "resid_pdrop": config.dropout,
-            "embd_pdrop": config.dropout,
-            "attn_pdrop": config.attention_dropout,
+            "resid_pdrop": config.optional("dropout") or 0.0,
+            "embd_pdrop": config.optional("dropout") or 0.0,
+            "attn_pdrop": config.optional("attention_dropout") or 0.0,
             **common,
         }
     return {
@@ -97,7 +98,7 @@ def described(config: TrainConfig, vocabulary: int) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        "attention_dropout": config.attention_dropout,
+        "attention_dropout": config.optional("attention_dropout") or 0.0,
         **common,
     }
 
@@ -299,7 +300,7 @@ def check_saving_huggingface(config: TrainConfig, folder: Path) -> None:
 
 def only_written(config: TrainConfig) -> bool:
     """Return whether the job to resume has trained all its steps, so that only the folder of --save-hf is left."""
-    if config.save is None or not config.resume or config.from_step is not None:
+    if config.save is None or not config.resume or history(config).from_step is not None:
         return False
     return Checkpoint(config.save).step >= config.steps
 

@@ -15,6 +15,7 @@ from minidist.job.checkpoint.huggingface import HuggingFaceFolder, is_huggingfac
 from minidist.job.checkpoint.resume import read_job_state
 from minidist.job.checkpoint.saved_model import load_weights, named_checkpoint
 from minidist.job.config.train_config import TrainConfig, flag
+from minidist.techniques import begins_with
 
 # The settings that make the model; heads do not show in any shape.
 ARCHITECTURE = ("model", "layers", "width", "heads", "kv_heads", "ffn", "experts")
@@ -26,20 +27,21 @@ def initial_checkpoint(config: TrainConfig) -> Checkpoint | HuggingFaceFolder | 
     Of a --save directory it is the latest checkpoint, and of a folder in it that one. UsageError when there is none,
     and when its model is not the job's.
     """
-    if config.init_from is None:
+    directory = begins_with(config)
+    if directory is None:
         return None
-    if is_huggingface_folder(config.init_from):
-        folder = HuggingFaceFolder(config.init_from)
+    if is_huggingface_folder(directory):
+        folder = HuggingFaceFolder(directory)
         folder.check(config)
         return folder
-    checkpoint = named_checkpoint("--init-from", config.init_from)
+    checkpoint = named_checkpoint("--init-from", directory)
 
     state = read_job_state(checkpoint)
     for name in ARCHITECTURE:
         then = state.config.get(name, TrainConfig.model_fields[name].default)
         if then != getattr(config, name):
             raise UsageError(
-                f"--init-from {quoted(config.init_from)} holds a model with {flag(name)} {quoted(then, marks=False)},"
+                f"--init-from {quoted(directory)} holds a model with {flag(name)} {quoted(then, marks=False)},"
                 f" this job has {quoted(getattr(config, name), marks=False)}; "
                 + (
                     f"leave out {flag(name)}"

@@ -48,7 +48,7 @@ from minidist.job.config.models import llama_inner
 from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel.tensor.full_state import local_tensor
-from minidist.techniques import Extension, installed, of_job
+from minidist.techniques import Extension, history, installed, of_job
 
 # The settings on which the bits of the next step depend; a resumed job must not differ in them.
 FIXED = (
@@ -59,8 +59,6 @@ FIXED = (
     "kv_heads",
     "ffn",
     "context",
-    "dropout",
-    "attention_dropout",
     "experts",
     "data",  # compared by its content, where the checkpoint has that
     "optimizer",
@@ -150,7 +148,7 @@ def save_job(
         state |= {"batch_plan": plan} if plan else {}
         state |= {"optimizer_counts": counts} if (counts := strategy.counts) else {}
     path = save(comm, directory, step, _job_shards(strategy), state, storage)
-    keep_last(comm, directory, job.config.keep, losses, storage)
+    keep_last(comm, directory, history(job.config).keep, losses, storage)
     return path
 
 
@@ -308,7 +306,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     All that this rank needs is read and checked before anything is changed. Errors: UsageError when the job is another
     one, and those of `Checkpoint`.
     """
-    checkpoint = Checkpoint(directory, step=job.config.from_step)
+    checkpoint = Checkpoint(directory, step=history(job.config).from_step)
     saved = same_job(checkpoint, job, strategy.axes.comm.rank)
     _same_replicas(checkpoint, strategy)
 
@@ -355,7 +353,7 @@ def resumed_config(config: TrainConfig, batches: Batches) -> TrainConfig:
     extensions = list(of_job(config)) if config.resume and config.save else []
     if not extensions:
         return config
-    checkpoint = Checkpoint(str(config.save), step=config.from_step)
+    checkpoint = Checkpoint(str(config.save), step=history(config).from_step)
     saved, stages = read_job_state(checkpoint), 1
     if config.pp > 1:
         stages = make_plan(config, batches.accumulation).stages
@@ -510,13 +508,14 @@ def _short(value: object) -> str:
 
 def check_saving(config: TrainConfig) -> None:
     """Make the directory of --save; UsageError when nothing can be written there, or an earlier run would be hidden."""
-    if config.save is not None and config.from_step is not None:
-        name_of_step(config.save, config.from_step)
+    step = history(config).from_step
+    if config.save is not None and step is not None:
+        name_of_step(config.save, step)
     if config.save is None or config.resume:
         return
     # A new run would let `latest` name its own checkpoints, and a later --resume would continue the wrong run.
     there = complete_checkpoints(config.save)
-    if there and not config.overwrite:
+    if there and not history(config).overwrite:
         raise UsageError(
             f"--save {_short(config.save)} holds checkpoints of an earlier run (the last one is {there[-1]}); continue"
             " it with --resume, choose another directory, or add --overwrite to save this run beside it"

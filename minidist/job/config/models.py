@@ -28,9 +28,7 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
             config.width,
             config.layers,
             config.heads,
-            config.dropout,
             n_experts=config.experts,
-            attention_dropout=config.attention_dropout,
             **options,
         )
         return GPT(gpt, dtype=dtype, seed=config.seed)
@@ -44,7 +42,6 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
             config.heads,
             config.kv_heads,
             config.context,
-            attention_dropout=config.attention_dropout,
             num_local_experts=config.experts,
             **options,
         )

@@ -159,36 +159,6 @@ CHECKPOINTS = (
         "--every needs --save DIR, the directory of the checkpoints",
         "add it, or leave --every out",
     ),
-    Rule(
-        "keep-needs-every",
-        lambda j: j.keep is not None and j.every is None,
-        "--keep {keep} deletes older checkpoints of --every, and without it there is one, at the end",
-        "add --every STEPS, or leave it out",
-    ),
-    Rule(
-        "from-step-needs-resume",
-        lambda j: j.from_step is not None and not j.resume,
-        "--from-step {from_step} says which checkpoint --resume continues from",
-        "add --resume, or leave it out",
-    ),
-    Rule(
-        "overwrite-needs-save",
-        lambda j: j.overwrite and j.save is None,
-        "--overwrite needs --save DIR, the directory of the checkpoints",
-        "add it, or leave --overwrite out",
-    ),
-    Rule(
-        "init-from-with-resume",
-        lambda j: j.init_from is not None and j.resume,
-        "--init-from {init_from} gives the weights of a new job, and --resume continues the one in --save {save}",
-        "leave one of them out",
-    ),
-    Rule(
-        "overwrite-with-resume",
-        lambda j: j.overwrite and j.resume,
-        "--overwrite begins a new run, and --resume continues the one in --save {save}",
-        "leave one of them out",
-    ),
 )
 
 # Which algorithm sums gradients follows from the operation that the layout does.
@@ -260,18 +230,6 @@ ARCHITECTURE = (
         "ffn-llama",
         lambda j: j.ffn is not None and j.model != "llama",
         "--ffn belongs to --model llama, not to {model}",
-        "leave it out",
-    ),
-    Rule(
-        "dropout-gpt",
-        lambda j: j.dropout and j.model != "gpt",
-        "--dropout {dropout} belongs to --model gpt, and {model} has none",
-        "leave it out",
-    ),
-    Rule(
-        "attention-dropout-mlp",
-        lambda j: j.attention_dropout and j.is_classifier,
-        "--attention-dropout {attention_dropout} is for attention, which --model {model} does not have",
         "leave it out",
     ),
 )
@@ -467,13 +425,7 @@ PIPELINE = (
         " ranks",
         "use a synchronous schedule, such as 1f1b",
     ),
-    Rule(
-        # Plans that can be drawn and timed, but not trained with.
-        "synchronize-each-in-a-pipeline",
-        lambda j: j.pp > 1 and j.synchronize_each,
-        "--synchronize-each does not apply to a pipeline, which reduces a stage's gradients once",
-        "leave it out",
-    ),
+    # Plans that can be drawn and timed, but not trained with.
     Rule(
         "schedule-without-backward",
         lambda j: j.pp > 1 and j.loaded_plan.updates == "none",
@@ -498,22 +450,6 @@ PIPELINE = (
     ),
 )
 
-# Without accumulation there is one reduction per step; ZeRO 2 and 3 reduce after every micro-batch in any case.
-SYNCHRONIZE_EACH = (
-    Rule(
-        "synchronize-each-with-zero",
-        lambda j: j.synchronize_each and j.zero >= 2,
-        "--synchronize-each has no effect here, because --zero {zero} reduces after every micro-batch in any case",
-        "leave it out, or use --zero 1",
-    ),
-    Rule(
-        "synchronize-each-of-one-micro-batch",
-        lambda j: j.synchronize_each and j.microbatches == 1,
-        "--synchronize-each has no effect here, because a rank has one micro-batch per step",
-        "add --accumulation 2 or more, or leave it out",
-    ),
-)
-
 # A setting that would be ignored is a mistake: the field, when it has an effect, and the setting that gives it one.
 EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("heads", lambda j: not j.is_classifier, "--model gpt or llama"),
@@ -529,7 +465,7 @@ def _given(name: str) -> str:
     return flag(name) if TrainConfig.model_fields[name].annotation is bool else f"{flag(name)} {{{name}}}"
 
 
-WITHOUT_EFFECT = SYNCHRONIZE_EACH + tuple(
+WITHOUT_EFFECT = tuple(
     Rule(
         f"{name.replace('_', '-')}-without-effect",
         ineffective(name, effective),
@@ -548,7 +484,6 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     # The replicas of an asynchronous pipeline's stage are ranks of the pipeline.
     ("reduction", lambda j: j.replicas is not None),
     ("weights", lambda j: False),
-    ("synchronize_each", lambda j: False),
     *(pair for kind in installed() for pair in kind.alone),
 )
 # Those that happen every N steps, in a job that has fewer.

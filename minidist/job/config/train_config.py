@@ -61,8 +61,6 @@ class JobSettings(BaseModel):
         description="llama: width of the MLP, or of an expert (default: 8/3 of the width, to a multiple of the heads)",
     )
     context: int = Field(64, ge=1, le=MAX_COUNT, description="tokens per sample")
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
     experts: int = Field(0, ge=0, le=MAX_COUNT, description="gpt, llama: experts in place of each MLP; 0: none")
     data: str = Field(
         "",
@@ -154,9 +152,6 @@ class JobSettings(BaseModel):
         description="algorithm of the sum of gradients; ordered: the same bits for all bucket sizes and numbers of"
         " ranks; auto: the fastest for each bucket",
     )
-    synchronize_each: bool = Field(
-        False, description="reduce after every micro-batch instead of once per step (without no_sync)"
-    )
     dp_replicate: int = Field(
         1,
         ge=1,
@@ -171,21 +166,7 @@ class JobSettings(BaseModel):
     # checkpoints and checks
     save: str | None = Field(None, description="directory of checkpoints; the last step is always saved")
     every: int | None = Field(None, ge=1, le=MAX_COUNT, description="steps between two checkpoints")
-    keep: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="keep the last so many checkpoints of a run only (default: all)"
-    )
     resume: bool = Field(False, description="continue from the latest checkpoint in --save")
-    from_step: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="resume from the checkpoint of this step, not the latest one"
-    )
-    init_from: str | None = Field(
-        None,
-        description="begin a new job with the weights of a checkpoint, a --save directory or a folder in it, or of a"
-        " folder of Hugging Face (gpt2, llama)",
-    )
-    overwrite: bool = Field(
-        False, description="begin a new run in a --save directory with checkpoints; the old ones stay beside its own"
-    )
     extension: str | None = Field(
         None,
         description="a technique of your own: FILE.py:CLASS, with its settings, such as FILE.py:CLASS,every=2; several"

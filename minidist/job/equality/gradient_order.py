@@ -22,6 +22,7 @@ from minidist.job.config.pipeline_plan import cut_stages, make_plan
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.job import Job
 from minidist.pipeline.passes import additions
+from minidist.techniques import reduces_each
 
 Sites = Sequence[list[Array]]  # [micro-batch number] -> the contributions to one parameter, in backward order
 Parts = list[list[Array | None]]  # [reduction of the step][replica] -> what the replica contributes
@@ -49,7 +50,7 @@ class GradientOrder:
 def declared_order(config: TrainConfig, shares: Shares) -> GradientOrder:
     """Return the order in which a layout without a pipeline adds contributions."""
     # ZeRO 2 and 3 reduce in every micro-batch; hybrid sharding adds inside groups of replicas first.
-    each = config.synchronize_each or config.zero >= 2
+    each = reduces_each(config) or config.zero >= 2
     groups = config.dp_replicate if config.zero == 3 else 1
     return GradientOrder(len(shares.rows), (tuple(range(shares.accumulation)),), each, groups)
 

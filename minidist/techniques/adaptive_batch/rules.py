@@ -116,7 +116,7 @@ RULES = (
         lambda j: (
             measuring(j)
             and (
-                j.synchronize_each
+                j.optional("synchronize_each")
                 or j.optional("compression") not in (None, "none")
                 or j.half
                 or j.optional("sparsity")

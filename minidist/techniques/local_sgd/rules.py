@@ -78,7 +78,7 @@ RULES = (
     ),
     Rule(
         "local-steps-with-synchronize-each",
-        lambda j: j.local_steps and j.synchronize_each,
+        lambda j: j.local_steps and j.optional("synchronize_each"),
         "--synchronize-each does not combine with --local-steps {local_steps}: between two averages the replicas have"
         " different weights and gradients",
         "leave it out",

@@ -94,7 +94,7 @@ RULES = (
     # Settings that need common steps or equal weights.
     Rule(
         "server-with-synchronize-each",
-        lambda j: serves(j) and j.synchronize_each,
+        lambda j: serves(j) and j.optional("synchronize_each"),
         "--synchronize-each does not combine with --strategy ps: a worker pushes once per step",
         "leave it out",
     ),

@@ -31,7 +31,7 @@ from minidist.job.train.progress import Progress
 from minidist.job.train.state import Observer, StepEnd, StepState, TrainResult
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
 from minidist.parallel.running_statistics import batch_norms
-from minidist.techniques import Moment
+from minidist.techniques import Moment, history
 from minidist.techniques import parameter_server as ps
 from minidist.techniques.parameter_server.ranks import Worker, checkpoint_shards, server_config, server_tensors
 from minidist.techniques.parameter_server.server import Updates
@@ -156,7 +156,7 @@ def _resumed(job: Job, comm: Comm) -> Checkpoint | None:
     config: Any = job.config
     if not config.resume or not config.save:
         return None
-    checkpoint = Checkpoint(config.save, step=config.from_step)
+    checkpoint = Checkpoint(config.save, step=history(config).from_step)
     load_extensions(job, same_job(checkpoint, job, comm.rank), checkpoint)
     load_buffers(checkpoint, job.model)
     return checkpoint
@@ -200,7 +200,7 @@ def _save(
     # Rank 0 is a server and writes the state.
     state = job_state(job, len(losses), losses, optimizer_steps, {}) if comm.rank == 0 else {}
     save(comm, directory, len(losses), shards, state, storage)
-    keep_last(comm, directory, job.config.keep, losses, storage)
+    keep_last(comm, directory, history(job.config).keep, losses, storage)
 
 
 def _mean_buffers(comm: Comm, job: Job) -> list[Buffer]:

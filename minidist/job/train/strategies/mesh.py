@@ -42,8 +42,8 @@ class MeshStrategy(strategy.Strategy):
                 extension.axis_made(axis)
 
     def no_sync(self) -> AbstractContextManager[Any]:
-        # With --synchronize-each every micro-batch's gradients are reduced.
-        return nullcontext() if self.job.config.synchronize_each else super().no_sync()
+        # A technique may have the gradients of every micro-batch reduced.
+        return nullcontext() if any(each.reduces_each() for each in self.job.extensions) else super().no_sync()
 
     def step(self, lr_factor: float) -> None:
         super().step(lr_factor)

@@ -1,0 +1,1 @@
+"""--keep, --from-step, --overwrite: which checkpoints of a directory count."""

@@ -1,0 +1,1 @@
+"""--dropout, --attention-dropout: activations are zeroed at random while the model trains."""

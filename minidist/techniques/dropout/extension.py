@@ -1,0 +1,49 @@
+"""`--dropout`, `--attention-dropout`: activations are zeroed at random while the model trains.
+
+    y = x * mask / (1 - p)        mask: 1 with probability 1 - p, else 0
+
+The masks depend on the seed, the step and the sample, not on the rank, so they are those of one device in every layout.
+
+Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.py, tests/equality/test_equality.py
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from minidist.techniques.extension import Extension, Settings
+from minidist.techniques.rule import Rule
+
+
+class DropoutSettings(Settings):
+    """The flags."""
+
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
+
+
+class Dropouts(Extension):
+    """Gives the model the probabilities."""
+
+    Settings = DropoutSettings
+    panel = "Model and data"
+    rules = (
+        Rule(
+            "dropout-gpt",
+            lambda j: j.dropout and j.model != "gpt",
+            "--dropout {dropout} belongs to --model gpt, and {model} has none",
+            "leave it out",
+        ),
+        Rule(
+            "attention-dropout-mlp",
+            lambda j: j.attention_dropout and j.is_classifier,
+            "--attention-dropout {attention_dropout} is for attention, which --model {model} does not have",
+            "leave it out",
+        ),
+    )
+    fixed = tuple(DropoutSettings.model_fields)
+
+    def model_options(self, config: Any) -> Mapping[str, Any]:
+        options = {"attention_dropout": self.settings.attention_dropout} if config.is_language_model else {}
+        return {**options, "dropout": self.settings.dropout} if config.model == "gpt" else options

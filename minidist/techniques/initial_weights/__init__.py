@@ -1,0 +1,1 @@
+"""--init-from: a new job begins with the weights of another one."""

@@ -1,0 +1,50 @@
+"""`--init-from`: a new job begins with the weights of a checkpoint, or of a folder of Hugging Face.
+
+    --init-from runs/a                     the latest checkpoint of a --save directory
+                runs/a/step-00000040       one of them
+                gpt2                       a folder with config.json and *.safetensors
+
+Only the weights count: optimizer state, step count, losses, seed and data are those of a new job. Every rank puts them
+into the whole model before any axis cuts it (`job/checkpoint/initial_weights.py`), so layouts do not matter.
+
+Proved by: tests/checkpoint/test_initial_weights.py
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from minidist.techniques.extension import Extension, Settings
+from minidist.techniques.rule import Rule
+
+
+class InitialWeightsSettings(Settings):
+    """The flag."""
+
+    init_from: str | None = Field(
+        None,
+        description="begin a new job with the weights of a checkpoint, a --save directory or a folder in it, or of a"
+        " folder of Hugging Face (gpt2, llama)",
+    )
+
+
+class InitialWeights(Extension):
+    """Says where the weights of a new job are."""
+
+    Settings = InitialWeightsSettings
+    rules = (
+        Rule(
+            "init-from-with-resume",
+            lambda j: j.init_from is not None and j.resume,
+            "--init-from {init_from} gives the weights of a new job, and --resume continues the one in --save {save}",
+            "leave one of them out",
+        ),
+    )
+
+    @classmethod
+    def needs_values(cls, config: Any) -> dict[str, Any]:
+        return {"--init-from": config.init_from}
+
+    def begins_with(self) -> str | None:
+        found: str | None = self.settings.init_from
+        return found

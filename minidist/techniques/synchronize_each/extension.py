@@ -1,0 +1,53 @@
+"""`--synchronize-each`: gradients are reduced after every micro-batch, and not once per step.
+
+    once per step    B0  B1  B2  reduce              2 (n-1)/n Psi of a rank
+    after each       B0 reduce  B1 reduce  B2 reduce     three times as much: what `no_sync` saves
+
+ZeRO 2 and 3 reduce after every micro-batch in any case, because a rank has no memory for whole gradients.
+
+Proved by: tests/config/test_rules.py, tests/train/test_sharded.py, tests/equality/test_equality.py
+"""
+
+from pydantic import Field
+
+from minidist.techniques.extension import Extension, Settings
+from minidist.techniques.rule import Rule
+
+
+class SynchronizeEachSettings(Settings):
+    """The flag."""
+
+    synchronize_each: bool = Field(
+        False, description="reduce after every micro-batch instead of once per step (without no_sync)"
+    )
+
+
+class SynchronizeEach(Extension):
+    """Says that every micro-batch is reduced."""
+
+    Settings = SynchronizeEachSettings
+    panel = "Data parallelism"
+    rules = (
+        Rule(
+            "synchronize-each-in-a-pipeline",
+            lambda j: j.pp > 1 and j.synchronize_each,
+            "--synchronize-each does not apply to a pipeline, which reduces a stage's gradients once",
+            "leave it out",
+        ),
+        Rule(
+            "synchronize-each-with-zero",
+            lambda j: j.synchronize_each and j.zero >= 2,
+            "--synchronize-each has no effect here, because --zero {zero} reduces after every micro-batch in any case",
+            "leave it out, or use --zero 1",
+        ),
+        Rule(
+            "synchronize-each-of-one-micro-batch",
+            lambda j: j.synchronize_each and j.microbatches == 1,
+            "--synchronize-each has no effect here, because a rank has one micro-batch per step",
+            "add --accumulation 2 or more, or leave it out",
+        ),
+    )
+    alone = (("synchronize_each", lambda j: False),)
+
+    def reduces_each(self) -> bool:
+        return bool(self.settings.synchronize_each)
