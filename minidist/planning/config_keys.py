@@ -78,8 +78,13 @@ class Keys:
         return self.content.get(key, self.defaults.get(key))
 
     def size(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number. default: of a key that the class has no default for, or that is null."""
+        """Return a whole number, or the one that a list has for all layers.
+
+        default: of a key that the class has no default for, or that is null.
+        """
         value = self.get(key)
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            value = value[0]
         if key in self.required and key not in self.content:
             raise UsageError(f"{self.file} has no key {self.second_name(key)!r}; add it, or {REMEDY}")
         if value is None and default is not None:

@@ -169,6 +169,17 @@ def test_older_names_of_keys_mean_the_same():
     )
 
 
+def test_older_forms_of_a_file_are_read():
+    """Hunyuan's files have a list of equal numbers, and those of the large BLOOM a name that only its class knows."""
+    moe = COUNTED["hunyuan_v1_moe"]
+    once = model("hunyuan_v1_moe", moe["config"], {"moe_topk": 2})
+    assert model("hunyuan_v1_moe", moe["config"], {"moe_topk": [2, 2, 2, 2]}) == once
+    with pytest.raises(UsageError, match=r"moe_topk in f is \[2, 1\]; it must be a whole number"):
+        model("hunyuan_v1_moe", moe["config"], {"moe_topk": [2, 1]})
+    bloom = {"n_embed": 14336, "n_layer": 70, "num_attention_heads": 112, "vocab_size": 250880}
+    assert model("bloom", bloom).parameters == 176_247_271_424
+
+
 def test_a_wrong_list_of_layers_is_refused():
     for kind, change, sentence in (
         ("qwen3_next", {"layer_types": ["full_attention"]}, "layer_types in f is .*; it must have an entry for each"),

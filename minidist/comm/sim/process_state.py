@@ -19,6 +19,7 @@ import random
 import sys
 import warnings
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ import numpy as np
 class ProcessState:
     """The state of the process for every rank of a run. `give_to(rank)` is called when another rank has run."""
 
+    words_now = attrgetter("drawn.value", "seed.value", "numpy.value")
     _last: tuple[Any, Any] = (None, None)  # the words and states at the beginning of the last run
 
     def __init__(self) -> None:
@@ -39,24 +41,23 @@ class ProcessState:
         self.running_loop: Any = type(None) if asyncio is None else asyncio.events._get_running_loop
         words = _words()
         self.drawn, self.seed, self.numpy = words or (ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64())
-        self.words = self.drawn.value, self.seed.value, self.numpy.value
+        # None once a rank has drawn: then every switch keeps the state.
+        self.words: Any = self.words_now(self)
         # Reading the states takes as long as a short run, and nothing has drawn where the words are the same.
         if words is None or self.words != self._last[0]:
             type(self)._last = self.words, _states()
         self.beginning = self._last[1]
-        # A normal deviate that waits to be drawn changes no word when it is: then every switch keeps the state.
-        self.touched = words is None or self.beginning[0][2] is not None or bool(self.beginning[1]["has_gauss"])
-        if self.touched:
-            type(self)._last = None, None
+        # A normal deviate that waits to be drawn changes no word when it is.
+        if words is None or self.beginning[0][2] is not None or bool(self.beginning[1]["has_gauss"]):
+            self.words, type(self)._last = None, (None, None)
 
     def give_to(self, rank: int) -> None:
         """Let the process have the state of a rank."""
         self._switch_loops(rank)
         before, self.owner = self.owner, rank
-        if not self.touched:
-            if (self.drawn.value, self.seed.value, self.numpy.value) == self.words:
-                return
-            self.touched = True
+        if self.words == self.words_now(self):
+            return
+        self.words = None
         self.kept[before] = _states()
         _set(self.kept.get(rank, self.beginning))
 

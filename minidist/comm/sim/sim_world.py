@@ -17,6 +17,7 @@ import numpy as np
 
 from minidist.base.interrupts import interruptible
 from minidist.comm.has_run import LAZY, has_run
+from minidist.comm.header import check_checks
 from minidist.comm.sim.any_source import Chooser, earliest, match_waiting
 from minidist.comm.sim.checks.buffer_watch import BufferWatch
 from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
@@ -35,7 +36,7 @@ from minidist.core.base.errors import (
     quoted,
 )
 from minidist.core.base.fibers import FiberExit
-from minidist.core.base.trace import Trace, check_checks, check_record
+from minidist.core.base.trace import Trace, check_record
 from minidist.core.comm.call_site import call_site
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
@@ -234,12 +235,10 @@ class SimWorld(Sim):
         """Give the process the state of the rank that runs."""
         process, rank = self.process, stream.rank
         if rank != process.owner:
-            # The usual case, in which no rank has drawn a random number or waits inside an event loop.
-            now = process.drawn.value, process.seed.value, process.numpy.value
-            if process.touched or process.loops or process.words != now or process.running_loop() is not None:
+            # Usually no rank has drawn a random number or waits inside an event loop.
+            if process.words != process.words_now(process) or process.loops or process.running_loop() is not None:
                 process.give_to(rank)
-            else:
-                process.owner = rank
+            process.owner = rank
         self.switches += 1
 
     def _idle(self) -> bool:

