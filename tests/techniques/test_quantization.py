@@ -49,6 +49,10 @@ LAYOUTS = {
     "llama": (2, {"model": "llama", "synchronize_each": True, "accumulation": 2}),
     "mlp": (3, {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64, "recompute": "sqrt"}),
     "cp 2": (2, {"cp": 2, "precision": "fp64"}),
+    "pp 2": (2, {"pp": 2, "accumulation": 3, "clip": 0.5}),
+    "pp 2, dp 2, zero 2": (4, {"pp": 2, "dp": 2, "zero": 2, "accumulation": 2, "recompute": "full"}),
+    "interleaved": (2, {"pp": 2, "schedule": "interleaved", "chunks": 2, "layers": 4, "accumulation": 2}),
+    "pp 2, mlp": (2, {"pp": 2, "model": "mlp", "data": "glyphs", "heads": 4, "context": 64, "accumulation": 2}),
 }
 
 
@@ -75,7 +79,7 @@ def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(lay
     assert (closed["quantization_range"] > 0) == (ranks > 1)
 
 
-@pytest.mark.parametrize("layout", ["dp 3", "zero 1", "mlp"])
+@pytest.mark.parametrize("layout", ["dp 3", "zero 1", "mlp", "pp 2", "pp 2, dp 2, zero 2"])
 def test_all_ranks_evaluate_the_same_int8_model_which_is_near_the_one_that_trained(layout):
     ranks, config = LAYOUTS[layout][0], config_of(layout, evaluate_every=1, dropout=0.0)
     results = SimWorld(ranks).run(train, config)
@@ -95,7 +99,7 @@ def test_it_is_another_model_than_the_one_in_floats_and_it_learns():
     assert np.abs(np.subtract(rounded[0].losses, floats[0].losses)).max() < 0.1
 
 
-@pytest.mark.parametrize("layout", ["dp 3", "zero 1", "dp 2, fp64, one scale, min and max"])
+@pytest.mark.parametrize("layout", ["dp 3", "zero 1", "dp 2, fp64, one scale, min and max", "pp 2, dp 2, zero 2"])
 def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, tmp_path):
     ranks, settings = LAYOUTS[layout][0], {"steps": 6, "save": str(tmp_path), "every": 3, "evaluate_every": 2}
     whole = SimWorld(ranks).run(train, config_of(layout, **settings))

@@ -6,6 +6,7 @@ Proved by: tests/techniques/test_quantization.py
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from minidist.core.base import arrays as xp
@@ -48,7 +49,14 @@ class Quantization(Extension):
         self.job: Any = job
         self.held_out: dict[int, float] = {}
         job.model = self._prepared(job.model)
-        self.observers = observers_of(job.model)
+        self.observers, self.computed = observers_of(job.model), [job.model]
+
+    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+        # A rank of a pipeline computes its stages; the rest of its model has no weights.
+        pipe = getattr(strategy, "pipe", None)
+        if pipe is not None:
+            self.computed = [stage.module for stage in pipe.stages.values()]
+        return nullcontext()
 
     def forget(self) -> None:
         for observer in self.observers.values():
@@ -57,14 +65,18 @@ class Quantization(Extension):
     def after_update(self, moment: Moment) -> None:
         """Let the next step quantise by ranges that include what this one saw, the same on every rank."""
         if not moment.skipped:
-            update_ranges(self.observers, None if moment.comm is None else moment.strategy.axes.data)
+            # All ranks of a pipeline, so that each of them knows all ranges: those of other stages are in checkpoints.
+            axes = None if moment.comm is None else moment.strategy.axes
+            update_ranges(self.observers, axes and (axes.data if axes.pp.size == 1 else axes.comm))
 
     def evaluate(self, done: int, loss: Callable[[], float]) -> dict[str, float]:
         """Return the held-out loss of the layers converted to INT8: int8 weights and integer products."""
-        with converted(self.job.model):
+        with ExitStack() as stack:
+            for module in self.computed:
+                stack.enter_context(converted(module))
             result = loss()
         # In a dry run arrays have no values.
-        if xp.has_values(next(iter(self.job.model.parameters())).data):
+        if xp.has_values(next(iter(self.computed[0].parameters())).data):
             self.held_out[done] = result
         return {HELD_OUT: result}
 
@@ -96,5 +108,6 @@ class Quantization(Extension):
     def bytes_sent(self, run: Run) -> dict[str, int]:
         """The ranges of all layers, agreed over the ranks with other rows once per step."""
         layers = max(axis.more.get("quantized", 0) for axes in run.sizes for axis in axes)
-        volume = ranges_volume(layers, run.batches.dims.dp * run.batches.dims.cp) if layers else 0
+        dims = run.batches.dims
+        volume = ranges_volume(layers, dims.dp * dims.cp if dims.pp == 1 else dims.ranks) if layers else 0
         return {"quantization_range": run.steps * volume * run.itemsize}

@@ -16,6 +16,7 @@ CVPR 2018, sections 2 and 3; torch.ao.quantization's observers and qat.Linear.
 Proved by: tests/techniques/test_quantized_layers.py
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -193,9 +194,11 @@ def load_ranges(observers: Mapping[str, MinMaxObserver], state: Mapping[str, flo
 def int8_bytes(model: Module) -> dict[str, int]:
     """Return what the weights of the `QATLinear` layers take: {"weight_bytes": as int8 with scales, "float_bytes":}."""
     layers = {id(layer): layer for layer in model.modules() if isinstance(layer, QATLinear)}.values()
-    scales = sum(layer.weight_grid().scale.nbytes for layer in layers)
-    floats = sum(layer.weight.data.nbytes for layer in layers)
-    return {"weight_bytes": sum(layer.weight.size for layer in layers) + scales, "float_bytes": floats}
+    # From shapes, as a rank of a pipeline has no weights of other stages.
+    sizes = [math.prod(layer.weight.shape) for layer in layers]
+    outputs = [layer.weight.shape[1 if layer.weight_is_in_out else 0] if layer.per_channel else 1 for layer in layers]
+    itemsize = max((layer.observer.dtype.itemsize for layer in layers), default=0)
+    return {"weight_bytes": sum(sizes) + sum(outputs) * itemsize, "float_bytes": sum(sizes) * itemsize}
 
 
 def convert(model: Module) -> Any:

@@ -41,13 +41,6 @@ RULES = (
         "use --dp, with or without --zero 1 or 2",
     ),
     Rule(
-        "quantization-with-pp",
-        lambda j: j.quantize != "none" and j.pp > 1,
-        "not built: --pp {pp} leaves the ranges of a stage's layers on its ranks, and with --quantize {quantize} one"
-        " rank writes those of all layers into a checkpoint",
-        "use --dp, with or without --zero 1 or 2",
-    ),
-    Rule(
         "quantization-with-zero-3",
         lambda j: j.quantize != "none" and j.zero == 3,
         "not built: --zero 3 releases a weight after its product, and --quantize {quantize} reads it at the end of the"
