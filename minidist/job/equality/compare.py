@@ -30,7 +30,7 @@ from minidist.job.equality.rounding import MARGIN, TOLERANCES, distance_of, grou
 from minidist.job.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.trainer import train
-from minidist.techniques import changes_batches, joins_replicas, of_job, own_loop, sums_buckets
+from minidist.techniques import changes_batches, joins_replicas, of_job, own_loop, sums_buckets, weight_differences
 
 FLOAT_BOUND = 1e-12
 FLOAT_STEPS = 5
@@ -179,7 +179,9 @@ class Judge:
             self._judge_rounding(kind, name, actual, expected, step, rank)
             return
 
-        if not same and kind in ("loss", "weights"):
+        # A difference of weights is rounded as they are.
+        weights = kind in ("loss", "weights") or (kind == "optimizer" and group_of(kind, name) in weight_differences())
+        if not same and weights:
             scale = max(1.0, float(np.max(np.abs(expected))))
         if not same and not difference <= verdict.bound * scale:
             self.differs(f"{kind}: {name!r} at step {step} on rank {rank} differs by {difference:.3g}")
