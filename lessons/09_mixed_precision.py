@@ -348,5 +348,6 @@ story("09")
 # | the table of rules | PyTorch `torch.autocast`: lists of operations that run in float16, in float32, in the widest input type |
 # | `agree_on_overflow` | Megatron-LM: `found_inf`, an all-reduce (max) over the model-parallel group; DeepSpeed `has_overflow`; PyTorch `ShardedGradScaler` |
 #
-# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). Side room: [09b Smaller
-# models](09b_smaller_models.ipynb). All of them are in the [index](README.md).
+# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). Side rooms: [09b
+# Eight bits](09b_eight_bits.ipynb), [09c Pruning](09c_pruning.ipynb), [09d
+# Distillation](09d_distillation.ipynb). All of them are in the [index](README.md).

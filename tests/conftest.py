@@ -41,6 +41,11 @@ LONGEST = (
 
 if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and the import takes half a second
     from hypothesis import Phase, settings
+    from hypothesis.internal.conjecture import providers
+
+    # Else Hypothesis reads every source file that is loaded, and draws numbers that stand there: other examples in each
+    # process and after each edit.
+    providers._get_local_constants = lambda: providers._local_constants
 
     # The same examples everywhere, so that red is red for everybody; `--hypothesis-profile=explore` draws new ones.
     settings.register_profile("ci", derandomize=True, deadline=None, max_examples=40)

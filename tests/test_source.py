@@ -103,12 +103,13 @@ class Entered:
         return len(self.functions), len({file for file, _ in self.functions})
 
 
-WATCHING = 33, 6  # functions and files: what compares, records and watches the messages
+WATCHING = 28, 6  # functions and files: what compares, records and watches the messages
 
 
 def enters_at_most(main, functions, files):
     """Assert how much of the package two ranks enter between them: of the core alone, and with what watches it."""
     for world, more in ((Sim(2), (0, 0)), (SimWorld(2), WATCHING)):
+        world.run(main)  # what is looked up once, and known from then on, is not counted
         both = Entered()
         both.functions = set().union(*(entered.functions for entered in world.run(main)))
         found = both.counts()
@@ -191,4 +192,4 @@ def test_a_command_enters_few_functions_before_the_first_product(monkeypatch, ca
     assert "ColumnParallelLinear.forward" in {name for entered in found for _, name in entered.functions}
     command.functions.update(*(entered.functions for entered in found))
     functions, files = command.counts()
-    assert (functions <= 556, files <= 134) == (True, True), (functions, files)
+    assert (functions <= 543, files <= 127) == (True, True), (functions, files)

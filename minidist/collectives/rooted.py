@@ -29,7 +29,7 @@ def reduce(
     """Give the root the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
     check_call(comm, "reduce", array, op, root=root)
     root = int(root)
-    return run_call(comm, "reduce", algorithm, async_op, array, root, op, reduction=op, root=root)
+    return run_call(comm, "reduce", algorithm, async_op, array, root, op, root=root)
 
 
 def gather(

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.core.base.errors import MismatchError
+from minidist.core.base.errors import MismatchError, UsageError, quoted
 
 HEADER_BYTES = 64
 _DIMS = 5
@@ -233,3 +233,9 @@ _REMEDIES = {
     "shape": ("shape mismatch", "every rank must pass an array of the same shape"),
     "counts": ("counts differ", "every rank must pass the same counts"),
 }
+
+
+def check_checks(checks: bool | str) -> None:
+    """Raise UsageError unless it says what a world is to check: all, nothing, or the headers of messages alone."""
+    if checks not in (True, False, "headers"):
+        raise UsageError(f'checks={quoted(checks)}; it must be True, False or "headers"')

@@ -51,6 +51,7 @@ def optimizer_named(name: str) -> type[Optimizer]:
     return found
 
 
+@cache
 def takes(name: str, setting: str) -> bool:
     """Return whether the optimizer of this name has a setting: whether its constructor has a parameter called so."""
     return _takes(optimizer_named(name), setting)

@@ -20,6 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
+from minidist.base.sampling import SAMPLED, sample_step
 from minidist.comm.header import OVER
 from minidist.core.autograd import BackwardPass, MeanOfRows, Node, Parameter
 from minidist.core.base import arrays as xp
@@ -132,7 +133,7 @@ class ReplicaGuard(Guard):
     def _choose_samples(self, flat: FlatParameters) -> None:
         for parameter in flat.parameters:
             place = flat.slice_of(parameter)
-            self._samples[parameter] = slice(place.start, place.stop, xp.sample_step(parameter.shape))
+            self._samples[parameter] = slice(place.start, place.stop, sample_step(parameter.shape))
 
     def of_weights(self, flat: FlatParameters) -> str:
         return f"model {self.number} after {flat.updates}"
@@ -143,7 +144,7 @@ class ReplicaGuard(Guard):
         return f"{of} after {flat.updates}{self.mode}{self.means and OVER + self.means}"
 
     def of_copies(self, shard: Any, made: Guard) -> str:
-        data, step = shard.data, max(1, shard.size // xp.SAMPLED)
+        data, step = shard.data, max(1, shard.size // SAMPLED)
         sample = data[::step] if type(data) is np.ndarray else np.zeros(0)
         return f"{self.of_unit(shard.flat, made)}, checksum of the weights {crc32(sample.tobytes()):08x}"
 

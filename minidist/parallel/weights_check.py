@@ -9,7 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.core.base.arrays import sample_step
+from minidist.base.sampling import sample_step
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 

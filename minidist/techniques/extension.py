@@ -52,6 +52,7 @@ Proved by: tests/techniques/test_extensions.py
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -133,6 +134,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
+@cache
+def _defaults(settings: type[BaseModel]) -> tuple[tuple[str, Any], ...]:
+    """Return the default of each flag. They are asked for again and again, and pydantic makes `model_fields` anew."""
+    return tuple((name, field.default) for name, field in settings.model_fields.items())
+
+
 class Extension:
     """The base class: a technique that does nothing. A rank has one object of each technique that its job uses.
 
@@ -201,8 +208,7 @@ class Extension:
     @classmethod
     def given(cls, config: Any) -> bool:
         """Return whether a setting of the technique differs from its default."""
-        fields = cls.Settings.model_fields.items()
-        return any(getattr(config, name) != field.default for name, field in fields)
+        return any(getattr(config, name) != default for name, default in _defaults(cls.Settings))
 
     @classmethod
     def check(cls, job: Any) -> None:

@@ -11,11 +11,10 @@ from minidist.core.base.random import (
     current_coordinates,
     initial_weight,
     normal,
-    replay_calls,
-    snapshot_calls,
     uniform,
     uniform_rows,
 )
+from minidist.nn.ops.checkpoint import replay_calls, snapshot_calls
 
 KEY = Key(1, "test", 2, "layer", 3)
 

@@ -287,7 +287,9 @@ def test_nothing_fits(capsys):
     job = ["plan", "--model", "gpt3-175b", "--gpu", "h100", "--ranks", "8", "--global-batch", "8"]
     assert run(*job) == 1
     text = capsys.readouterr().out
-    large = "pipeline rank 0 needs 168 to 195 GB, and h100 has 85 GB (79 GiB), and it keeps 262 GB on the host"
+    large = (
+        "pipeline rank 0 needs 168 to 195 GB, and h100 has 85 GB (79 GiB), and pipeline rank 0 keeps 262 GB on the host"
+    )
     first = f"  dp 2, tp 4, zero 2, sequence parallel, micro-batch 1 x 4, recompute full, offload optimizer: {large}"
     assert text.splitlines()[1] == f"{first}, which has 125 GB for each GPU"
     assert f"no layout of 8 GPUs fits: with the smallest, {large}, which has" in text.splitlines()[-1]

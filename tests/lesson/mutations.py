@@ -466,7 +466,7 @@ MUTATIONS = {
         ("np.round(x / scale)", "np.trunc(x / scale)", "each value goes to the nearest level,"),
         ("largest[0] / 127 or 1.0", "largest[0] / 255 or 1.0", "every value is rounded to the nearest of"),
     ],
-    "09b.kept_all_reduce": [
+    "09c.kept_all_reduce": [
         (
             "all_reduce(comm, gradient[mask])",
             'all_reduce(comm, gradient[mask], "avg")',
@@ -484,7 +484,7 @@ MUTATIONS = {
         ),
         ("result = np.zeros_like(gradient)", "result = gradient.copy()", "what is pruned keeps this rank's own"),
     ],
-    "09b.distil": [
+    "09d.distil": [
         (
             "scores.sum(axis=1, keepdims=True)",
             "scores.sum(axis=0, keepdims=True)",

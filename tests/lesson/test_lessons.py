@@ -18,7 +18,7 @@ each_lesson = each("source", LESSONS, ids=lambda source: source.stem)
 
 
 # Each takes more than 2.5 seconds, and together they take as long as two thirds of all lessons.
-LONG = {"06c", "06d", "06e", "09", "09b", "10b", "11b", "14c", "19b", "20", "20b", "28"}
+LONG = {"06c", "06d", "06e", "09", "09b", "09c", "10b", "11b", "14c", "19b", "20", "20b", "28"}
 
 
 @pytest.mark.parametrize(

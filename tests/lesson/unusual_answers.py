@@ -510,7 +510,7 @@ def with_the_least_and_the_most(comm, x):
     return np.rint(x / (largest / 127)) * (largest / 127) if largest else x
 
 
-@right("09b.kept_all_reduce")
+@right("09c.kept_all_reduce")
 def with_indices(comm, gradient, mask):
     places = np.flatnonzero(mask)
     result = [0.0] * len(mask)
@@ -519,7 +519,7 @@ def with_indices(comm, gradient, mask):
     return result
 
 
-@right("09b.distil")
+@right("09d.distil")
 def with_requests(comm, teachers, logits, rows, temperature):
     me, requests = comm.rank, []
     if me >= teachers:

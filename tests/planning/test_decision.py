@@ -15,6 +15,8 @@ from minidist.planning.cluster.gpus import MACHINES
 from minidist.planning.cluster.layout import ClusterLayout, Job
 from minidist.planning.cluster.memory import block_activations, memory_by_rank
 from minidist.planning.cluster.search import Plan, plan_layout, remedies, search
+from minidist.planning.config_keys import Keys
+from minidist.planning.decoder import architecture_of
 
 H100, V100, CARD = MACHINES["h100"], MACHINES["v100"], MACHINES["rtx-4090"]
 LARGE = Job(named("llama-3.1-70b"), 8192, 512, "bf16", 64)
@@ -166,7 +168,7 @@ def test_host_memory_is_searched_when_nothing_fits():
     job = Job(named("llama-3.1-8b"), 4096, 64, "fp16", 2)
     found = search(job, V100, {})
     assert {plan.layout.host for plan in found.plans} <= {"optimizer", "activations", "parameters"}
-    assert all(plan.fullest.host <= host.CAPACITY for plan in found.plans)
+    assert all(rank.host <= host.CAPACITY for plan in found.plans for rank in plan.memory)
     first = found.plans[0]
     assert 0 < first.waiting == first.time.exposed["host"] / first.time.seconds < 1
     gpu = plan_layout(replace(first.layout, host="none"), job, V100)
@@ -180,6 +182,15 @@ def test_host_memory_is_searched_when_nothing_fits():
     assert search(eight, CARD, {}).too_large[0].layout.host == "parameters"
     assert remedies(eight, CARD, {})[0] == "--ranks 2"
     assert remedies(eight, CARD, {"host": "none"})[0] == "--ranks 8"
+    # The rank with the most bytes on the host counts, which is not the fullest one on the GPU.
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 16}
+    sizes |= {"intermediate_size": 4096, "n_routed_experts": 340, "first_k_dense_replace": 3, "vocab_size": 1000}
+    sparse = Job(architecture_of(Keys(sizes, "f", "deepseek_v3")), 4096, 32, "bf16", 4)
+    layout = ClusterLayout(1, pp=4, zero=3, micro_batch=8, microbatches=4, host="parameters")
+    uneven = plan_layout(layout, sparse, MACHINES["h200"])
+    assert uneven.fullest.host < host.CAPACITY < max(rank.host for rank in uneven.memory)
+    assert not uneven.fits
+    assert uneven.shortage == "pipeline rank 3 keeps 138 GB on the host, which has 125 GB for each GPU"
     # More than the host has is no layout that fits.
     alone = Job(named("gpt3-175b"), 2048, 8, "bf16", 8)
     assert search(alone, H100, {}).plans == []

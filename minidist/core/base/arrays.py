@@ -117,15 +117,6 @@ def as_array(value: Any, dtype: Any = None) -> Array:
     return made if creating.get() is None else to_device(made)
 
 
-def channels_last_rows(images: Array) -> Array:
-    """(N, C, ...) as a C-contiguous matrix (N ..., C), a view where the memory allows it.
-
-    Sums and products of it have the same bits whatever the strides of `images` are.
-    """
-    rows = moveaxis(images, 1, -1)
-    return rows.astype(rows.dtype, order="C", copy=False).reshape(-1, images.shape[1])
-
-
 def device_arange(*arguments: Any) -> Array:
     """NumPy's arange, on the device on which new arrays are made."""
     return to_device(np.arange(*arguments))
@@ -329,20 +320,6 @@ def add_into(total: Array, contribution: Array) -> Array:
         return hooks.half().add_into(total, contribution)  # type: ignore[no-any-return]
     total += contribution
     return total
-
-
-# --- a sample of the values, which notices most writes to an array ---
-
-SAMPLED = 61  # elements that are compared, at least, of an array that has as many
-
-
-@cache
-def sample_step(shape: tuple[int, ...]) -> int:
-    """The distance of two sampled values: without a common divisor with the row length, so that columns differ."""
-    step = max(1, prod(shape) // SAMPLED)
-    while step > 1 and gcd(step, shape[-1]) != 1:
-        step -= 1
-    return step
 
 
 def quiet_overflow() -> AbstractContextManager[object]:

@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -65,12 +65,12 @@ class BatchCoordinates:
         return call
 
 
-_coordinates: ContextVar[BatchCoordinates | None] = ContextVar("minidist_batch_coordinates", default=None)
+running_batch: ContextVar[BatchCoordinates | None] = ContextVar("minidist_batch_coordinates", default=None)
 
 
 def current_coordinates(who: str = "dropout") -> BatchCoordinates:
     """The coordinates of the current batch; an error outside `batch_coordinates`. who: needs them."""
-    coordinates = _coordinates.get()
+    coordinates = running_batch.get()
     if coordinates is None:
         raise UsageError(
             f"{who} needs to know the step and the place of its rows in the global batch; wrap the step in"
@@ -88,31 +88,11 @@ def batch_coordinates(
     positions, length: with the sequence split, the places (integers, rising) that are here of texts of `length` tokens.
     """
     coordinates = BatchCoordinates(step, sample_offset, seed, positions=positions, length=length)
-    token = _coordinates.set(coordinates)
+    token = running_batch.set(coordinates)
     try:
         yield coordinates
     finally:
-        _coordinates.reset(token)
-
-
-def snapshot_calls() -> dict[str, int] | None:
-    """The call counts now, for `replay_calls`; None outside `batch_coordinates`."""
-    coordinates = _coordinates.get()
-    return None if coordinates is None else dict(coordinates.calls)
-
-
-@contextmanager
-def replay_calls(calls: dict[str, int] | None) -> Iterator[None]:
-    """Inside the block modules count their calls from `calls` again, so that recomputation draws the same masks."""
-    coordinates = _coordinates.get()
-    if coordinates is None or calls is None:
-        yield
-        return
-    token = _coordinates.set(replace(coordinates, calls=dict(calls)))
-    try:
-        yield
-    finally:
-        _coordinates.reset(token)
+        running_batch.reset(token)
 
 
 class _Seed(ISeedSequence):

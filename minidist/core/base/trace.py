@@ -174,12 +174,6 @@ class Trace:
         return result
 
 
-def check_checks(checks: bool | str) -> None:
-    """Raise UsageError unless it says what a world is to check: all, nothing, or the headers of messages alone."""
-    if checks not in (True, False, "headers"):
-        raise UsageError(f'checks={quoted(checks)}; it must be True, False or "headers"')
-
-
 def check_record(record: bool | str) -> None:
     """Raise UsageError unless it says what a world is to keep: every event, none, or the bytes by purpose."""
     if record not in (True, False, "totals"):

@@ -20,7 +20,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import MAX_QUOTED
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives.registry import ALGORITHMS
+from minidist.core.collectives.registry import ALGORITHMS, PARAMETERS
 from minidist.core.comm.point_to_point import PointToPoint
 
 
@@ -39,7 +39,7 @@ def all_reduce(
     """
     for check in hooks.call_checks:
         check(comm, "all_reduce", array, op)
-    return run_call(comm, "all_reduce", algorithm, async_op, array, op, reduction=op, equal=equal)
+    return run_call(comm, "all_reduce", algorithm, async_op, array, op, equal=equal)
 
 
 def reduce_scatter(
@@ -64,7 +64,7 @@ def reduce_scatter(
     if counts is not None:  # some algorithms send none of a rank's counts
         equal = f"{equal} {_counts_text(sizes)}".strip()
     out = xp.empty_like(array, shape=(sizes[comm.rank],)) if out is None else out.reshape(-1)
-    return run_call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, reduction=op, equal=equal)
+    return run_call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, equal=equal)
 
 
 def all_gather(
@@ -143,7 +143,6 @@ def run_call(
     async_op: bool,
     array: np.ndarray | None,
     *arguments: Any,
-    reduction: str = "sum",
     total: int | None = None,
     root: int | None = None,
     equal: str = "",
@@ -165,7 +164,8 @@ def run_call(
 
     # What must be equal on both sides of each message: the algorithm, the reduction, the root and, because arrays
     # travel flattened and (2, 3) would meet (3, 2), the shape.
-    name = f"{operation}/{algorithm}" if reduction == "sum" else f"{operation}/{algorithm} {reduction}"
+    op = arguments[-1] if "op" in PARAMETERS[operation] else "sum"
+    name = f"{operation}/{algorithm}" if op == "sum" else f"{operation}/{algorithm} {op}"
     shape = equal
     if array is not None and array.ndim != 1 and operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast"):
         shape = f"{equal} {list(array.shape)}" if equal else str(list(array.shape))

@@ -37,6 +37,8 @@ MOVED = {
     "39": "06e",
     "40": "06e",
 }
+# Exercises of 09b, "Smaller models", which are in lessons of their own now.
+MOVED_EXERCISES = {"09b.kept_all_reduce": "09c.kept_all_reduce", "09b.distil": "09d.distil"}
 
 
 def number_of(path: Path) -> str:
@@ -47,4 +49,5 @@ def number_of(path: Path) -> str:
 def current(name: str) -> str:
     """Return the name that a lesson ("36") or an exercise ("36.ordered_reduce_scatter") has now; others stay."""
     number, dot, rest = name.partition(".")
-    return MOVED.get(number, number) + dot + rest
+    moved = MOVED.get(number, number) + dot + rest
+    return MOVED_EXERCISES.get(moved, moved)

@@ -13,6 +13,7 @@ from typing import Protocol
 from minidist.core.autograd.operands import mismatch, operand, operands
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
+from minidist.nn.ops.convolution import channels_last_rows
 
 Statistics = tuple[xp.Array, xp.Array, int]  # mean and variance (biased) of each channel, and the rows they are of
 
@@ -31,7 +32,7 @@ class StatisticsGroup(Protocol):
 
 def channel_statistics(x: xp.Array) -> Statistics:
     """(mean, variance, elements of a channel) over all dims of x (N, C, ...) but the second."""
-    rows = xp.channels_last_rows(x)
+    rows = channels_last_rows(x)
     average = xp.sum_rows(rows) / len(rows)
     centred = rows - average
     return average, xp.sum_rows(centred * centred) / len(rows), len(rows)
@@ -59,7 +60,7 @@ def batch_norm(
 
     # Channels last, so that all rows of a channel are one column; the normalised rows are kept for backward.
     own = statistics is None or group is not None
-    rows = xp.channels_last_rows(x.data)
+    rows = channels_last_rows(x.data)
     last = (x.shape[0], *x.shape[2:], channels)
     mean, variance = channel_statistics(x.data)[:2] if statistics is None else statistics
     inverse = xp.reciprocal(xp.sqrt(variance + eps))
@@ -69,7 +70,7 @@ def batch_norm(
     del normal
 
     def grad_x(g: xp.Array) -> xp.Array:
-        dx = xp.channels_last_rows(g) * kept_w.data
+        dx = channels_last_rows(g) * kept_w.data
         if own:
             normal = kept.data
             sums, count = xp.stack([xp.sum_rows(dx), xp.sum_rows(dx * normal)]), len(dx)
@@ -79,10 +80,10 @@ def batch_norm(
         return xp.array(xp.moveaxis((dx * inverse).reshape(last), -1, 1))
 
     def grad_weight(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(xp.channels_last_rows(g) * kept.data, out)
+        return xp.sum_rows(channels_last_rows(g) * kept.data, out)
 
     def grad_bias(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(xp.channels_last_rows(g), out)
+        return xp.sum_rows(channels_last_rows(g), out)
 
     return record(
         "batch_norm",

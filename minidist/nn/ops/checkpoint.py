@@ -7,8 +7,10 @@ a segment that communicates replays the same collectives in the same order on al
 Proved by: tests/autograd/test_extending.py, tests/nn/test_recompute.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -18,7 +20,7 @@ from minidist.core.autograd.modes import enable_grad, is_grad_enabled, no_grad, 
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Node, Tensor, record
 from minidist.core.base import arrays as xp
-from minidist.core.base.random import replay_calls, snapshot_calls
+from minidist.core.base.random import running_batch
 from minidist.core.base.watchers import Watcher, watchers, watching
 
 
@@ -133,3 +135,23 @@ def _joined(outputs: tuple[Tensor, ...], arrived: dict[int, xp.Array]) -> Node |
 
     edges = [(output.node, take(i)) for i, output in enumerate(outputs) if output.node is not None and i in arrived]
     return Node("checkpoint outputs", tuple(edges)) if edges else None
+
+
+def snapshot_calls() -> dict[str, int] | None:
+    """The call counts now, for `replay_calls`; None outside `batch_coordinates`."""
+    coordinates = running_batch.get()
+    return None if coordinates is None else dict(coordinates.calls)
+
+
+@contextmanager
+def replay_calls(calls: dict[str, int] | None) -> Iterator[None]:
+    """Inside the block modules count their calls from `calls` again, so that recomputation draws the same masks."""
+    coordinates = running_batch.get()
+    if coordinates is None or calls is None:
+        yield
+        return
+    token = running_batch.set(replace(coordinates, calls=dict(calls)))
+    try:
+        yield
+    finally:
+        running_batch.reset(token)

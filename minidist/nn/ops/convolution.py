@@ -50,22 +50,22 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
             result[:, :, :, i, j] = padded[:, rows, columns]
         return result.reshape(n * ho * wo, kh * kw * c)
 
-    y = patches(x.data) @ xp.channels_last_rows(weight.data).reshape(o, -1).T
+    y = patches(x.data) @ channels_last_rows(weight.data).reshape(o, -1).T
     if bias is not None:
         y += bias.data
-        biases.append((bias, lambda g, out=None: xp.sum_rows(xp.channels_last_rows(g), out)))
+        biases.append((bias, lambda g, out=None: xp.sum_rows(channels_last_rows(g), out)))
     y = x.save(xp.array(xp.moveaxis(y.reshape(n, ho, wo, o), -1, 1))).stored
 
     def grad_x(g: xp.Array) -> xp.Array:
-        kernel = xp.channels_last_rows(kept_w.data).reshape(o, -1)
-        back = (xp.channels_last_rows(g) @ kernel).reshape(n, ho, wo, kh, kw, c)
+        kernel = channels_last_rows(kept_w.data).reshape(o, -1)
+        back = (channels_last_rows(g) @ kernel).reshape(n, ho, wo, kh, kw, c)
         padded = xp.zeros((n, h + 2 * padding, w + 2 * padding, c), g.dtype, g)
         for i, j, rows, columns in windows:
             padded[:, rows, columns] += back[:, :, :, i, j]
         return xp.array(xp.moveaxis(padded[:, padding : padding + h, padding : padding + w], -1, 1))
 
     def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        rows = xp.channels_last_rows(g).T @ patches(kept_x.data)
+        rows = channels_last_rows(g).T @ patches(kept_x.data)
         found = xp.moveaxis(rows.reshape(o, kh, kw, c), -1, 1)
         if out is None:
             return xp.array(found)
@@ -79,3 +79,12 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
         return flops, [product, product] + [(y.size, y.nbytes)] * len(biases)
 
     return record("conv2d", y, ((x, grad_x),), [(weight, grad_w), *biases], cost=cost)
+
+
+def channels_last_rows(images: xp.Array) -> xp.Array:
+    """(N, C, ...) as a C-contiguous matrix (N ..., C), a view where the memory allows it.
+
+    Sums and products of it have the same bits whatever the strides of `images` are.
+    """
+    rows = xp.moveaxis(images, 1, -1)
+    return rows.astype(rows.dtype, order="C", copy=False).reshape(-1, images.shape[1])

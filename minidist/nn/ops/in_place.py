@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from minidist.base.sampling import sample_step
 from minidist.core.autograd.errors import VersionError
 from minidist.core.autograd.modes import grad_enabled
 from minidist.core.autograd.tensor import SavedTensor
@@ -41,7 +42,7 @@ class SampledTensor(SavedTensor):
         self.tensor, self.version, self.step, self.values = tensor, version, 0, b""
         # Of an array on a device nothing is compared: the copy would wait for it. Without a graph nothing is read.
         if type(array) is xp.ndarray and grad_enabled.get():
-            self.step = 1 if _whole.get() else xp.sample_step(array.shape)
+            self.step = 1 if _whole.get() else sample_step(array.shape)
             self.values = array.ravel()[:: self.step].tobytes()
 
     @property

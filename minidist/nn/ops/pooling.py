@@ -10,6 +10,7 @@ from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.operands import operand
 from minidist.core.autograd.tensor import Tensor, kept, record
 from minidist.core.base import arrays as xp
+from minidist.nn.ops.convolution import channels_last_rows
 
 MAX_WINDOW = 16  # its places are counted in 8 bits
 
@@ -54,7 +55,7 @@ def global_avg_pool2d(x: Tensor) -> Tensor:
         raise ShapeError(f"global_avg_pool2d: shape {x.shape} must be (N, C, H, W) with H and W of at least 1")
     shape, pixels = x.shape, x.shape[2] * x.shape[3]
     x = operand(x)
-    y = xp.channels_last_rows(x.data).reshape(shape[0], pixels, shape[1]).sum(axis=1) / pixels
+    y = channels_last_rows(x.data).reshape(shape[0], pixels, shape[1]).sum(axis=1) / pixels
 
     def grad(g: xp.Array) -> xp.Array:
         return xp.broadcast_to((g / pixels)[:, :, None, None], shape)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice, product
+from operator import itemgetter
 from typing import Any
 
 from minidist.core.base.errors import UsageError
@@ -65,10 +66,18 @@ class Plan:
 
     @cached_property
     def _fullest(self) -> tuple[int, RankMemory]:
+        return max(self._deciding, key=lambda pair: pair[1].likely(self.job))
+
+    @cached_property
+    def _deciding(self) -> list[tuple[int, RankMemory]]:
         stages = stage_layers(self.layout, self.job.model.layers)
         ranks = _deciding_ranks(self.layout, self.job)
-        fullest = [(rank, rank_memory(self.layout, self.job, rank, stages[rank], self.calibration)) for rank in ranks]
-        return max(fullest, key=lambda pair: pair[1].likely(self.job))
+        return [(rank, rank_memory(self.layout, self.job, rank, stages[rank], self.calibration)) for rank in ranks]
+
+    @cached_property
+    def host(self) -> tuple[int, int]:
+        """Return which pipeline rank keeps the most bytes on the host, and how many."""
+        return max(((rank, memory.host) for rank, memory in self._deciding), key=itemgetter(1))
 
     @cached_property
     def fit(self) -> Fit:
@@ -78,21 +87,23 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Return whether the central estimate fits on the GPU, and what is kept on the host there."""
-        return self.fit.fits and self.fullest.host <= CAPACITY
+        return self.fit.fits and self.host[1] <= CAPACITY
 
     @property
     def shortage(self) -> str:
         """Return how much memory the fullest rank needs and has, as a sentence for a plan that may not fit."""
-        who, host = f"pipeline rank {self.fullest_rank}", self.fullest.host
+        needs, (rank, host) = self.fit.needs(f"pipeline rank {self.fullest_rank}"), self.host
         if host <= CAPACITY:
-            return self.fit.needs(who)
-        much = f"{gigabytes(host)} on the host, which has {gigabytes(CAPACITY)} for each GPU"
-        return f"{who} keeps {much}" if self.fit.fits else f"{self.fit.needs(who)}, and it keeps {much}"
+            return needs
+        keeps = (
+            f"pipeline rank {rank} keeps {gigabytes(host)} on the host, which has {gigabytes(CAPACITY)} for each GPU"
+        )
+        return keeps if self.fit.fits else f"{needs}, and {keeps}"
 
     @property
     def needed(self) -> float:
         """Return what the fullest rank needs as a multiple of what it has, on the GPU or the host: the larger one."""
-        return max(self.fit.central / self.machine.memory, self.fullest.host / CAPACITY)
+        return max(self.fit.central / self.machine.memory, self.host[1] / CAPACITY)
 
     @property
     def time_range(self) -> tuple[float, float]:

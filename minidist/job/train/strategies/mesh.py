@@ -25,7 +25,6 @@ from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.parallel.tensor import full_tensor
-from minidist.techniques import reduces_each
 
 
 class MeshStrategy(strategy.Strategy):
@@ -44,7 +43,7 @@ class MeshStrategy(strategy.Strategy):
 
     def no_sync(self) -> AbstractContextManager[Any]:
         # A technique may have the gradients of every micro-batch reduced.
-        return nullcontext() if reduces_each(self.job.config) else super().no_sync()
+        return nullcontext() if any(each.reduces_each() for each in self.job.extensions) else super().no_sync()
 
     def step(self, lr_factor: float) -> None:
         super().step(lr_factor)

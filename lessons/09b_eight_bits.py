@@ -1,0 +1,263 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 09b Eight bits
+#
+# *35 minutes. Before it: 06.*
+#
+# ## 1 The case
+#
+# A network for pictures of digits is used as integers of a byte: weights, and what goes into a
+# layer. Its products are then integer products, and its biases stay as they are, in float32. Rounded
+# after the training it would lose what it has learned in small differences, so it is rounded while
+# it trains, on three ranks, each with its rows.
+#
+# Each layer rounds its inputs to a grid from the smallest input to the largest, and all ranks must
+# use the same grid. The network has two layers. How many bytes do the three ranks send in a step, in
+# all, to agree on the grids, with numbers of 8 B? And how many times fewer bytes do its weights take?
+
+# %%
+
+import numpy as np
+
+from minidist import (
+    MLP,
+    Adam,
+    DistributedDataParallel,
+    SimWorld,
+    Tensor,
+    UsageError,
+    cross_entropy,
+    glyphs,
+    no_grad,
+)
+from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.report import draw, show
+from minidist.techniques.quantization.fake_quantize import (
+    affine_grid,
+    fake_quantize,
+    symmetric_grid,
+)
+from minidist.techniques.quantization.layers import (
+    convert,
+    int8_bytes,
+    int8_matmul,
+    observers_of,
+    prepare_qat,
+)
+from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
+
+# %% [markdown]
+# ## 2 Predict
+#
+# Two numbers are agreed on for each layer's inputs; a maximum over three ranks is an all-reduce.
+
+# %%
+sent_guess = predict("bytes from all ranks in a step, to agree on the grids", example=64, unit="B")
+times_guess = predict("times fewer bytes of weights and biases", example=2.5)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# *Quantise*: train with the points of a grid, so that the model loses nothing when it is converted to
+# integers. What it saves: three quarters of the bytes of a weight, and integer products. What it
+# costs: accuracy, unless the training knows what will be lost. And on several ranks **rounding is a
+# decision, and all ranks must decide alike**.
+#
+# The loss of a float model, and of one that rounds weights and inputs to 8 bits.
+
+# %%
+images, labels = glyphs().rows(np.arange(2000))
+ROWS, STEPS = 1600, 150  # the other 400 are never trained on
+
+
+def train(comm, int8=False, agree=True, steps=STEPS):
+    """Returns (losses, model, weights)."""
+    model = MLP([images.shape[1], 64, 10], dtype=np.float64)
+    model = prepare_qat(model) if int8 else model
+    observers = observers_of(model)
+    ddp = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered")
+    flat, optimizer, losses = ddp.flat, Adam(ddp.flat, lr=0.03), []
+    mine = np.array_split(np.arange(ROWS), comm.size)[comm.rank]
+    for _ in range(steps):
+        flat.zero_grad()
+        loss = cross_entropy(
+            ddp(Tensor(images[mine].astype(np.float64))), labels[mine], divisor=ROWS
+        )
+        loss.backward()
+        optimizer.step()
+        update_ranges(observers, comm if agree else None)
+        losses.append(loss.item())
+    return losses, model, flat.data.copy()
+
+
+def right(model):
+    with no_grad():
+        outputs = model.eval()(Tensor(images[ROWS:].astype(np.float64))).data
+    return float(100 * (outputs.argmax(axis=1) == labels[ROWS:]).mean())
+
+
+dense = SimWorld(1).run(train)[0]
+small = SimWorld(1).run(train, int8=True)[0]
+command = (
+    "minidist train --model mlp --steps 150 --quantize int8 --trace t.jsonl; minidist report "
+    "t.jsonl --picture loss"
+)
+header = {
+    "losses": small[0],
+    "reference_losses": dense[0],
+    "command": command,
+    "title": "float and INT8",
+}
+show(draw("loss", [], header, names=("float", "INT8")))
+
+# %% [markdown]
+# ## 4 The code
+#
+# A grid is a scale s, an integer z that stands for 0, and the smallest and the largest integer.
+# Training computes with the points of the grid, in floats. Rounding has the derivative 0 almost
+# everywhere, so with it no weight would learn; backward therefore leaves the rounding out. That is
+# the *straight-through estimator*. Where a value was clamped, the gradient is 0.
+
+
+# %%
+def toy_fake_quantize(x, s, z, low=0, high=255):
+    """The values of x on the grid, and where the gradient passes."""
+    levels = np.round(x / s) + z
+    return (np.minimum(np.maximum(levels, low), high) - z) * s, (low <= levels) & (levels <= high)
+
+
+values, passes = toy_fake_quantize(np.array([-0.3, 0.26, 1.0, 30.0]), s=0.1, z=2)
+print("on a grid of tenths from -0.2 to 25.3:", np.round(values, 3), "gradient:", passes)
+
+# %% [markdown]
+# The library's version is [fake_quantize.py](../minidist/techniques/quantization/fake_quantize.py). The range of a weight is known. The range of a layer's inputs is observed, and at the end of a
+# step the ranks agree on it: two numbers per layer, and a maximum, which has no order of additions
+# to care for ([quantization.py](../minidist/techniques/quantization/ranges.py)).
+
+# %% [markdown]
+# ## 5 Check
+#
+# First the integers. One layer by hand: uint8 inputs, int8 weights, sums in int32; the zero point
+# of the inputs is taken off afterwards, once per output. The floats of training compute the same:
+
+# %%
+rng = np.random.default_rng(0)
+x, w = rng.normal(1, 1, (3, 5)), rng.normal(0, 1, (5, 2))
+inputs, weights = (
+    affine_grid(x.min(), x.max(), np.float64),
+    symmetric_grid(np.abs(w).max(), np.float64),
+)
+q, p = inputs.quantize(x), weights.quantize(w)
+total = int8_matmul(q, p) - int(inputs.zero_point) * p.sum(axis=0, dtype=np.int32)
+floats = fake_quantize(Tensor(x), inputs).data @ fake_quantize(Tensor(w), weights).data
+print(f"{q.dtype} x {p.dtype} -> {total.dtype}; first row {total[0]}")
+print(
+    "max |integers x scales - floats| = "
+    f"{np.abs(total * inputs.scale * weights.scale - floats).max():.1e}"
+)
+assert np.allclose(total * inputs.scale * weights.scale, floats, rtol=0, atol=1e-12)
+
+# %% [markdown]
+# A whole model, on three ranks and on one: the grids are those of all rows, so the weights agree up
+# to the order of additions inside a product; and on three ranks they have the same bits. Then the
+# model is converted.
+
+# %%
+world = SimWorld(3)
+(_, model, parallel), (_, _, second), _ = world.run(train, int8=True, steps=40)
+single = SimWorld(1).run(train, int8=True, steps=40)[0][2]
+print(
+    f"max |w_parallel - w_single| = {np.abs(parallel - single).max():.1e}; ranks 0 and 1: "
+    f"{np.abs(parallel - second).max():.0f}"
+)
+assert np.array_equal(parallel, second)
+assert np.allclose(parallel, single, rtol=0, atol=1e-6)
+
+sent = sum(trace.bytes_by_purpose()["quantization_range"] for trace in world.traces)
+print(
+    f"ranges: {sent:,} B from all ranks in 40 steps; the formula says "
+    f"{40 * 8 * ranges_volume(2, 3):,} B"
+)
+assert sent == 40 * 8 * ranges_volume(2, 3)
+
+sizes, rounded = int8_bytes(model), right(model)
+integers = right(convert(model))
+print(f"weights: {sizes['weight_bytes']:,} B instead of {sizes['float_bytes'] // 2:,} B in float32")
+print(f"right: {rounded:.1f} % rounded, {integers:.1f} % as integers")
+sent_guess.judge(sent / 40)
+times_guess.judge(sizes["float_bytes"] / 2 / sizes["weight_bytes"], within=0.05)
+assert rounded == integers
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Ranks that do not agree on ranges round the same number to different grids. Gradients are still
+# summed, so the *weights* stay equal and nothing shows; but each rank computes with another model,
+# and the INT8 model depends on who saves it:
+
+# %%
+results = SimWorld(3).run(train, int8=True, agree=False, steps=40)
+scales = [float(model.layers[0].input_grid().scale) for _, model, *_ in results]
+scales += [float(model.layers[1].input_grid().scale) for _, model, *_ in results]
+print("scales of the second layer's inputs:", *(f"{scale:.5f}" for scale in scales[3:]))
+assert np.array_equal(results[0][2], results[1][2])
+assert len(set(scales[3:])) == 3
+
+# %% [markdown]
+# A model that has seen nothing cannot be converted:
+
+# %%
+with expect(UsageError):
+    convert(prepare_qat(MLP([4, 4, 2])))
+
+# %% [markdown]
+# ## 7 Exercise: one grid
+#
+# Each rank has values `x` (perhaps none). Round them to int8's grid, as floats: 127 is the largest
+# magnitude on *any* rank, halves are rounded to even, and where all values are zero they stay zero.
+
+
+# %%
+def one_grid(comm, x):
+    scale = np.abs(x).max(initial=0.0) / 127 or 1.0
+    return np.clip(np.round(x / scale), -127, 127) * scale
+
+
+check("09b.one_grid", one_grid)
+
+# %%
+reveal("09b.one_grid")
+check("09b.one_grid", solution("09b.one_grid"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **y = (clamp(round(x / s) + z) - z) s**, gradient 1 inside the range: a model that trains with
+#   the rounding loses nothing when it is converted. Ranks agree on ranges with a maximum, two
+#   numbers per layer.
+# - Rounded while it trains, a model computes as integers what it has computed as floats.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 python mpi_examples/7_more/quantization.py
+#     mpiexec -n 4 minidist train --dp 4 --zero 1 --quantize int8 --evaluate-every 10 --steps 20
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `fake_quantize`, `affine_grid`, `symmetric_grid` | PyTorch `torch.fake_quantize_per_tensor_affine`, `torch.fake_quantize_per_channel_affine`; TensorFlow `fake_quant_with_min_max_vars` |
+# | `prepare_qat`, `convert` | PyTorch `torch.ao.quantization.prepare_qat`, `convert`; torchao `QATConfig(step="prepare")`, `step="convert"` |
+# | observers, `--quantize-observer` | PyTorch `MinMaxObserver`, `MovingAverageMinMaxObserver` |
+# | `update_ranges` at the end of a step | NVIDIA Transformer Engine: delayed scaling, `DelayedScaling(reduce_amax=True)` |
+#
+# Next: [09c Pruning](09c_pruning.ipynb). All of them are in the [index](README.md).

@@ -1,0 +1,184 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 09d Distillation
+#
+# *30 minutes. Before it: 06.*
+#
+# ## 1 The case
+#
+# A small GPT learns from a large one: for each token the large model, the *teacher*, says how likely
+# every next token is, which tells more than the one token that came. Three ranks train the small
+# model, the student, each on two samples of a step; a fourth rank has the teacher and sends each of
+# them the logits of its samples. A sample has 16 tokens, and there are 16 words; a logit takes 4 B.
+#
+# How many bytes does the teacher send in three steps?
+
+# %%
+import tempfile
+
+import numpy as np
+
+from minidist import SimWorld, Tensor, TrainConfig
+from minidist.course.lesson import check, predict, reveal, solution
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train as train_job
+from minidist.report import draw, show
+from minidist.techniques.distillation.loss import distillation_loss
+
+# %% [markdown]
+# ## 2 Predict
+#
+# Count the logits of a token, of a sample, of a step.
+
+# %%
+sent_guess = predict("bytes that the teacher sends in three steps", example=1_000, unit="B")
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# *Distil*: train a small model on the outputs of a large one, **(1 - a) times the loss on the labels
+# plus a times the distance from the teacher's probabilities**. What it saves: the student needs the
+# teacher's logits and nothing else, so the teacher may be anywhere. What it costs: forward passes of
+# the teacher, and its logits travel.
+#
+# The last of four ranks has the teacher. Bytes by who sends and who receives:
+
+# %%
+JOB = {
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+    "context": 16,
+    "data": "markov",
+    "micro_batch": 2,
+    "reduction": "ordered",
+}
+with tempfile.TemporaryDirectory() as folder:
+    SimWorld(1).run(
+        train_job,
+        TrainConfig.make(**{**JOB, "layers": 2, "width": 32}, steps=40, lr=0.01, save=folder),
+    )
+    taught = {
+        **JOB,
+        "distill_from": folder,
+        "temperature": 2.0,
+        "distill_weight": 0.5,
+        "dp": 3,
+        "steps": 3,
+    }
+    world = SimWorld(4)
+    losses = world.run(train_job, TrainConfig.make(**taught, teacher_ranks=1))[0].losses
+    sent = world.traces[3].bytes_by_purpose()["teacher"]
+    everywhere = SimWorld(3).run(train_job, TrainConfig.make(**taught))[0].losses
+    verdict = SimWorld(4).run(compare_rank, TrainConfig.make(**taught, teacher_ranks=1))[0]
+header = {
+    "name": "a teacher and three students",
+    "command": "part 3 of lessons/09d_distillation.py",
+}
+show(draw("bytes-matrix", world.traces, header))
+
+# %% [markdown]
+# ## 4 The code
+#
+# The loss is one node, and its gradient (1 - a) (softmax(z) - onehot) + a T (q - p) is stable at any temperature:
+
+
+# %%
+def softmax(scores):
+    return np.exp(scores) / np.exp(scores).sum()
+
+
+z, teacher, label, T, a = np.array([1.0, 0.5, -1.0]), np.array([2.0, 1.5, -3.0]), 0, 2.0, 0.5
+hard, q, p = softmax(z), softmax(z / T), softmax(teacher / T)
+loss = -(1 - a) * np.log(hard[label]) + a * T**2 * (p * np.log(p / q)).sum()
+gradient = (1 - a) * (hard - np.eye(3)[label]) + a * T * (q - p)
+
+logits = Tensor(z[None], requires_grad=True)
+node = distillation_loss(logits, np.array([label]), teacher[None], T, a, divisor=1)
+node.backward()
+print(f"the toy's loss {loss:.4f}, the library's {node.item():.4f}")
+print(f"max |gradient - the library's| = {np.abs(gradient - logits.grad[0]).max():.0e}")
+
+# %% [markdown]
+# The library's version ([loss.py](../minidist/techniques/distillation/loss.py)) also takes rows that do not
+# count, and classes that the teacher excludes.
+
+# %% [markdown]
+# ## 5 Check
+#
+# A teacher is a checkpoint, and a student a job that names it. Where the teacher is changes no bit of
+# the student:
+
+# %%
+print(verdict.sentence())
+print(f"the teacher sent {sent:,} B: 3 steps of 6 samples of 16 tokens, each with 16 logits of 4 B")
+assert verdict.equal
+assert losses == everywhere
+sent_guess.judge(sent)
+assert sent == 3 * 6 * 16 * 16 * 4
+
+# %% [markdown]
+# ## 6 Break it
+#
+# A temperature for the teacher alone. The student is trained towards other probabilities than the
+# teacher's: even with the teacher's own logits its gradient is not zero.
+
+# %%
+for own, name in ((T, "both at temperature 2"), (1.0, "the student at temperature 1")):
+    off = np.abs(softmax(teacher / own) - softmax(teacher / T)).max()
+    print(f"{name}: largest gradient at the teacher's own logits {off:.2f}")
+    assert (off == 0) == (own == T)
+
+# %% [markdown]
+# ## 7 Exercise: teachers and students
+#
+# A small model learns more from a large one's *probabilities* than from labels: that a
+# 3 looks a little like an 8 is in them, the more so when the logits are divided by a temperature
+# first (Hinton et al. 2015). Ranks 0 to `teachers` - 1 have the teacher, the others are students:
+# student j is rank `teachers` + j, and its teacher is rank j % `teachers`. `logits(j)` returns, on
+# a teacher, the logits for student j's rows. Return, on a student, its soft targets softmax(logits
+# / temperature), an array (rows, 4); on a teacher an empty one, (0, 4).
+
+
+# %%
+def distil(comm, teachers, logits, rows, temperature):
+    if comm.rank < teachers:
+        return np.zeros((0, 4))
+    return np.full((rows, 4), 0.25)
+
+
+check("09d.distil", distil)
+
+# %%
+reveal("09d.distil")
+check("09d.distil", solution("09d.distil"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **(1 - a) cross-entropy + a T² KL(p || q)**, p and q at temperature T: a student needs the
+#   teacher's logits and nothing else, so the teacher may be anywhere: on each rank, in shards, on
+#   ranks of its own, or on the disk.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 python mpi_examples/7_more/distillation.py
+#     mpiexec -n 3 minidist train --dp 2 --teacher-ranks 1 --distill-from runs/teacher --layers 1 --steps 20
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `--distill-from`, `--temperature`, `--distill-weight` | Hugging Face's `DistillationTrainer` examples: `alpha`, `temperature`; TRL `GKDTrainer` |
+#
+# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). All of them are in the
+# [index](README.md).

@@ -1,0 +1,108 @@
+"""Lesson 09d: a teacher on one group of ranks for the students of another.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minidist.core.base.errors import DeadlockError, UsageError
+from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, returns
+
+CLASSES = 4
+
+
+class Teacher:
+    """`logits(j)` returns the teacher's logits, (rows, classes), for the rows of student j; on a student it raises."""
+
+    def __init__(self, rank: int, logits: list[np.ndarray] | None) -> None:
+        self.rank, self.logits = rank, logits
+
+    def __call__(self, student: int) -> np.ndarray:
+        if self.logits is None:
+            raise UsageError(
+                f"rank {self.rank} is a student and has no teacher's model; receive its soft targets from rank"
+                " student % teachers"
+            )
+        return self.logits[student].copy()
+
+
+def teachers_of(case: Case) -> int:
+    """Return the number of teachers: about a third of the ranks."""
+    return 1 + (case.ranks - 1) // 3
+
+
+def logits_of(case: Case, student: int) -> np.ndarray:
+    return case.generator(student, 7).standard_normal((case.size, CLASSES)) * 3
+
+
+def soft(logits: np.ndarray, temperature: float) -> np.ndarray:
+    scores: np.ndarray = np.exp(logits / temperature)
+    return scores / scores.sum(axis=1, keepdims=True)
+
+
+def targets_of(case: Case, of: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
+    """Return every rank's answer, with of(logits) as the soft targets."""
+    students = case.ranks - teachers_of(case)
+    nothing = [np.zeros((0, CLASSES))] * teachers_of(case)
+    return [*nothing, *(of(logits_of(case, student)) for student in range(students))]
+
+
+TEMPERATURE = 2.0
+
+
+def arguments(case: Case, rank: int) -> tuple[Any, ...]:
+    teachers = teachers_of(case)
+    logits = [logits_of(case, student) for student in range(case.ranks - teachers)] if rank < teachers else None
+    return teachers, Teacher(rank, logits), case.size, TEMPERATURE
+
+
+DISTIL = Exercise(
+    name="09d.distil",
+    arguments=arguments,
+    expected=lambda case: targets_of(case, lambda logits: soft(logits, TEMPERATURE)),
+    least=lambda case: Least(
+        (case.ranks - teachers_of(case)) * (case.size > 0),
+        8 * (case.ranks - teachers_of(case)) * case.size * (CLASSES - 1),
+    ),
+    par=Case(7, 3),
+    limits=("bytes", "messages"),
+    unit="row",
+    hints=(
+        Hint(
+            lambda f: f.answers_are(targets_of(f.case, lambda logits: soft(logits, 1.0))),
+            "these are the teacher's probabilities at temperature 1: divide the logits by the temperature before exp",
+        ),
+        returns(
+            lambda case: targets_of(case, lambda logits: soft(logits, 1 / TEMPERATURE)),
+            "the logits are multiplied by the temperature, which makes the targets harder: divide them by it",
+        ),
+        returns(
+            lambda case: targets_of(case, lambda logits: soft(logits.T, TEMPERATURE).T),
+            "these are not the probabilities of rows: a softmax runs over the classes, axis=1",
+        ),
+        returns(
+            lambda case: targets_of(case, lambda logits: np.exp(logits / TEMPERATURE)),
+            "these are exponentials: divide those of a row by their sum, so that they add up to 1",
+        ),
+        Hint(
+            lambda f: f.answers_are(targets_of(f.case, lambda logits: logits)),
+            "these are logits: a student learns from probabilities, softmax(logits / temperature) of each row",
+        ),
+        Hint(
+            lambda f: f.kind == "limit",
+            "right, but one rank sends more than its share: student j belongs to teacher j % teachers, and nobody else"
+            " needs its targets",
+        ),
+        Hint(
+            lambda f: f.raised(DeadlockError),
+            "who sends to whom must be said in the same way on both sides: student j is rank teachers + j, its teacher"
+            " is rank j % teachers",
+        ),
+        Hint(lambda f: f.raised(UsageError), "only teachers have the model: receive, do not compute, on a student"),
+    ),
+)
+
+EXERCISES = [DISTIL]
