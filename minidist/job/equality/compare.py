@@ -106,6 +106,11 @@ def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
     return scales
 
 
+def is_of_weights(kind: str, name: str) -> bool:
+    """Return whether a tensor is rounded as weights are: the loss, the weights, and what is a difference of weights."""
+    return kind in ("loss", "weights") or (kind == "optimizer" and group_of(kind, name) in weight_differences())
+
+
 class Judge:
     """Compares the states of one rank with the reference's snapshots, step by step; an observer of training.
 
@@ -179,9 +184,7 @@ class Judge:
             self._judge_rounding(kind, name, actual, expected, step, rank)
             return
 
-        # A difference of weights is rounded as they are.
-        weights = kind in ("loss", "weights") or (kind == "optimizer" and group_of(kind, name) in weight_differences())
-        if not same and weights:
+        if not same and is_of_weights(kind, name):
             scale = max(1.0, float(np.max(np.abs(expected))))
         if not same and not difference <= verdict.bound * scale:
             self.differs(f"{kind}: {name!r} at step {step} on rank {rank} differs by {difference:.3g}")
