@@ -254,6 +254,17 @@ def test_works_on_one_array_or_on_parts_of_it_follow_one_another(same):
     assert SimWorld(2).run(program) == [expected.tolist()] * 2
 
 
+def test_two_streams_that_work_on_one_array_at_once():
+    def main(comm):
+        array, other = np.arange(12.0), comm.dup()
+        works = [all_reduce(c, array, async_op=True) for c in (comm, other)]
+        for work in works:
+            work.wait()
+
+    with pytest.raises(BufferReuseError, match=r"the buffer of its all_reduce/ring: send to rank .* was changed"):
+        SimWorld(3).run(main)
+
+
 def test_an_array_that_the_program_changes_between_two_works_on_it():
     def program(comm):
         array = np.ones(4)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, says
 
 
 def truth(case: Case) -> tuple[float, float]:
@@ -33,10 +33,6 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
         if not abs(got - wanted) <= 0.08 * wanted:
             return f"{name} is {got:.3g}, the machine's is {wanted:.3g}"
     return ""
-
-
-def says(word: str) -> Any:
-    return lambda failure: word in failure.message
 
 
 def swapped(failure: Failure) -> bool:

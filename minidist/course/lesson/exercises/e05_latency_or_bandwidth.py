@@ -6,26 +6,12 @@ Proved by: tests/lesson/test_exercises.py
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
 from minidist.core.collectives import seconds
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, is_wrong, reduced_to_all
+from minidist.course.lesson.exercises.e04_ring_all_reduce import data, total, unchanged
 
 NAMES = ("binomial", "recursive_doubling", "rabenseifner", "ring")
-
-
-def data(case: Case, rank: int) -> np.ndarray:
-    """Return whole numbers, so that the order of the additions does not matter."""
-    return case.generator(rank).integers(1, 1000, case.size).astype(np.float64)
-
-
-def total(case: Case) -> list[np.ndarray]:
-    return [np.sum([data(case, rank) for rank in range(case.ranks)], axis=0)] * case.ranks
-
-
-def unchanged(failure: Failure) -> bool:
-    return failure.answers_are([data(failure.case, rank) for rank in range(failure.case.ranks)])
 
 
 def is_power(n: int) -> bool:

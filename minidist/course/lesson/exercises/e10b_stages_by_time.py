@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, drawing, says
 
 
 def sizes_of(case: Case) -> list[int]:
@@ -62,13 +62,6 @@ def least(case: Case) -> Least:
     """Return what it takes that every rank knows of every other one; as many layers as ranks are cut in one way."""
     messages = 2 * (case.ranks - 1) * (case.size > case.ranks)
     return Least(messages, messages)
-
-
-def says(word: str) -> Any:
-    def when(failure: Failure) -> bool:
-        return word in failure.message
-
-    return when
 
 
 EXERCISES = [

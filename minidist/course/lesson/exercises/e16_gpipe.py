@@ -9,7 +9,7 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Plan
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing, says
 from minidist.course.lesson.plain import form
 from minidist.pipeline.schedules import from_cells, get_schedule
 from minidist.pipeline.timing import time_plan
@@ -86,10 +86,6 @@ def exercise(name: str, schedule: str, lives: bool, hints: tuple[Hint, ...]) -> 
         written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
         hints=(*hints, *COMMON),
     )
-
-
-def says(*words: str) -> Callable[[Failure], bool]:
-    return lambda failure: any(word in failure.message for word in words)
 
 
 COMMON = (

@@ -3,8 +3,8 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from minidist.course.lesson.exercise import Hint
-from minidist.course.lesson.exercises.e16_gpipe import exercise, says
+from minidist.course.lesson.exercise import Hint, says
+from minidist.course.lesson.exercises.e16_gpipe import exercise
 
 EXERCISES = [
     exercise(

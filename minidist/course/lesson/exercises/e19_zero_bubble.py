@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist.core.base.errors import UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing
-from minidist.course.lesson.exercises.e16_gpipe import COMMON, cases, describe, in_the_readers_words, plan_of, says
+from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing, says
+from minidist.course.lesson.exercises.e16_gpipe import COMMON, cases, describe, in_the_readers_words, plan_of
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 

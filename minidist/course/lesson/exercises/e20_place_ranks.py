@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, says
 
 
 def problem(case: Case) -> tuple[tuple[int, ...], list[float], int]:
@@ -63,13 +63,6 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
             " enough"
         )
     return ""
-
-
-def says(*words: str) -> Any:
-    def when(failure: Failure) -> bool:
-        return any(word in failure.message for word in words)
-
-    return when
 
 
 def has_the_fewest_bytes_inside(failure: Failure) -> bool:

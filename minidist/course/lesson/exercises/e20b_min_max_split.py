@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.course.lesson.exercise import Case, Exercise, Hint, says
 from minidist.pipeline.partition import by_slowest
 
 
@@ -42,13 +42,6 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
             " is possible"
         )
     return ""
-
-
-def says(*words: str) -> Any:
-    def when(failure: Failure) -> bool:
-        return any(word in failure.message for word in words)
-
-    return when
 
 
 def draw_split(draw: np.random.Generator) -> Case:
