@@ -77,6 +77,7 @@ __all__ = [
     "replayed",
     "sums_buckets",
     "trains_alone",
+    "weight_differences",
     "wrapper_options",
 ]
 
@@ -179,6 +180,12 @@ def history(config: Any) -> History:
 def begins_with(config: Any) -> str | None:
     """Return the checkpoint with whose weights a new job begins; None: it begins with its seed."""
     return next((found for extension in of_job(config) if (found := extension.begins_with())), None)
+
+
+@cache
+def weight_differences() -> frozenset[str]:
+    """Return the kinds of optimizer state that are differences of weights: see `Extension.weight_differences`."""
+    return frozenset(name for kind in installed() for name in kind.weight_differences)
 
 
 def ranks_beside(config: Any, ranks: int | None = None) -> int:

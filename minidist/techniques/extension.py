@@ -154,8 +154,10 @@ class Extension:
     `state`, because they name a place. evaluations: how many losses `evaluate` computes. periods: flags of what happens
     every N steps, and how many steps must follow for it to have an effect. jumps: the flag, where a number that differs
     in its last bit may change a choice. trains_alone: whether each data-parallel rank steps its replica with the
-    gradient of its own rows (`meeting.py`). sums_buckets: whether the technique sums whole buckets of gradients in its
-    own order, in place of --reduction (`bucket.py`); both stages with a tied weight then have a bucket for it.
+    gradient of its own rows (`meeting.py`). weight_differences: the kinds of optimizer state that are differences of
+    weights, which `compare` holds to the rounding of weights. sums_buckets: whether the technique sums whole buckets of
+    gradients in its own order, in place of --reduction (`bucket.py`); both stages with a tied weight then have a bucket
+    for it.
     own_state: of each kind of state that `of_rank` returns, what a checkpoint holds with it, and what to resume with,
     in words, where a job has no place for it. trainers: what traces and reports call the ranks of the layout, where
     other ranks are `beside` it; one technique of a job may have such ranks. in_evaluations: whether evaluations have
@@ -181,6 +183,7 @@ class Extension:
     periods: ClassVar[Mapping[str, int]] = {}
     jumps: ClassVar[str] = ""
     trains_alone: ClassVar[bool] = False
+    weight_differences: ClassVar[tuple[str, ...]] = ()
     sums_buckets: ClassVar[bool] = False
     own_state: ClassVar[Mapping[str, tuple[str, str]]] = {}
     trainers: ClassVar[str] = "layout"

@@ -299,7 +299,11 @@ CASES = {
     ),
     "noise-scale-needs-replicas": ({"noise_scale": True}, "needs --dp 2 or more"),
     "noise-scale-needs-whole-gradients": ({"noise_scale": True, "dp": 2, "synchronize_each": True}, "leave out --sync"),
-    "local-steps-need-replicas": ({"local_steps": 2, "dp": 2, "zero": 1}, "no other axis, no --zero"),
+    "local-steps-need-replicas": ({"local_steps": 2, "dp": 2, "zero": 1}, "and not with --zero, --cp"),
+    "fragments-of-whole-replicas": (
+        {"local_steps": 2, "dp": 2, "tp": 2, "outer_optimizer": "nesterov", "outer_fragments": 2},
+        "--outer-fragments 2 cuts a replica's weights into fragments, of which each of its ranks would have a part",
+    ),
     "local-steps-precision": (
         {"local_steps": 2, "dp": 2, "precision": "bf16"},
         "with --precision bf16 .* averages the weights and",

@@ -217,7 +217,7 @@ def test_a_teacher_sees_documents_as_the_student_does(saved):
 
 
 def teacher_of(job):
-    return job.extensions[0].teacher
+    return next(each.teacher for each in job.extensions if hasattr(each, "teacher"))
 
 
 def logits_of(job, inputs):

@@ -18,6 +18,7 @@ from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
 from minidist.techniques import Moment
+from minidist.techniques.pruning.extension import Pruning
 from tests.cases import each
 
 JOB = {
@@ -238,7 +239,8 @@ def test_weights_that_were_pruned_are_noted_as_changed():
         config = TrainConfig.make(**{**JOB, "steps": 2, "sparsity": 0.5, "sparsity_schedule": "1,2"})
         train(comm, config, [lambda state: seen.append(state.strategy)])
         strategy = seen[-1]
-        (axis,), (extension,) = strategy.data_axes, strategy.job.extensions
+        (axis,) = strategy.data_axes
+        extension = next(one for one in strategy.job.extensions if isinstance(one, Pruning))
         noted = [flat.version for flat in axis.flats]
         extension.after_update(Moment(comm, range(1, 2), strategy))
         return [flat.version - before for flat, before in zip(axis.flats, noted, strict=True)]

@@ -100,8 +100,8 @@ class ResolvedJob:
 
     @property
     def replicas_only(self) -> bool:
-        """Whether the ranks are nothing but replicas of the whole model."""
-        return not (self.server or self.zero or self.experts) and self.dims.dp == self.dims.ranks
+        """Whether a data-parallel rank shares no gradient with another one but as a replica."""
+        return not (self.server or self.zero or self.experts or self.cp > 1) and self.updates == "flush"
 
     @cached_property
     def updates(self) -> str:

@@ -30,7 +30,7 @@ from minidist.job.equality.rounding import MARGIN, TOLERANCES, distance_of, grou
 from minidist.job.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.trainer import train
-from minidist.techniques import changes_batches, joins_replicas, of_job, own_loop, sums_buckets
+from minidist.techniques import changes_batches, joins_replicas, of_job, own_loop, sums_buckets, weight_differences
 
 FLOAT_BOUND = 1e-12
 FLOAT_STEPS = 5
@@ -106,6 +106,11 @@ def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
     return scales
 
 
+def is_of_weights(kind: str, name: str) -> bool:
+    """Return whether a tensor is rounded as weights are: the loss, the weights, and what is a difference of weights."""
+    return kind in ("loss", "weights") or (kind == "optimizer" and group_of(kind, name) in weight_differences())
+
+
 class Judge:
     """Compares the states of one rank with the reference's snapshots, step by step; an observer of training.
 
@@ -179,7 +184,7 @@ class Judge:
             self._judge_rounding(kind, name, actual, expected, step, rank)
             return
 
-        if not same and kind in ("loss", "weights"):
+        if not same and is_of_weights(kind, name):
             scale = max(1.0, float(np.max(np.abs(expected))))
         if not same and not difference <= verdict.bound * scale:
             self.differs(f"{kind}: {name!r} at step {step} on rank {rank} differs by {difference:.3g}")

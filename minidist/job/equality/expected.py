@@ -40,7 +40,8 @@ def _snapshots(
     config: TrainConfig, batches: Batches, rank: int, observers: Sequence[Observer], told: Sequence[StepBatch] | None
 ) -> list[Snapshot]:
     if trains_alone(config):
-        return replicas_reference(config, batches, observers)[rank]
+        # The mesh is pp x dp x cp x tp.
+        return replicas_reference(config, batches, observers)[rank // batches.dims.tp % batches.dp]
     snapshots: list[Snapshot] = []
     reference(config, batches, [lambda state: snapshots.append(snapshot(state)), *observers], told)
     return snapshots

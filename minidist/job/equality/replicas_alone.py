@@ -13,10 +13,10 @@ import numpy as np
 from minidist.core.base import arrays as xp
 from minidist.core.train.task import ordered_sum
 from minidist.job.config.train_config import Batches, TrainConfig
-from minidist.job.equality.gradient_order import GradientOrder, add_in_order
+from minidist.job.equality.gradient_order import Add, GradientOrder, PipelineOrder, add_in_order
 from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.equality.snapshot import Snapshot, snapshot
-from minidist.job.train.job import build
+from minidist.job.train.job import Job, build
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.update import finish_step
 
@@ -29,19 +29,12 @@ def replicas_reference(
     observers: are called once per step, with the first replica.
     """
     n, k = batches.dp, batches.accumulation
-    # A replica adds its own micro-batches in order; there is no sum over replicas.
-    order = GradientOrder(1, (tuple(range(k)),), False)
     # The loss is divided by the rows of all replicas, the gradient is of one's own rows alone: hence the factors, n
     # where all replicas have as many rows.
     rows = [sum(replica) for replica in batches.shares.rows]
     devices = [
-        OneDevice(
-            build(config, batches),
-            lambda name, sites: add_in_order(sites, order),
-            range(rank * k, (rank + 1) * k),
-            factor=sum(rows) / rows[rank],
-        )
-        for rank in range(n)
+        OneDevice(job, _adding(job), range(rank * k, (rank + 1) * k), factor=sum(rows) / rows[rank])
+        for rank, job in enumerate(build(config, batches) for _ in range(n))
     ]
     shares = None if batches.shares.is_even else [own / sum(rows) for own in rows]
     technique = next(each for each in devices[0].job.extensions if each.trains_alone)
@@ -64,6 +57,16 @@ def replicas_reference(
         for observer in observers:
             observer(StepState(0, step, loss, devices[0].job, devices[0], held_out))
     return result
+
+
+def _adding(job: Job) -> Add:
+    """Return how a replica adds its own micro-batches: in order, or as its pipeline does. No replicas are added."""
+    if job.config.pp == 1:
+        order = GradientOrder(1, (tuple(range(job.batches.accumulation)),), False)
+        return lambda name, sites: add_in_order(sites, order)
+    pipeline = PipelineOrder(job)
+    pipeline.replicas = 1
+    return pipeline.add
 
 
 def _mean(arrays: Sequence[np.ndarray], shares: Sequence[float] | None) -> np.ndarray:

@@ -28,6 +28,7 @@ class LocalSGD(Extension):
     # One rank alone averages nothing, and its outer optimizer steps all the same.
     alone = (("local_steps", lambda j: j.outer_optimizer != "none"),)
     trains_alone = True
+    weight_differences = ("outer_momentum",)
     rules = RULES
 
     @classmethod
@@ -65,15 +66,16 @@ class LocalSGD(Extension):
     def bytes_sent(self, run: Run) -> dict[str, int]:
         """The weights of every average, and with them the running statistics; or the fragments whose turn it was."""
         ranks, every = run.batches.dims.dp, self.settings.local_steps
-        # All ranks are replicas of one model, so that any of them stands for all.
-        axes = list(next(iter(run.sizes)))
+        # Each rank has its part of a replica, and the ranks with the same part of the others meet: of them one counts.
+        axes = [axis for each in run.sizes for axis in each]
         if streaming(self.settings):
             first, last = run.done, run.done + run.steps
             sent = sum(streaming_volume(axis.more["fragments"], every, first, last, ranks) for axis in axes)
-            return {"parameter_gather": sent * run.itemsize}
+            return {"parameter_gather": sent // ranks * run.itemsize}
 
         # The last step ends with an average, too. Of a batch norm's channel there are a mean and a variance.
         averages = -(-run.steps // every)
-        weights, statistics = sum(sum(axis.units) for axis in axes), sum(2 * sum(axis.norms) for axis in axes)
-        sent, measured = (local_sgd_volume(n, ranks)["parameter_gather"] for n in (weights, statistics))
+        sizes = ((sum(axis.units), 2 * sum(axis.norms)) for axis in axes)
+        volumes = ([local_sgd_volume(n, ranks)["parameter_gather"] for n in size] for size in sizes)
+        sent, measured = (sum(each) // ranks for each in zip(*volumes, strict=True))
         return {"parameter_gather": averages * sent * run.itemsize, "metrics": averages * measured * NUMBER}

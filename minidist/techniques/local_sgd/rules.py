@@ -51,9 +51,16 @@ RULES = (
     Rule(
         "local-steps-need-replicas",
         lambda j: j.local_steps and not j.replicas_only,
-        "not built: --local-steps {local_steps} with replicas of several ranks each, so it combines with --dp and no"
-        " other axis, no --zero and no --strategy ps",
+        "not built: --local-steps {local_steps} with a replica whose ranks share its weights' gradients, so it combines"
+        " with --dp, --tp and a --pp that drains, and not with --zero, --cp, --experts or --strategy ps",
         "change the layout, or leave it out",
+    ),
+    Rule(
+        "fragments-of-whole-replicas",
+        lambda j: j.local_steps and streaming(j) and j.dims.dp != j.dims.ranks,
+        "not built: {flag} cuts a replica's weights into fragments, of which each of its ranks would have a part",
+        "leave out --tp and --pp, or use --outer-optimizer nesterov without it",
+        {"flag": streaming},
     ),
     Rule(
         "reduction-with-local-steps",
