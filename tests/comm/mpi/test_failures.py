@@ -418,7 +418,7 @@ def test_unlike_roots_are_a_hint(run):
     """Both ranks wait for the other's part, and no two messages meet that could be compared."""
     code, output = run(
         """
-from minidist.core.collectives import reduce
+from minidist.collectives import reduce
 def main(comm):
     reduce(comm, one(), root=comm.rank)
 """,
