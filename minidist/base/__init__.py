@@ -9,7 +9,6 @@ cuda_kernels.py   whole operations as kernels in CUDA C
 meta_kernels.py   the same operations on arrays without data
 device.py         where new arrays are made: on the host, on a GPU, or nowhere
 meta.py           arrays with a shape and no data
-sampling.py       which values of an array stand for all of it
 exponents.py      the sizes of an array's entries, as powers of two
 memory.py         the bytes that are alive, by purpose
 trace_file.py     the record in a file

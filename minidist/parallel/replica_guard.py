@@ -20,7 +20,6 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.base.sampling import SAMPLED, sample_step
 from minidist.comm.header import OVER
 from minidist.core.autograd import BackwardPass, MeanOfRows, Node, Parameter
 from minidist.core.base import arrays as xp
@@ -34,6 +33,7 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
 from minidist.core.parallel.gradients import Bucket
 from minidist.core.parallel.guard import Guard
+from minidist.nn.ops.in_place import SAMPLED, sample_step
 from minidist.parallel.axes_check import check_axes
 from minidist.parallel.running_statistics import RunningStatistics
 

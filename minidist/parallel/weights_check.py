@@ -9,9 +9,9 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.base.sampling import sample_step
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
+from minidist.nn.ops.in_place import sample_step
 
 
 def check_weights(operation: str, module: Module, comm: Comm) -> None:

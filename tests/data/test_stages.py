@@ -194,6 +194,6 @@ def test_a_stage_that_fails_in_a_worker_is_said_with_its_sample(own):
     )
     opening = partial(open_sampler, f"{own}:packed | {own}:decode | {own}:late", False, 4, 1, 0)
     requests = [(step, 0, 4) for step in range(40)]
-    words = r"stage .*own.py:late raised AssertionError: too bright.*for sample \d+, in step"
+    words = r"stage .*own.py:late.* raised AssertionError: too bright.*for sample \d+, in step"
     with pytest.raises(LoaderError, match=words), WorkerSampler(opening, opening(), requests, 1) as sampler:
         [sampler.batch(*request) for request in requests]

@@ -12,15 +12,26 @@ Proved by: tests/autograd/test_in_place.py
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
+from math import gcd, prod
 from typing import Any
 
-from minidist.base.sampling import sample_step
 from minidist.core.autograd.errors import VersionError
 from minidist.core.autograd.modes import grad_enabled
 from minidist.core.autograd.tensor import SavedTensor
 from minidist.core.base import arrays as xp
 
+SAMPLED = 61  # elements that are compared, at least, of an array that has as many
 _whole: ContextVar[bool] = ContextVar("minidist_compare_whole_arrays", default=False)
+
+
+@cache
+def sample_step(shape: tuple[int, ...]) -> int:
+    """The distance of two sampled values: without a common divisor with the row length, so that columns differ."""
+    step = max(1, prod(shape) // SAMPLED)
+    while step > 1 and gcd(step, shape[-1]) != 1:
+        step -= 1
+    return step
 
 
 @contextmanager

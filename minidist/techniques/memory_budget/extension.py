@@ -171,7 +171,7 @@ class MemoryBudget(Extension):
         for after in reversed(list(choices(strategy.job.batches))):
             if after.micro_batch == strategy.job.batches.micro_batch or _cut(strategy, after):
                 break
-        micro, rank = strategy.job.batches.micro_batch, int(np.argmax(held - budgets))
+        micro, rank = strategy.job.batches.micro_batch, int((held - budgets).argmax())
         if self.comm.rank == 0:
             self._say(
                 f"a rank has a budget that no micro-batch fits, after step {done - 1}: rank {rank} may hold"
