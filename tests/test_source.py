@@ -182,9 +182,10 @@ def test_a_command_enters_few_functions_before_the_first_product(monkeypatch, ca
             found.append(entered)
             return train(*arguments)
 
+    monkeypatch.setattr(runner, "train", counted)
     with pytest.raises(SystemExit):
         cli.main(words)  # what is imported and kept on the first call is not counted
-    monkeypatch.setattr(runner, "train", counted)
+    found.clear()
     with UntilProduct() as command, pytest.raises(SystemExit):
         cli.main(words)
 
