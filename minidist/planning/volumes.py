@@ -106,21 +106,36 @@ def phases_bytes(
     """Return what a job sends: with each layout that it had, what a job of its steps sends, evaluations included.
 
     phases: of every rank that trains, in rank order. first_step: how many steps were done before. runs: as for
-    `closed_form_bytes`, in a job with one layout; batches that change keep theirs.
+    `closed_form_bytes`, of all phases one after the other.
     """
     total: Counter[str] = Counter()
-    done = first_step
+    done, rest = first_step, list(runs or ())
     for same in zip(*phases, strict=True):
         first, sizes = same[0], [phase.sizes for phase in same]
+        of_phase, rest = cut_runs(rest, first.steps)
         part = config.model_copy(update={**first.changed, "steps": first.steps})
-        total.update(
-            closed_form_bytes(part, batches, sizes, first.skipped, done, runs if len(phases[0]) == 1 else None)
-        )
+        total.update(closed_form_bytes(part, batches, sizes, first.skipped, done, of_phase))
         # Evaluations are counted up to the step with which the layout ends.
         part = part.model_copy(update={"steps": done + first.steps})
-        total.update(evaluation_bytes(part, batches, sizes, done, runs if len(phases[0]) == 1 else None))
+        total.update(evaluation_bytes(part, batches, sizes, done, of_phase))
         done += first.steps
     return total
+
+
+def cut_runs(
+    runs: Sequence[tuple[Shares, int]], steps: int
+) -> tuple[list[tuple[Shares, int]], list[tuple[Shares, int]]]:
+    """Return the runs of the first `steps` steps, and those of the others."""
+    first: list[tuple[Shares, int]] = []
+    rest = list(runs)
+    while rest and steps:
+        shares, count = rest.pop(0)
+        taken = min(count, steps)
+        first.append((shares, taken))
+        steps -= taken
+        if count > taken:
+            rest.insert(0, (shares, count - taken))
+    return first, rest
 
 
 def _microbatches(plan: Plan | None, batches: Batches, axis: AxisSizes, rank: int) -> int:

@@ -12,7 +12,7 @@ from minidist.data import cut_batch
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import phases_bytes
-from minidist.techniques.memory_budget.extension import choices
+from minidist.techniques.memory_budget.extension import MemoryBudget, choices
 
 PLENTY = 1e9
 JOB = {"layers": 2, "width": 16, "context": 16, "global_batch": 16, "micro_batch": 2}
@@ -57,7 +57,18 @@ def test_micro_batches_follow_the_budget_and_the_bytes_the_closed_form(tmp_path,
     assert micros == [2, largest, largest, 1, 1, largest, largest]
     assert results[0].measured["micro_batches"] == [(2, 1), (largest, 2), (1, 2), (largest, 2)]
     assert sent == closed
-    assert sent["memory_budget"] == 6 * len(results) * (len(results) - 1) * 24
+    assert sent["memory_budget"] == 7 * len(results) * (len(results) - 1) * 24
+
+
+def test_micro_batches_and_stages_change_in_one_job(tmp_path):
+    """What a step adds is measured anew in the new layout, and the bytes are those of each layout with its cuts."""
+    layout = {"dp": 2, "pp": 2, "layers": 6, "partition": "5,1", "repartition_every": 3, "evaluate_every": 2}
+    results, micros, sent, closed = run(tmp_path, layout, {4: 1}, steps=9)
+    assert len(results[0].phases) == 2
+    assert micros == [2, 8, 8, 8, 8, 1, 1, 1, 1]
+    assert sent == closed
+    plain = SimWorld(4).run(train, TrainConfig.make(**{**JOB, **layout}, steps=9))
+    assert results[0].losses == pytest.approx(plain[0].losses, rel=1e-5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:3], ids=str)
@@ -108,7 +119,7 @@ def test_a_file_that_becomes_unreadable_and_a_budget_that_nothing_fits_are_said_
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("minidist: ")]
     assert len(lines) == 2
     assert lines[0].endswith("rank0' holds 'much', which is no number above 0; the last budget stays")
-    assert "a rank has a budget that no micro-batch fits, after step 3: rank 0 may hold 1 B" in lines[1]
+    assert "a rank has a budget that no micro-batch fits, after step 3: rank 0 may hold 1 B and needs" in lines[1]
     assert lines[1].endswith("training goes on with --micro-batch 1")
 
 
@@ -135,3 +146,10 @@ def test_choices_cut_the_same_samples_from_the_largest_micro_batch_on(samples, r
     for after in choices(given):
         shares = cut_batch(samples, replicas, after.accumulation, weights)
         assert (shares.samples, shares.largest) == (samples, after.micro_batch)
+
+
+def test_a_new_layout_forgets_what_a_step_added():
+    made = MemoryBudget(MemoryBudget.Settings(memory_budget_file="file"))
+    made.added = {2: 1.0}
+    with made.attached(None):
+        assert made.added == {}

@@ -20,6 +20,7 @@ Proved by: tests/techniques/test_memory_budget_file.py
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,11 @@ class MemoryBudget(Extension):
         self.used: list[tuple[int, int]] = []
         job.plan = CutPlan(job.config, job.batches)
 
+    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+        # What a step adds depends on the layout.
+        self.added.clear()
+        return nullcontext()
+
     def before_step(self, samples: int) -> None:
         # A new peak, so that it is that of this step; `next_layout` gives the account its old one back.
         account = current(MemoryAccount)
@@ -140,22 +146,26 @@ class MemoryBudget(Extension):
             self.used[-1] = micro, self.used[-1][1] + 1
         else:
             self.used.append((micro, 1))
-        if done == strategy.job.config.steps:
-            return strategy
 
         # [1] What every rank may hold, holds, and adds in a step.
         mine = np.array([self._read(), account.current, rise], np.float64)
         with purpose("memory_budget"):
             budgets, held, self.added[micro] = all_gather(self.comm, mine).reshape(-1, NUMBERS).T
+        if done == strategy.job.config.steps:
+            return strategy
 
         # [2] The largest size that fits; all ranks have the same numbers. [3] A pipeline may have no plan for it.
         for after in choices(batches):
-            added = self.added.get(after.micro_batch, self.added[micro] * (after.micro_batch / micro))
-            if (held + added <= budgets).all() and (after.micro_batch == micro or _cut(strategy, after)):
+            needed = held + self._adds(after.micro_batch, micro)
+            if (needed <= budgets).all() and (after.micro_batch == micro or _cut(strategy, after)):
                 self.said = "" if self.said.startswith("a rank") else self.said
                 return strategy
-        self._nothing_fits(strategy, done, budgets, held)
+        self._nothing_fits(strategy, done, budgets, held, micro)
         return strategy
+
+    def _adds(self, micro: int, last: int) -> Any:
+        """Return what a step with a size of the micro-batch adds on each rank; last: the size that has just run."""
+        return self.added.get(micro, self.added[last] * (micro / last))
 
     def _read(self) -> float:
         """Return this rank's budget; that of the step before where the file holds no number."""
@@ -166,17 +176,18 @@ class MemoryBudget(Extension):
             self.budget = budget
         return self.budget
 
-    def _nothing_fits(self, strategy: Any, done: int, budgets: np.ndarray, held: np.ndarray) -> None:
+    def _nothing_fits(self, strategy: Any, done: int, budgets: np.ndarray, held: np.ndarray, last: int) -> None:
         """Train on with the smallest micro-batch that the layout can have, and say so once."""
         for after in reversed(list(choices(strategy.job.batches))):
             if after.micro_batch == strategy.job.batches.micro_batch or _cut(strategy, after):
                 break
-        micro, rank = strategy.job.batches.micro_batch, int((held - budgets).argmax())
+        micro = strategy.job.batches.micro_batch
+        needed = held + self._adds(micro, last)
+        rank = int((needed - budgets).argmax())
         if self.comm.rank == 0:
             self._say(
                 f"a rank has a budget that no micro-batch fits, after step {done - 1}: rank {rank} may hold"
-                f" {budgets[rank]:,.0f} B and holds {held[rank]:,.0f} B between two steps; training goes on with"
-                f" --micro-batch {micro}"
+                f" {budgets[rank]:,.0f} B and needs {needed[rank]:,.0f} B; training goes on with --micro-batch {micro}"
             )
 
     def _say(self, line: str) -> None:
@@ -195,8 +206,8 @@ class MemoryBudget(Extension):
         return [f"micro-batch: {', then '.join(used)}"]
 
     def bytes_sent(self, run: Run) -> dict[str, int]:
-        """The numbers of each rank to all others, between two steps."""
-        return {"memory_budget": max(0, run.steps - 1) * run.ranks * (run.ranks - 1) * NUMBERS * 8}
+        """The numbers of each rank to all others, after every step."""
+        return {"memory_budget": run.steps * run.ranks * (run.ranks - 1) * NUMBERS * 8}
 
 
 def read_budget(path: str) -> float | None:
