@@ -15,7 +15,7 @@
 #
 # A step of a training computes for 30 ms. The batch for it takes 50 ms: pictures are decoded, cropped
 # and mirrored. The rank makes its batches itself, so in each step of 80 ms it computes for 30. A
-# process beside it, a *loader*, could make the next batch while this one trains, and several loaders
+# second process, a *loader*, could make the next batch while this one trains, and several loaders
 # several batches.
 #
 # For how much of the time does the training still wait with one loader? And how many loaders are

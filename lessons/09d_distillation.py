@@ -165,7 +165,7 @@ check("09d.distil", solution("09d.distil"))
 #
 # - **(1 - a) cross-entropy + a T² KL(p || q)**, p and q at temperature T: a student needs the
 #   teacher's logits and nothing else, so the teacher may be anywhere: on each rank, in shards, on
-#   ranks of its own, or on the disk.
+#   separate ranks, or on the disk.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

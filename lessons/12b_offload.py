@@ -127,7 +127,7 @@ show(
 # A transfer runs in a separate stream, one per direction, like a gather in lesson 12. So the
 # program begins it and waits where it needs the result
 # ([optimizer.py](../minidist/techniques/offload/optimizer.py)). What this saves, for slices that take
-# so many ms to come down, to step on the host and to go up again:
+# a given number of ms to come down, to step on the host and to go up again:
 
 
 # %%
@@ -200,8 +200,8 @@ for offload in ("optimizer", "activations"):
 
 # %% [markdown]
 # Parameters: when not even one copy of the weights fits, the device holds the layer that runs and
-# the next one, and swaps the others. With `fully_shard` on a single device there is nobody to share
-# with, so the shard of a layer is the whole layer, and with `CPUOffloadPolicy` it lives on the host:
+# the next one, and swaps the others. With `fully_shard` on a single device no other rank takes
+# a part, so the shard of a layer is the whole layer, and with `CPUOffloadPolicy` it lives on the host:
 # it crosses before the layer's forward and before its backward, and its gradient crosses back.
 #
 # How long does the device wait? The virtual clock says it, for links that need a part of the time

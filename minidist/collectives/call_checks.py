@@ -28,7 +28,7 @@ def check_call(
     receive_counts: Any = None,
 ) -> None:
     """Refuse what is not a communicator or a contiguous array, what `op` cannot reduce, an `out` that is in use or does
-    not fit, a root that is no rank, and counts that are not those of the array.
+    not fit, a root that is not a rank, and counts that are not those of the array.
     """
     if not isinstance(comm, PointToPoint):
         check_communicator(comm, operation)
@@ -95,7 +95,7 @@ def _check_size(comm: PointToPoint, operation: str, array: Any, out: Any, counts
 
 
 def _check_root(comm: PointToPoint, operation: str, root: Any) -> None:
-    """Refuse a root that is no rank."""
+    """Refuse a root that is not a rank."""
     if not isinstance(root, SupportsIndex) or not 0 <= index(root) < comm.size:
         raise UsageError(f"rank {comm.rank}: {operation} with root {quoted(root)}; ranks are 0..{comm.size - 1}")
 

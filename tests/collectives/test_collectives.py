@@ -192,7 +192,7 @@ BAD = {
     "a sum of records": (lambda c: collectives.reduce(c, np.zeros(2, [("a", "f4")])), "values have no 'sum'"),
     "a root between ranks": (lambda c: collectives.broadcast(c, np.ones(4), root=0.5), r"root 0.5; ranks are 0\.\.1"),
     "a root by name": (lambda c: collectives.gather(c, np.ones(4), root="a"), r"root 'a'; ranks are 0\.\.1"),
-    "a root that is no rank": (lambda c: collectives.broadcast(c, np.ones(4), root=2), "ranks are 0..1"),
+    "a root that is not a rank": (lambda c: collectives.broadcast(c, np.ones(4), root=2), "ranks are 0..1"),
     "an unknown reduction": (lambda c: collectives.all_reduce(c, np.ones(4), "add"), "one of sum, avg"),
     "an array for a reduction": (
         lambda c: collectives.reduce_scatter(c, np.ones(4), np.ones(2)),

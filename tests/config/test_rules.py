@@ -302,7 +302,7 @@ CASES = {
     "local-steps-need-replicas": ({"local_steps": 2, "dp": 2, "zero": 1}, "and not with --zero, --cp"),
     "fragments-of-whole-replicas": (
         {"local_steps": 2, "dp": 2, "tp": 2, "outer_optimizer": "nesterov", "outer_fragments": 2},
-        "--outer-fragments 2 cuts a replica's weights into fragments, of which each of its ranks would have a part",
+        "--outer-fragments 2 sends fragments of a replica's weights, and each rank of the replica holds a part",
     ),
     "local-steps-precision": (
         {"local_steps": 2, "dp": 2, "precision": "bf16"},

@@ -99,7 +99,7 @@ def in_place(message: Any) -> bool:
 
 
 def root_of(comm: Comm, root: int) -> tuple[bool, int]:
-    """Return whether this rank is the root, and the number of ranks; MPI.Exception for a root that is no rank."""
+    """Return whether this rank is the root, and the number of ranks; MPI.Exception for a root that is not a rank."""
     if not 0 <= root < comm.Get_size():
         raise failed("ERR_ROOT", f"rank {comm.Get_rank()}: root {root}; ranks are 0..{comm.Get_size() - 1}")
     return comm.Get_rank() == root, comm.Get_size()

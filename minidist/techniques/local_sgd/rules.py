@@ -58,7 +58,7 @@ RULES = (
     Rule(
         "fragments-of-whole-replicas",
         lambda j: j.local_steps and streaming(j) and j.dims.dp != j.dims.ranks,
-        "not built: {flag} cuts a replica's weights into fragments, of which each of its ranks would have a part",
+        "not built: {flag} sends fragments of a replica's weights, and each rank of the replica holds a part",
         "leave out --tp and --pp, or use --outer-optimizer nesterov without it",
         {"flag": streaming},
     ),
