@@ -13,6 +13,7 @@ unlike_calls.py     the sentence about the first call in which ranks differ
 message_checks.py   what can be wrong with a message on one rank alone
 buffers.py          which memory a message uses
 program_lines.py    the user's line of an error, and of another thread
+waiting.py          which rank waits for which
 """
 
 from typing import TYPE_CHECKING

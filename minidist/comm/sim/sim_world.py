@@ -27,6 +27,7 @@ from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.process_state import ProcessState
 from minidist.core.base.errors import (
+    DeadlockError,
     MismatchError,
     RankDeadError,
     RankTimeoutError,
@@ -43,7 +44,6 @@ from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.comm.sim.matching import Matching
 from minidist.core.comm.sim.state import Stream
 from minidist.core.comm.sim.world import Sim
-from minidist.core.comm.waiting import Waiting
 
 
 class SimWorld(Sim):
@@ -249,10 +249,10 @@ class SimWorld(Sim):
             raise look_ahead(self, self.calls.unlike)
         return super()._idle() or bool(self.state.dead and self.failures.notify(partial(match_waiting, self.matching)))
 
-    def _hints(self, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
-        from minidist.comm.sim.deadlock_hints import hints
+    def _deadlock(self, blocked: list[Stream]) -> DeadlockError:
+        from minidist.comm.sim.deadlock_report import deadlock
 
-        return hints(self.state, blocked, waiting, lambda name: self.calls.explain(name, self.state.returned))
+        return deadlock(self.state, blocked, lambda name: self.calls.explain(name, self.state.returned))
 
     def _pausing(self, stream: Stream, on: Request | Work) -> None:
         """Raise for a rank that must not wait. A killed one never communicates again: see `failures`."""

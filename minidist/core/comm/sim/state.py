@@ -1,7 +1,7 @@
 """What the parts of the simulated world share: the streams, the messages in flight, and how the run is set up.
 
-`Matching` pairs sends with receives, `deadlock_report` looks on, and `Sim` schedules the streams. Each is given this
-one object, so that none needs to know another.
+`Matching` pairs sends with receives, and `Sim` schedules the streams. Each is given this one object, so that neither
+needs to know the other.
 
 Proved by: tests/comm/sim/test_world.py
 """

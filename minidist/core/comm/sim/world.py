@@ -24,16 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import CommunicationError, UsageError
+from minidist.core.base.errors import CommunicationError, DeadlockError, UsageError
 from minidist.core.base.fibers import FiberExit, current, spawn, throw
 from minidist.core.base.trace import SpanEvent, Trace
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
-from minidist.core.comm.sim.deadlock_report import deadlock
 from minidist.core.comm.sim.matching import Matching
 from minidist.core.comm.sim.state import SimState, Stream
-from minidist.core.comm.waiting import Waiting
 
 
 class Sim:
@@ -149,15 +147,18 @@ class Sim:
 
         # [2] A rank that has not returned, or a stream that it left behind, waits for ever.
         if any(stream.fiber is not None and not stream.fiber.dead for stream in state.streams()):
-            raise deadlock(state, self._hints)
+            raise self._deadlock([stream for stream in state.streams() if stream.waiting is not None])
 
     def _idle(self) -> bool:
         """No stream can run: let one go on. Returns False when there is none."""
         return self.matching.match_one_wildcard()
 
-    def _hints(self, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
-        """Return sentences about what was probably meant by a program that waits for ever."""
-        return []
+    def _deadlock(self, blocked: list[Stream]) -> DeadlockError:
+        """Return the error for a run whose streams are blocked: what each of them waits in."""
+        lines = [f"  rank {stream.rank} waits in {stream.waiting.describe()}" for stream in blocked if stream.waiting]
+        ranks = len({stream.rank for stream in blocked})
+        first = f"deadlock: {ranks} of {self.size} ranks are blocked and none can make progress"
+        return DeadlockError("\n".join([first, *lines]))
 
     def _annotate(self, error: BaseException, stream: Stream) -> None:
         if isinstance(error, CommunicationError):
