@@ -167,7 +167,7 @@ def _run_on_shapes(
     """Make one rank's call, with the arguments that calls.py passes to the algorithm."""
 
     if nodes:
-        comm.set_nodes([list(node) for node in nodes])
+        comm.nodes = [list(node) for node in nodes]
     if algorithm == "auto":
         whole = {"scatter": 0, "all_to_all": -(-nbytes // comm.size) * comm.size}.get(operation, nbytes)
         algorithm = choose(comm, operation, whole)

@@ -123,7 +123,7 @@ def _trial(
         stream = world.state.running
         stream.time, stream.out_free, stream.in_free = begins[comm.rank]
         if nodes:
-            comm.set_nodes([list(node) for node in nodes])
+            comm.nodes = [list(node) for node in nodes]
         name, arguments = "barrier", ()
         if described.call is not None:
             name = described.call.operation

@@ -9,6 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
+from minidist.comm.communicator import check_alike
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.nn.ops.in_place import sample_step
@@ -16,7 +17,7 @@ from minidist.nn.ops.in_place import sample_step
 
 def check_weights(operation: str, module: Module, comm: Comm) -> None:
     """Raise MismatchError when a rank of `comm` has other weights, at once or with the next message. Sends nothing."""
-    comm.check_alike(operation, "weights", weights_checksum(module, comm))
+    check_alike(comm, operation, "weights", weights_checksum(module, comm))
 
 
 def weights_checksum(module: Module, comm: Comm) -> int:

@@ -31,6 +31,7 @@ from minidist.base.process import usable_cores
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog
 from minidist.comm.claims import Claim
+from minidist.comm.communicator import CheckedComm
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import (
     EQUAL_BYTES,
@@ -71,7 +72,6 @@ from minidist.core.base.errors import (
 from minidist.core.base.fibers import current, spawn
 from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
 from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
-from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint, Request, Work
 
 HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
@@ -128,7 +128,7 @@ class MPIWorld:
                 remove_old_folders()
             self.base = MPI.COMM_WORLD.Dup()  # for making groups, and for what this class itself exchanges
             self._prepare()
-            self.comm = Comm(self, "world", range(self.size), self.rank)
+            self.comm = CheckedComm(self, "world", range(self.size), self.rank)
             if timeout:
                 self.watchdog = Watchdog(self, timeout, self.folder)
 

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from minidist.comm.communicator import CheckedComm
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import current_purpose
@@ -206,7 +207,7 @@ def seen_from(comm: Comm, rank: int) -> Comm:
 
     Groups and meshes can be made of it, so it says which of them the rank is in, and at which place.
     """
-    return Comm(cast(Any, _NoMessages()), comm.name, comm.members, rank)
+    return CheckedComm(_NoMessages(), comm.name, comm.members, rank)
 
 
 class _NoMessages:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.interrupts import interruptible
+from minidist.comm.communicator import CheckedComm
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import check_checks
 from minidist.comm.sim.any_source import Chooser, earliest, match_waiting
@@ -60,6 +61,7 @@ class SimWorld(Sim):
     on any rank ends the run and is raised here, with a note naming the rank. A killed rank's result is None.
     """
 
+    comm_class = CheckedComm
     kept_calls = KEPT_CALLS
     uneven: Collection[str] = ()  # see `FoldedWorld`
     failures: Failures

@@ -1,11 +1,11 @@
 """Point-to-point messages: the interface that algorithms are written against, whatever a rank really is.
 
 `PointToPoint` is what a communicator and one collective call on it have in common (both are in `communicator`), so an
-algorithm runs on either. It checks the arguments and hands the message to its `World`. There are two:
-`Sim` and `MPIWorld`.
+algorithm runs on either. It checks the arguments and hands the message to its world. There are two, `Sim` and
+`MPIWorld`, with the same methods.
 
-    comm.send(array, dest) ──▶ PointToPoint._post ──▶ World.post ──▶ Request
-                               PointToPoint.wait  ──▶ World.wait
+    comm.send(array, dest) ──▶ PointToPoint._post ──▶ Sim.post ──▶ Request
+                               PointToPoint.wait  ──▶ Sim.wait
 
 There is no second, asynchronous version of any collective. A `Work` is a blocking function that runs in a *stream*: a
 greenlet next to the rank's main program, one for each communicator, first started, first run.
@@ -14,17 +14,16 @@ Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
 
 import math
-import pickle
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from minidist.core.base import hooks
-from minidist.core.base.errors import BufferReuseError, RankDeadError, UsageError, reason
+from minidist.core.base.errors import BufferReuseError, RankDeadError, UsageError
 from minidist.core.base.layout import may_overlap
 from minidist.core.base.trace import Trace
 from minidist.core.base.watchers import FlopCounter, watchers
@@ -106,81 +105,6 @@ class Work:
         return f"{self.comm.operation}, started at {self.site}"
 
 
-class World(Protocol):
-    """What a world offers to its communicators: messages, streams and a clock."""
-
-    kind: str  # "simulated" | "mpi"
-    checks: bool  # what both sides of a message say of it is compared
-    unchecked: bool  # nothing is checked or recorded, and no line of the program is looked for
-    finds_lines: bool  # the line of a rank that waits can be found when it is asked for
-    folds: bool  # some ranks stand for others, so that a collective of theirs is one event (`collectives.one_event`)
-    place: str  # where the program says that it is, for reports: "step 3 of 10; the last checkpoint is ..."
-
-    @property
-    def dead(self) -> dict[int, float]:
-        """World ranks that were killed, and when."""
-        ...
-
-    def register(self, comm: "PointToPoint", origin: str, label: str) -> None:
-        """Note that a communicator was made on this rank. origin, label: see `Comm`."""
-
-    def called(self, comm: "PointToPoint", call: "PointToPoint", array: np.ndarray | None) -> None:
-        """Note that this rank begins a collective call on `comm`, and what it passes to it."""
-
-    def compare_calls(self, call: "PointToPoint", value: int) -> None:
-        """Raise MismatchError when another rank has begun this collective call with another value, where that shows.
-
-        value: the root, or a checksum of what every rank must have equal when the call sends nothing.
-        """
-
-    def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Return the places in `members` (world ranks) of those that are near to each other, node by node."""
-        ...
-
-    def post(
-        self,
-        comm: "PointToPoint",
-        kind: str,
-        array: np.ndarray,
-        peer: int,
-        tag: int,
-        site: CallSite | None,
-        guarded: bool,
-    ) -> Request:
-        """Start a send or a receive; `guarded` when the user's program runs before the wait."""
-        ...
-
-    def wait(self, request: Request) -> None:
-        """Return when the request is complete; the rank's other streams run meanwhile."""
-
-    def exchange(
-        self, comm: "PointToPoint", outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
-    ) -> bool:
-        """Do a whole sendrecv at once, in an unchecked world; False when it must be posted instead."""
-        ...
-
-    def run_async(self, work: Work) -> Work:
-        """Queue work in the stream of its communicator."""
-        ...
-
-    def wait_work(self, work: Work) -> Any:
-        """Return the work's result once it is finished."""
-
-    def progress(self) -> None:
-        """Advance the streams, where they need it."""
-
-    def time(self) -> float:
-        """Return the seconds since the run began."""
-        ...
-
-    def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
-        """Record computing, and advance a virtual clock by its time."""
-
-    def trace_of(self, comm: "PointToPoint") -> Trace:
-        """Return the record of the rank that `comm` belongs to."""
-        ...
-
-
 class PointToPoint:
     """Messages among a group of ranks, seen from one of them.
 
@@ -198,7 +122,7 @@ class PointToPoint:
     highest_tag = MAX_TAG  # that a message may name
     calls_before = bytes(2)
 
-    def __init__(self, world: World, name: str, members: Sequence[int], rank: int) -> None:
+    def __init__(self, world: Any, name: str, members: Sequence[int], rank: int) -> None:
         self.world, self.name, self.context, self.members, self.rank = world, name, name, members, rank
         self.size = len(members)
         self.ranks: Sequence[int] = range(self.size)
@@ -274,28 +198,6 @@ class PointToPoint:
         send = self._post("send", outgoing, dest, tag, False)
         world.wait(receive)
         world.wait(send)
-
-    def send_object(self, value: Any, dest: int, tag: int | None = None) -> None:
-        """Send any picklable object: two messages, its length (8 B) and its bytes."""
-        # The receiver cannot know how much to allocate, so the length travels first.
-        try:
-            data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
-        except Exception as error:  # an object's own __reduce__ may raise anything
-            raise UsageError(
-                f"rank {self.rank}: send_object of a {type(value).__name__}, which cannot be pickled ({reason(error)}),"
-                f" at {self.site or call_site(sys._getframe(1))}; send arrays, numbers and text"
-            ) from None
-        self.send(np.array([data.size], dtype=np.int64), dest, tag)
-        self.send(data, dest, tag)
-
-    def recv_object(self, source: int, tag: int | None = None) -> Any:
-        """Receive what `send_object` sent."""
-        length = np.empty(1, dtype=np.int64)
-
-        source = self.recv(length, source, tag)
-        data = np.empty(int(length[0]), dtype=np.uint8)
-        self.recv(data, source, tag)
-        return pickle.loads(data.tobytes())
 
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, guarded: bool) -> Request:
         # The message's line: a collective call has it already, and that of a rank that waits can be found later.

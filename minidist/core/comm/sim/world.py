@@ -46,6 +46,7 @@ class Sim:
     """
 
     kind = "simulated"
+    comm_class = Comm
     checks = unchecked = folds = False
     place = ""
     state: SimState  # of the run, or of the last one
@@ -87,7 +88,7 @@ class Sim:
         results: list[Any] = [None] * self.size
 
         def program(stream: Stream) -> None:
-            comm = Comm(self, "world", range(self.size), stream.rank)
+            comm = self.comm_class(self, "world", range(self.size), stream.rank)
             results[stream.rank] = self._result(lambda: main(comm, *arguments, **keywords), main, stream.rank)
             state.returned.add(stream.rank)
 

@@ -6,6 +6,7 @@ Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from minidist.comm.communicator import recv_object, send_object
 from minidist.core.base.layout import offsets
 from minidist.core.base.trace import purpose
 from minidist.core.comm import Comm
@@ -120,8 +121,8 @@ def gather_tensors(comm: Comm, local: Tensors) -> Tensors:
         for rank in range(comm.size):
             for other in range(comm.size):
                 if comm.rank == rank != other:
-                    comm.send_object(local, other)
-            tensors = local if rank == comm.rank else comm.recv_object(rank)
+                    send_object(comm, local, other)
+            tensors = local if rank == comm.rank else recv_object(comm, rank)
             for kind, table in tensors.items():
                 for name, array in table.items():
                     result[kind].setdefault(name, array)

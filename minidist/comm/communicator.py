@@ -1,0 +1,119 @@
+"""The communicator that a program is given: a `Comm` that refuses what would go wrong later, and sends objects.
+
+    Comm          rank, size, send, recv, ..., collective, dup, group, split
+    CheckedComm   in addition: arguments are checked before anything is sent, and its own attributes cannot be changed
+
+Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_misuse.py
+"""
+
+import pickle
+import sys
+from collections.abc import Sequence
+from operator import index
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from minidist.core.base.errors import UsageError, quoted, reason
+from minidist.core.comm.call_site import call_site
+from minidist.core.comm.communicator import Comm
+from minidist.core.comm.point_to_point import PointToPoint
+
+FIXED = ("rank", "size", "members", "ranks", "name")  # what a communicator is
+
+
+def send_object(comm: PointToPoint, value: Any, dest: int, tag: int | None = None) -> None:
+    """Send any picklable object: two messages, its length (8 B) and its bytes."""
+    # The receiver cannot know how much to allocate, so the length travels first.
+    try:
+        data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+    except Exception as error:  # an object's own __reduce__ may raise anything
+        raise UsageError(
+            f"rank {comm.rank}: send_object of a {type(value).__name__}, which cannot be pickled ({reason(error)}),"
+            f" at {comm.site or call_site(sys._getframe(1))}; send arrays, numbers and text"
+        ) from None
+    comm.send(np.array([data.size], dtype=np.int64), dest, tag)
+    comm.send(data, dest, tag)
+
+
+def recv_object(comm: PointToPoint, source: int, tag: int | None = None) -> Any:
+    """Receive what `send_object` sent."""
+    length = np.empty(1, dtype=np.int64)
+
+    source = comm.recv(length, source, tag)
+    data = np.empty(int(length[0]), dtype=np.uint8)
+    comm.recv(data, source, tag)
+    return pickle.loads(data.tobytes())
+
+
+class CheckedComm(Comm):
+    """A rank's handle on a group of ranks, in a world that programs run in."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A rank that counts itself as another one would take that one's messages.
+        if name in FIXED and name in self.__dict__:
+            raise UsageError(
+                f"rank {self.rank}: comm.{name} = {str(value)[:80]}, at {call_site(sys._getframe(1))}; what a"
+                " communicator is cannot be changed: use another variable, or make another communicator with split()"
+            )
+        super().__setattr__(name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            f"rank {self.rank}: the communicator {self.name!r} cannot be copied or pickled, and neither can what holds"
+            " one (a wrapped, sharded or split model); copy the model before that, or use comm.dup()"
+        )
+
+    def set_nodes(self, nodes: list[list[int]]) -> None:
+        """Name the ranks that are near to each other, node by node, instead of asking the world."""
+        self.nodes = nodes
+
+    def group(self, ranks: Sequence[int], label: str) -> Comm:
+        """Return a communicator of `ranks`; see `Comm.group`. MismatchError names two ranks that make unlike ones."""
+        try:
+            ranks = self._distinct(ranks)
+        except UsageError:
+            self._children += 1  # as on the ranks whose call is not refused
+            raise
+        return super().group(ranks, label)
+
+    def _distinct(self, ranks: Sequence[int]) -> list[int]:
+        """Return the ranks of a group as integers; UsageError for what makes none."""
+        try:
+            ranks = [int64(r, self.rank, "a rank of a group") for r in ranks]
+        except TypeError:
+            raise UsageError(f"rank {self.rank}: a group of {quoted(ranks)}; pass a list of ranks") from None
+        if self.rank not in ranks or len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < self.size:
+            raise UsageError(
+                f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1} with its caller, got {ranks}"
+            )
+        return ranks
+
+    def split(self, color: int, key: int = 0) -> Comm:
+        """Return the communicator of the ranks with the same color, ordered by (key, rank); see `Comm.split`."""
+        color, key = int64(color, self.rank, "a color of split"), int64(key, self.rank, "a key of split")
+        if color < 0:
+            raise UsageError(f"rank {self.rank}: split needs a color of at least 0, got {color}")
+        return super().split(color, key)
+
+    send_object, recv_object = send_object, recv_object
+
+
+def check_alike(comm: Comm, operation: str, what: str, checksum: int) -> None:
+    """Raise MismatchError when other members make this call with another checksum of `what`; it sends nothing.
+
+    Simulated ranks are compared at once, and under MPI the next message of a collective call says it.
+    """
+    if comm.size > 1:
+        comm.world.compare_calls(comm.collective(operation, f"{what} {checksum:08x}"), checksum)
+
+
+def int64(value: SupportsIndex, rank: int, what: str) -> int:
+    """Return a whole number that fits into 8 bytes as a Python integer; 1.5 is refused, not rounded."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = 2**63
+    if not -(2**63) <= number < 2**63:
+        raise UsageError(f"rank {rank}: {what} is {quoted(value)}; it must be a whole number of at most 64 bits")
+    return number
