@@ -12,11 +12,13 @@ from minidist.core.base import hooks
 
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
+    "algorithms",
     "auto",
     "call",
     "call_checks",
     "closed_forms",
     "folding",
+    "narrow",
     "nodes",
     "one_event",
     "ring_event",
@@ -39,7 +41,8 @@ def _check_call(*arguments: Any, **keywords: Any) -> None:
     check_call(*arguments, **keywords)
 
 
-def _more_algorithms() -> None:
+def more_algorithms() -> None:
+    """Import the files of minidist/collectives that register algorithms."""
     from minidist import collectives
     from minidist.core.base.registry import import_modules
 
@@ -48,6 +51,13 @@ def _more_algorithms() -> None:
 
 def _more_schedules() -> None:
     import minidist.pipeline.schedules  # noqa: F401  its files register them
+
+
+def _narrow_sum(op: str, total: Any, contribution: Any) -> bool:
+    from minidist.collectives.narrow import narrow_sum
+
+    hooks.narrow_sum = narrow_sum
+    return narrow_sum(op, total, contribution)
 
 
 def _algorithm_of_a_file(operation: str, name: str) -> Any:
@@ -276,7 +286,7 @@ def _register_comm_hook(reducer: Any, state: Any, hook: Any) -> None:
 
 hooks.choosers["auto"] = _choose
 hooks.call_checks.append(_check_call)
-hooks.more_algorithms.append(_more_algorithms)
+hooks.more_algorithms.append(more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
 hooks.model_checks.append(_check_weights)
@@ -290,6 +300,7 @@ hooks.any_source = _any_source
 hooks.fibers = _fibers
 hooks.kernels_of = _kernels_of
 hooks.half = _half
+hooks.narrow_sum = _narrow_sum
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
 hooks.grouped_attention = _grouped_attention

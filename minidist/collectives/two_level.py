@@ -25,11 +25,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidist.collectives import binomial_tree
+from minidist.collectives.closed_forms import Volume, formulas, seconds, volume
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives import ring
 from minidist.core.collectives.operations import divide
-from minidist.core.collectives.registry import Volume, algorithm, formulas, seconds, volume
+from minidist.core.collectives.registry import algorithm
 from minidist.core.comm.communicator import CollectiveCall
 
 
