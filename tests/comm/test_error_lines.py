@@ -79,8 +79,8 @@ def test_an_exception_of_a_script_that_run_runs_has_the_scripts_lines_only(folde
 
 
 def test_a_line_of_an_installed_package_is_not_the_users():
-    assert call_site._classify("/home/a/.local/lib/python3.11/site-packages/typer/main.py") == call_site._OTHER
-    assert call_site._classify("/home/a/packages/main.py") == call_site._USER
+    assert call_site.KINDS["/home/a/.local/lib/python3.11/site-packages/typer/main.py"] == call_site.OTHER
+    assert call_site.KINDS["/home/a/packages/main.py"] == call_site.USER
 
 
 @pytest.mark.parametrize(("flag", "variable"), [(["--traceback"], "0"), ([], "1")])

@@ -281,7 +281,7 @@ class MPIWorld:
         finally:
             self.waiting = before
 
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
+    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None, root: int | None) -> None:
         """Note a call that begins; its messages say which calls this rank has made before."""
         if not self.unchecked:
             log = self.logs[call.name]

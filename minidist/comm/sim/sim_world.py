@@ -61,6 +61,7 @@ class SimWorld(Sim):
     on any rank ends the run and is raised here, with a note naming the rank. A killed rank's result is None.
     """
 
+    kind = "simulated"
     comm_class = CheckedComm
     kept_calls = KEPT_CALLS
     uneven: Collection[str] = ()  # see `FoldedWorld`
@@ -89,6 +90,11 @@ class SimWorld(Sim):
         self.timeout, self.record, self.on_failure = timeout, record, on_failure
         self.in_run = self.looking_ahead = False
         self.pending_kills: dict[int, int] = {}  # rank -> messages that it posts before, in each run
+
+    @property
+    def dead(self) -> dict[int, float]:
+        """The ranks that were killed in this run (the last one), and the virtual time of each death."""
+        return self.state.dead
 
     # a run ------------------------------------------------------------------------------------------------------------
 
@@ -318,10 +324,17 @@ class SimWorld(Sim):
         self.comms.append(comm)
         self.calls.register(comm, origin, label)
 
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
+    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None, root: int | None) -> None:
         self.calls.called(comm, call, array)
+        # Ranks with unlike roots may all wait for each other, without any two of their messages meeting.
+        if root is not None:
+            self.compare_calls(call, root)
 
     def compare_calls(self, call: PointToPoint, value: int) -> None:
+        """Raise MismatchError when another rank has begun this collective call with another value.
+
+        value: the root, or a checksum of what every rank must have equal when the call sends nothing.
+        """
         if self.calls.differs(call, value) and self.calls.unlike is None:
             self.calls.refuse(MismatchError(self.calls.explain(call.name)), call, False)
             self.hub.switch()

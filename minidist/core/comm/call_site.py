@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from minidist.core.base import hooks
+
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _PLUMBING = tuple(
     _PACKAGE + os.path.join(*path, "")
@@ -22,8 +24,23 @@ _PLUMBING = tuple(
 _OTHERS: tuple[str, ...] = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
 if sys.platform != "emscripten":  # in a browser the interpreter's folder is the user's
     _OTHERS += (str(Path(sys.executable).parent),)
-_USER, _OURS, _PLUMBER, _OTHER = range(4)
-_kind_of_file: dict[str, int] = {}  # by file name, which is faster to hash than a code object
+USER, OURS, PLUMBER, OTHER = range(4)
+
+
+class _Kinds(dict[str, int]):
+    """Whose a file is, by its name, which is faster to hash than a code object. Each is looked at once."""
+
+    def __missing__(self, filename: str) -> int:
+        # A package may be installed in another folder than this interpreter's own, such as the user's.
+        installed = any(f"{os.sep}{folder}{os.sep}" in filename for folder in ("site-packages", "dist-packages"))
+        kind = OTHER if installed or filename.startswith(_OTHERS) else USER
+        if filename.startswith(_PACKAGE):
+            kind = PLUMBER if filename.startswith(_PLUMBING) else OURS
+        self[filename] = kind
+        return kind
+
+
+KINDS = _Kinds()
 
 
 class CallSite(NamedTuple):
@@ -35,8 +52,8 @@ class CallSite(NamedTuple):
     def __str__(self) -> str:
         # Relative to where the program was started, as compilers print it.
         path = Path(self.filename)
-        if path.parent.name.startswith("ipykernel_"):
-            return f"{cell_name(self.filename)}, line {self.line}"
+        if cell := hooks.cell_name(self.filename):
+            return f"{cell}, line {self.line}"
         try:
             return f"{path.relative_to(Path.cwd())}:{self.line}"
         except (ValueError, OSError):  # elsewhere, or the working directory was removed
@@ -52,12 +69,10 @@ def call_site(frame: FrameType | None, otherwise: CallSite | None = None) -> Cal
     fallback: FrameType | None = None
     while frame is not None:
         filename = frame.f_code.co_filename
-        kind = _kind_of_file.get(filename)
-        if kind is None:
-            kind = _kind_of_file[filename] = _classify(filename)
-        if kind == _USER:
+        kind = KINDS[filename]
+        if kind == USER:
             return CallSite(filename, frame.f_lineno)
-        if kind == _OURS and fallback is None:
+        if kind == OURS and fallback is None:
             fallback = frame  # a program of ours: `minidist train` has no user code above it
         frame = frame.f_back
     if otherwise is not None:
@@ -65,33 +80,3 @@ def call_site(frame: FrameType | None, otherwise: CallSite | None = None) -> Cal
     if fallback is not None:
         return CallSite(fallback.f_code.co_filename, fallback.f_lineno)
     return NOWHERE
-
-
-def is_of_user(filename: str) -> bool:
-    """Return whether a file is neither Python's, nor of an installed package, nor of this package."""
-    kind = _kind_of_file.get(filename)
-    if kind is None:
-        kind = _kind_of_file[filename] = _classify(filename)
-    return kind == _USER
-
-
-def _classify(filename: str) -> int:
-    if filename.startswith(_PLUMBING):
-        return _PLUMBER
-    if filename.startswith(_PACKAGE):
-        return _OURS
-    # A package may be installed in another folder than this interpreter's own, such as the user's.
-    installed = any(f"{os.sep}{folder}{os.sep}" in filename for folder in ("site-packages", "dist-packages"))
-    return _OTHER if installed or filename.startswith(_OTHERS) else _USER
-
-
-cells: dict[str, str] = {}  # by the name of its temporary file, the name of a cell whose notebook is another process
-
-
-def cell_name(filename: str) -> str:
-    """Return the name by which a reader knows a notebook's cell, In[3], instead of its temporary file's."""
-    if filename in cells:
-        return cells[filename]
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    found: tuple[str, str] | None = shell.compile.format_code_name(filename) if shell else None
-    return " ".join(found or ("a notebook's", "cell"))

@@ -62,10 +62,7 @@ class Comm(PointToPoint):
         match_key = operation if root is None else f"{operation} root {root}"
         match_key = f"{match_key} {equal}" if equal else match_key
         call = CollectiveCall(self, operation, match_key, None if own_lines else site, site)
-        world.called(self, call, array)
-        # Ranks with unlike roots may all wait for each other, without any two of their messages meeting.
-        if root is not None:
-            world.compare_calls(call, root)
+        world.called(self, call, array, root)
         return call
 
     # groups -----------------------------------------------------------------------------------------------------------
@@ -127,14 +124,3 @@ class CollectiveCall(PointToPoint):
         # The tag of all its messages wraps around after 16,384 calls, when the messages of the call that had it before
         # have long arrived.
         self.tag = next(comm.numbers) & MAX_TAG
-
-    def collective(
-        self,
-        operation: str,
-        equal: str = "",
-        root: int | None = None,
-        sends_itself: bool = False,
-        array: np.ndarray | None = None,
-    ) -> "CollectiveCall":
-        """Return this call itself: a collective that is made of others is one call."""
-        return self

@@ -217,16 +217,9 @@ class PointToPoint:
             hooks.message_checks().check(self, kind, array, peer)
         return world.post(self, kind, array, peer, tag, site, guarded)
 
-    def collective(
-        self,
-        operation: str,
-        equal: str = "",
-        root: int | None = None,
-        sends_itself: bool = False,
-        array: np.ndarray | None = None,
-    ) -> "PointToPoint":
-        """Return the collective call whose messages an algorithm is to send: a new one, or this one itself."""
-        raise NotImplementedError
+    def collective(self, *_: Any, **__: Any) -> "PointToPoint":
+        """Return the call whose messages an algorithm is to send: this one, or of a `Comm` a new one."""
+        return self
 
     def barrier(self) -> None:
         """Return when every rank has entered: ceil(log2 n) rounds of empty messages (Hensgen et al. 1988)."""

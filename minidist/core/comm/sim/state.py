@@ -96,12 +96,6 @@ class SimState:
         # By rank and id: the requests and works that no wait has been called for.
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in range(self.size)]
 
-    def line_of(self, rank: int) -> CallSite:
-        """Return the line at which the main program of a rank is; NOWHERE when it has ended or cannot be seen."""
-        main = self.mains[rank]
-        frame = sys._getframe(1) if main is self.running else getattr(main.fiber, "gr_frame", None)
-        return call_site(frame, NOWHERE)
-
     def streams(self) -> list[Stream]:
         """Return all streams: the ranks' main programs, then the others."""
         return [*self.mains, *self.side.values()]

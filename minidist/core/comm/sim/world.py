@@ -45,10 +45,8 @@ class Sim:
     on any rank ends the run and is raised here, with a note naming the rank.
     """
 
-    kind = "simulated"
     comm_class = Comm
     checks = unchecked = folds = False
-    place = ""
     state: SimState  # of the run, or of the last one
     matching: Matching
     post: Callable[..., Request]  # the messages of a run go straight to its `Matching`
@@ -270,30 +268,14 @@ class Sim:
         return self.state.traces
 
     @property
-    def dead(self) -> dict[int, float]:
-        """The ranks that were killed in this run (the last one), and the virtual time of each death."""
-        return self.state.dead
-
-    @property
     def end_time(self) -> float:
         """Virtual seconds until the last rank's main program returned."""
         return max(stream.time for stream in self.state.mains)
 
-    # what a world offers in addition ----------------------------------------------------------------------------------
+    # what a world that checks does in addition ------------------------------------------------------------------------
 
     def register(self, comm: PointToPoint, origin: str, label: str) -> None:
-        """Nothing to do: a communicator needs no preparation here."""
+        """Note that a communicator was made on this rank. origin, label: see `Comm`."""
 
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
-        """Nothing to do."""
-
-    def compare_calls(self, call: PointToPoint, value: int) -> None:
-        """Nothing to do."""
-
-    def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Return the places in `members`, all in one node."""
-        return [list(range(len(members)))]
-
-    def exchange(self, *_: Any) -> bool:
-        """Not called: a sendrecv has no shorter way here."""
-        return False
+    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None, root: int | None) -> None:
+        """Note that this rank begins a collective call on `comm`, and what it passes to it."""
