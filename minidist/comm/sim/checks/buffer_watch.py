@@ -3,8 +3,7 @@
     irecv ── the program goes on ──▶ the message comes: it is put aside ──▶ wait: the array is as it was? then write it
     isend ── the program goes on ──▶ wait: the array is as it was?
 
-So what a program reads import sys
-from an array before its wait does not depend on the order in which the ranks run.
+So what a program reads from an array before its wait does not depend on the order in which the ranks run.
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py
 """
