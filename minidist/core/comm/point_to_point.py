@@ -138,13 +138,6 @@ class PointToPoint:
         other.__dict__.update(self.__dict__, **changes)
         return other
 
-    def matching(self, operation: str, equal: str) -> "PointToPoint":
-        """Return this group for messages of `operation`, whose sides must pass the same `equal`; it sends nothing.
-
-        Every rank that sends or receives such a message must call it.
-        """
-        return self.part(PointToPoint, operation=operation, match_key=f"{operation} {equal}")
-
     # messages ---------------------------------------------------------------------------------------------------------
 
     def isend(self, array: np.ndarray, dest: int, tag: int | None = None) -> Request:

@@ -34,7 +34,7 @@ import numpy as np
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
-from minidist.core.base.errors import MinidistError, UsageError, quoted
+from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.random import batch_coordinates
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
@@ -145,12 +145,6 @@ class Task(ABC):
 def as_input(inputs: Any, dtype: Any) -> Any:
     """Return tokens unchanged, and features as a tensor of the model's dtype."""
     return inputs if inputs.dtype.kind in "iu" else Tensor(xp.as_array(inputs, dtype))
-
-
-class NonFiniteError(MinidistError):
-    """The loss became NaN or infinite."""
-
-    exit_code = 2
 
 
 def ordered_sum(values: Iterable[float]) -> float:

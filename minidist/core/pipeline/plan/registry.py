@@ -40,10 +40,6 @@ class Schedule:
     copies: int = 1
     complete: Callable[[Plan, Mapping[str, Any]], Plan] | None = None
 
-    def about(self) -> str:
-        """Return the first line of its file."""
-        return (inspect.getdoc(inspect.getmodule(self.function)) or "").partition("\n")[0]
-
     def plan(self, stages: int, microbatches: int, chunks: int | None = None, **options: Any) -> Plan:
         """Return the plan for `stages` pipeline ranks with `chunks` stages each.
 

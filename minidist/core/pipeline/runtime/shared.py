@@ -86,28 +86,28 @@ class SharedGradients:
                     for name in group.names:
                         self.mine[stage, name].gradient.was_reduced()
 
-    def _matching(self, group: Group, own: list[Place]) -> PointToPoint:
-        """Return the communicator for the sums of a group, whose copies must have had the same updates everywhere."""
-        first = group.names[0]
-        flats = [flat for stage, _ in own if (flat := self.mine[stage, first].flat) is not None]
-        said = {f"{first} of a pipeline after {flat.updates}" for flat in flats}
-        return self.comm.matching("tied", " and ".join(sorted(said))) if said else self.comm
+    def _gradients(self, stage: int, group: Group) -> list[Any]:
+        """Return the arrays of a group's gradients on this rank's stage, in an order that all places have."""
+        gradients = []
+        for name in group.names:
+            parameter = self.mine[stage, name]
+            parameter.zero_fill()  # when nothing was added to it
+            gradients.append(parameter.gradient.local)
+        return gradients
 
     def _add(self, group: Group, own: list[Place]) -> None:
-        sums: dict[Place, Any] = {}
-        for stage, rank in own:
-            gradients = []
-            for name in group.names:
-                self.mine[stage, name].zero_fill()  # when nothing was added to it
-                gradients.append(_local(self.mine[stage, name]).reshape(-1))
-            sums[stage, rank] = xp.concatenate(gradients)
-        total = sum_over_places(self._matching(group, own), group, sums)
-        for stage, _ in own:
-            at = 0
-            for name in group.names:
-                copy = self.mine[stage, name]
-                _local(copy)[...] = total[at : at + copy.size].reshape(copy.shape)
-                at += copy.size
+        gradients = {place: self._gradients(place[0], group) for place in own}
+        sums = {place: xp.concatenate([array.reshape(-1) for array in found]) for place, found in gradients.items()}
+        name = group.names[0]
+        matching = hooks.pipeline_refusals().matching(
+            self.comm, name, [self.mine[stage, name].flat for stage, _ in own]
+        )
+        total = sum_over_places(matching or self.comm, group, sums)
+        for found in gradients.values():
+            start = 0
+            for array in found:
+                array[...] = total[start : start + array.size].reshape(array.shape)
+                start += array.size
 
 
 def sum_over_places(comm: PointToPoint, group: Group, sums: Mapping[Place, Any]) -> Any:
@@ -154,11 +154,6 @@ def _groups(where: Mapping[tuple[int | None, int], list[Place]], names: Mapping[
     return [Group(list(places), found, is_tied) for (is_tied, places), found in groups.items()]
 
 
-def _local(parameter: Parameter) -> Any:
-    assert parameter.gradient.local is not None
-    return parameter.gradient.local
-
-
 def word_of(name: str) -> int:
     """Return a name as a number that can be sent."""
     return fingerprint_number(name, np.int64)
@@ -199,14 +194,6 @@ class SharedShards(SharedGradients):
     def mark_added(self) -> None:
         """Do nothing: a shard holds only sums."""
 
-    def _units(self, stage: int, group: Group) -> list[Shard]:
-        return [shard for shard in self.shards[stage] if set(shard.flat.names) <= set(group.names)]
-
-    def _add(self, group: Group, own: list[Place]) -> None:
-        sums = {place: xp.concatenate([shard.grad_buffer() for shard in self._units(place[0], group)]) for place in own}
-        total = sum_over_places(self._matching(group, own), group, sums)
-        for stage, _ in own:
-            start = 0
-            for shard in self._units(stage, group):
-                shard.grad_buffer()[...] = total[start : start + shard.size]
-                start += shard.size
+    def _gradients(self, stage: int, group: Group) -> list[Any]:
+        units = [shard for shard in self.shards[stage] if set(shard.flat.names) <= set(group.names)]
+        return [shard.grad_buffer() for shard in units]
