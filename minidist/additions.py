@@ -254,6 +254,12 @@ def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
     return UlyssesRingAttention(comm, length, neighbours)
 
 
+def _check_layout(layout: Any, comm: Any) -> None:
+    from minidist.parallel.axes_check import check_layout
+
+    check_layout(layout, comm)
+
+
 def _check_schedule(*arguments: Any) -> None:
     from minidist.pipeline.schedules.refusals import check_schedule
 
@@ -326,6 +332,7 @@ hooks.optimizer_checks = _optimizer_checks
 hooks.load_optimizer = _load_optimizer
 hooks.describe = _describe
 hooks.move = _move
+hooks.check_layout = _check_layout
 hooks.check_schedule = _check_schedule
 hooks.validate_plan = _validate_plan
 hooks.prevent_deadlocks = _prevent_deadlocks

@@ -26,6 +26,7 @@ import numpy as np
 
 from minidist.collectives import binomial_tree
 from minidist.collectives.closed_forms import Volume, formulas, seconds, volume
+from minidist.comm.communicator import part
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives import ring
@@ -41,7 +42,8 @@ def sub(call: CollectiveCall, ranks: Sequence[int]) -> CollectiveCall:
     travel with the tag of the whole call. Two ranks' messages keep their order, so parts of one call that follow one
     another cannot meet.
     """
-    return call.part(
+    return part(
+        call,
         CollectiveCall,
         members=[call.members[rank] for rank in ranks],
         rank=list(ranks).index(call.rank),

@@ -10,7 +10,7 @@ import pickle
 import sys
 from collections.abc import Sequence
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from minidist.core.base.errors import UsageError, quoted, reason
 from minidist.core.comm.call_site import call_site
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import PointToPoint
+
+Part = TypeVar("Part", bound=PointToPoint)
 
 FIXED = ("rank", "size", "members", "ranks", "name")  # what a communicator is
 
@@ -97,6 +99,13 @@ class CheckedComm(Comm):
         return super().split(color, key)
 
     send_object, recv_object = send_object, recv_object
+
+
+def part(comm: PointToPoint, kind: type[Part], **changes: Any) -> Part:
+    """Return a group as an object of class `kind`, with other values of some attributes; it sends nothing."""
+    other = object.__new__(kind)
+    other.__dict__.update(comm.__dict__, **changes)
+    return other
 
 
 def check_alike(comm: Comm, operation: str, what: str, checksum: int) -> None:

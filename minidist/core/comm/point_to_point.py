@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +28,6 @@ from minidist.core.base.layout import may_overlap
 from minidist.core.base.trace import Trace
 from minidist.core.base.watchers import FlopCounter, watchers
 from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
-
-Part = TypeVar("Part", bound="PointToPoint")
 
 ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
@@ -131,12 +129,6 @@ class PointToPoint:
         self.site: CallSite | None = None
         self.opened: CallSite | None = None
         self.nodes: list[list[int]] | None = None
-
-    def part(self, kind: "type[Part]", **changes: Any) -> "Part":
-        """Return this group as an object of class `kind`, with other values of some attributes; it sends nothing."""
-        other = object.__new__(kind)
-        other.__dict__.update(self.__dict__, **changes)
-        return other
 
     # messages ---------------------------------------------------------------------------------------------------------
 

@@ -33,8 +33,8 @@ import numpy as np
 
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.random import batch_coordinates
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
@@ -183,20 +183,7 @@ class ParallelLayout(ParallelDims):
     ulysses: int = 2
     sequence_parallel: bool = False
 
-    def __post_init__(self) -> None:
-        if self.zero not in range(4):
-            raise UsageError(f"ParallelLayout(zero={quoted(self.zero)}); the stage of ZeRO is 0, 1, 2 or 3")
-
     def axes(self, comm: Comm) -> Axes:
         """Return this rank's communicators; UsageError when the degrees do not fit the ranks of `comm`."""
-        if self.ranks != comm.size:
-            degrees = f"pp={self.pp}, dp={self.dp}, cp={self.cp}, tp={self.tp}"
-            raise UsageError(
-                f"ParallelLayout({degrees}) is for {self.ranks} ranks, and there are {comm.size}; make the product of"
-                " the degrees equal to the number of ranks"
-            )
-        if self.dp % self.ep:
-            raise UsageError(
-                f"ParallelLayout(dp={self.dp}, ep={self.ep}): ep divides dp; choose a divisor of {self.dp}"
-            )
+        hooks.check_layout(self, comm)
         return super().axes(comm)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from minidist.comm.communicator import part
 from minidist.core.autograd import MeanOfRows, Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, UsageError, nearest
@@ -192,7 +193,7 @@ def matching(comm: Comm, name: str, flats: Iterable[FlatParameters | None]) -> P
     said = {f"{name} of a pipeline after {flat.updates}" for flat in flats if flat is not None}
     if not said:
         return comm
-    return comm.part(PointToPoint, operation="tied", match_key=f"tied {' and '.join(sorted(said))}")
+    return part(comm, PointToPoint, operation="tied", match_key=f"tied {' and '.join(sorted(said))}")
 
 
 def check_shared(
