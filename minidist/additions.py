@@ -111,12 +111,6 @@ def _comm_checks() -> Any:
     return checks
 
 
-def _cell_name(filename: str) -> str | None:
-    from minidist.comm.program_lines import cell_name
-
-    return cell_name(filename)
-
-
 def _any_source() -> Any:
     from minidist.comm.sim import any_source
 
@@ -316,7 +310,6 @@ hooks.shard_arguments.append(_shard_arguments)
 hooks.one_event.append(_one_event)
 hooks.message_checks = _message_checks
 hooks.comm_checks = _comm_checks
-hooks.cell_name = _cell_name
 hooks.any_source = _any_source
 hooks.fibers = _fibers
 hooks.kernels_of = _kernels_of

@@ -14,6 +14,7 @@ checks.py           what a mesh, a cost model and a wrapper refuse
 communicator.py     the communicator that a program is given
 message_checks.py   what can be wrong with a message on one rank alone
 buffers.py          which memory a message uses
+call_site.py        the user's line on which an operation started
 program_lines.py    the user's line of an error, and of another thread
 waiting.py          which rank waits for which
 """

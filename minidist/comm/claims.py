@@ -15,8 +15,8 @@ Proved by: tests/comm/sim/test_misuse.py, tests/comm/mpi/test_groups.py
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from minidist.comm.call_site import CallSite
 from minidist.core.base.errors import MismatchError, quoted
-from minidist.core.comm.call_site import CallSite
 
 
 class Claim(NamedTuple):

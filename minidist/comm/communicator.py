@@ -14,8 +14,8 @@ from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 
+from minidist.comm.call_site import call_site
 from minidist.core.base.errors import UsageError, quoted, reason
-from minidist.core.comm.call_site import call_site
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import PointToPoint
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from minidist.comm.call_site import CallSite, call_site, is_of_user
 from minidist.core.base.errors import BufferReuseError
-from minidist.core.comm.call_site import KINDS, USER, CallSite, call_site
 
 
 @contextmanager
@@ -83,22 +83,3 @@ def lines_of(error: BaseException) -> list[str]:
     if line is not None and not any(str(line) in text for text in lines):
         lines.append(f"at {line} (--traceback or MINIDIST_TRACEBACK=1 shows the whole way)")
     return lines
-
-
-def is_of_user(filename: str) -> bool:
-    """Return whether a file is neither Python's, nor of an installed package, nor of this package."""
-    return KINDS[filename] == USER
-
-
-cells: dict[str, str] = {}  # by the name of its temporary file, the name of a cell whose notebook is another process
-
-
-def cell_name(filename: str) -> str | None:
-    """Return the name by which a reader knows a notebook's cell, In[3], instead of its temporary file's."""
-    if not os.path.basename(os.path.dirname(filename)).startswith("ipykernel_"):
-        return None
-    if filename in cells:
-        return cells[filename]
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    found: tuple[str, str] | None = shell.compile.format_code_name(filename) if shell else None
-    return " ".join(found or ("a notebook's", "cell"))

@@ -24,7 +24,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from types import ModuleType
 from typing import Any, TextIO
 
-from minidist.comm.program_lines import is_of_user
+from minidist.comm.call_site import is_of_user
 from minidist.core.base.errors import UsageError
 
 MARKER = "minidist.debug.rank_process.marker"

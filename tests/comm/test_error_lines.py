@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.comm import launch
+from minidist.comm import call_site, launch
 from minidist.core.collectives import all_reduce
-from minidist.core.comm import call_site
 from tests.mpi_runner import mpiexec
 
 ROOT = Path(__file__).parents[2]
@@ -79,8 +78,8 @@ def test_an_exception_of_a_script_that_run_runs_has_the_scripts_lines_only(folde
 
 
 def test_a_line_of_an_installed_package_is_not_the_users():
-    assert call_site.KINDS["/home/a/.local/lib/python3.11/site-packages/typer/main.py"] == call_site.OTHER
-    assert call_site.KINDS["/home/a/packages/main.py"] == call_site.USER
+    assert call_site._classify("/home/a/.local/lib/python3.11/site-packages/typer/main.py") == call_site._OTHER
+    assert call_site._classify("/home/a/packages/main.py") == call_site._USER
 
 
 @pytest.mark.parametrize(("flag", "variable"), [(["--traceback"], "0"), ([], "1")])

@@ -9,7 +9,7 @@ from datetime import date
 import numpy as np
 import pytest
 
-from minidist.comm import program_lines
+from minidist.comm import call_site
 from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
 from minidist.course.lesson import check, examine, expect, solution
 from minidist.course.lesson.exercise import Case, find
@@ -181,8 +181,8 @@ def test_an_error_names_its_line_also_in_a_helper_of_another_cell(monkeypatch):
     scope = {}
     exec(compile("def helper(array):\n    return array[99]", "/tmp/ipykernel_9/8.py", "exec"), scope)
     exec(compile("def calls(comm, outgoing):\n    helper([])", "/tmp/ipykernel_9/7.py", "exec"), scope)
-    monkeypatch.setitem(program_lines.cells, "/tmp/ipykernel_9/7.py", "Cell In[4]")
-    monkeypatch.setitem(program_lines.cells, "/tmp/ipykernel_9/8.py", "Cell In[3]")
+    monkeypatch.setitem(call_site.cells, "/tmp/ipykernel_9/7.py", "Cell In[4]")
+    monkeypatch.setitem(call_site.cells, "/tmp/ipykernel_9/8.py", "Cell In[3]")
     text = examine("03.by_order", scope["calls"], mpi=False).text
     assert "IndexError: list index out of range, at Cell In[3], line 2" in text
 
@@ -191,7 +191,7 @@ def test_a_report_names_the_cell_of_the_notebook(monkeypatch):
     source = "def waits(comm, outgoing):\n    comm.recv(outgoing, comm.rank)"
     scope = {}
     exec(compile(source, "/tmp/ipykernel_9/7.py", "exec"), scope)
-    monkeypatch.setitem(program_lines.cells, "/tmp/ipykernel_9/7.py", "Cell In[4]")
+    monkeypatch.setitem(call_site.cells, "/tmp/ipykernel_9/7.py", "Cell In[4]")
     assert "at Cell In[4], line 2" in examine("03.by_order", scope["waits"], mpi=False).text
 
 

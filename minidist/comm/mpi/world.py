@@ -30,6 +30,7 @@ from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog
+from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
 from minidist.comm.claims import Claim
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.has_run import LAZY, has_run
@@ -71,13 +72,12 @@ from minidist.core.base.errors import (
 )
 from minidist.core.base.fibers import current, spawn
 from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
-from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint, Request, Work
 
 HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
 
 
-class MPIWorld:
+class MPIWorld(FindsLines):
     """All processes that `mpiexec` started.
 
     checks: send and compare headers, and watch the buffers of nonblocking messages; "headers" leaves the watch out.
@@ -603,6 +603,9 @@ class MPIWorld:
     # streams ----------------------------------------------------------------------------------------------------------
 
     def run_async(self, work: Work) -> Work:
+        # The line that a report names: the user's call, found once for all messages of the work.
+        if work.site in (None, NOWHERE):
+            work.site = call_site(sys._getframe(1))
         if threading.get_ident() != self.thread:
             raise self._cannot_be_used(work.comm, work.site)
         # One stream per communicator: works run one after the other, in the order of their starts.

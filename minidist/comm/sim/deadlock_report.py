@@ -5,10 +5,10 @@ Proved by: tests/comm/sim/test_world.py
 
 from collections.abc import Callable
 
+from minidist.comm.call_site import call_site
 from minidist.comm.sim.deadlock_hints import hints
 from minidist.comm.waiting import Waiting, circle_text, error_line, find_cycle
 from minidist.core.base.errors import DeadlockError
-from minidist.core.comm.call_site import call_site
 from minidist.core.comm.point_to_point import ANY, Work
 from minidist.core.comm.sim.state import SimState, Stream
 

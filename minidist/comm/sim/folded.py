@@ -29,11 +29,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import current_purpose
-from minidist.core.comm.call_site import CallSite, call_site
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Work
 from minidist.core.comm.sim.matching import Matching

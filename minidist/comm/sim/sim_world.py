@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.interrupts import interruptible
+from minidist.comm.call_site import NOWHERE, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import check_checks
@@ -26,6 +27,7 @@ from minidist.comm.sim.checks.recorder import Recorder, Totals
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
+from minidist.comm.sim.located import LocatedRequest
 from minidist.comm.sim.process_state import ProcessState
 from minidist.core.base.errors import (
     DeadlockError,
@@ -39,7 +41,6 @@ from minidist.core.base.errors import (
 )
 from minidist.core.base.fibers import FiberExit
 from minidist.core.base.trace import Trace, check_record
-from minidist.core.comm.call_site import call_site
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.comm.sim.matching import Matching
@@ -47,7 +48,7 @@ from minidist.core.comm.sim.state import Stream
 from minidist.core.comm.sim.world import Sim
 
 
-class SimWorld(Sim):
+class SimWorld(FindsLines, Sim):
     """`ranks` virtual ranks that run one function.
 
     eager_bytes: sends of at most this many bytes are buffered and complete at once; 0 (default): every send is
@@ -62,7 +63,7 @@ class SimWorld(Sim):
     """
 
     kind = "simulated"
-    comm_class = CheckedComm
+    comm_class, requests = CheckedComm, LocatedRequest
     kept_calls = KEPT_CALLS
     uneven: Collection[str] = ()  # see `FoldedWorld`
     failures: Failures
@@ -87,6 +88,7 @@ class SimWorld(Sim):
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
         self.checks, self.check_buffers = bool(checks), checks is True
+        self.finds_lines = sys.platform != "emscripten"  # the stack of a fiber made of promises cannot be looked at
         self.timeout, self.record, self.on_failure = timeout, record, on_failure
         self.in_run = self.looking_ahead = False
         self.pending_kills: dict[int, int] = {}  # rank -> messages that it posts before, in each run
@@ -283,6 +285,9 @@ class SimWorld(Sim):
             )
 
     def run_async(self, work: Work) -> Work:
+        # The line that a report names: the user's call, found once for all messages of the work.
+        if work.site in (None, NOWHERE):
+            work.site = call_site(sys._getframe(1))
         if not self.in_run:
             raise used_after_run(work.site)
         if get_ident() != self.thread:

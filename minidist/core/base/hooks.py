@@ -82,8 +82,6 @@ def _not_in_the_core(*_: Any) -> Any:
 message_checks: Callable[[], Any] = _not_in_the_core
 # The module comm/checks.py: what a mesh, a cost model and a wrapper refuse.
 comm_checks: Callable[[], Any] = _NoChecks
-# (file name) -> the name of a notebook's cell whose code is in that file, None for another file.
-cell_name: Callable[[str], str | None] = _nothing
 # The module comm/sim/any_source.py: receives from any rank in a simulated world.
 any_source: Callable[[], Any] = _not_in_the_core
 # The backend of core/base/fibers.py where there is no greenlet: a module with its five names.

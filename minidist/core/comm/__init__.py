@@ -7,7 +7,6 @@ communicator.py     a group of ranks and its collective calls
 point_to_point.py   send and receive: the interface of both worlds
 mesh.py             ranks in a grid of axes
 sim/                the simulated world: ranks in one process, virtual time
-call_site.py        the user's line on which an operation started
 """
 
 from typing import TYPE_CHECKING

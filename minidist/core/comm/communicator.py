@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base.trace import purpose
-from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.core.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint
 
 
@@ -53,16 +52,11 @@ class Comm(PointToPoint):
         sends_itself: the algorithm is the user's, so a report names the lines of its messages instead of the line of
         the call. array: what this rank passes to it, for reports.
         """
-        # A program that sends the call's messages itself has a line for each of them, and a library's algorithm has
-        # the line of the call.
-        world, caller = self.world, sys._getframe(1)
-        site = NOWHERE if world.unchecked else call_site(caller)
-        own_lines = world.checks and (sends_itself or site.filename == caller.f_code.co_filename)
-
+        site, opened = self.world.lines_of_call(sys._getframe(1), sends_itself)
         match_key = operation if root is None else f"{operation} root {root}"
         match_key = f"{match_key} {equal}" if equal else match_key
-        call = CollectiveCall(self, operation, match_key, None if own_lines else site, site)
-        world.called(self, call, array, root)
+        call = CollectiveCall(self, operation, match_key, site, opened)
+        self.world.called(self, call, array, root)
         return call
 
     # groups -----------------------------------------------------------------------------------------------------------
@@ -117,7 +111,7 @@ class CollectiveCall(PointToPoint):
 
     highest_tag = MAX_OWN_TAG
 
-    def __init__(self, comm: Comm, operation: str, match_key: str, site: CallSite | None, opened: CallSite) -> None:
+    def __init__(self, comm: Comm, operation: str, match_key: str, site: Any, opened: Any) -> None:
         self.world, self.name, self.members, self.rank = comm.world, comm.name, comm.members, comm.rank
         self.size, self.ranks, self.nodes, self.context = comm.size, comm.ranks, comm.nodes, comm.of_calls
         self.operation, self.match_key, self.site, self.opened = operation, match_key, site, opened

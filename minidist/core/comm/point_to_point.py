@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base import hooks
-from minidist.core.base.errors import BufferReuseError, RankDeadError, UsageError
+from minidist.core.base.errors import RankDeadError, UsageError
 from minidist.core.base.layout import may_overlap
 from minidist.core.base.trace import Trace
 from minidist.core.base.watchers import FlopCounter, watchers
-from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
 
 ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
@@ -53,13 +52,13 @@ class Request:
     array: np.ndarray
     peer: int
     tag: int
-    posted_at: CallSite | None
+    posted_at: Any
     finished: bool = field(default=False, init=False)  # has it been waited for?
 
     @property
-    def site(self) -> CallSite:
-        """The line that posted it."""
-        return self.posted_at or NOWHERE
+    def site(self) -> Any:
+        """The line that posted it, None where nobody looks for it."""
+        return self.posted_at
 
     def wait(self) -> np.ndarray:
         """Block until the message is complete; return its array."""
@@ -71,7 +70,8 @@ class Request:
         other = "any rank" if self.peer == ANY else f"rank {self.comm.members[self.peer]}"
         key = self.comm.match_key
         what = self.kind if key == "message" else f"{key}: {self.kind}"
-        return f"{what} {direction} {other}, tag {tag_text(self.tag, key)}, {self.array.nbytes} B, at {self.site}"
+        at = f", at {self.site}" if self.site else ""
+        return f"{what} {direction} {other}, tag {tag_text(self.tag, key)}, {self.array.nbytes} B{at}"
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +83,7 @@ class Work:
 
     comm: "PointToPoint"
     function: Callable[[], Any]
-    site: CallSite
+    site: Any
     started: float
     arrays: Sequence[np.ndarray] = ()
     context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
@@ -100,7 +100,7 @@ class Work:
 
     def describe(self) -> str:
         """Return the operation and the line, for reports."""
-        return f"{self.comm.operation}, started at {self.site}"
+        return f"{self.comm.operation}, started at {self.site}" if self.site else self.comm.operation
 
 
 class PointToPoint:
@@ -126,8 +126,8 @@ class PointToPoint:
         self.ranks: Sequence[int] = range(self.size)
         self.operation = self.match_key = "message"
         self.tag = 0
-        self.site: CallSite | None = None
-        self.opened: CallSite | None = None
+        self.site: Any = None
+        self.opened: Any = None
         self.nodes: list[list[int]] | None = None
 
     # messages ---------------------------------------------------------------------------------------------------------
@@ -173,10 +173,7 @@ class PointToPoint:
         if world.unchecked and world.exchange(self, outgoing, dest, incoming, source, tag):
             return
         if world.checks and may_overlap(outgoing, incoming):
-            raise BufferReuseError(
-                f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
-                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a buffer of its own"
-            )
+            hooks.message_checks().refuse_overlap(self)
 
         # The receive first: when the partner's message comes, its buffer is known.
         receive = self._post("receive", incoming, source, tag, False)
@@ -188,7 +185,7 @@ class PointToPoint:
         # The message's line: a collective call has it already, and that of a rank that waits can be found later.
         world, site = self.world, self.site
         if site is None and (guarded or not world.finds_lines):
-            site = call_site(sys._getframe(2), self.opened)
+            site = world.line(sys._getframe(2), self.opened)
         if tag is None:
             tag = self.tag
         elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
@@ -200,7 +197,8 @@ class PointToPoint:
             peer = hooks.message_checks().check(self, kind, array, peer)
         elif array.dtype.hasobject or not (flags.writeable or kind == "send"):
             hooks.message_checks().check(self, kind, array, peer)
-        return world.post(self, kind, array, peer, tag, site, guarded)
+        request: Request = world.post(self, kind, array, peer, tag, site, guarded)
+        return request
 
     def collective(self, *_: Any, **__: Any) -> "PointToPoint":
         """Return the call whose messages an algorithm is to send: this one, or of a `Comm` a new one."""
@@ -225,10 +223,9 @@ class PointToPoint:
 
         arrays: what it reads and writes; the program must leave them alone until the wait.
         """
-        # The line that a report names: the user's call, found once for all messages of the work.
-        site = call_site(sys._getframe(1)) if self.site in (None, NOWHERE) else self.site
-        assert site is not None
-        return self.world.run_async(Work(self, function, site, self.world.time(), arrays))
+        work = Work(self, function, self.site, self.world.time(), arrays)
+        self.world.run_async(work)
+        return work
 
     def progress(self) -> None:
         """Advance nonblocking operations. Returns nothing, so results cannot depend on timing."""
@@ -236,7 +233,7 @@ class PointToPoint:
 
     def time(self) -> float:
         """Return the seconds since the run began, on this stream's clock (virtual or real)."""
-        return self.world.time()
+        return float(self.world.time())
 
     def compute(
         self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
@@ -259,7 +256,8 @@ class PointToPoint:
     @property
     def trace(self) -> Trace:
         """This rank's record."""
-        return self.world.trace_of(self)
+        found: Trace = self.world.trace_of(self)
+        return found
 
 
 def tag_text(tag: int, key: str = "") -> str:

@@ -34,7 +34,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from minidist.comm import SimWorld, program_lines
+from minidist.comm import SimWorld, call_site
 from minidist.comm.program_lines import line_of_error
 from minidist.core.base.errors import DeadlockError, MinidistError, reason, text_of
 from minidist.core.base.trace import Trace
@@ -156,7 +156,7 @@ def serve(channel: Channel) -> None:
     """Load the answer and run it for each question of the judge, until it closes the channel."""
     refuse_exercises()
     job: Job = pickle.loads(channel.receive())
-    program_lines.cells.update(job.cells)
+    call_site.cells.update(job.cells)
     original = refuse_library_calls(job.task.written_by_hand)
     if job.memory is not None:
         bound = _address_space() + job.memory

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from minidist.comm import program_lines
+from minidist.comm import call_site
 from minidist.core.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.course.lesson import mpi_leg
 from minidist.course.lesson.exercise import find
@@ -99,7 +99,7 @@ def examine(
     # Code of the notebook's cells: the judge has the names of their temporary files only.
     functions = (function, *getattr(function, "__globals__", {}).values())
     files = {each.__code__.co_filename for each in functions if isinstance(each, FunctionType)}
-    cells = tuple((file, program_lines.cell_name(file)) for file in sorted(files) if "ipykernel_" in file)
+    cells = tuple((file, call_site.cell_name(file)) for file in sorted(files) if "ipykernel_" in file)
     request = Request(name, packed, seed, path, launcher, without, limits or Limits(), cells)
     verdict = _session().judge(request)
     return Result(**vars(verdict))

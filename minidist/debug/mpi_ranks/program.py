@@ -11,7 +11,8 @@ from itertools import islice
 from typing import Any
 
 from minidist.base.user_file import ProgramError
-from minidist.comm.program_lines import is_of_user, line_of_error
+from minidist.comm.call_site import is_of_user
+from minidist.comm.program_lines import line_of_error
 from minidist.comm.sim.choosers import Chooser, earliest, explore, seeded
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.comm import Comm

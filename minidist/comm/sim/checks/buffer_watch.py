@@ -14,7 +14,7 @@ from typing import NoReturn
 import numpy as np
 
 from minidist.comm.buffers import OpenMessages, WorkArrays, changed, checksum
-from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.core.comm.point_to_point import Request, Work
 from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 

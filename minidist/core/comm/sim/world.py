@@ -31,7 +31,7 @@ from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.comm.sim.matching import Matching
-from minidist.core.comm.sim.state import SimState, Stream
+from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 
 
 class Sim:
@@ -45,7 +45,8 @@ class Sim:
     on any rank ends the run and is raised here, with a note naming the rank.
     """
 
-    comm_class = Comm
+    comm_class, requests = Comm, SimRequest  # what a rank gets, and what a message in flight is
+    finds_lines = True  # the line of a rank that waits can be found when it is asked for
     checks = unchecked = folds = False
     state: SimState  # of the run, or of the last one
     matching: Matching
@@ -58,7 +59,6 @@ class Sim:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
         self.size, self.eager_bytes, self.links, self.chooser = ranks, eager_bytes, links or LinkModel(), chooser
-        self.finds_lines = sys.platform != "emscripten"  # the stack of a fiber made of promises cannot be looked at
 
     # running ----------------------------------------------------------------------------------------------------------
 
@@ -69,6 +69,7 @@ class Sim:
         state = self.state = SimState(
             self.size,
             self.links,
+            self.requests,
             self.chooser,
             self.eager_bytes or -1,
             self._traces(),
@@ -273,6 +274,14 @@ class Sim:
         return max(stream.time for stream in self.state.mains)
 
     # what a world that checks does in addition ------------------------------------------------------------------------
+
+    def line(self, frame: Any, otherwise: Any = None) -> Any:
+        """Return the line of the program in a stack of calls, for reports. Here nobody looks for it."""
+        return None
+
+    def lines_of_call(self, frame: Any, sends_itself: bool) -> tuple[Any, Any]:
+        """Return the line of each message of a collective call, and that of the call, likewise."""
+        return None, None
 
     def register(self, comm: PointToPoint, origin: str, label: str) -> None:
         """Note that a communicator was made on this rank. origin, label: see `Comm`."""

@@ -1,0 +1,118 @@
+"""Where the *user's* program started an operation: a report that names a line of this library is of no use.
+
+The search goes from the caller outwards to the first frame that is not minidist's own; inside minidist's own programs,
+to the first frame outside comm/ and collectives/, of the core and of the package. It costs about a quarter of a
+microsecond, so a collective call looks once and its messages share the result.
+
+Proved by: tests/comm/sim/test_world.py, tests/comm/test_error_lines.py
+"""
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_PLUMBING = tuple(
+    _PACKAGE + os.path.join(*path, "")
+    for path in (("core", "comm"), ("core", "collectives"), ("comm",), ("collectives",))
+)
+_OTHERS: tuple[str, ...] = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
+if sys.platform != "emscripten":  # in a browser the interpreter's folder is the user's
+    _OTHERS += (str(Path(sys.executable).parent),)
+_USER, _OURS, _PLUMBER, _OTHER = range(4)
+_kind_of_file: dict[str, int] = {}  # by file name, which is faster to hash than a code object
+
+
+class CallSite(NamedTuple):
+    """A line of a program."""
+
+    filename: str
+    line: int
+
+    def __str__(self) -> str:
+        # Relative to where the program was started, as compilers print it.
+        path = Path(self.filename)
+        if path.parent.name.startswith("ipykernel_"):
+            return f"{cell_name(self.filename)}, line {self.line}"
+        try:
+            return f"{path.relative_to(Path.cwd())}:{self.line}"
+        except (ValueError, OSError):  # elsewhere, or the working directory was removed
+            return f"{path}:{self.line}"
+
+
+NOWHERE = CallSite("unknown", 0)
+
+
+def call_site(frame: FrameType | None, otherwise: CallSite | None = None) -> CallSite:
+    """Return the innermost line of the user's program in the stack that ends in `frame`; else `otherwise`."""
+    # From the innermost frame outwards; the kind of each file is looked up once.
+    fallback: FrameType | None = None
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        kind = _kind_of_file.get(filename)
+        if kind is None:
+            kind = _kind_of_file[filename] = _classify(filename)
+        if kind == _USER:
+            return CallSite(filename, frame.f_lineno)
+        if kind == _OURS and fallback is None:
+            fallback = frame  # a program of ours: `minidist train` has no user code above it
+        frame = frame.f_back
+    if otherwise is not None:
+        return otherwise
+    if fallback is not None:
+        return CallSite(fallback.f_code.co_filename, fallback.f_lineno)
+    return NOWHERE
+
+
+def is_of_user(filename: str) -> bool:
+    """Return whether a file is neither Python's, nor of an installed package, nor of this package."""
+    kind = _kind_of_file.get(filename)
+    if kind is None:
+        kind = _kind_of_file[filename] = _classify(filename)
+    return kind == _USER
+
+
+def _classify(filename: str) -> int:
+    if filename.startswith(_PLUMBING):
+        return _PLUMBER
+    if filename.startswith(_PACKAGE):
+        return _OURS
+    # A package may be installed in another folder than this interpreter's own, such as the user's.
+    installed = any(f"{os.sep}{folder}{os.sep}" in filename for folder in ("site-packages", "dist-packages"))
+    return _OTHER if installed or filename.startswith(_OTHERS) else _USER
+
+
+cells: dict[str, str] = {}  # by the name of its temporary file, the name of a cell whose notebook is another process
+
+
+def cell_name(filename: str) -> str:
+    """Return the name by which a reader knows a notebook's cell, In[3], instead of its temporary file's."""
+    if filename in cells:
+        return cells[filename]
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    found: tuple[str, str] | None = shell.compile.format_code_name(filename) if shell else None
+    return " ".join(found or ("a notebook's", "cell"))
+
+
+class FindsLines:
+    """What a world that reports lines of the program adds to one that only moves messages."""
+
+    checks = unchecked = False
+
+    def line(self, frame: FrameType, otherwise: CallSite | None = None) -> CallSite:
+        """Return the line of the program in a stack of calls."""
+        return call_site(frame, otherwise)
+
+    def lines_of_call(self, frame: FrameType, sends_itself: bool) -> tuple[CallSite | None, CallSite]:
+        """Return the line of each message of a collective call, None where each has another, and that of the call.
+
+        frame: of the program that opens the call. sends_itself: see `Comm.collective`.
+        """
+        # A program that sends the call's messages itself has a line for each of them, and a library's algorithm has
+        # the line of the call.
+        site = NOWHERE if self.unchecked else call_site(frame)
+        own_lines = self.checks and (sends_itself or site.filename == frame.f_code.co_filename)
+        return None if own_lines else site, site
