@@ -15,7 +15,8 @@ from minidist.core.comm import Comm
 from minidist.core.pipeline.plan import show
 from minidist.course.lesson.exercise import Case, Hint
 from minidist.course.lesson.exercises import e16_gpipe, e17_one_f_one_b, e19_zero_bubble, e19b_building_block
-from minidist.course.lesson.exercises.e16_gpipe import COMMON, describe, in_the_readers_words, plan_of
+from minidist.course.lesson.exercises.e16_gpipe import describe, in_the_readers_words, plan_of
+from minidist.course.lesson.hint_file import hints_of
 from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, says
 from minidist.pipeline.schedules import from_cells, get_schedule
 from minidist.pipeline.simulate import Dependencies, simulate
@@ -127,6 +128,7 @@ def enough(stages: int) -> int:
     return next(m for m in range(1, 1000) if timing_of("gpipe", stages, m).bubble_of_ideal <= 0.25)
 
 
+COMMON = hints_of({}, "schedules")
 OF_PLANS = (
     raises(NameError, 'an action is a text, in quotation marks: "F0"'),
     says("your lists go to", "micro-batches are numbered from 0 to m - 1, and each of them runs on each stage"),
