@@ -107,6 +107,7 @@ def test_the_package_takes_par_along_and_no_solution():
     assert settings["package-data"] == {
         "minidist": ["py.typed"],
         "minidist.course.lesson": ["*.json", "*.toml", "*.html"],
+        "minidist.course.lesson.puzzles": ["*.toml"],
         "minidist.report": ["*.css", "*.js"],
         "minidist.planning": ["families.toml", "class_defaults.json"],
     }
