@@ -15,13 +15,6 @@ from minidist.course.museum.exhibit import Patch
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
 
-SPLIT: dict[str, Any] = {"tp": 2}
-SEQUENCES: dict[str, Any] = {"cp": 2}
-HEADS: dict[str, Any] = {"cp": 2, "attention": "ulysses"}
-BALANCED: dict[str, Any] = {"dp": 2, "ep": 2, "experts": 2}
-SPLIT_EXPERTS: dict[str, Any] = {"tp": 2, "experts": 2}
-STAGES: dict[str, Any] = {"pp": 2, "microbatches": 4, "layers": 2}
-
 
 def words_of_other_ranks(patch: Patch) -> None:
     """the target's logit is summed over ranks in a way that the tape does not record"""

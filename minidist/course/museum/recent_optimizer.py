@@ -22,14 +22,6 @@ from minidist.optim.schedule import WarmupLinear
 from minidist.techniques.local_sgd.averaging import OuterOptimizer
 
 TINY: dict[str, Any] = {"width": 8, "layers": 1, "context": 4, "precision": "fp64"}
-ACCUMULATED: dict[str, Any] = {"zero": 2, "micro_batch": 1, "accumulation": 3}
-OWN_EXPERTS: dict[str, Any] = {"zero": 3, "dp": 2, "ep": 2, "experts": 2, "micro_batch": 1, "accumulation": 2}
-SHARDED: dict[str, Any] = {"zero": 3, "micro_batch": 1, "accumulation": 2}
-SCALED: dict[str, Any] = {"precision": "fp16", "reduction": "ordered"}
-STALE: dict[str, Any] = {"precision": "bf16", "reduction": "ordered", "zero": 3}
-ADAM: dict[str, Any] = {"zero": 3, "optimizer": "adam"}
-HYBRID: dict[str, Any] = {"zero": 3, "dp_replicate": 2, "clip": 0.05}
-CLIPPED_EXPERTS: dict[str, Any] = {"dp": 2, "ep": 2, "experts": 2, "clip": 0.05}
 
 
 def every_pass_is_the_last(patch: Patch) -> None:

@@ -28,10 +28,6 @@ from minidist.parallel.expert import ExpertDataParallel
 from minidist.parallel.expert import tensor_parallel as expert_tensor_parallel
 from minidist.parallel.tensor import full_tensor
 
-EXPERTS: dict[str, Any] = {"experts": 2, "tp": 2}
-OWN_EXPERTS: dict[str, Any] = {"experts": 2, "dp": 2, "ep": 2}
-IDLE_EXPERTS: dict[str, Any] = {"experts": 8, "dp": 2, "ep": 2, "micro_batch": 1, "weight_decay": 0.1}
-
 
 def summands(group: Comm, all_ranks: Comm) -> int:
     """Return of how many means over a rank's rows an expert's gradient is the sum: one of every rank.

@@ -149,6 +149,3 @@ def slots_in_the_first_order(patch: Patch) -> None:
         return result if to_experts else result[::-1].copy()
 
     patch.setattr(dispatch, "exchange", wrong)
-
-
-EXPERTS = "test_sharded_experts_equal_one_device_in_every_tensor_of_every_step"
