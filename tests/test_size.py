@@ -28,7 +28,7 @@ LINES = {
     "optim": 1_220,
     "parallel": 3_436,
     "pipeline": 3_983,
-    "planning": 6_533,
+    "planning": 5_794,
     "report": 7_277,
     "techniques": 10_580,
 }
