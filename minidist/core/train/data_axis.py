@@ -23,15 +23,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.core.autograd import Parameter
-from minidist.core.base.arrays import Array, is_half
 from minidist.core.comm import Comm
 from minidist.core.comm.mesh import Mesh
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import block_square_sums, clip_by_norm_
 from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.dims import Axes
-from minidist.core.parallel.flat_shards import Shard, shard_square_sums
+from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.fsdp import fully_shard
 from minidist.core.parallel.fsdp_state import units_of
 from minidist.core.parallel.gradients import GradientReducer
@@ -100,22 +98,6 @@ class DataAxis:
         """Return a context in which the gradients of a pass stay on this rank."""
         return nullcontext()
 
-    def gradient_holders(self) -> Any:
-        """Return the objects that have this rank's gradients as `.grad`."""
-        return self.flats
-
-    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
-        """Return sums of squares of the axis's gradient by blocks of 1,024 elements, without parameters in `skip`."""
-        # Elements in `skip` count as zeros, so that blocks stay where they are.
-        (flat,) = self.flats
-        return block_square_sums(flat.grad, [flat.slice_of(p) for p in flat.parameters if p in skip])
-
-    def clip(self, norm: float, max_norm: float) -> None:
-        """Scale all gradients, whose norm over all axes is `norm`; 16-bit ones are scaled when the step reads them."""
-        # Scaling a 16-bit gradient in place would lose bits; the optimizer multiplies after the upcast.
-        half = is_half(self.flats[0].dtype)
-        clip_by_norm_(self.gradient_holders(), norm, max_norm, self.optimizer if half else None)
-
     def step(self) -> None:
         """Update the weights on every rank of the axis."""
         self.optimizer.step()
@@ -147,17 +129,7 @@ class Replicated(DataAxis):
         return self.parallel.no_sync()
 
 
-class Sharded(DataAxis):
-    """What ZeRO 1 to 3 have in common: each rank updates the elements of its shards."""
-
-    def gradient_holders(self) -> list[Shard]:
-        return self.shards
-
-    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
-        return shard_square_sums(self.shards[0].comm, self.shards, skip)
-
-
-class ShardedOptimizer(Sharded):
+class ShardedOptimizer(DataAxis):
     """ZeRO 1 and 2: whole parameters, sharded optimizer state; with stage 2 the gradients are sharded too."""
 
     def __init__(self, task: Task, group: Group) -> None:
@@ -195,7 +167,7 @@ class ShardedOptimizer(Sharded):
         self.zero.step()
 
 
-class FullySharded(Sharded):
+class FullySharded(DataAxis):
     """ZeRO 3: each block is a unit, and the rest of the stage is one; units are reduced when backward leaves them."""
 
     def __init__(self, task: Task, group: Group) -> None:

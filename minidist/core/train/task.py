@@ -48,15 +48,14 @@ class Task(ABC):
     """The base class: what `parallelize` and the strategies ask for. A subclass has the data and the optimizer.
 
     model: whole, until `parallelize` puts this rank's parts in its place. dtype: of the model. seed: of dropout.
-    context: tokens of a whole sample. clip: the largest norm of the gradient; None does not clip. positions: of this
-    rank's tokens, where sequences are split; `parallelize` sets them.
+    context: tokens of a whole sample. positions: of this rank's tokens, where sequences are split; `parallelize` sets
+    them.
     """
 
     model: Any
     dtype: Any = np.float32
     seed: int = 0
     context: int = 0
-    clip: float | None = None
     positions: Array | None = None
 
     # --- what a subclass has ------------------------------------------------------------------------------------------

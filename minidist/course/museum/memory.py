@@ -13,11 +13,11 @@ from minidist.core.collectives import all_gather
 from minidist.core.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.core.parallel import flat_shards, zero
 from minidist.core.parallel.fsdp_unit import FSDPUnit
-from minidist.core.train import data_axis
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording
 from minidist.job.checkpoint import resume
 from minidist.job.train import run
+from minidist.job.train.strategies import sharded
 from minidist.nn.ops.in_place import SampledTensor
 from minidist.parallel import overflow
 from minidist.techniques.loss_scaling import extension as loss_scaling
@@ -31,7 +31,7 @@ def norm_of_the_shard(patch: Patch) -> None:
             clip_by_norm_(part, norm_from_blocks(block_square_sums(part.grad)), limit)
 
     patch.setattr(zero, "clip_shards_", clip)
-    patch.setattr(data_axis, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
+    patch.setattr(sharded, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
 
 
 def norm_counted_once_per_rank(patch: Patch) -> None:
