@@ -1,7 +1,7 @@
 """The communicator that a program is given: a `Comm` that refuses what would go wrong later, and sends objects.
 
-    Comm          rank, size, send, recv, ..., collective, dup, group, split
-    CheckedComm   in addition: arguments are checked before anything is sent, and its own attributes cannot be changed
+    Comm          rank, size, send, recv, ..., collective, dup, group
+    CheckedComm   split, objects; arguments are checked before anything is sent; what it is cannot be changed
 
 Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_misuse.py
 """
@@ -16,6 +16,7 @@ import numpy as np
 
 from minidist.comm.call_site import call_site
 from minidist.core.base.errors import UsageError, quoted, reason
+from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import PointToPoint
 
@@ -92,11 +93,33 @@ class CheckedComm(Comm):
         return ranks
 
     def split(self, color: int, key: int = 0) -> Comm:
-        """Return the communicator of the ranks with the same color, ordered by (key, rank); see `Comm.split`."""
+        """Return the communicator of the ranks with the same color, ordered by (key, rank).
+
+        Every rank learns each (color, key), 16 B, in ceil(log2 n) messages per rank (Bruck et al. 1997): row i of a
+        rank's table is that of rank + i, and the rank that has the next rows of the table sends them.
+        """
         color, key = int64(color, self.rank, "a color of split"), int64(key, self.rank, "a key of split")
         if color < 0:
             raise UsageError(f"rank {self.rank}: split needs a color of at least 0, got {color}")
-        return super().split(color, key)
+
+        # What travels: rows of (color, key), 16 B each, in rounds like those of a barrier.
+        call = self.collective("split")
+        table = np.zeros((self.size, 2), dtype=np.int64)
+        table[0] = (color, key)
+
+        # The known rows double in each round.
+        known = 1
+        with purpose("startup"):
+            while known < self.size:
+                more = min(known, self.size - known)
+                dest, source = (self.rank - known) % self.size, (self.rank + known) % self.size
+                call.sendrecv(table[:more], dest, table[known : known + more], source)
+                known += more
+
+        # Row i was that of rank + i; now it is that of rank i.
+        table = np.roll(table, self.rank, axis=0)
+        same = np.flatnonzero(table[:, 0] == color).tolist()
+        return self.group(sorted(same, key=lambda r: (table[r, 1], r)), f"color{color}")
 
     send_object, recv_object = send_object, recv_object
 

@@ -11,8 +11,9 @@ import sys
 from typing import Any, NoReturn
 
 from minidist.comm.call_site import call_site
+from minidist.comm.tags import OWN_TAG
 from minidist.core.base.errors import BufferReuseError, UsageError
-from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint
+from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint
 
 MASKED = "a masked array, whose mask is not sent; pass array.filled(0), or the data and the mask"
 

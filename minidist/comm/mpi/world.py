@@ -60,6 +60,7 @@ from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.mpi.waits import Entering, Returned, Wait
 from minidist.comm.mpi.watchdog import Watchdog
+from minidist.comm.tags import OWN_TAG
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import (
@@ -72,7 +73,7 @@ from minidist.core.base.errors import (
 )
 from minidist.core.base.fibers import current, spawn
 from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
-from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint, Request, Work
+from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request, Work
 
 HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
 

@@ -7,12 +7,15 @@ import sys
 from dataclasses import dataclass
 
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
+from minidist.comm.tags import describe
 from minidist.core.comm.sim.state import SimRequest
 
 
 @dataclass(slots=True, eq=False)
 class LocatedRequest(SimRequest):
     """A request whose line is found when somebody asks for it."""
+
+    describe = describe
 
     @property
     def site(self) -> CallSite:

@@ -64,17 +64,10 @@ class Algorithms(Registry[Algorithm]):
     """The algorithms of one operation by name; where a name is none of those, further ones are looked for (`hooks`)."""
 
     def __init__(self, operation: str) -> None:
-        super().__init__(f"{operation} algorithm")
+        super().__init__(f"{operation} algorithm", lambda: hooks.more_algorithms)
         self.operation = operation
 
     def __missing__(self, name: str) -> Algorithm:
-        # First of all: what a file loads looks at these tables, too.
-        if hooks.more_algorithms:
-            later = list(hooks.more_algorithms)
-            hooks.more_algorithms.clear()
-            for load in later:
-                load()
-            return self[name]
         for find in hooks.algorithm_sources if name.lower() not in self.aliases else ():
             if (entry := find(self.operation, name)) is not None:
                 return cast(Algorithm, entry)

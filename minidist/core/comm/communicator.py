@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.trace import purpose
 from minidist.core.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint
 
 
 class Comm(PointToPoint):
     """A rank's handle on a group of ranks.
 
-    origin: the call that makes it, "world.2": the second one of `group`, `dup` or `split` on the world. label: what
+    origin: the call that makes it, "world.2": the second one of `group` or `dup` on the world. label: what
     tells it from others of that origin. Both together are its name, equal on all members.
     """
 
@@ -73,37 +72,12 @@ class Comm(PointToPoint):
     def group(self, ranks: Sequence[int], label: str) -> "Comm":
         """Return a communicator of `ranks` (of this one, in that order), this rank among them. Sends nothing.
 
-        Every member must call it with the same ranks and label, as its same-numbered call of `group`, `dup` or `split`.
+        Every member must call it with the same ranks and label, as its same-numbered call of `group` or `dup`.
         """
         self._children += 1
         # A member is its world rank; its place in `ranks` is its number in the new communicator.
         members = [self.members[r] for r in ranks]
         return type(self)(self.world, f"{self.name}.{self._children}", members, ranks.index(self.rank), f"{label}")
-
-    def split(self, color: int, key: int = 0) -> "Comm":
-        """Return the communicator of the ranks with the same color, ordered by (key, rank).
-
-        Every rank learns each (color, key), 16 B, in ceil(log2 n) messages per rank (Bruck et al. 1997): row i of a
-        rank's table is that of rank + i, and the rank that has the next rows of the table sends them.
-        """
-        # What travels: rows of (color, key), 16 B each, in rounds like those of a barrier.
-        call = self.collective("split")
-        table = np.zeros((self.size, 2), dtype=np.int64)
-        table[0] = (color, key)
-
-        # The known rows double in each round.
-        known = 1
-        with purpose("startup"):
-            while known < self.size:
-                more = min(known, self.size - known)
-                dest, source = (self.rank - known) % self.size, (self.rank + known) % self.size
-                call.sendrecv(table[:more], dest, table[known : known + more], source)
-                known += more
-
-        # Row i was that of rank + i; now it is that of rank i.
-        table = np.roll(table, self.rank, axis=0)
-        same = np.flatnonzero(table[:, 0] == color).tolist()
-        return self.group(sorted(same, key=lambda r: (table[r, 1], r)), f"color{color}")
 
 
 class CollectiveCall(PointToPoint):

@@ -32,11 +32,7 @@ ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
 PASS_OF = {"tensor_forward": "forward", "tensor_backward": "backward", "regather": "backward"}
 MAX_TAG = 2**14 - 1  # MPI guarantees tags up to 2**15 - 1; the upper half is for headers
-# Inside a collective call the tag of a message is the call's number; a separate tag lies above the header's bit, so
-# that messages are told apart as they would be outside, and still belong to their call. 2**23 - 1 is the highest tag of
-# UCX, the lowest limit of today's MPI libraries.
-OWN_TAG = 2**15
-MAX_OWN_TAG = 255
+MAX_OWN_TAG = 255  # the highest tag that a message of a collective call may name
 
 
 @dataclass(slots=True, eq=False)
@@ -65,13 +61,8 @@ class Request:
         return self.comm.wait(self)
 
     def describe(self) -> str:
-        """Return the operation, the peer, the tag, the bytes and the line, for reports."""
-        direction = "to" if self.kind == "send" else "from"
-        other = "any rank" if self.peer == ANY else f"rank {self.comm.members[self.peer]}"
-        key = self.comm.match_key
-        what = self.kind if key == "message" else f"{key}: {self.kind}"
-        at = f", at {self.site}" if self.site else ""
-        return f"{what} {direction} {other}, tag {tag_text(self.tag, key)}, {self.array.nbytes} B{at}"
+        """Return the operation, the other rank and the bytes, for reports."""
+        return f"{self.comm.operation}: {self.kind} with rank {self.comm.members[self.peer]}, {self.array.nbytes} B"
 
 
 @dataclass(slots=True, eq=False)
@@ -258,14 +249,3 @@ class PointToPoint:
         """This rank's record."""
         found: Trace = self.world.trace_of(self)
         return found
-
-
-def tag_text(tag: int, key: str = "") -> str:
-    """Return a message's tag in words: "3", or in a collective call that tells its messages apart "3 (own tag 1)".
-
-    key: the match key of the message. A program's own may have any tag, and its receives may take any.
-    """
-    if key == "message":
-        return "any" if tag < 0 else f"{tag}"
-    own, number = divmod(tag, OWN_TAG)
-    return f"{number} (own tag {own})" if own else f"{number}"

@@ -6,9 +6,9 @@
 Proved by: tests/train/test_pipelines.py
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
@@ -19,16 +19,12 @@ from minidist.core.train.strategy import Strategy
 from minidist.core.train.task import ParallelLayout, Task, as_input
 
 
-class MakeDataAxes(Protocol):
-    """Makes the data axes of one stage, as `parallelize.apply_data_parallel` does for the whole model."""
-
-    def __call__(self, module: Module, *, stage: int, tied: Collection[str]) -> list[DataAxis]: ...
-
-
 class PipelineStrategy(Strategy):
     """This rank's stages in a pipeline of `layout.pp` ranks; other pipelines, with other rows, are on the data axis."""
 
-    def __init__(self, task: Task, axes: Axes, layout: ParallelLayout, data_axes_of: MakeDataAxes) -> None:
+    def __init__(
+        self, task: Task, axes: Axes, layout: ParallelLayout, data_axes_of: Callable[..., list[DataAxis]]
+    ) -> None:
         plan = self.make_plan(task, layout)
         modules, tied = self.cut(task, plan.stages)
         own = plan.stages_of(axes.pp.rank)

@@ -35,7 +35,7 @@ def block_sums(pipe: Pipeline) -> dict[int, Any]:
         gradients = [
             xp.zeros(p.size, np.float64, p.data) if p.grad is None else p.grad.reshape(-1)
             for p in stage.parameters
-            if p.requires_grad and (n, pipe.comm.rank, p.name) not in pipe.shared.copies
+            if p.requires_grad and (n, pipe.comm.rank, p.name) not in pipe.reduce.shared.copies
         ]
         sums[n] = block_square_sums(xp.concatenate(gradients) if gradients else xp.zeros(0, np.float64))
     return sums

@@ -18,9 +18,10 @@ from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.claims import Claim, unlike_claims
 from minidist.comm.header import compare, header_of, is_of_replicas
+from minidist.comm.tags import OWN_TAG
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.fibers import current
-from minidist.core.comm.point_to_point import MAX_TAG, OWN_TAG, PointToPoint, Request, Work
+from minidist.core.comm.point_to_point import MAX_TAG, PointToPoint, Request, Work
 from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 
 KEPT_CALLS = 8  # of a rank: sends are synchronous, so no rank is far ahead; and there may be 10,000 ranks

@@ -54,7 +54,7 @@ class Schedule:
         return plan if self.complete is None else self.complete(plan, options)
 
 
-SCHEDULES: Registry[Schedule] = Registry("schedule")
+SCHEDULES: Registry[Schedule] = Registry("schedule", lambda: hooks.more_schedules)
 
 
 def schedule(
@@ -69,22 +69,6 @@ def schedule(
     return register
 
 
-def _load_more() -> None:
-    """Load the schedules that are registered when they are asked for."""
-    later = list(hooks.more_schedules)
-    hooks.more_schedules.clear()
-    for load in later:
-        load()
-
-
-def schedules() -> dict[str, Schedule]:
-    """Return all schedules by name, sorted."""
-    _load_more()
-    return dict(sorted(SCHEDULES.items()))
-
-
 def get_schedule(name: str) -> Schedule:
     """Return the schedule of that name or alias (in any case); UsageError with the nearest name."""
-    if name.lower() not in SCHEDULES.aliases:
-        _load_more()
     return SCHEDULES[name]

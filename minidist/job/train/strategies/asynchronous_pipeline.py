@@ -31,7 +31,7 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.runtime import PipelineStage
-from minidist.core.train.pipeline import MakeDataAxes, release_other_stages
+from minidist.core.train.pipeline import release_other_stages
 from minidist.core.train.task import ParallelLayout
 from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.directory import ReplicaId
@@ -98,7 +98,9 @@ class _CountedOptimizer:
 class AsynchronousPipeline(MeshStrategy):
     """This rank's stage of an asynchronous pipeline; sends what `Stream` sends."""
 
-    def __init__(self, job: Job, axes: Axes, layout: ParallelLayout, data_axes_of: MakeDataAxes) -> None:
+    def __init__(
+        self, job: Job, axes: Axes, layout: ParallelLayout, data_axes_of: Callable[..., list[DataAxis]]
+    ) -> None:
         config = job.config
         plan = make_plan(config, job.batches.accumulation)
         modules, tied = cut_stages(config, job.model, plan.stages)

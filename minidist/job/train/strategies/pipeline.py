@@ -103,7 +103,7 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
 
     def owns(self, axis: DataAxis, parameter: Parameter) -> bool:
         """Return whether this is the parameter itself, and not a replica that the pipeline holds in another place."""
-        return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.shared.copies
+        return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.reduce.shared.copies
 
     # --- what this rank holds -----------------------------------------------------------------------------------------
 
