@@ -101,6 +101,8 @@ class FindsLines:
     """What a world that reports lines of the program adds to one that only moves messages."""
 
     checks = unchecked = False
+    reports_lines = True
+    finds_lines = True  # the line of a rank that waits can be found when it is asked for
 
     def line(self, frame: FrameType, otherwise: CallSite | None = None) -> CallSite:
         """Return the line of the program in a stack of calls."""

@@ -51,7 +51,9 @@ class Comm(PointToPoint):
         sends_itself: the algorithm is the user's, so a report names the lines of its messages instead of the line of
         the call. array: what this rank passes to it, for reports.
         """
-        site, opened = self.world.lines_of_call(sys._getframe(1), sends_itself)
+        site = opened = None
+        if self.world.reports_lines:
+            site, opened = self.world.lines_of_call(sys._getframe(1), sends_itself)
         match_key = operation if root is None else f"{operation} root {root}"
         match_key = f"{match_key} {equal}" if equal else match_key
         call = CollectiveCall(self, operation, match_key, site, opened)

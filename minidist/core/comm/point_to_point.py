@@ -175,7 +175,7 @@ class PointToPoint:
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, guarded: bool) -> Request:
         # The message's line: a collective call has it already, and that of a rank that waits can be found later.
         world, site = self.world, self.site
-        if site is None and (guarded or not world.finds_lines):
+        if site is None and world.reports_lines and (guarded or not world.finds_lines):
             site = world.line(sys._getframe(2), self.opened)
         if tag is None:
             tag = self.tag

@@ -17,7 +17,7 @@ A unit of ZeRO 3 is a set of parameters that are gathered and released together,
 Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/equality/test_equality.py
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,20 +69,14 @@ class DataAxis:
     model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded.
     """
 
+    reducers: Sequence[GradientReducer] = ()
+    shards: Sequence[Shard] = ()
+
     def __init__(
-        self,
-        flats: list[FlatParameters],
-        optimizer: Any,
-        *,
-        model: Any = None,
-        stage: int = 0,
-        experts: bool = False,
-        reducers: Iterable[GradientReducer] = (),
-        shards: Iterable[Shard] = (),
+        self, flats: list[FlatParameters], optimizer: Any, model: Any = None, stage: int = 0, experts: bool = False
     ) -> None:
         self.flats, self.optimizer, self.model = flats, optimizer, model
         self.stage, self.experts = stage, experts
-        self.reducers, self.shards = list(reducers), list(shards)
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -116,14 +110,8 @@ class Replicated(DataAxis):
         # A pipeline starts the reductions itself, when a stage has its last gradient.
         if group.manual_sync:
             self.parallel.reducer.manually, self.parallel.reducer.synchronizing = True, False
-        super().__init__(
-            [flat],
-            optimizer,
-            model=self.parallel,
-            stage=group.stage,
-            experts=group.experts,
-            reducers=[self.parallel.reducer],
-        )
+        self.reducers = [self.parallel.reducer]
+        super().__init__([flat], optimizer, self.parallel, group.stage, group.experts)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.parallel.no_sync()
@@ -150,15 +138,8 @@ class ShardedOptimizer(DataAxis):
         # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
         if group.manual_sync and group.zero == 1:
             self.zero.reducer.manually, self.zero.reducer.synchronizing = True, False
-        super().__init__(
-            [self.zero.flat],
-            self.zero.optimizer,
-            model=group.module,
-            stage=group.stage,
-            experts=group.experts,
-            reducers=[self.zero.reducer],
-            shards=[self.zero.shard],
-        )
+        self.reducers, self.shards = [self.zero.reducer], [self.zero.shard]
+        super().__init__([self.zero.flat], self.zero.optimizer, group.module, group.stage, group.experts)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.zero.no_sync() if self.zero.stage == 1 else nullcontext()
@@ -176,16 +157,11 @@ class FullySharded(DataAxis):
 
         mine = set(group.parameters)
         self.units = [unit for unit in units_of(group.module) if mine.issuperset(unit.flat.parameters)]
-        shards = [unit.shard for unit in self.units]
+        self.shards = [unit.shard for unit in self.units]
         kind, settings = task.optimizer(group)
-        super().__init__(
-            [shard.flat for shard in shards],
-            kind([piece for shard in shards for piece in shard.slices()], **settings),
-            model=group.module,
-            stage=group.stage,
-            experts=group.experts,
-            shards=shards,
-        )
+        optimizer = kind([piece for shard in self.shards for piece in shard.slices()], **settings)
+        flats = [shard.flat for shard in self.shards]
+        super().__init__(flats, optimizer, group.module, group.stage, group.experts)
 
 
 def shard_units(task: Task, group: Group) -> None:

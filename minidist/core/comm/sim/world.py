@@ -46,8 +46,7 @@ class Sim:
     """
 
     comm_class, requests = Comm, SimRequest  # what a rank gets, and what a message in flight is
-    finds_lines = True  # the line of a rank that waits can be found when it is asked for
-    checks = unchecked = folds = False
+    checks = unchecked = folds = reports_lines = False
     state: SimState  # of the run, or of the last one
     matching: Matching
     post: Callable[..., Request]  # the messages of a run go straight to its `Matching`
@@ -274,14 +273,6 @@ class Sim:
         return max(stream.time for stream in self.state.mains)
 
     # what a world that checks does in addition ------------------------------------------------------------------------
-
-    def line(self, frame: Any, otherwise: Any = None) -> Any:
-        """Return the line of the program in a stack of calls, for reports. Here nobody looks for it."""
-        return None
-
-    def lines_of_call(self, frame: Any, sends_itself: bool) -> tuple[Any, Any]:
-        """Return the line of each message of a collective call, and that of the call, likewise."""
-        return None, None
 
     def register(self, comm: PointToPoint, origin: str, label: str) -> None:
         """Note that a communicator was made on this rank. origin, label: see `Comm`."""
