@@ -27,7 +27,8 @@ UFUNCS: dict[str, Callable[..., np.ndarray]] = {
 def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
     """total = total (op) contribution, in the arrays' own dtype, without a temporary."""
     # 16-bit floats are added in float32, and integers that may not hold the result are checked.
-    if (total.itemsize == 2 or total.dtype.kind in "iu") and hooks.narrow_sum(op, total, contribution):
+    narrow = total.itemsize == 2 or (total.itemsize <= 4 and total.dtype.kind in "iu")
+    if narrow and hooks.narrow_sum(op, total, contribution):
         return
     UFUNCS[op](total, contribution, out=total)
 
