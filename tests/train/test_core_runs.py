@@ -63,7 +63,6 @@ HOOKS = {
     "job/train/run.py Run.after_step",
     "job/train/run.py Run.before_step",
     "job/train/run.py Run.is_updated",
-    "techniques/extension.py Extension.micro_batch",
 }
 # Files that watch messages and modules, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {

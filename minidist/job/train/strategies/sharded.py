@@ -26,7 +26,7 @@ from minidist.parallel import gather_tensors, reduced_elements
 class Sharded(DataAxis):
     """What ZeRO 1 to 3 have in common in a job: this rank holds shards."""
 
-    def gradient_holders(self) -> list[Shard]:
+    def gradient_holders(self) -> Sequence[Shard]:
         return self.shards
 
     def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
