@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, drawing, reduced_to_all, returns
+from minidist.course.lesson.exercise import Case, Exercise, Least, drawing, reduced_to_all
+from minidist.course.lesson.hint_file import hints_of
 
 FOLD: dict[str, Callable[..., np.ndarray]] = {"sum": np.sum, "min": np.min, "max": np.max}
 LAYERS = ("fc_q", "fc_k", "fc_v", "fc_o")
@@ -190,24 +191,20 @@ def mixed(case: Case, gated: bool = True) -> np.ndarray:
     return total
 
 
+def without_gates(case: Case) -> list[np.ndarray]:
+    return [mixed(case, gated=False)] * case.ranks
+
+
 def from_other_ranks(case: Case) -> Least:
     """Return the least with which each rank knows every row of which another rank has an expert."""
     router, x, topk = mixture(case)
     indices, _ = router(x, topk)
-    rows = [np.count_nonzero((indices != rank).any(axis=1)) for rank in range(case.ranks)]
-    return Least(sum(count > 0 for count in rows), 8 * OUT * int(sum(rows)))
+    rows = [np.count_nonzero(np.any(indices != rank, axis=1)) for rank in range(case.ranks)]
+    return Least(sum(int(count > 0) for count in rows), 8 * OUT * int(sum(rows)))
 
 
 def _cases() -> list[Case]:
     return [Case(ranks, size) for ranks in (1, 2, 3, 4, 8) for size in (1, 3, 4, 8)]
-
-
-HINTS = (
-    Hint(
-        lambda f: "got shape" in f.message,
-        "features are the last dimension: what ranks hold goes beside each other on axis -1",
-    ),
-)
 
 
 def parts_travel(case: Case) -> Least:
@@ -224,7 +221,7 @@ def _tensor_parallel(name: str, use: Any, arguments: Any, expected: Any, least: 
         draw=drawing((1, 8), (0, 8)),
         par=Case(4, 3),
         unit="feature",
-        hints=HINTS,
+        hints=hints_of(globals(), "cse234"),
         functions=(name,),
         adapter=use,
     )
@@ -239,7 +236,7 @@ EXERCISES = [
         ),
         least=reduced_to_all(lambda case: case.size),
         par=Case(4, 16),
-        hints=(),
+        hints=hints_of(globals(), "cse234.myAllreduce"),
         written_by_hand=("minidist.core.collectives", "minidist.collectives"),
         functions=("myAllreduce",),
         adapter=use_all_reduce,
@@ -253,7 +250,7 @@ EXERCISES = [
         least=lambda case: Least(2 * (case.ranks - 1) * (case.size > 0), 8 * case.ranks * (case.ranks - 1) * case.size),
         par=Case(4, 4),
         unit="element per pair",
-        hints=(),
+        hints=hints_of(globals(), "cse234.myAlltoall"),
         written_by_hand=("minidist.core.collectives", "minidist.collectives"),
         functions=("myAlltoall",),
         adapter=use_all_to_all,
@@ -266,7 +263,7 @@ EXERCISES = [
         draw=drawing((1, 12), (0, 9)),
         par=Case(8, 1),
         label=lambda case: "mp {}, dp {}, {}, {} to {} features".format(*shape(case)),
-        hints=(),
+        hints=hints_of(globals(), "cse234.get_info"),
         functions=("get_info",),
         adapter=use_get_info,
     ),
@@ -278,12 +275,7 @@ EXERCISES = [
         draw=drawing((1, 12), (1, 9)),
         par=Case(8, 1),
         label=lambda case: "mp {}, dp {}, {} rows".format(*shape(case)[:2], len(training_set(case)[1])),
-        hints=(
-            Hint(
-                lambda f: f.kind == "wrong" and shape(f.case)[0] > 1,
-                "the ranks of one model-parallel group are neighbours and train on the same rows: those of rank // mp",
-            ),
-        ),
+        hints=hints_of(globals(), "cse234.split_data"),
         functions=("split_data",),
         adapter=use_split_data,
     ),
@@ -296,13 +288,7 @@ EXERCISES = [
         least=from_other_ranks,
         par=Case(4, 8),
         unit="row",
-        hints=(
-            returns(lambda case: [mixed(case, gated=False)] * case.ranks, "each result counts with its weight"),
-            Hint(
-                lambda f: f.kind == "wrong" and f.case.ranks > 1,
-                "rank r computes the rows whose choices name r; every rank needs the results of all ranks",
-            ),
-        ),
+        hints=hints_of(globals(), "cse234.MoE_EP"),
         functions=("MoE_EP",),
         adapter=use_moe,
     ),
