@@ -158,7 +158,7 @@ def test_an_output_of_another_dtype_and_flat_shards_are_named():
     sentence = "rank 0: the output is float16; with compute_dtype None it is float64"
     assert cs336.check_fsdp(case, answers, None) == sentence
     flat = [(right, own[:1], "float64") for own in forms]
-    sentence = "rank 0 has 1 shards, and the model 7 parameters: one shard for each"
+    sentence = "rank 0: 1 shards, and the model has 7 parameters: one shard for each"
     assert cs336.check_fsdp(case, flat, None) == sentence
     # In float16 weights may differ as its numbers do, and not as a sum differs from a mean.
     for off, dtype, wrong in ((1e-3, "float16", False), (0.05, "float16", True), (1e-6, None, True)):

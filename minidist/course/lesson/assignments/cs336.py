@@ -207,21 +207,28 @@ def use_fsdp(functions: Mapping[str, Any]) -> Callable[..., Any]:
     return run
 
 
+def wrong_forms(forms: Sequence[Any], output: str, parameters: int, dtype: Any) -> str:
+    """Return a sentence about a rank's shards or the dtype of its output, or ""."""
+    if len(forms) != parameters:
+        return f"{len(forms)} shards, and the model has {parameters} parameters: one shard for each"
+    for number, (_, own, has_gradient) in enumerate(forms):
+        # The first parameter is not trained.
+        if own != "float64" or (number and not has_gradient):
+            return (
+                f"shard {number} is {own} with{'' if has_gradient else 'out'} a gradient; shards are float64, and those"
+                f" of trained parameters have gradients"
+            )
+    wanted = dtype or "float64"
+    return "" if output == wanted else f"the output is {output}; with compute_dtype {dtype} it is {wanted}"
+
+
 def check_fsdp(case: Case, answers: Sequence[Any], dtype: Any) -> str:
     wanted = trained(case, SGD, tied_model_of, lr=RATE)
     sizes = [array.size for array in wanted]
     for rank, (_, forms, output) in enumerate(answers):
-        if len(forms) != len(sizes):
-            return f"rank {rank} has {len(forms)} shards, and the model {len(sizes)} parameters: one shard for each"
-        for number, (_, own, has_gradient) in enumerate(forms):
-            # The first parameter is not trained.
-            if own != "float64" or (number and not has_gradient):
-                return (
-                    f"rank {rank}: shard {number} is {own} with{'' if has_gradient else 'out'} a gradient; shards are"
-                    f" float64, and those of trained parameters have gradients"
-                )
-        if output != (dtype or "float64"):
-            return f"rank {rank}: the output is {output}; with compute_dtype {dtype} it is {dtype or 'float64'}"
+        problem = wrong_forms(forms, output, len(sizes), dtype)
+        if problem:
+            return f"rank {rank}: {problem}"
     elements = [sum(size for size, *_ in forms) for _, forms, _ in answers]
     return over_share(case, sizes, elements, "has in its shards") or wrong_weights(
         case, answers, wanted, HALF_TOLERANCE if dtype else 1e-9
