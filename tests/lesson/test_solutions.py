@@ -106,6 +106,7 @@ def test_the_package_takes_par_along_and_no_solution():
     assert settings["packages"]["find"] == {"include": ["minidist*"]}
     assert settings["package-data"] == {
         "minidist": ["py.typed"],
+        "minidist.base": ["*.cu"],
         "minidist.course.lesson": ["*.json", "*.toml", "*.html"],
         "minidist.course.lesson.puzzles": ["*.toml"],
         "minidist.course.museum": ["*.toml"],
