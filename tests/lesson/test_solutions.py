@@ -110,6 +110,7 @@ def test_the_package_takes_par_along_and_no_solution():
         "minidist.course.lesson": ["*.json", "*.toml", "*.html"],
         "minidist.course.lesson.puzzles": ["*.toml"],
         "minidist.course.museum": ["*.toml"],
+        "minidist.debug.dumps": ["*.toml"],
         "minidist.report": ["*.css", "*.js"],
         "minidist.planning": ["families.toml", "class_defaults.json"],
     }
