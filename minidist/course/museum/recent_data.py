@@ -82,10 +82,10 @@ def shuffled_again(patch: Patch) -> None:
     right = samplers.permutation
     has_resumed = False
 
-    def order(seed: int, epoch: int, samples: int) -> np.ndarray:
-        result = right(seed, epoch, samples)
+    def order(seed: int, epoch: int, *size: int) -> np.ndarray:
+        result = right(seed, epoch, *size)
         for earlier in reversed(range(0 if has_resumed else epoch)):
-            result = right(seed, earlier, samples)[result]
+            result = right(seed, earlier, *size)[result]
         return result
 
     def note(config: Any, *arguments: Any) -> Any:
@@ -101,7 +101,7 @@ def shuffled_again(patch: Patch) -> None:
 def same_order_every_epoch(patch: Patch) -> None:
     """every epoch has the order of the first one"""
     right = samplers.permutation
-    patch.setattr(samplers, "permutation", lambda seed, epoch, samples: right(seed, 0, samples))
+    patch.setattr(samplers, "permutation", lambda seed, epoch, *size: right(seed, 0, *size))
 
 
 @replaces(Job, "micro_batch")
