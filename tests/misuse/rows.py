@@ -31,11 +31,12 @@ from minidist.core.parallel.flat_shards import clip_shards_
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
 from minidist.core.parallel.zero import ZeroOptimizer
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, split_model
 from minidist.nn import BatchNorm, ModuleDict
 from minidist.optim import DynamicLossScaler, clip_grad_norm_
 from minidist.parallel import HostPool, MixedPrecisionPolicy, gather_tensors, scaled_step
 from minidist.parallel.context import AllGatherAttention, UlyssesRingAttention
+from minidist.pipeline.runtime.replicas import Reduction
 from minidist.pipeline.schedules import get_schedule
 from minidist.techniques.compression import QSGD, TopK, compress
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager

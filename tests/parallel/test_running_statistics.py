@@ -16,11 +16,12 @@ from minidist.core.optim import SGD
 from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.zero import ZeroOptimizer
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage
 from minidist.nn import BatchNorm
 from minidist.parallel import gather_tensors
 from minidist.parallel.tensor import full_state_dict, load_full_state_dict
 from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.replicas import Reduction
 from minidist.pipeline.runtime.versioned import VersionedPipeline
 from minidist.pipeline.schedules import get_schedule
 from tests.cases import each

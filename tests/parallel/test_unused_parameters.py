@@ -13,10 +13,11 @@ from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_
 from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.core.parallel.tensor.styles import ColwiseParallel
 from minidist.core.parallel.zero import ZeroOptimizer
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage
 from minidist.optim import LAMB, Muon
 from minidist.parallel import CPUOffloadPolicy, HostPool, LayerSums, WholeMatrices, gather_tensors
 from minidist.parallel.tensor.full_state import local_tensor
+from minidist.pipeline.runtime.replicas import Reduction
 from minidist.pipeline.schedules import load_plan
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
 from tests.cases import each

@@ -11,8 +11,9 @@ from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP, Linear
 from minidist.core.pipeline.plan import Action, actions_of
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, SkipConnection, split_model
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, SkipConnection, split_model
 from minidist.pipeline.passes import additions, recompute
+from minidist.pipeline.runtime.replicas import Reduction
 from tests.cases import each
 from tests.pipeline.cases import fold, gpt, gpt_batches, gpt_loss, mlp_loss, plan_of
 

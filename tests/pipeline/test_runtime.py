@@ -19,10 +19,11 @@ from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.nn import MLP, Linear
 from minidist.core.pipeline.lowering import lower
 from minidist.core.pipeline.plan import Plan, actions_of
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, split_model
 from minidist.optim import clip_grad_norm_
 from minidist.pipeline.passes import recompute
 from minidist.pipeline.runtime.clip import clip_grad_norm_ as clip_pipeline_
+from minidist.pipeline.runtime.replicas import Reduction
 from minidist.pipeline.schedules import from_csv, load_plan
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan

@@ -164,7 +164,7 @@ class FoldedWorld(SimWorld):
         meeting = self._meetings.setdefault(key, _Meeting())
         meeting.streams[stream.rank] = stream
         if len(meeting.streams) < len(places):
-            work = Work(group, lambda: None, group.site or group.opened, stream.time)  # type: ignore[arg-type]
+            work = Work(group, lambda: None, group.site or group.opened, stream.time)
             work.waiter = stream
             meeting.works.append(work)
             self._block(work)

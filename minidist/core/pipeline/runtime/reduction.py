@@ -24,22 +24,19 @@ from minidist.core.pipeline.runtime.stages import PipelineStage
 class Reduction:
     """Sums the gradients of one pipeline's stages over their places, and over the replicas that `data` connects.
 
-    data: communicator of the data axis; None: there is one pipeline. algorithm: of the all-reduce.
-    reducers: those of each stage, when the caller (ZeRO) has made them. each: they reduce in the backward of every
-    micro-batch (ZeRO 2), not once at the end. shards: those of each stage, where gradients are sharded (ZeRO 2 and 3);
-    the gradients of shared parameters are then added shard by shard.
+    data: communicator of the data axis; None: there is one pipeline. reducers: what sums the gradients of each stage
+    over it. each: they reduce in the backward of every micro-batch (ZeRO 2), not once at the end. shards: those of each
+    stage, where gradients are sharded (ZeRO 2 and 3); the gradients of shared parameters are then added shard by shard.
     """
 
     def __init__(
         self,
         data: Comm | None = None,
-        algorithm: str = "ring",
-        *,
         reducers: Mapping[int, Sequence[GradientReducer]] | None = None,
         each: bool = False,
         shards: Mapping[int, Sequence[Shard]] | None = None,
     ) -> None:
-        self.data, self.algorithm, self.given, self.each, self.shards = data, algorithm, reducers, each, shards
+        self.data, self.reducers, self.each, self.shards = data, reducers or {}, each, shards
 
     def bind(self, comm: Comm, plan: Plan, stages: Mapping[int, PipelineStage], tied: Sequence[str]) -> None:
         """Make what sums the gradients of these stages. Every rank of the pipeline calls it: it sends (startup)."""
@@ -48,7 +45,6 @@ class Reduction:
             self.shared = SharedGradients(comm.dup(), parameters, tied)
         else:
             self.shared = SharedShards(comm.dup(), parameters, tied, self.shards)
-        self.reducers = self._replica_reducers(stages) if self.given is None else self.given
         # Shared parameters are summed over their places first, at the end of the step.
         self.early = set() if self.each else {n for n in self.reducers if n not in self.shared.stages}
         # Statistics of a rank's rows become those of all ranks of its stage (two in DualPipe), then of its replicas.
@@ -58,19 +54,6 @@ class Reduction:
             if len(ranks_of[n]) > 1 or self.data is not None:
                 combine = hooks.combine_statistics(stage.module, self.shared.comm, ranks_of[n], self.data)
                 self.at_end += [] if combine is None else [combine]
-
-    def _replica_reducers(self, stages: Mapping[int, PipelineStage]) -> Mapping[int, Sequence[GradientReducer]]:
-        """Return what sums the gradients of each stage over the data axis."""
-        data = self.data
-        if data is None or data.size == 1:
-            return {}
-        made: dict[int, list[GradientReducer]] = {}
-        for n, stage in sorted(stages.items()):
-            for flat in stage.flats:
-                if len(flat):
-                    reducer = GradientReducer(flat, data.dup(), algorithm=self.algorithm, unused="zeros")
-                    made.setdefault(n, []).append(reducer)
-        return made
 
     def finish(self) -> None:
         """End a step: sum shared parameters over their places, then everything over the replicas."""
