@@ -76,7 +76,7 @@ _MODULES = {
     "minidist.core.parallel.zero": ("ZeroOptimizer",),
     "minidist.core.pipeline.runtime": ("Pipeline", "PipelineStage", "split_model"),
     "minidist.pipeline.runtime.replicas": ("Reduction",),
-    "minidist.core.pipeline.plan.plan": ("PlanError",),
+    "minidist.pipeline.errors": ("PlanError",),
     "minidist.core.train.loop": ("Loop",),
     "minidist.core.train.parallelize": ("parallelize",),
     "minidist.core.train.task": ("ParallelLayout", "Task", "global_loss"),

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _PLUMBING = tuple(
@@ -107,6 +107,11 @@ class FindsLines:
     def line(self, frame: FrameType, otherwise: CallSite | None = None) -> CallSite:
         """Return the line of the program in a stack of calls."""
         return call_site(frame, otherwise)
+
+    def find_line(self, work: Any) -> None:
+        """Note the line that a report of a work names: the user's call, found once for all its messages."""
+        if work.site in (None, NOWHERE):
+            work.site = call_site(sys._getframe(1))
 
     def lines_of_call(self, frame: FrameType, sends_itself: bool) -> tuple[CallSite | None, CallSite]:
         """Return the line of each message of a collective call, None where each has another, and that of the call.

@@ -604,9 +604,7 @@ class MPIWorld(FindsLines):
     # streams ----------------------------------------------------------------------------------------------------------
 
     def run_async(self, work: Work) -> Work:
-        # The line that a report names: the user's call, found once for all messages of the work.
-        if work.site in (None, NOWHERE):
-            work.site = call_site(sys._getframe(1))
+        self.find_line(work)
         if threading.get_ident() != self.thread:
             raise self._cannot_be_used(work.comm, work.site)
         # One stream per communicator: works run one after the other, in the order of their starts.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.interrupts import interruptible
-from minidist.comm.call_site import NOWHERE, FindsLines, call_site
+from minidist.comm.call_site import FindsLines, call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import check_checks
@@ -285,9 +285,7 @@ class SimWorld(FindsLines, Sim):
             )
 
     def run_async(self, work: Work) -> Work:
-        # The line that a report names: the user's call, found once for all messages of the work.
-        if work.site in (None, NOWHERE):
-            work.site = call_site(sys._getframe(1))
+        self.find_line(work)
         if not self.in_run:
             raise used_after_run(work.site)
         if get_ident() != self.thread:
