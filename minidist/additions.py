@@ -38,7 +38,7 @@ def _check_call(*arguments: Any, **keywords: Any) -> None:
     import minidist.collectives.narrow  # noqa: F401  now, because a world that looks ahead opens no file
     from minidist.collectives.call_checks import check_call
 
-    hooks.call_checks[:] = [check_call if check is _check_call else check for check in hooks.call_checks]
+    hooks.check_call = check_call
     check_call(*arguments, **keywords)
 
 
@@ -299,7 +299,7 @@ def _register_comm_hook(reducer: Any, state: Any, hook: Any) -> None:
 
 
 hooks.choosers["auto"] = _choose
-hooks.call_checks.append(_check_call)
+hooks.check_call = _check_call
 hooks.more_algorithms.append(more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)

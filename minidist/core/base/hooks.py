@@ -25,10 +25,6 @@ more_schedules: list[Callable[[], None]] = []
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
 
-# Each looks at a call of a collective before it is made: (comm, operation, array, op, out,
-# root, counts, receive_counts), the last five by their names where they are given.
-call_checks: list[Callable[..., None]] = []
-
 # Each looks at a graph before backward visits it: (pass, root node, gradient of its output).
 backward_checks: list[Callable[[Any, Any, Any], None]] = []
 
@@ -59,7 +55,7 @@ class _NoChecks:
         return _nothing
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing, and return None."""
 
 
@@ -78,6 +74,9 @@ def _not_in_the_core(*_: Any) -> Any:
     )
 
 
+# Looks at a call of a collective before it is made: (comm, operation, array, op, out, root, counts, receive_counts), the
+# last five by their names where they are given.
+check_call: Callable[..., Any] = _nothing
 # The module comm/message_checks.py: what a message that is not plain is refused for, and its rank and tag as integers.
 message_checks: Callable[[], Any] = _not_in_the_core
 # The module comm/checks.py: what a mesh, a cost model and a wrapper refuse.

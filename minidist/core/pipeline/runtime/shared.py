@@ -64,9 +64,7 @@ class SharedGradients:
         rows = [[stage, word_of(name), *digest_of(parameter)] for (stage, name), parameter in self.mine.items()]
         table = _gather_rows(comm, np.array(rows, np.int64).reshape(-1, ROW))
         hooks.pipeline_refusals().check_shared(comm.rank, parameters, table, tied)
-        where = _places(table, {word_of(name) for name in tied})
-
-        self.groups = _groups(where, names)
+        self.groups = _groups(table, {word_of(name) for name in tied}, names)
         self.stages = {stage for group in self.groups for stage, _ in group.places}
         self.copies = {place + (name,) for group in self.groups for place in group.places[1:] for name in group.names}
 
@@ -134,23 +132,18 @@ def sum_over_places(comm: PointToPoint, group: Group, sums: Mapping[Place, Any])
     return total
 
 
-def _places(table: Sequence[Row], tied: Collection[int]) -> dict[tuple[int | None, int], list[Place]]:
-    """Return the places of each parameter, by stage (None: of a tied one) and word.
+def _groups(table: Sequence[Row], tied: Collection[int], names: Mapping[int, str]) -> list[Group]:
+    """Return this rank's parameters with several places: those of the same places together, the tied ones first.
 
     A parameter is the same one where its name is tied, or where its stage is computed by several ranks.
     """
-    where: dict[tuple[int | None, int], list[Place]] = {}
+    where: dict[tuple[int, int], list[Place]] = {}  # by stage (-1: tied) and word
     for holder, stage, word, *_ in table:
-        where.setdefault((None if word in tied else stage, word), []).append((stage, holder))
-    return where
-
-
-def _groups(where: Mapping[tuple[int | None, int], list[Place]], names: Mapping[int, str]) -> list[Group]:
-    """Return this rank's parameters with several places: those of the same places together, the tied ones first."""
+        where.setdefault((-1 if word in tied else stage, word), []).append((stage, holder))
     groups: dict[tuple[bool, tuple[Place, ...]], list[str]] = {}
-    for (stage, word), places in sorted(where.items(), key=lambda item: (item[0][0] is not None, item[0][0] or 0)):
+    for (stage, word), places in sorted(where.items(), key=lambda item: item[0][0]):
         if len(places) > 1 and word in names:
-            groups.setdefault((stage is None, tuple(sorted(places))), []).append(names[word])
+            groups.setdefault((stage < 0, tuple(sorted(places))), []).append(names[word])
     return [Group(list(places), found, is_tied) for (is_tied, places), found in groups.items()]
 
 
