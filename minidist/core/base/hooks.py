@@ -74,8 +74,8 @@ def _not_in_the_core(*_: Any) -> Any:
     )
 
 
-# Looks at a call of a collective before it is made: (comm, operation, array, op, out, root, counts, receive_counts), the
-# last five by their names where they are given.
+# Looks at a call of a collective before it is made: (comm, operation, array, op, out, root, counts, receive_counts),
+# the last five by their names where they are given.
 check_call: Callable[..., Any] = _nothing
 # The module comm/message_checks.py: what a message that is not plain is refused for, and its rank and tag as integers.
 message_checks: Callable[[], Any] = _not_in_the_core
