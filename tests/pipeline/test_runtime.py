@@ -92,7 +92,7 @@ def test_mlp_in_the_exact_tier(name, optimizer):
     once.
     """
     ran = 0
-    for p, m in itertools.product((1, 2, 3, 4, 5, 8), range(1, 10)):
+    for p, m in itertools.product((1, 2, 3, 4, 5, 8), (1, 2, 3, 5, 8)):
         if takes(name, p, m) and (optimizer == "sgd" or (p + m) % 3 == 1):
             plan = plan_of(name, p, m)
             ((_, gradients, _, _),) = equal_mlp(plan, optimizer)
