@@ -158,8 +158,8 @@ def test_several_processes_give_the_rows_of_one():
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.mpi(4, timeout=60)
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(4))
 def test_under_mpiexec_the_bits_and_the_messages_are_those_of_the_simulated_world(comm, number):
     config = layout_sweep.config_of(sample(4, 4, seed=3)[number])

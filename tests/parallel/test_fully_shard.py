@@ -496,14 +496,6 @@ def test_evaluation_leaves_no_unit_gathered():
     assert SimWorld(2).run(main) == [0, 0]
 
 
-@pytest.mark.mpi(3)
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_mpi_gives_the_simulated_bits(comm, prefetch):
-    assert_same(
-        train(comm, clip=0.3, prefetch=prefetch), SimWorld(comm.size).run(train, clip=0.3, prefetch=prefetch)[0]
-    )
-
-
 @pytest.mark.parametrize("shape", [(2, 1), (2, 2), (1, 3)])
 def test_hybrid_sharding_with_the_mean_is_the_mean_over_all_ranks(shape):
     """Also over the copies: the gradient of data parallelism with reduction="mean", up to rounding."""
