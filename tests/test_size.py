@@ -19,7 +19,7 @@ LINES = {
     "collectives": 2_645,
     "comm": 5_382,
     "commands": 5_362,
-    "course": 12_649,
+    "course": 12_826,
     "core": 14_946,
     "data": 1_609,
     "debug": 9_992,
