@@ -63,9 +63,7 @@ _MODULES = {
     ),
     "minidist.core.nn.experts": ("expert_capacity",),
     "minidist.core.optim": ("Adam", "AdamW", "SGD"),
-    "minidist.core.parallel.context.positions": ("part_order", "sequence_positions"),
     "minidist.core.parallel.context.ring_attention": ("RingAttention",),
-    "minidist.core.parallel.context.ulysses": ("UlyssesAttention",),
     "minidist.core.parallel.data_parallel": ("DistributedDataParallel",),
     "minidist.core.parallel.dims": ("ParallelDims", "gradient_axes"),
     "minidist.core.parallel.expert.dispatch": ("ExpertParallel",),
@@ -88,6 +86,8 @@ _MODULES = {
     "minidist.data": ("glyphs", "load_dataset"),
     "minidist.job.config.train_config": ("TrainConfig",),
     "minidist.nn": ("Llama", "LlamaConfig"),
+    "minidist.parallel.context.orders": ("part_order", "sequence_positions"),
+    "minidist.parallel.context.ulysses": ("UlyssesAttention",),
     "minidist.pipeline.schedules": ("get_schedule",),
 }
 _PACKAGES = {"flight_recorder": "minidist.debug.flight_recorder"}

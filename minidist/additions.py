@@ -225,6 +225,12 @@ def _all_gather(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
     return AllGatherAttention(comm, length)
 
 
+def _ulysses(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    from minidist.parallel.context.ulysses import UlyssesAttention
+
+    return UlyssesAttention(comm, length, inner)
+
+
 def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
     from minidist.parallel.context.ulysses_ring import UlyssesRingAttention
 
@@ -281,7 +287,7 @@ hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
 hooks.model_checks.append(_check_weights)
 hooks.plan_sources.append(_plan)
-hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring": _ulysses_ring})
+hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses": _ulysses, "ulysses-ring": _ulysses_ring})
 hooks.guards.append(_guard)
 hooks.shard_arguments.append(_shard_arguments)
 hooks.one_event.append(_one_event)

@@ -25,7 +25,6 @@ from minidist.core.nn import GPT, MLP, Dropout, FlatParameters, GPTConfig, Linea
 from minidist.core.nn.gpt import with_own_weight
 from minidist.core.optim import SGD, Adam, AdamW
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.context.ulysses import UlyssesAttention
 from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.flat_shards import clip_shards_
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
@@ -36,6 +35,7 @@ from minidist.nn import BatchNorm, ModuleDict
 from minidist.optim import DynamicLossScaler, clip_grad_norm_
 from minidist.parallel import HostPool, MixedPrecisionPolicy, gather_tensors, scaled_step
 from minidist.parallel.context import AllGatherAttention, UlyssesRingAttention
+from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.pipeline.schedules import get_schedule
 from minidist.techniques.compression import QSGD, TopK, compress
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager

@@ -39,14 +39,14 @@ from minidist.core.base.arrays import downcast, upcast
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
-from minidist.core.parallel.context.positions import SplitAttention, chunks_of, sequence_positions
+from minidist.core.parallel.context.positions import SplitAttention, chunks_of, zigzag_positions
 from minidist.core.parallel.tensor.regions import contiguous
 
 Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are
 
 
 class RingAttention(SplitAttention):
-    """Causal attention over `length` tokens; each rank holds its zig-zag part (`sequence_positions`).
+    """Causal attention over `length` tokens; each rank holds its zig-zag part (`zigzag_positions`).
 
     Called as `SplitAttention` is, by GPT and by Llama. Every rank must call it for the same layers in the same order.
     """
@@ -61,6 +61,10 @@ class RingAttention(SplitAttention):
         # Local rows [0, b - a) are global chunk `rank`, those behind them chunk 2P-1-rank.
         (a, b), (c, d) = chunks_of(self.length, rank, self.comm.size)
         return [(slice(0, b - a), rank), (slice(b - a, b - a + d - c), 2 * self.comm.size - 1 - rank)]
+
+    def positions(self) -> xp.Array:
+        """Return the global positions of this rank's tokens."""
+        return zigzag_positions(self.length, self.comm.rank, self.comm.size)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
         """Return the outputs (batch, T_local, heads, n) of this rank's queries. Raises ShapeError for wrong shapes."""
@@ -100,9 +104,7 @@ class RingAttention(SplitAttention):
     def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
         """Return the mask of own queries (batch, kv heads, heads of each, queries, all keys), and the scale."""
         # Drawn for all queries and keys as one device does; then the rows of this rank's queries.
-        mask = dropout.mask(samples, heads, self.length)[
-            :, :, sequence_positions(self.length, self.comm.rank, self.comm.size)
-        ]
+        mask = dropout.mask(samples, heads, self.length)[:, :, self.positions()]
         return mask.reshape(samples, kv_heads, heads // kv_heads, *mask.shape[2:]), dropout.scale
 
     # --- arrays are (batch, kv heads, query heads of each or 1, T, size) ---
@@ -184,7 +186,7 @@ class RingAttention(SplitAttention):
         if drop is None:
             return weights
         keep, scale = drop
-        columns = sequence_positions(self.length, owner, self.comm.size)[keys]
+        columns = zigzag_positions(self.length, owner, self.comm.size)[keys]
         return weights * keep[..., rows, :][..., columns] * xp.as_array(scale, weights.dtype)
 
     def _visible(self, owner: int) -> list[tuple[slice, slice, bool]]:

@@ -6,8 +6,8 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.parallel.context.positions import sequence_positions
 from minidist.course.lesson.exercise import Case, Exercise, Hint, returns
+from minidist.parallel.context.orders import sequence_positions
 
 SEPARATOR = 0
 
