@@ -70,12 +70,8 @@ _MODULES = {
     "minidist.core.parallel.fsdp": ("fully_shard", "sharded_parameters", "shards_of"),
     "minidist.core.parallel.gradients": ("GradientReducer", "UnusedParameterError", "make_buckets"),
     "minidist.core.parallel.tensor.layers": ("RowParallelLinear",),
-    "minidist.core.parallel.tensor.parallelize": ("gpt_plan", "parallelize_module"),
-    "minidist.core.parallel.tensor.regions": (
-        "copy_to_tensor_parallel_region",
-        "gather_from_sequence_parallel_region",
-        "reduce_scatter_to_sequence_parallel_region",
-    ),
+    "minidist.core.parallel.tensor.parallelize": ("parallelize_module",),
+    "minidist.core.parallel.tensor.regions": ("copy_to_tensor_parallel_region",),
     "minidist.core.parallel.tensor.vocabulary": ("vocab_parallel_cross_entropy", "vocab_range"),
     "minidist.core.parallel.zero": ("ZeroOptimizer",),
     "minidist.core.pipeline.runtime": ("Pipeline", "PipelineStage", "Reduction", "split_model"),
@@ -88,6 +84,11 @@ _MODULES = {
     "minidist.nn": ("Llama", "LlamaConfig"),
     "minidist.parallel.context.orders": ("part_order", "sequence_positions"),
     "minidist.parallel.context.ulysses": ("UlyssesAttention",),
+    "minidist.parallel.tensor.sequence_layers": ("gpt_plan",),
+    "minidist.parallel.tensor.sequence_regions": (
+        "gather_from_sequence_parallel_region",
+        "reduce_scatter_to_sequence_parallel_region",
+    ),
     "minidist.pipeline.schedules": ("get_schedule",),
 }
 _PACKAGES = {"flight_recorder": "minidist.debug.flight_recorder"}

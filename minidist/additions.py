@@ -199,9 +199,9 @@ def _check_weights(operation: str, module: Any, comm: Any) -> None:
 
 
 def _plan(model: Any, sequence_parallel: bool) -> Any:
-    """Return the plan of a Llama, and of a model with experts."""
+    """Return the plan of a Llama, of a model with experts, and of a split sequence."""
     config = getattr(model, "config", None)
-    if not getattr(config, "n_experts", 0) and not hasattr(config, "num_local_experts"):
+    if not sequence_parallel and not getattr(config, "n_experts", 0) and not hasattr(config, "num_local_experts"):
         return None
     from minidist.parallel.expert.tensor_parallel import plan_of
 
@@ -274,6 +274,12 @@ def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
     return statistics.combine if statistics.layers else None
 
 
+def _shard_with_options(*arguments: Any) -> None:
+    from minidist.parallel.fsdp_options import shard_with_options
+
+    shard_with_options(*arguments)
+
+
 def _register_comm_hook(reducer: Any, state: Any, hook: Any) -> None:
     from minidist.parallel.comm_hooks import register_comm_hook
 
@@ -312,4 +318,5 @@ hooks.prevent_deadlocks = _prevent_deadlocks
 hooks.arrived_gradients = _arrived_gradients
 hooks.pipeline_refusals = _pipeline_refusals
 hooks.combine_statistics = _combine_statistics
+hooks.shard_with_options = _shard_with_options
 hooks.register_comm_hook = _register_comm_hook

@@ -7,6 +7,7 @@ replica_guard.py        refuses ranks that do not train the same model
 unreduced.py            a backward pass whose gradients would not be right
 whole_tensors.py        whole tensors of a sharded model
 whole_matrices.py       whole matrices, for Muon
+fsdp_options.py         further options of `fully_shard`
 mixed_precision.py      the dtypes of an FSDP unit
 tensor/                 tensor parallelism
 context/                context parallelism

@@ -32,7 +32,7 @@ JOBS = {
     "ZeRO 1": {**GPT_JOB, "dp": 2, "zero": 1},
     "ZeRO 2": {**GPT_JOB, "dp": 2, "zero": 2},
     "FSDP": {**GPT_JOB, "dp": 2, "zero": 3},
-    "TP": {**GPT_JOB, "tp": 2, "sequence_parallel": True},
+    "TP": {**GPT_JOB, "tp": 2},
     "CP": {**GPT_JOB, "cp": 2},
     "EP": {**GPT_JOB, "dp": 2, "ep": 2, "experts": 2},
     "GPipe": {**DEEP_JOB, "schedule": "gpipe"},

@@ -73,8 +73,8 @@ def _unchanged(value: Any, function: Any) -> Any:
 
 def _not_in_the_core(*_: Any) -> Any:
     raise UsageError(
-        "minidist/core has no half precision, devices, loading of weights or receives from any rank; import all of"
-        " minidist"
+        "minidist/core has no half precision, devices, loading of weights, receives from any rank or further options of"
+        " its wrappers; import all of minidist"
     )
 
 
@@ -118,6 +118,8 @@ prevent_deadlocks: Callable[[Any, Any, Any], None] = _nothing
 arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _no_arrivals
 # The module pipeline/runtime/refusals.py: what a pipeline refuses.
 pipeline_refusals: Callable[[], Any] = _NoChecks
+# (module, mesh, settings of `fully_shard`, options): shards a module in a way that the core does not know.
+shard_with_options: Callable[..., None] = _not_in_the_core
 # (reducer of gradients, state, hook): lets hook(state, bucket) reduce each bucket.
 register_comm_hook: Callable[..., None] = _not_in_the_core
 # (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of

@@ -9,7 +9,6 @@ Proved by: tests/parallel/test_zero.py, tests/parallel/test_fully_shard.py
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import Any, Self
 
@@ -33,38 +32,10 @@ from minidist.core.optim import (
 )
 
 
-def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int) -> FlatParameters:
+def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int = NORM_BLOCK) -> FlatParameters:
     """Return flat parameters with the padding that `comm.size` shards at multiples of `alignment` elements need."""
     check_whole("alignment", alignment, 1)
     return FlatParameters(parameters, pad_to=comm.size * alignment)
-
-
-class Placement:
-    """Where shards live: here in the memory in which the whole is. `host_pool.CPUOffloadPolicy` has another one."""
-
-    apart = False  # must a sum of gradients move before it can be added to the shard's?
-
-    def keep(self, values: xp.Array) -> xp.Array:
-        """Return a copy of a shard's values, where it lives."""
-        return track(xp.array(values), "parameter")
-
-    def memory(self) -> AbstractContextManager[None]:
-        """Return the context in which arrays that live with the shard are allocated."""
-        return nullcontext()
-
-    def gather(self, comm: Comm, mine: xp.Array, out: xp.Array, equal: str) -> Any:
-        """Start to gather the values `mine` of all ranks into `out`; return what waits for it."""
-        return all_gather(comm, mine, out=out, async_op=True, equal=equal)
-
-    def deliver(self, unit: Any, piece: xp.Array) -> None:
-        """Add the reduced gradient of an FSDP unit to its shard's, or start to move it to where the shard lives."""
-        unit.add_reduced(piece)
-
-    def finish(self, keep: bool = True) -> None:
-        """Wait for what `deliver` has started; keep: add it to the shard's gradient."""
-
-
-DEVICE = Placement()
 
 
 class Shard:
@@ -83,7 +54,6 @@ class Shard:
         self.flat, self.alignment = flat, alignment
         self._place(comm)
         self.own: xp.Array | None = None  # the values, when they are not a view of the whole
-        self.placement = DEVICE  # where values and gradient live
         self._grad: xp.Array | None = None
         self.filled = False  # does _grad hold sums of this step?
         self.used: set[Parameter] | None = None  # whose gradient some rank has computed; None: all
@@ -99,9 +69,9 @@ class Shard:
         other._place(comm)
         return other
 
-    def detach(self, placement: Placement = DEVICE) -> None:
+    def detach(self) -> None:
         """Keep the values in a separate array, so that the whole can be released."""
-        self.placement, self.own = placement, placement.keep(self.flat.data[self.start : self.stop])
+        self.own = track(xp.array(self.flat.data[self.start : self.stop]), "parameter")
 
     @property
     def dtype(self) -> Any:
@@ -155,8 +125,7 @@ class Shard:
     def grad_buffer(self) -> xp.Array:
         """Return the array of the shard's gradient; at first it holds zeros."""
         if self._grad is None:
-            with self.placement.memory():
-                self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
+            self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
         return self._grad
 
     def ranges(self) -> list[tuple[Parameter, slice, int, int]]:

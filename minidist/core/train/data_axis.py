@@ -223,14 +223,8 @@ def shard_units(task: Task, group: Group) -> None:
     """
     for part in unit_modules(group.module, group.tied):
         if part is group.module or any(parameter.flat is None for parameter in part.parameters()):
-            fully_shard(
-                part,
-                mesh=group.mesh,
-                reduction="sum",
-                algorithm=group.reduction,
-                expert_mesh=group.expert_mesh,
-                **group.options,
-            )
+            experts = {} if group.expert_mesh is None else {"expert_mesh": group.expert_mesh}
+            fully_shard(part, mesh=group.mesh, reduction="sum", algorithm=group.reduction, **experts, **group.options)
 
 
 def unit_modules(module: Any, tied: Collection[str] = ()) -> list[Module]:

@@ -23,16 +23,17 @@ from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear
 from minidist.core.parallel.tensor.parallelize import Styles
-from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_sequence_parallel_region
+from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.styles import (
     HeadParallel,
     LossParallel,
     ParallelStyle,
     RowwiseParallel,
-    SequenceParallel,
     VocabParallel,
 )
+from minidist.parallel.tensor.sequence_layers import split_sequence
+from minidist.parallel.tensor.sequence_regions import gather_from_sequence_parallel_region
 
 
 class SharedInputColumnParallelLinear(ColumnParallelLinear):
@@ -120,17 +121,15 @@ def llama_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
     sp = sequence_parallel
     plan: Styles = {
         "": LossParallel(vocab_size),
-        "model.embed_tokens": VocabParallel(sp),
-        "lm_head": VocabParallel(sp),
+        "model.embed_tokens": VocabParallel(),
+        "lm_head": VocabParallel(),
         "model.layers.*.self_attn": [GroupedHeadParallel(), PrepareModuleInput(sp)],
         "model.layers.*.self_attn.[qkv]_proj": SharedInputColwise(),
-        "model.layers.*.self_attn.o_proj": RowwiseParallel(sequence_parallel=sp),
+        "model.layers.*.self_attn.o_proj": RowwiseParallel(),
         "model.layers.*.mlp": PrepareModuleInput(sp),
         "model.layers.*.mlp.gate_proj": SharedInputColwise(),
         "model.layers.*.mlp.up_proj": SharedInputColwise(),
-        "model.layers.*.mlp.down_proj": RowwiseParallel(sequence_parallel=sp),
+        "model.layers.*.mlp.down_proj": RowwiseParallel(),
     }
-    if sp:
-        for name in ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"):
-            plan[f"model.{name}"] = SequenceParallel()
-    return plan
+    norms = ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm")
+    return split_sequence(plan, *(f"model.{name}" for name in norms)) if sp else plan

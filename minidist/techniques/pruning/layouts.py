@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import downcast
 from minidist.core.base.layout import cut
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm, Work
-from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
 from minidist.core.parallel.gradients import Bucket
 from minidist.core.parallel.zero import ShardReducer
@@ -95,24 +95,25 @@ class ReduceKept(Reduce):
     """
 
     def __init__(self, unit: FSDPUnit, mine: xp.Array) -> None:
-        before = unit.reduce
-        super().__init__(before.op, before.algorithm, before.replicas, before.find_unused)
+        self.before = unit.reduce
+        super().__init__(self.before.algorithm)
         self.kept = track(all_gather(unit.shard.comm, xp.packbits(mine)), "optimizer")
         self.own = mine  # of the reduction in flight: the elements of the shard that it brings
 
-    def start(self, shard: Shard, whole: xp.Array, out: xp.Array, equal: str) -> Work:
+    def start(self, unit: FSDPUnit, root: Any, whole: xp.Array, out: xp.Array) -> Work:
+        shard, op, equal = unit.shard, unit.guard.op, root.guard.of_unit(unit.flat, unit.guard)
         kept = track(xp.unpackbits(self.kept).view(bool), "workspace")
         parts = cut(kept, [shard.size] * shard.comm.size)
         self.own, counts = parts[shard.comm.rank], [int(part.sum()) for part in parts]
-        whole = track(whole[kept], "communication")
+        whole = track(downcast(whole, out.dtype)[kept], "communication")
         out = track(xp.empty(counts[shard.comm.rank], out.dtype, out), "communication")
         work: Work = reduce_scatter(
-            shard.comm, whole, self.op, counts=counts, algorithm=self.algorithm, out=out, async_op=True, equal=equal
+            shard.comm, whole, op, counts=counts, algorithm=self.algorithm, out=out, async_op=True, equal=equal
         )
         return work
 
-    def finish(self, piece: xp.Array, equal: str) -> xp.Array:
-        sums = super().finish(piece, equal)
+    def finish(self, unit: FSDPUnit, root: Any, piece: xp.Array) -> xp.Array:
+        sums = self.before.finish(unit, root, piece)
         whole = track(xp.zeros(self.own.size, sums.dtype, sums), "communication")
         whole[self.own] = sums
         return whole

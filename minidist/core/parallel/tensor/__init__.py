@@ -5,6 +5,5 @@ styles.py              how one module is split
 layers.py              the two ways to split a product
 regions.py             the borders of a region of split matrices
 vocabulary.py          embedding and loss with the vocabulary split
-sequence_parallel.py   norms and dropout on a part of the sequence
 sharding.py            a parameter's shard, and what a style is given
 """

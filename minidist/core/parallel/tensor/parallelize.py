@@ -29,7 +29,6 @@ from minidist.core.parallel.tensor.styles import (
     LossParallel,
     ParallelStyle,
     RowwiseParallel,
-    SequenceParallel,
     VocabParallel,
 )
 
@@ -99,29 +98,22 @@ def _put(root: Module, name: str, module: Module) -> Module:
     return root
 
 
-def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
+def gpt_plan(vocab_size: int) -> Styles:
     """Return Megatron's split of a `GPT`: heads, the inner width of the MLP, and the vocabulary.
 
-    Per layer 4 all-reduces of (batch, T, D), two forward and two backward; with sequence_parallel 4 all-gathers and 4
-    reduce-scatters, and 2 all-gathers under purpose `regather`.
+    Per layer 4 all-reduces of (batch, T, D), two forward and two backward.
     """
     # Column parallel, then row parallel: in attention (split by heads) and in the MLP (split by inner features).
-    sp = sequence_parallel
-    plan: Styles = {
+    return {
         "": LossParallel(vocab_size),
-        "transformer.wte": VocabParallel(sp),
-        "lm_head": VocabParallel(sp),
+        "transformer.wte": VocabParallel(),
+        "lm_head": VocabParallel(),
         "transformer.h.*.attn": HeadParallel(),
-        "transformer.h.*.attn.c_attn": ColwiseParallel(blocks=3, sequence_parallel=sp),
-        "transformer.h.*.attn.c_proj": RowwiseParallel(sequence_parallel=sp),
-        "transformer.h.*.mlp.c_fc": ColwiseParallel(sequence_parallel=sp),
-        "transformer.h.*.mlp.c_proj": RowwiseParallel(sequence_parallel=sp),
+        "transformer.h.*.attn.c_attn": ColwiseParallel(blocks=3),
+        "transformer.h.*.attn.c_proj": RowwiseParallel(),
+        "transformer.h.*.mlp.c_fc": ColwiseParallel(),
+        "transformer.h.*.mlp.c_proj": RowwiseParallel(),
     }
-    if sp:
-        # Whatever lies between two regions works on this rank's rows.
-        for name in ("h.*.ln_1", "h.*.ln_2", "ln_f", "wpe", "drop", "h.*.attn.resid_dropout", "h.*.mlp.dropout"):
-            plan[f"transformer.{name}"] = SequenceParallel()
-    return plan
 
 
 def mlp_plan(layers: int) -> Styles:
@@ -145,6 +137,6 @@ def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan
             return plan
     if isinstance(model, MLP):
         return mlp_plan(len(model.layers) - 1)
-    if isinstance(model, GPT):
-        return gpt_plan(model.config.vocab_size, sequence_parallel)
+    if isinstance(model, GPT) and not sequence_parallel:
+        return gpt_plan(model.config.vocab_size)
     raise UsageError(f"there is no tensor-parallel plan for a {type(model).__name__}; pass one to parallelize_module")

@@ -5,7 +5,6 @@
     VocabParallel        Embedding, head     -> VocabParallelEmbedding, VocabParallelHead
     LossParallel         a model's loss_fn and logits_fn -> those of a split vocabulary
     HeadParallel         an attention: its dropout draws the masks of this rank's heads
-    SequenceParallel     LayerNorm, RMSNorm, Dropout, Embedding -> their classes for a part of the sequence
 
 The names are PyTorch's (torch.distributed.tensor.parallel), where it has them.
 
@@ -21,7 +20,6 @@ from minidist.core.nn.gpt import LanguageModel, TiedHead
 from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, HeadParallelDropout, RowParallelLinear
-from minidist.core.parallel.tensor.sequence_parallel import SEQUENCE_PARALLEL
 from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.vocabulary import (
     GatherLogits,
@@ -49,44 +47,43 @@ class ParallelStyle:
 class ColwiseParallel(ParallelStyle):
     """Linear or Conv1D: output features split.
 
-    blocks=3: a fused Q|K|V, split inside each. gather_output: all ranks get all columns. sequence_parallel: the input
-    is split along the sequence.
+    blocks=3: a fused Q|K|V, split inside each. gather_output: all ranks get all columns. layer: its class.
     """
 
     blocks: int = 1
     gather_output: bool = False
-    sequence_parallel: bool = False
+    layer: type[ColumnParallelLinear] = ColumnParallelLinear
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a ColumnParallelLinear."""
         self.expect(module, name, Linear, Conv1D)
-        return ColumnParallelLinear(module, context, name, **vars(self))
+        return self.layer(module, context, name, blocks=self.blocks, gather_output=self.gather_output)
 
 
 @dataclass
 class RowwiseParallel(ParallelStyle):
-    """Linear or Conv1D: input features split. input_is_parallel, sequence_parallel: see `RowParallelLinear`."""
+    """Linear or Conv1D: input features split. input_is_parallel: see `RowParallelLinear`. layer: its class."""
 
     input_is_parallel: bool = True
-    sequence_parallel: bool = False
+    layer: type[RowParallelLinear] = RowParallelLinear
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a RowParallelLinear."""
         self.expect(module, name, Linear, Conv1D)
-        return RowParallelLinear(module, context, name, **vars(self))
+        return self.layer(module, context, name, input_is_parallel=self.input_is_parallel)
 
 
 @dataclass
 class VocabParallel(ParallelStyle):
     """An Embedding, or the head that turns features into logits: words split, padded to a multiple of the ranks."""
 
-    sequence_parallel: bool = False
+    embedding: type[VocabParallelEmbedding] = VocabParallelEmbedding
+    head: type[VocabParallelHead] = VocabParallelHead
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a VocabParallelEmbedding or a VocabParallelHead."""
         self.expect(module, name, Embedding, TiedHead, Linear)
-        make = VocabParallelEmbedding if isinstance(module, Embedding) else VocabParallelHead
-        return make(module, context, self.sequence_parallel)
+        return (self.embedding if isinstance(module, Embedding) else self.head)(module, context)
 
 
 @dataclass
@@ -129,12 +126,3 @@ class HeadParallel(ParallelStyle):
         check_divisible(dropout.heads, f"heads of {name}", context.comm.size, "tensor")
         module.attn_dropout = HeadParallelDropout(dropout, context.comm)
         return module
-
-
-class SequenceParallel(ParallelStyle):
-    """LayerNorm, RMSNorm, Dropout or the position Embedding: works on this rank's rows of the sequence."""
-
-    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """Return the module's class for a part of the sequence."""
-        self.expect(module, name, *SEQUENCE_PARALLEL)
-        return next(split(module, context) for kind, split in SEQUENCE_PARALLEL.items() if isinstance(module, kind))

@@ -87,7 +87,7 @@ class FullySharded(data_axis.FullySharded, Sharded):
         self.copies, self.algorithm = job.config.dp_replicate, group.reduction
         self.replica, self.state_replica, self.state_prefix = _replicas(group.mesh)
         # Units of small parameters stay gathered between steps, so they are counted apart.
-        self.resident = sum(unit.flat.padded_numel for unit in self.units if unit.reshard.persistent)
+        self.resident = sum(unit.flat.padded_numel for unit in self.units if getattr(unit, "persistent", False))
 
     def replicas_on(self, comm: Comm) -> Replicas:
         return _replicas(mesh_of(comm, self.copies))
