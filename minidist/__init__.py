@@ -64,7 +64,6 @@ _MODULES = {
     "minidist.core.nn.experts": ("expert_capacity",),
     "minidist.core.optim": ("Adam", "AdamW", "SGD"),
     "minidist.core.parallel.context.ring_attention": ("RingAttention",),
-    "minidist.core.parallel.data_parallel": ("DistributedDataParallel",),
     "minidist.core.parallel.dims": ("ParallelDims", "gradient_axes"),
     "minidist.core.parallel.expert.dispatch": ("ExpertParallel",),
     "minidist.core.parallel.fsdp": ("fully_shard", "sharded_parameters", "shards_of"),
@@ -73,7 +72,6 @@ _MODULES = {
     "minidist.core.parallel.tensor.parallelize": ("parallelize_module",),
     "minidist.core.parallel.tensor.regions": ("copy_to_tensor_parallel_region",),
     "minidist.core.parallel.tensor.vocabulary": ("vocab_parallel_cross_entropy", "vocab_range"),
-    "minidist.core.parallel.zero": ("ZeroOptimizer",),
     "minidist.core.pipeline.runtime": ("Pipeline", "PipelineStage", "Reduction", "split_model"),
     "minidist.core.pipeline.plan.plan": ("PlanError",),
     "minidist.core.train.loop": ("Loop",),
@@ -84,11 +82,13 @@ _MODULES = {
     "minidist.nn": ("Llama", "LlamaConfig"),
     "minidist.parallel.context.orders": ("part_order", "sequence_positions"),
     "minidist.parallel.context.ulysses": ("UlyssesAttention",),
+    "minidist.parallel.data_parallel": ("DistributedDataParallel",),
     "minidist.parallel.tensor.sequence_layers": ("gpt_plan",),
     "minidist.parallel.tensor.sequence_regions": (
         "gather_from_sequence_parallel_region",
         "reduce_scatter_to_sequence_parallel_region",
     ),
+    "minidist.parallel.zero": ("ZeroOptimizer",),
     "minidist.pipeline.schedules": ("get_schedule",),
 }
 _PACKAGES = {"flight_recorder": "minidist.debug.flight_recorder"}

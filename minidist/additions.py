@@ -71,22 +71,6 @@ def _guard(op: str, *comms: Any) -> Any:
     return ReplicaGuard(op, *comms)
 
 
-def _shard_arguments(optimizer_class: Any, parameters: Any, comm: Any) -> dict[str, Any]:
-    from minidist.optim import LayerwiseOptimizer, Muon
-
-    if not isinstance(optimizer_class, type):
-        return {}
-    if issubclass(optimizer_class, LayerwiseOptimizer):
-        from minidist.parallel.layer_sums import LayerSums
-
-        return {"layer_sums": LayerSums(parameters, shards=comm)}
-    if issubclass(optimizer_class, Muon):
-        from minidist.parallel.whole_matrices import WholeMatrices
-
-        return {"whole_matrices": WholeMatrices(parameters)}
-    return {}
-
-
 def _message_checks() -> Any:
     from minidist.comm import message_checks
 
@@ -280,10 +264,10 @@ def _shard_with_options(*arguments: Any) -> None:
     shard_with_options(*arguments)
 
 
-def _register_comm_hook(reducer: Any, state: Any, hook: Any) -> None:
-    from minidist.parallel.comm_hooks import register_comm_hook
+def _replica_reducers(*arguments: Any) -> Any:
+    from minidist.pipeline.runtime.replica_reducers import replica_reducers
 
-    register_comm_hook(reducer, state, hook)
+    return replica_reducers(*arguments)
 
 
 hooks.choosers["auto"] = _choose
@@ -295,7 +279,6 @@ hooks.model_checks.append(_check_weights)
 hooks.plan_sources.append(_plan)
 hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses": _ulysses, "ulysses-ring": _ulysses_ring})
 hooks.guards.append(_guard)
-hooks.shard_arguments.append(_shard_arguments)
 hooks.one_event.append(_one_event)
 hooks.message_checks = _message_checks
 hooks.any_source = _any_source
@@ -319,4 +302,4 @@ hooks.arrived_gradients = _arrived_gradients
 hooks.pipeline_refusals = _pipeline_refusals
 hooks.combine_statistics = _combine_statistics
 hooks.shard_with_options = _shard_with_options
-hooks.register_comm_hook = _register_comm_hook
+hooks.replica_reducers = _replica_reducers

@@ -11,8 +11,8 @@ from minidist.core.collectives import all_gather, broadcast, reduce_scatter
 from minidist.core.comm import Comm
 from minidist.core.nn import MLP
 from minidist.core.optim import AdamW
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.course.lesson.assignments.cs336 import use_ddp, use_fsdp, use_sharded_optimizer
+from minidist.parallel.data_parallel import DistributedDataParallel
 
 
 class CountedAdamW(AdamW):

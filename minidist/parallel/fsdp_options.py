@@ -30,8 +30,8 @@ from minidist.core.parallel.flat_shards import Shard, sharded_flat
 from minidist.core.parallel.fsdp import gathers_of
 from minidist.core.parallel.fsdp_state import FSDPState, ignored_in
 from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
-from minidist.core.parallel.gradients import used_anywhere
 from minidist.core.parallel.guard import Guard, new_guard, operation_of
+from minidist.parallel.unused import used_anywhere
 
 
 class Precision:
@@ -203,7 +203,7 @@ class ReduceCopies(Reduce):
             used = unit.brought
             for comm in filter(None, (unit.shard.comm, self.replicas)):
                 used = used_anywhere(comm, unit.trainable, used)
-            unit.shard.note_used(used)
+            unit.shard.used = used | (unit.shard.used or set())
         if self.replicas is not None:
             equal = root.guard.of_copies(unit.shard, unit.guard)
             with purpose("gradient_reduce"):

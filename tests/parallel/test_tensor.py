@@ -22,7 +22,6 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
 from minidist.core.optim import SGD, Adam
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
 from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.core.parallel.tensor.regions import (
@@ -48,6 +47,7 @@ from minidist.core.parallel.tensor.vocabulary import (
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, ReplicaId, save
 from minidist.nn import Llama, LlamaConfig, causal_attention_composite
 from minidist.nn.recompute import recompute
+from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import (
     boxes,

@@ -24,7 +24,7 @@ from minidist.core.comm import Comm, Work
 from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
 from minidist.core.parallel.gradients import Bucket
 from minidist.core.parallel.zero import ShardReducer
-from minidist.parallel.comm_hooks import Then
+from minidist.parallel.comm_hooks import Then, register_comm_hook
 from minidist.parallel.compressor import compress
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner
 
@@ -46,10 +46,10 @@ def leave_out(axis: Any, pruner: Pruner) -> None:
     # Equal weights have equal masks on all ranks, so what is pruned need not be sent.
     if hasattr(axis, "parallel"):
         ddp = axis.parallel
-        ddp.register_comm_hook(KeptEntries(ddp.comm, pruner, "sum", ddp.reducer.algorithm), compress)
+        register_comm_hook(ddp.reducer, KeptEntries(ddp.comm, pruner, "sum", ddp.reducer.algorithm), compress)
     elif hasattr(axis, "zero"):
         reducer = axis.zero.reducer
-        reducer.replace_communication(partial(scatter_kept, reducer, pruner.kept))
+        reducer.send = partial(scatter_kept, reducer, pruner.kept)
 
 
 def scatter_kept(reducer: ShardReducer, kept_of: Callable[[Bucket], xp.Array], bucket: Bucket) -> Then:
@@ -95,7 +95,7 @@ class ReduceKept(Reduce):
     """
 
     def __init__(self, unit: FSDPUnit, mine: xp.Array) -> None:
-        self.before = unit.reduce
+        self.before = getattr(unit.reduce, "before", unit.reduce)  # new masks take the place of earlier ones
         super().__init__(self.before.algorithm)
         self.kept = track(all_gather(unit.shard.comm, xp.packbits(mine)), "optimizer")
         self.own = mine  # of the reduction in flight: the elements of the shard that it brings
