@@ -35,13 +35,16 @@ class ZerosReducer(FillingReducer):
 
     unused = "zeros"
 
-    def finish(self) -> None:
+    def finished(self) -> None:
         """Wait for every bucket; forget the zeros of parameters that no rank has used."""
+        if not self._taking_part:
+            super().finished()
+            return
         # Whose gradients this rank brings, of this pass or of those under `no_sync`.
         parameters, late = list(self.bucket_of), set[Parameter]().union(*self.missing)
         mine = {p for p in parameters if p not in late or p.gradient.local is not None}
         fresh = [p for p in parameters if p.gradient.total is None]
-        super().finish()
+        super().finished()
         self.note_used(used_anywhere(self.comm, parameters, mine), fresh)
 
     def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:

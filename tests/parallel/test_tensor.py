@@ -31,13 +31,6 @@ from minidist.core.parallel.tensor.regions import (
     scatter_to_tensor_parallel_region,
 )
 from minidist.core.parallel.tensor.sharding import ShardContext, take_shard
-from minidist.core.parallel.tensor.styles import (
-    ColwiseParallel,
-    HeadParallel,
-    LossParallel,
-    RowwiseParallel,
-    VocabParallel,
-)
 from minidist.core.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
     padded_vocab_size,
@@ -66,6 +59,7 @@ from minidist.parallel.tensor.sequence_regions import (
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_sequence_parallel_region,
 )
+from minidist.parallel.tensor.styles import ColwiseParallel, HeadParallel, LossParallel, RowwiseParallel, VocabParallel
 from tests.cases import each
 from tests.parallel.split_models import assert_equal, replicated, text, train
 
@@ -170,7 +164,7 @@ def test_column_and_row_parallel_layers_are_exact_on_integers(ranks, sequence_pa
 
     def main(comm):
         model = integer_model(MLP([5, 12, 4], dtype=np.float64))
-        plan = {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel()}
+        plan = {"layers.0": ColumnParallelLinear, "layers.1": RowParallelLinear}
         parallelize_module(model, comm, split_sequence(plan) if sequence_parallel else plan)
         rows = (
             slice(comm.rank * 12 // comm.size, (comm.rank + 1) * 12 // comm.size) if sequence_parallel else slice(None)

@@ -137,11 +137,8 @@ class FSDPUnit:
     def reduce_now(self, root: Any, missing: list[Parameter]) -> None:
         """Start the reduction; parameters that got no gradient are an error."""
         if missing:
-            raise UnusedParameterError(
-                f"rank {self.shard.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass, so"
-                " its unit cannot be reduced; use it in the loss (an array that a layer returns in place of a Tensor"
-                " ends the graph), freeze it before fully_shard, or pass find_unused_parameters=True"
-            )
+            so, freeze = "its unit cannot be reduced", "freeze it before fully_shard"
+            raise UnusedParameterError(self.shard.comm.rank, missing[0], so, freeze)
         self.start_reduce(root)
 
     def start_reduce(self, root: Any) -> None:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
+from minidist.core.autograd import BackwardObserver, Parameter, current_pass
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.base.limits import check_number
@@ -37,7 +37,14 @@ BUCKET_MEGABYTES = 25.0  # PyTorch's default
 
 
 class UnusedParameterError(MinidistError):
-    """A parameter got no gradient in a step in which the reducer waits for it."""
+    """A parameter got no gradient in a step in which the reducer waits for it. so: what follows; then what may help."""
+
+    def __init__(self, rank: int, parameter: Parameter, so: str, freeze: str = "freeze it") -> None:
+        super().__init__(
+            f"rank {rank}: parameter {parameter.name!r} got no gradient in this backward pass, so {so}; use it in the"
+            " loss (an array that a layer returns in place of a Tensor ends the graph),"
+            f" {freeze}, or pass find_unused_parameters=True"
+        )
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,6 @@ class GradientReducer(BackwardObserver):
         self.works: list[Any] = []  # of the buckets launched so far
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
         self.manually = False  # does the caller call `ready` and `finish`, after any number of passes?
-        self._graph_synchronizes: bool | None = None  # the running pass's own; goes before that
         self._taking_part = False  # did a parameter get ready in the running pass?
         self._in_pass = False  # False again at the pass's end; not when an error ended it
 
@@ -157,22 +163,17 @@ class GradientReducer(BackwardObserver):
         if self._in_pass and not self.manually:
             for work in filter(None, self.works):
                 work.wait()
-            self._reset()
-        self._graph_synchronizes, self._taking_part, self._in_pass = None, False, True
+            self.works = []
+            for bucket in self.buckets:
+                self.missing[bucket.index].update(bucket.parameters)
+        self._taking_part, self._in_pass = False, True
         running = current_pass()
         if running is not None and not self.manually:
             self.guard.backward_begins(running, again=self.flat.unsynchronized)
 
-    def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
-        """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
-        # Join the pass first: `started` forgets what the pass before said.
-        running.attach(self)
-        self._graph_synchronizes = synchronize or bool(self._graph_synchronizes)
-
     def parameter_ready(self, parameter: Parameter) -> None:
         """[1] Call `ready`, unless the gradients of this pass stay local."""
-        # Where no forward was marked (`ZeroOptimizer` wraps none), the setting at the time of backward counts.
-        if self.synchronizing if self._graph_synchronizes is None else self._graph_synchronizes:
+        if self.synchronizing:
             self._taking_part = True
             self.ready(parameter)
         elif not self.manually:
@@ -181,12 +182,6 @@ class GradientReducer(BackwardObserver):
     def node_done(self) -> None:
         """Let the buckets that were launched travel while backward goes on."""
         self.comm.progress()
-
-    def finished(self) -> None:
-        """[3] Call `finish` at the end of a pass in which a parameter got ready."""
-        self._in_pass = False
-        if self._taking_part:
-            self.finish()
 
     # --- the three steps ---
 
@@ -213,9 +208,8 @@ class GradientReducer(BackwardObserver):
 
     def all_reduce(self, bucket: Bucket) -> Work:
         """[2] Start the all-reduce of a bucket in the communicator's stream."""
-        work: Work = all_reduce(
-            self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=bucket.equal
-        )
+        equal = self.guard.of_bucket(bucket)
+        work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=equal)
         return work
 
     def finish(self) -> None:
@@ -223,6 +217,14 @@ class GradientReducer(BackwardObserver):
 
         Raises UnusedParameterError when a parameter never got ready.
         """
+        self._taking_part = True
+        self.finished()
+
+    def finished(self) -> None:
+        """[3] Do the work of `finish`, at the end of a pass in which a parameter got ready."""
+        self._in_pass = False
+        if not self._taking_part:
+            return
         try:
             # The other ranks launch the buckets that never completed here, too, so each one must be sent.
             for bucket in self.buckets[len(self.works) :]:
@@ -231,7 +233,10 @@ class GradientReducer(BackwardObserver):
             self.wait()
             self.flat.unsynchronized = False
         finally:
-            self._reset()
+            # The next pass begins with no parameter ready and no bucket launched.
+            self.works, self._taking_part = [], False
+            for bucket in self.buckets:
+                self.missing[bucket.index].update(bucket.parameters)
         if not self.manually:  # who calls `finish` does the rest, too
             self.guard.backward_ended()
 
@@ -239,12 +244,8 @@ class GradientReducer(BackwardObserver):
         """Refuse the parameters of a bucket that the loss did not use."""
         missing = [p for p in bucket.parameters if p in self.missing[bucket.index]]
         if missing:
-            raise UnusedParameterError(
-                f"rank {self.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass,"
-                f" so bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss (an"
-                " array that a layer returns in place of a Tensor ends the graph), freeze it, or pass"
-                " find_unused_parameters=True"
-            )
+            so = f"bucket {bucket.index} of {len(self.buckets)} was never sent"
+            raise UnusedParameterError(self.comm.rank, missing[0], so)
 
     def wait(self) -> None:
         """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""
@@ -253,8 +254,3 @@ class GradientReducer(BackwardObserver):
         # The next pass adds to a separate local gradient, so that a sum over ranks is not summed over ranks again.
         for parameter in self.bucket_of:
             parameter.gradient.was_reduced()
-
-    def _reset(self) -> None:
-        """The next pass begins with no parameter ready and no bucket launched."""
-        self.works, self._taking_part = [], False
-        self.missing = [set(bucket.parameters) for bucket in self.buckets]

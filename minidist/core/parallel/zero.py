@@ -17,7 +17,7 @@ Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion
 Proved by: tests/parallel/test_zero.py
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ from minidist.core.base.limits import check_number
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, reduce_scatter
-from minidist.core.comm import Comm, Work
+from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK, OptimizerWrapper
 from minidist.core.parallel.data_parallel import equal_replicas
@@ -70,6 +70,7 @@ class ShardReducer(GradientReducer):
         self.shard, self.keep_whole = shard, keep_whole
         self.arrays: dict[int, xp.Array] = {}
         self.send = self.reduce_scatter
+        self.scatter: Callable[..., Any] = self._scatter
         if not keep_whole:
             flat.make_buffer_of = self._make_bucket
 
@@ -102,37 +103,26 @@ class ShardReducer(GradientReducer):
         # The rest is padding, which must not send garbage.
         array[used:] = 0
 
-    def reduce_scatter(self, bucket: Bucket) -> Work:
+    def reduce_scatter(self, bucket: Bucket) -> Any:
         """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""
-        # The first reduction since zero_grad writes straight into the shard. A later one goes through a separate
-        # array, which `collect` adds to what is there.
-        array, mine, counts = self.take(bucket)
-        out = track(xp.empty_like(mine), "communication") if self.shard.filled else mine
-        return self.scatter(bucket, array, counts, out)
-
-    def take(self, bucket: Bucket) -> tuple[xp.Array, xp.Array, list[int]]:
-        """Return a bucket's gradients, the part of this rank's shard in it, and how many elements each rank owns."""
         # Stage 2: wait for the bucket before, so that one travels while one fills, and no more.
         if not self.keep_whole:
             self.collect(len(self.works))
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
-        # A bucket that crosses a boundary has several owners: `counts`.
-        return array, self.shard.grad_buffer()[self.shard.place(bucket.slice)], self.shard.counts(bucket.slice)
 
-    def scatter(self, bucket: Bucket, array: xp.Array, counts: list[int], out: xp.Array) -> Work:
-        """Start the reduce-scatter of a bucket's gradients, and forget them here."""
-        work: Work = reduce_scatter(
-            self.comm,
-            array,
-            self.op,
-            counts=counts,
-            algorithm=self.algorithm,
-            async_op=True,
-            equal=bucket.equal,
-            out=out,
-        )
+        # The first reduction since zero_grad writes straight into the shard. A later one goes through a separate
+        # array, which `collect` adds to what is there. A bucket that crosses a boundary has several owners: `counts`.
+        out = self.shard.grad_buffer()[self.shard.place(bucket.slice)]
+        if self.shard.filled:
+            out = track(xp.empty_like(out), "communication")
+        work = self.scatter(bucket, array, self.shard.counts(bucket.slice), out)
         self.forget(bucket)
         return work
+
+    def _scatter(self, bucket: Bucket, array: xp.Array, counts: list[int], out: xp.Array) -> Any:
+        """Start the reduce-scatter of a bucket's gradients, of which each rank owns `counts`."""
+        how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": bucket.equal}
+        return reduce_scatter(self.comm, array, self.op, async_op=True, out=out, **how)
 
     def collect(self, until: int) -> None:
         """Wait for the buckets before number `until`, and add their sums to those of earlier micro-batches."""

@@ -26,7 +26,6 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.parallelize import Plan
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, reduce_from_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext
-from minidist.core.parallel.tensor.styles import ParallelStyle
 from minidist.nn.llama import Llama
 from minidist.parallel.tensor.llama import llama_plan
 from minidist.parallel.tensor.sequence_layers import gpt_plan
@@ -34,6 +33,7 @@ from minidist.parallel.tensor.sequence_regions import (
     gather_from_sequence_parallel_region,
     scatter_to_sequence_parallel_region,
 )
+from minidist.parallel.tensor.styles import ParallelStyle
 
 
 class Region(Module):

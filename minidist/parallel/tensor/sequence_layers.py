@@ -11,7 +11,7 @@ Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transfor
 Proved by: tests/parallel/test_tensor.py
 """
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Tensor
@@ -19,7 +19,6 @@ from minidist.core.parallel.tensor import parallelize
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
 from minidist.core.parallel.tensor.parallelize import Styles
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region
-from minidist.core.parallel.tensor.styles import ColwiseParallel, RowwiseParallel, VocabParallel
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead
 from minidist.parallel.tensor.sequence_parallel import SequenceParallel
 from minidist.parallel.tensor.sequence_regions import (
@@ -62,19 +61,23 @@ class SequenceVocabParallelHead(VocabParallelHead):
         return gather_from_sequence_parallel_region(x, self.comm, regather=True)
 
 
+SPLIT: dict[Any, Any] = {
+    ColumnParallelLinear: SequenceColumnParallelLinear,
+    RowParallelLinear: SequenceRowParallelLinear,
+    VocabParallelEmbedding: SequenceVocabParallelEmbedding,
+    VocabParallelHead: SequenceVocabParallelHead,
+}
+
+
 def split_sequence(plan: Styles, *parts: str) -> Styles:
     """Return a plan whose regions begin and end with the sequence split; `parts`: what works on rows in between."""
     return {name: _split(style) for name, style in plan.items()} | {name: SequenceParallel() for name in parts}
 
 
 def _split(style: Any) -> Any:
-    if isinstance(style, ColwiseParallel):
-        return replace(style, layer=SequenceColumnParallelLinear)
-    if isinstance(style, RowwiseParallel):
-        return replace(style, layer=SequenceRowParallelLinear)
-    if isinstance(style, VocabParallel):
-        return VocabParallel(SequenceVocabParallelEmbedding, SequenceVocabParallelHead)
-    return style
+    if isinstance(style, partial):
+        return partial(_split(style.func), *style.args, **style.keywords)
+    return SPLIT.get(style, style) if isinstance(style, type) else style
 
 
 def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:

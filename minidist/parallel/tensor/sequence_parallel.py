@@ -23,7 +23,7 @@ from minidist.core.nn.layers import Embedding, LayerNorm, RMSNorm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, own_part
 from minidist.core.parallel.tensor.sharding import ShardContext
-from minidist.core.parallel.tensor.styles import ParallelStyle
+from minidist.parallel.tensor.styles import ParallelStyle
 
 
 class SequenceParallelLayerNorm(Module):

@@ -23,7 +23,6 @@ from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm, Work
 from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
 from minidist.core.parallel.gradients import Bucket
-from minidist.core.parallel.zero import ShardReducer
 from minidist.parallel.comm_hooks import Then, register_comm_hook
 from minidist.parallel.compressor import compress
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner
@@ -49,27 +48,32 @@ def leave_out(axis: Any, pruner: Pruner) -> None:
         register_comm_hook(ddp.reducer, KeptEntries(ddp.comm, pruner, "sum", ddp.reducer.algorithm), compress)
     elif hasattr(axis, "zero"):
         reducer = axis.zero.reducer
-        reducer.send = partial(scatter_kept, reducer, pruner.kept)
+        reducer.scatter = partial(scatter_kept, reducer.comm.rank, reducer.scatter, pruner.kept)
 
 
-def scatter_kept(reducer: ShardReducer, kept_of: Callable[[Bucket], xp.Array], bucket: Bucket) -> Then:
+def scatter_kept(
+    rank: int,
+    scatter: Callable[..., Any],
+    kept_of: Callable[[Bucket], xp.Array],
+    bucket: Bucket,
+    array: xp.Array,
+    counts: list[int],
+    out: xp.Array,
+) -> Then:
     """Start to send each owner the sum of what is kept of its part of a bucket; what is left out becomes zero.
 
-    kept_of: (bucket) -> which elements of it (bool), the same on all ranks.
+    scatter: of a `ShardReducer`, which is called with what is kept. kept_of: (bucket) -> which elements of it (bool),
+    the same on all ranks.
     """
-    array, mine, counts = reducer.take(bucket)
     parts = cut(kept := kept_of(bucket), counts)
-    own, counts = parts[reducer.comm.rank], [int(part.sum()) for part in parts]
+    own, counts = parts[rank], [int(part.sum()) for part in parts]
     array = track(array[kept], "communication")
-    out = track(xp.empty(counts[reducer.comm.rank], array.dtype, array), "communication")
-    work = reducer.scatter(bucket, array, counts, out)
-    first = not reducer.shard.filled
+    work = scatter(bucket, array, counts, track(xp.empty(counts[rank], array.dtype, array), "communication"))
 
     def spread(values: xp.Array) -> xp.Array:
-        whole = mine if first else track(xp.empty(own.size, values.dtype, values), "communication")
-        whole[...] = 0
-        whole[own] = values
-        return whole
+        out[...] = 0
+        out[own] = values
+        return out
 
     return Then(work, spread)
 

@@ -14,6 +14,8 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
 Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_torch.py
 """
 
+from typing import Any
+
 from minidist.core.autograd import Parameter, Tensor, linear, record
 from minidist.core.autograd.operands import operand
 from minidist.core.base import arrays as xp
@@ -125,6 +127,18 @@ def row_parallel_sum(product: Tensor, bias: Parameter | None, comm: Comm) -> Ten
     # Once, after the sum; added on each rank before it, the bias would count t times.
     y += bias.data
     return record("row_parallel_sum", y, edges, ((operand(bias), xp.sum_rows),), cost=y.size)
+
+
+def split_heads(attention: Any, context: ShardContext, name: str) -> Module:
+    """Return an attention with the dropout of this rank's heads, 1/t of all.
+
+    The module takes its number of heads from its projections, which the plan splits over the ranks.
+    """
+    dropout, comm = attention.attn_dropout, context.comm
+    check_divisible(dropout.heads, f"heads of {name}", comm.size, "tensor")
+    attention.attn_dropout = HeadParallelDropout(dropout, comm)
+    split: Module = attention
+    return split
 
 
 class HeadParallelDropout(AttentionDropout):

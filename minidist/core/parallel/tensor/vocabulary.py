@@ -12,6 +12,7 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3 (embedding, cross-entropy
 Proved by: tests/parallel/test_tensor.py
 """
 
+from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter, ShapeError, Tensor, linear
@@ -52,7 +53,7 @@ class VocabParallelEmbedding(Module):
     Sends an all-reduce of the result in forward, nothing in backward.
     """
 
-    def __init__(self, whole: Embedding, context: ShardContext) -> None:
+    def __init__(self, whole: Embedding, context: ShardContext, name: str = "") -> None:
         self.comm, self.name = context.comm, whole.name
         self.vocab_size = whole.weight.shape[0]
         self.first, self.last = vocab_range(self.vocab_size, self.comm.rank, self.comm.size)
@@ -102,7 +103,7 @@ class VocabParallelHead(Module):
     `vocab_parallel_cross_entropy` and `GatherLogits` leave them out.
     """
 
-    def __init__(self, whole: TiedHead | Linear, context: ShardContext) -> None:
+    def __init__(self, whole: TiedHead | Linear, context: ShardContext, name: str = "") -> None:
         if getattr(whole, "bias", None) is not None:
             raise UsageError(f"the head {whole.name!r} has a bias; a vocabulary-parallel head has none")
         self.comm, self.name = context.comm, whole.name
@@ -135,15 +136,19 @@ class GatherLogits(Module):
         return gather_from_tensor_parallel_region(logits, self.comm)[..., : self.vocab_size]
 
 
-class VocabParallelCrossEntropy(Module):
-    """`vocab_parallel_cross_entropy` as a model's `loss_fn`."""
-
-    def __init__(self, comm: Comm, vocab_size: int) -> None:
-        self.comm, self.vocab_size = comm, vocab_size
-
-    def forward(self, logits: Tensor, targets: Any, divisor: float | None = None) -> Tensor:
-        """Logits (..., padded V / t) and targets (...) -> the loss, of shape ()."""
-        return vocab_parallel_cross_entropy(logits, targets, divisor, comm=self.comm, vocab_size=self.vocab_size)
+def split_loss(model: Any, context: ShardContext, name: str, *, vocab_size: int) -> Module:
+    """Return a language model whose loss is computed from split logits, and whose logits are gathered."""
+    # The head's weight may be a shard already; its layout knows the number of words.
+    weight = model.lm_head.weight
+    words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
+    if words != vocab_size:
+        raise UsageError(
+            f"the plan is for a vocabulary of {vocab_size} words, the model has {words}; give the plan {words}"
+        )
+    model.loss_fn = partial(vocab_parallel_cross_entropy, comm=context.comm, vocab_size=vocab_size)
+    model.logits_fn = GatherLogits(context.comm, vocab_size)
+    split: Module = model
+    return split
 
 
 def vocab_parallel_cross_entropy(

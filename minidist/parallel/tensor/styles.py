@@ -6,7 +6,7 @@
     LossParallel         a model's loss_fn and logits_fn -> those of a split vocabulary
     HeadParallel         an attention: its dropout draws the masks of this rank's heads
 
-The names are PyTorch's (torch.distributed.tensor.parallel), where it has them.
+Each refuses modules of other kinds. The names are PyTorch's (torch.distributed.tensor.parallel), where it has them.
 
 Proved by: tests/parallel/test_tensor.py
 """
@@ -14,23 +14,22 @@ Proved by: tests/parallel/test_tensor.py
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.core.base.errors import UsageError, check_divisible
+from minidist.core.base.errors import UsageError
 from minidist.core.nn.dropout import AttentionDropout
 from minidist.core.nn.gpt import LanguageModel, TiedHead
 from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, HeadParallelDropout, RowParallelLinear
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
 from minidist.core.parallel.tensor.sharding import ShardContext
-from minidist.core.parallel.tensor.vocabulary import (
-    GatherLogits,
-    VocabParallelCrossEntropy,
-    VocabParallelEmbedding,
-    VocabParallelHead,
-)
+from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
 
 
 class ParallelStyle:
     """How one module is split: `apply` returns what takes its place (or the module itself, with hooks)."""
+
+    def __call__(self, module: Any, context: ShardContext, name: str) -> Module:
+        """Do what `apply` does, for `parallelize_module`."""
+        return self.apply(module, name, context)
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return what takes the place of `module`, which has the qualified name `name`."""
@@ -47,43 +46,37 @@ class ParallelStyle:
 class ColwiseParallel(ParallelStyle):
     """Linear or Conv1D: output features split.
 
-    blocks=3: a fused Q|K|V, split inside each. gather_output: all ranks get all columns. layer: its class.
+    blocks=3: a fused Q|K|V, split inside each. gather_output: all ranks get all columns.
     """
 
     blocks: int = 1
     gather_output: bool = False
-    layer: type[ColumnParallelLinear] = ColumnParallelLinear
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a ColumnParallelLinear."""
         self.expect(module, name, Linear, Conv1D)
-        return self.layer(module, context, name, blocks=self.blocks, gather_output=self.gather_output)
+        return ColumnParallelLinear(module, context, name, **vars(self))
 
 
 @dataclass
 class RowwiseParallel(ParallelStyle):
-    """Linear or Conv1D: input features split. input_is_parallel: see `RowParallelLinear`. layer: its class."""
+    """Linear or Conv1D: input features split. input_is_parallel: see `RowParallelLinear`."""
 
     input_is_parallel: bool = True
-    layer: type[RowParallelLinear] = RowParallelLinear
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a RowParallelLinear."""
         self.expect(module, name, Linear, Conv1D)
-        return self.layer(module, context, name, input_is_parallel=self.input_is_parallel)
+        return RowParallelLinear(module, context, name, **vars(self))
 
 
-@dataclass
 class VocabParallel(ParallelStyle):
     """An Embedding, or the head that turns features into logits: words split, padded to a multiple of the ranks."""
-
-    embedding: type[VocabParallelEmbedding] = VocabParallelEmbedding
-    head: type[VocabParallelHead] = VocabParallelHead
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a VocabParallelEmbedding or a VocabParallelHead."""
         self.expect(module, name, Embedding, TiedHead, Linear)
-        return (self.embedding if isinstance(module, Embedding) else self.head)(module, context)
+        return (VocabParallelEmbedding if isinstance(module, Embedding) else VocabParallelHead)(module, context)
 
 
 @dataclass
@@ -100,16 +93,7 @@ class LossParallel(ParallelStyle):
                 f" {type(module).__name__}"
             )
 
-        # The head's weight may be a shard already; its layout knows the number of words.
-        weight = module.lm_head.weight
-        words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
-        if words != self.vocab_size:
-            raise UsageError(
-                f"the plan is for a vocabulary of {self.vocab_size} words, the model has {words}; give the plan {words}"
-            )
-        module.loss_fn = VocabParallelCrossEntropy(context.comm, self.vocab_size)
-        module.logits_fn = GatherLogits(context.comm, self.vocab_size)
-        return module
+        return split_loss(module, context, name, vocab_size=self.vocab_size)
 
 
 class HeadParallel(ParallelStyle):
@@ -123,6 +107,4 @@ class HeadParallel(ParallelStyle):
         dropout = getattr(module, "attn_dropout", None)
         if not isinstance(dropout, AttentionDropout):
             raise UsageError(f"HeadParallel is for attention; {name!r} is a {type(module).__name__} without heads")
-        check_divisible(dropout.heads, f"heads of {name}", context.comm.size, "tensor")
-        module.attn_dropout = HeadParallelDropout(dropout, context.comm)
-        return module
+        return split_heads(module, context, name)
