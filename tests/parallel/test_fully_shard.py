@@ -612,3 +612,10 @@ def test_the_pass_after_an_unused_parameter_error_begins_anew(apart):
     expected = SimWorld(2).run(program, False)
     for mine, theirs in zip(SimWorld(2).run(program, True), expected, strict=True):
         assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_an_unknown_option_is_named_with_the_nearest_one():
+    with pytest.raises(
+        UsageError, match=r"no option 'algoritm' \(did you mean 'algorithm'\?\); there are mesh, reshard"
+    ):
+        SimWorld(2).run(lambda comm: fully_shard(small_gpt(), mesh=comm, algoritm="ring"))

@@ -297,3 +297,12 @@ def test_a_rank_without_elements_has_an_empty_range_of_state_as_it_has_an_empty_
         ]
 
     assert SimWorld(3).run(program) == [([("w", 0, 5)],) * 2] + [([("w", 0, 0)],) * 2] * 2
+
+
+def test_an_argument_that_neither_takes_is_named_with_the_nearest_one():
+    for wrong, words in (
+        ({"algoritm": "ring"}, r"no argument 'algoritm', and AdamW neither \(did you mean 'algorithm'\?\)"),
+        ({"weight_decai": 0.1}, r"'weight_decai', and AdamW neither \(did you mean 'weight_decay'\?\)"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            SimWorld(2).run(lambda comm, wrong=wrong: ZeroOptimizer(small_gpt(), AdamW, comm=comm, **wrong))
