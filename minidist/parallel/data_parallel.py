@@ -2,23 +2,21 @@
 
     find_unused_parameters   a branch of the model that this batch does not use takes part as zeros
     ignored_params           the user takes care of some parameters
-    no_sync                  the forward decides, as in PyTorch: its backward may run after the block has ended
     register_comm_hook       another reduction of each bucket, such as a compressed one
 
 Proved by: tests/parallel/test_data_parallel.py, tests/parallel/test_unused_parameters.py
 """
 
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Any
 
-from minidist.core.autograd import BackwardPass, Parameter, backward_hooks
+from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
 from minidist.core.parallel import data_parallel
-from minidist.core.parallel.gradients import BUCKET_MEGABYTES, Bucket, GradientReducer
+from minidist.core.parallel.gradients import BUCKET_MEGABYTES, Bucket
 from minidist.core.parallel.guard import operation_of
 from minidist.parallel.comm_hooks import register_comm_hook
 from minidist.parallel.unused import ZerosReducer
@@ -36,8 +34,6 @@ class DistributedDataParallel(data_parallel.DistributedDataParallel):
     At construction rank 0 sends its parameters to all ranks (purpose `startup`): replicas built from different seeds
     become equal. Raises MismatchError when the ranks built different models.
     """
-
-    reducer: "GraphReducer"
 
     def __init__(
         self,
@@ -65,7 +61,8 @@ class DistributedDataParallel(data_parallel.DistributedDataParallel):
                 f"rank {comm.rank}: {type(module).__name__} has no parameters, so there is no gradient to sum;"
                 " set its layers as attributes (also in lists or dicts), or leave the wrapper out"
             )
-        self.reducer_type = ZerosGraphReducer if find_unused_parameters else GraphReducer
+        if find_unused_parameters:
+            self.reducer_type = ZerosReducer
         super().__init__(
             module,
             comm,
@@ -75,11 +72,6 @@ class DistributedDataParallel(data_parallel.DistributedDataParallel):
             flat=FlatParameters(parameters) if flat is None else flat,
         )
         self.reducer.guard.covers(module, (*self.flat.parameters, *ignored_params))
-
-    def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return the module's output for this rank's rows; its backward knows whether to sum over ranks."""
-        begins = partial(self.reducer.graph_begins, self.reducer.synchronizing)
-        return backward_hooks(super().forward(*arguments, **keywords), begins, "output of data parallelism")
 
     def extra_repr(self) -> str:
         """The number of replicas."""
@@ -91,38 +83,6 @@ class DistributedDataParallel(data_parallel.DistributedDataParallel):
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
         """Let `hook(state, bucket)` reduce each bucket in place of the all-reduce; see parallel/comm_hooks.py."""
         register_comm_hook(self.reducer, state, hook)
-
-
-class GraphReducer(GradientReducer):
-    """Sums the gradients of graphs whose forward ran outside `no_sync`."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._outside: bool | None = None  # did a forward of the running pass run outside no_sync?
-
-    def started(self) -> None:
-        """Forget what the pass before said, too."""
-        super().started()
-        self._outside = None
-
-    def graph_begins(self, outside: bool, running: BackwardPass) -> None:
-        """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
-        # Join the pass first: `started` forgets what the pass before said.
-        running.attach(self)
-        self._outside = outside or bool(self._outside)
-
-    def parameter_ready(self, parameter: Parameter) -> None:
-        """Call `ready`, unless the gradients of this pass stay local."""
-        now = self.synchronizing
-        self.synchronizing = now if self._outside is None else self._outside
-        try:
-            super().parameter_ready(parameter)
-        finally:
-            self.synchronizing = now
-
-
-class ZerosGraphReducer(GraphReducer, ZerosReducer):
-    """The same with parameters that a graph may not use."""
 
 
 def not_copied(what: str, comm: Comm) -> UsageError:

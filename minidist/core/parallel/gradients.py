@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidist.core.autograd import BackwardObserver, Parameter, current_pass
+from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.base.limits import check_number
@@ -138,6 +138,7 @@ class GradientReducer(BackwardObserver):
         self.works: list[Any] = []  # of the buckets launched so far
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
         self.manually = False  # does the caller call `ready` and `finish`, after any number of passes?
+        self._graph_synchronizes: bool | None = None  # the running pass's own; goes before that
         self._taking_part = False  # did a parameter get ready in the running pass?
         self._in_pass = False  # False again at the pass's end; not when an error ended it
 
@@ -166,14 +167,21 @@ class GradientReducer(BackwardObserver):
             self.works = []
             for bucket in self.buckets:
                 self.missing[bucket.index].update(bucket.parameters)
-        self._taking_part, self._in_pass = False, True
+        self._graph_synchronizes, self._taking_part, self._in_pass = None, False, True
         running = current_pass()
         if running is not None and not self.manually:
             self.guard.backward_begins(running, again=self.flat.unsynchronized)
 
+    def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
+        """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
+        # Join the pass first: `started` forgets what the pass before said.
+        running.attach(self)
+        self._graph_synchronizes = synchronize or bool(self._graph_synchronizes)
+
     def parameter_ready(self, parameter: Parameter) -> None:
         """[1] Call `ready`, unless the gradients of this pass stay local."""
-        if self.synchronizing:
+        # Where no forward was marked (`ZeroOptimizer` wraps none), the setting at the time of backward counts.
+        if self.synchronizing if self._graph_synchronizes is None else self._graph_synchronizes:
             self._taking_part = True
             self.ready(parameter)
         elif not self.manually:
