@@ -1,6 +1,7 @@
 """The techniques that a job may use in addition to its layout, one folder each. `extension.py` is their interface.
 
 adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
+asynchronous     --schedule pipedream, pipedream-2bw: a pipeline that does not drain between steps
 batch_norm       --batch-norm: over which rows a CNN normalises
 batches_ahead    --prefetch-batches, --loader-workers: a thread or processes make the batches of later steps
 buckets          --bucket-cap-mb, --reduce-bucket-size: how many gradients one message has
@@ -62,6 +63,7 @@ __all__ = [
     "Settings",
     "changes_batches",
     "defaults",
+    "drains",
     "history",
     "installed",
     "joins_replicas",
@@ -135,6 +137,11 @@ def changes_batches(config: Any) -> bool:
 def trains_alone(config: Any) -> bool:
     """Return whether each data-parallel rank of a job steps its replica alone, so that replicas differ."""
     return any(extension.trains_alone for extension in of_job(config))
+
+
+def drains(config: Any) -> bool:
+    """Return whether a job's pipeline is empty at the end of every step; also True without a pipeline."""
+    return all(extension.drains for extension in of_job(config))
 
 
 def own_loop(config: Any) -> OwnLoop | None:

@@ -3,7 +3,6 @@
 reference.py        training on one device, each gradient added in the order that the layout declares
 gradient_order.py   these orders                    one_device.py       the strategy of the reference
 replicas_alone.py   that of replicas that train alone
-delayed_replay.py   that of an asynchronous pipeline
 bucket_sums.py      the gradients of replicas whose buckets a technique sums
 snapshot.py         all tensors of a step by name   expected.py         those that a run must equal
 compare.py          every tensor of every step of every rank beside the reference's

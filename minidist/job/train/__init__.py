@@ -11,7 +11,7 @@ run.py            a run on one rank: what it adds to a step, evaluations, checkp
 update.py         what stands before and after the update of a step
 job.py            model, data and optimizer of a config
 recipe.py         settings -> layout           layers.py       what a job does with layers that are split
-strategies/       what a job asks of a strategy and of its data axes; asynchronous pipelines
+strategies/       what a job asks of a strategy and of its data axes
 state.py          what observers and callers get: StepState, TrainResult
 loss.py, evaluate.py, metrics.py, progress.py    one thing each that a step reports
 """

@@ -13,7 +13,7 @@ began: jobs with other `--every` or `--evaluate-every` train to other weights.
 
 Between steps ranks hold different versions: those of later stages are newer. What `tensors` shows after step t is each
 stage's latest version, which step t's update made. `minidist compare` sets beside it a replay on one device
-(job/equality/delayed_replay.py), which computes each micro-batch with the weight versions that the version rule names,
+(`replay.py`), which computes each micro-batch with the weight versions that the version rule names,
 and drains where this does. Memory is that of the versions in use; it does not grow with the number of steps.
 
 Proved by: tests/train/test_asynchronous.py
