@@ -102,8 +102,9 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
             parameters.append(inspect.Parameter(one.name, keyword, default=default, annotation=one.type))
 
     def command(**values: Any) -> Any:
-        made = {name: kind(**{one.name: values.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
-        return function(**made, **values)
+        for name, kind in groups.items():
+            values[name] = kind(**{one.name: values.pop(one.name) for one in fields(kind)})
+        return function(**values)
 
     return with_parameters(command, function, parameters)
 

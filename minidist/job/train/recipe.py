@@ -67,6 +67,6 @@ def rebuild(job: Job, comm: Comm, config: TrainConfig) -> MeshStrategy:
     The model is new. What does not belong to it stays: data, batches and extensions.
     """
     fresh = build(config, job.batches, comm, job.plan)
-    fresh = replace(fresh, sampler=job.sampler, plan=job.plan, batch=job.batch, keep_gradients=job.keep_gradients)
+    fresh = replace(fresh, sampler=job.sampler, plan=job.plan, batch=job.batch, observers=job.observers)
     fresh = replace(fresh, extensions=job.extensions, profile=job.profile)
     return parallelize(fresh, comm)
