@@ -90,7 +90,8 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
 
     A field has the annotation and the default of a flag; the command gets the dataclass, made from what was typed.
     """
-    groups, parameters = {}, []
+    groups: dict[str, Any] = {}
+    parameters = []
     for parameter in inspect.signature(function).parameters.values():
         if not is_dataclass(parameter.annotation):
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))

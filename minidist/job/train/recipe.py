@@ -49,10 +49,12 @@ def layout_of(job: Job) -> ParallelLayout:
 def parts_of(job: Job) -> core.Parts:
     """Return what the job's settings choose: classes, and what is left open."""
     alone = any(extension.trains_alone for extension in job.extensions)
-    pipelines = [kind for extension in job.extensions if (kind := extension.pipeline()) is not None]
+    pipeline: type[MeshStrategy] = PipelineParallel
+    for extension in job.extensions:
+        pipeline = extension.pipeline() or pipeline
     return core.Parts(
         MeshStrategy,
-        *(pipelines or [PipelineParallel]),
+        pipeline,
         (ReplicaAlone if alone else Replicated, ShardedOptimizer, ShardedOptimizer, FullySharded),
         wrapper_options(job.config, job.extensions),
         partial(mesh_of, copies=job.config.dp_replicate),

@@ -5,6 +5,11 @@ on each stage (`pipeline.py`). One device computes each micro-batch with the ver
 (`replay.py`). The plans are those of `pipeline/schedules`, and their messages are counted with those of all pipelines
 (`planning/pipeline_volumes.py`).
 
+A rank sends per step: an activation and its gradient per border and micro-batch; replicas of a stage 2 (k-1)/k of its
+weights.
+Equal to: one device with the same delays, bit for bit.
+Lesson: 17b_pipedream_and_weight_stashing, 17c_two_versions.
+
 Proved by: tests/train/test_asynchronous.py
 """
 
@@ -12,7 +17,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist.techniques.extension import Extension
-from minidist.techniques.rule import Rule
+from minidist.techniques.rule import Rule, Value
+
+
+def _divides(axis: str) -> Value:
+    """Return whether such a pipeline is one of several on an axis, or is split over it."""
+    return lambda j: j.asynchronous and getattr(j, axis) != 1
+
 
 RULES = (
     # No moment has the gradients, or the weights, of one step on all stages.
@@ -25,7 +36,7 @@ RULES = (
     *(
         Rule(
             f"asynchronous-with-{name}",
-            lambda j, name=name: j.asynchronous and getattr(j, name) != 1,
+            _divides(name),
             f"not built: --schedule {{schedule}} runs on one pipeline of whole layers, without --{name} {{{name}}}",
             f"use {instead}",
         )
