@@ -10,7 +10,4 @@ rounding.py         the tolerance of lower precision, measured on one device
 layout_sweep.py     the same for all layouts of some ranks
 difference_patterns.py  how a wrong gradient was made of the right one
 own_functions.py    what a user's own functions return, on ranks and on one device
-collective_check.py a collective of one's own beside NumPy
-summation_order.py  in which order a sum adds, found by calling it
-reduction_order.py  the same of sums over ranks, and whether it depends on their number
 """
