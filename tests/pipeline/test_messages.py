@@ -11,9 +11,8 @@ from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP, Linear
 from minidist.core.pipeline.plan import Action, actions_of
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, SkipConnection, split_model
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, SkipConnection, split_model
 from minidist.pipeline.passes import additions, recompute
-from minidist.pipeline.runtime.replicas import Reduction
 from tests.cases import each
 from tests.pipeline.cases import fold, gpt, gpt_batches, gpt_loss, mlp_loss, plan_of
 
@@ -189,6 +188,7 @@ def test_stages_between_hold_nothing_of_a_skip_and_send_nothing_of_it():
     assert with_[3][0]["communication"] == without[3][0]["communication"] + 2 * size  # one in use and one posted ahead
 
 
+@pytest.mark.exhaustive
 @pytest.mark.mpi(3)
 def test_skips_under_mpi(comm):
     expected = SimWorld(3).run(run_unet, plan_of("1f1b", 3, 4))[comm.rank]

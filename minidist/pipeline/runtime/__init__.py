@@ -1,7 +1,7 @@
 """Policies and observers of a pipeline: versions of weights, sharded optimizers, profiles of layers.
 
+replica_reducers.py  what sums gradients over the replicas of stages
 refusals.py          what a pipeline refuses
-replicas.py          gradients of pipelines that are replicas, without a strategy
 clip.py              clipping by it
 early_release.py     when a gradient that was sent has arrived
 evaluation.py        the forward passes alone

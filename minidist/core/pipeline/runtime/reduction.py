@@ -24,19 +24,22 @@ from minidist.core.pipeline.runtime.stages import PipelineStage
 class Reduction:
     """Sums the gradients of one pipeline's stages over their places, and over the replicas that `data` connects.
 
-    data: communicator of the data axis; None: there is one pipeline. reducers: what sums the gradients of each stage
-    over it. each: they reduce in the backward of every micro-batch (ZeRO 2), not once at the end. shards: those of each
-    stage, where gradients are sharded (ZeRO 2 and 3); the gradients of shared parameters are then added shard by shard.
+    data: communicator of the data axis; None: there is one pipeline. algorithm: of the all-reduce.
+    reducers: those of each stage, when the caller (ZeRO) has made them. each: they reduce in the backward of every
+    micro-batch (ZeRO 2), not once at the end. shards: those of each stage, where gradients are sharded (ZeRO 2 and 3);
+    the gradients of shared parameters are then added shard by shard.
     """
 
     def __init__(
         self,
         data: Comm | None = None,
+        algorithm: str = "ring",
+        *,
         reducers: Mapping[int, Sequence[GradientReducer]] | None = None,
         each: bool = False,
         shards: Mapping[int, Sequence[Shard]] | None = None,
     ) -> None:
-        self.data, self.reducers, self.each, self.shards = data, reducers or {}, each, shards
+        self.data, self.algorithm, self.given, self.each, self.shards = data, algorithm, reducers, each, shards
 
     def bind(self, comm: Comm, plan: Plan, stages: Mapping[int, PipelineStage], tied: Sequence[str]) -> None:
         """Make what sums the gradients of these stages. Every rank of the pipeline calls it: it sends (startup)."""
@@ -45,6 +48,9 @@ class Reduction:
             self.shared = SharedGradients(comm.dup(), parameters, tied)
         else:
             self.shared = SharedShards(comm.dup(), parameters, tied, self.shards)
+        self.reducers = self.given or {}
+        if self.given is None and self.data is not None and self.data.size > 1:
+            self.reducers = hooks.replica_reducers(stages, self.data, self.algorithm)
         # Shared parameters are summed over their places first, at the end of the step.
         self.early = set() if self.each else {n for n in self.reducers if n not in self.shared.stages}
         # Statistics of a rank's rows become those of all ranks of its stage (two in DualPipe), then of its replicas.
