@@ -104,9 +104,7 @@ class FindsLines:
     reports_lines = True
     finds_lines = True  # the line of a rank that waits can be found when it is asked for
 
-    def line(self, frame: FrameType, otherwise: CallSite | None = None) -> CallSite:
-        """Return the line of the program in a stack of calls."""
-        return call_site(frame, otherwise)
+    line = staticmethod(call_site)
 
     def find_line(self, work: Any) -> None:
         """Note the line that a report of a work names: the user's call, found once for all its messages."""

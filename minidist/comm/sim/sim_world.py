@@ -285,7 +285,8 @@ class SimWorld(FindsLines, Sim):
             )
 
     def run_async(self, work: Work) -> Work:
-        self.find_line(work)
+        if work.site in (None, NOWHERE):
+            work.site = call_site(sys._getframe(1))
         if not self.in_run:
             raise used_after_run(work.site)
         if get_ident() != self.thread:
