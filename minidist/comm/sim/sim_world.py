@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.interrupts import interruptible
-from minidist.comm.call_site import FindsLines, call_site
+from minidist.comm.call_site import NOWHERE, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import check_checks
