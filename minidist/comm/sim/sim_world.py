@@ -329,7 +329,7 @@ class SimWorld(FindsLines, Sim):
         self.calls.register(comm, origin, label)
 
     def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None, root: int | None) -> None:
-        self.calls.called(comm, call, array)
+        self.calls.logs[comm.name][comm.members[comm.rank]].note(comm, call, array)
         # Ranks with unlike roots may all wait for each other, without any two of their messages meeting.
         if root is not None:
             self.compare_calls(call, root)

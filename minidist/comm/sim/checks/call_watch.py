@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Iterable
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
-import numpy as np
-
 from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.claims import Claim, unlike_claims
@@ -78,10 +76,6 @@ class CallWatch:
                 claims[origin, member] = mine
         elif not first.agrees(mine):
             raise unlike_claims(mine._replace(site=call_site(sys._getframe(1))), first)
-
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
-        """Note a call that begins."""
-        self.logs[comm.name][comm.members[comm.rank]].note(comm, call, array)
 
     def differs(self, call: PointToPoint, value: int) -> bool:
         """Return whether another rank has begun this call with another value."""
