@@ -45,12 +45,11 @@ def check_mesh(mesh: Mesh) -> None:
         )
 
 
-def check_axis(mesh: Mesh, name: str) -> None:
+def refuse_axis(mesh: Mesh, name: str) -> None:
     """Raise UsageError for the name of no axis."""
-    if name not in mesh.axis_names:
-        raise UsageError(
-            f"the mesh has no axis {name!r}{nearest(name, mesh.axis_names)}; it has {', '.join(mesh.axis_names)}"
-        )
+    raise UsageError(
+        f"the mesh has no axis {name!r}{nearest(name, mesh.axis_names)}; it has {', '.join(mesh.axis_names)}"
+    )
 
 
 def check_communicator(comm: object, who: str) -> None:

@@ -73,15 +73,7 @@ class CheckedComm(Comm):
 
     def group(self, ranks: Sequence[int], label: str) -> Comm:
         """Return a communicator of `ranks`; see `Comm.group`. MismatchError names two ranks that make unlike ones."""
-        try:
-            ranks = self._distinct(ranks)
-        except UsageError:
-            self._children += 1  # as on the ranks whose call is not refused
-            raise
-        return super().group(ranks, label)
-
-    def _distinct(self, ranks: Sequence[int]) -> list[int]:
-        """Return the ranks of a group as integers; UsageError for what makes none."""
+        self._children += 1  # also where this call is refused: on other ranks it may not be
         try:
             ranks = [int64(r, self.rank, "a rank of a group") for r in ranks]
         except TypeError:
@@ -90,7 +82,8 @@ class CheckedComm(Comm):
             raise UsageError(
                 f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1} with its caller, got {ranks}"
             )
-        return ranks
+        self._children -= 1
+        return super().group(ranks, label)
 
     def split(self, color: int, key: int = 0) -> Comm:
         """Return the communicator of the ranks with the same color, ordered by (key, rank).

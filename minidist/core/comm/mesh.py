@@ -45,7 +45,8 @@ class Mesh:
         )
 
     def _index(self, name: str) -> int:
-        hooks.comm_checks().check_axis(self, name)
+        if name not in self.axis_names:
+            hooks.comm_checks().refuse_axis(self, name)
         return self.axis_names.index(name)
 
     def _slice(self, names: tuple[str, ...]) -> Comm:
