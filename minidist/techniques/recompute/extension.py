@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic import Field
 
+from minidist.base.limits import MAX_COUNT, whole_number
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import MAX_COUNT, whole_number
 from minidist.core.parallel.dims import Axes
 from minidist.nn.recompute import budget_of, recompute
 from minidist.techniques import packs_inputs
