@@ -148,6 +148,19 @@ def _grouped_attention(*arguments: Any) -> Any:
     return grouped_query_attention(*arguments)
 
 
+def _loss_checks() -> Any:
+    from minidist.nn.ops import losses
+
+    hooks.loss_checks = lambda: losses
+    return losses
+
+
+def _method(name: str, *arguments: Any, **keywords: Any) -> Any:
+    from minidist.nn.ops import functions, shaping
+
+    return getattr(functions if hasattr(functions, name) else shaping, name)(*arguments, **keywords)
+
+
 def _map_object(value: Any, function: Any) -> Any:
     from minidist.nn.ops.objects import map_object
 
@@ -293,6 +306,8 @@ hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
 hooks.grouped_attention = _grouped_attention
+hooks.loss_checks = _loss_checks
+hooks.method = _method
 hooks.map_object = _map_object
 hooks.refusals = _refusals
 hooks.load_state_dict = _load_state_dict

@@ -40,11 +40,25 @@ if TYPE_CHECKING:
     from minidist.nn.ops.composite import gelu_composite as gelu_composite
     from minidist.nn.ops.composite import layer_norm_composite as layer_norm_composite
     from minidist.nn.ops.finite_differences import gradcheck as gradcheck
+    from minidist.nn.ops.functions import exp as exp
+    from minidist.nn.ops.functions import log as log
+    from minidist.nn.ops.functions import log_softmax as log_softmax
+    from minidist.nn.ops.functions import max as max
+    from minidist.nn.ops.functions import pow as pow
+    from minidist.nn.ops.functions import relu as relu
+    from minidist.nn.ops.functions import sqrt as sqrt
+    from minidist.nn.ops.functions import tanh as tanh
     from minidist.nn.ops.grouped_attention import causal_attention_heads as causal_attention_heads
     from minidist.nn.ops.grouped_attention import grouped_query_attention as grouped_query_attention
     from minidist.nn.ops.in_place import detect_in_place_changes as detect_in_place_changes
+    from minidist.nn.ops.losses import mse_loss as mse_loss
     from minidist.nn.ops.precision import HalfOperand as HalfOperand
     from minidist.nn.ops.rotary import rotary as rotary
     from minidist.nn.ops.rotary import rotary_angles as rotary_angles
+    from minidist.nn.ops.shaping import broadcast_to as broadcast_to
+    from minidist.nn.ops.shaping import split as split
+    from minidist.nn.ops.shaping import stack as stack
+    from minidist.nn.ops.shaping import swapaxes as swapaxes
+    from minidist.nn.ops.shaping import transpose as transpose
     from minidist.nn.ops.swiglu import swiglu as swiglu
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -14,7 +14,7 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train as train_job
 
 MODEL = """
-from minidist.core.autograd import relu
+from minidist.nn import relu
 from minidist.core.nn import Linear, Module
 from minidist.nn import BatchNorm
 

@@ -39,38 +39,24 @@ if TYPE_CHECKING:
     from minidist.core.autograd.modes import set_grad_enabled as set_grad_enabled
     from minidist.core.autograd.ops.attention import causal_attention as causal_attention
     from minidist.core.autograd.ops.cross_entropy import cross_entropy as cross_entropy
-    from minidist.core.autograd.ops.cross_entropy import mse_loss as mse_loss
     from minidist.core.autograd.ops.elementwise import add as add
     from minidist.core.autograd.ops.elementwise import div as div
     from minidist.core.autograd.ops.elementwise import dropout as dropout
-    from minidist.core.autograd.ops.elementwise import exp as exp
     from minidist.core.autograd.ops.elementwise import gelu as gelu
-    from minidist.core.autograd.ops.elementwise import log as log
     from minidist.core.autograd.ops.elementwise import mul as mul
     from minidist.core.autograd.ops.elementwise import neg as neg
-    from minidist.core.autograd.ops.elementwise import pow as pow
-    from minidist.core.autograd.ops.elementwise import relu as relu
-    from minidist.core.autograd.ops.elementwise import sqrt as sqrt
     from minidist.core.autograd.ops.elementwise import sub as sub
-    from minidist.core.autograd.ops.elementwise import tanh as tanh
     from minidist.core.autograd.ops.layer_norm import layer_norm as layer_norm
     from minidist.core.autograd.ops.layer_norm import rms_norm as rms_norm
     from minidist.core.autograd.ops.linear import embedding as embedding
     from minidist.core.autograd.ops.linear import linear as linear
     from minidist.core.autograd.ops.linear import matmul as matmul
-    from minidist.core.autograd.ops.reductions import log_softmax as log_softmax
-    from minidist.core.autograd.ops.reductions import max as max
     from minidist.core.autograd.ops.reductions import mean as mean
     from minidist.core.autograd.ops.reductions import softmax as softmax
     from minidist.core.autograd.ops.reductions import sum as sum
-    from minidist.core.autograd.ops.shaping import broadcast_to as broadcast_to
     from minidist.core.autograd.ops.shaping import concatenate as concatenate
     from minidist.core.autograd.ops.shaping import getitem as getitem
     from minidist.core.autograd.ops.shaping import reshape as reshape
-    from minidist.core.autograd.ops.shaping import split as split
-    from minidist.core.autograd.ops.shaping import stack as stack
-    from minidist.core.autograd.ops.shaping import swapaxes as swapaxes
-    from minidist.core.autograd.ops.shaping import transpose as transpose
     from minidist.core.autograd.parameter import BackwardObserver as BackwardObserver
     from minidist.core.autograd.parameter import Gradient as Gradient
     from minidist.core.autograd.parameter import Parameter as Parameter

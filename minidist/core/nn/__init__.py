@@ -16,7 +16,6 @@ from minidist.core.base.lazy import lazy_imports
 if TYPE_CHECKING:
     from minidist.core.autograd import Parameter as Parameter
     from minidist.core.autograd import cross_entropy as cross_entropy
-    from minidist.core.autograd import mse_loss as mse_loss
     from minidist.core.nn.dropout import AttentionDropout as AttentionDropout
     from minidist.core.nn.dropout import Dropout as Dropout
     from minidist.core.nn.experts import MixtureOfExperts as MixtureOfExperts

@@ -7,6 +7,9 @@ pooling.py         maximum pooling over images
 grouped_attention.py     attention of separate heads, and of heads that share keys and values
 rotary.py          rotary position embedding
 swiglu.py          the gate of a SwiGLU layer
+functions.py       functions of each element, and maxima
+shaping.py         transpose, stretch, stack and split
+losses.py          the squared error, and what the losses refuse
 comparisons.py     operations that choose between two elements
 composite.py       the fused operations from elementary ones
 precision.py       autocast, and operands in half precision

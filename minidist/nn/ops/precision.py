@@ -144,3 +144,24 @@ def in_half(
         [(source, into_buffer(half_vjp(vjp, source.dtype))) for source, vjp in weights],
         prepare and half_prepare(prepare, storage),
     )
+
+
+def loss_gradient(
+    logits: Tensor, largest: xp.Array, words: int | None, gradient_from: Callable[[xp.Array], xp.Array]
+) -> Callable[[xp.Array], xp.Array]:
+    """Return the vjp of `softmax_loss` for logits in half precision, which computes the exponentials once more.
+
+    gradient_from: the gradient of the logits from their exponentials. words: columns that are not padding.
+    """
+    kept, classes = logits.saved(), logits.shape[-1]
+
+    def grad_again(g: xp.Array) -> xp.Array:
+        again = kept.data.reshape(-1, classes)
+        again -= largest
+        if words is not None:
+            again[:, words:] = -xp.inf
+        result = gradient_from(xp.exp(again, out=again))
+        result *= g
+        return result
+
+    return grad_again

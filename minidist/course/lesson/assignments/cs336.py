@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.autograd import Parameter, mse_loss
+from minidist.core.autograd import Parameter
 from minidist.core.comm import Comm
 from minidist.core.nn import MLP, Linear, Module
 from minidist.core.optim import SGD, AdamW
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, difference, drawing
+from minidist.nn import mse_loss
 
 STEPS, RATE = 3, 0.1
 

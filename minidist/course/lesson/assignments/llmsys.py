@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.autograd import mse_loss
 from minidist.core.comm import Comm
 from minidist.core.nn import MLP
 from minidist.course.lesson.exercise import Case, Exercise, Hint, difference, drawing, reduced_to_all
+from minidist.nn import mse_loss
 
 
 def use_partition(functions: Mapping[str, Any]) -> Callable[..., Any]:
