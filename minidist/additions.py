@@ -148,17 +148,18 @@ def _grouped_attention(*arguments: Any) -> Any:
     return grouped_query_attention(*arguments)
 
 
-def _loss_checks() -> Any:
-    from minidist.nn.ops import losses
+def _operation_checks() -> Any:
+    from minidist.nn.ops import refusals
 
-    hooks.loss_checks = lambda: losses
-    return losses
+    hooks.operation_checks = lambda: refusals
+    return refusals
 
 
-def _method(name: str, *arguments: Any, **keywords: Any) -> Any:
-    from minidist.nn.ops import functions, shaping
+def _tensor_methods() -> Any:
+    from minidist.nn.ops import tensor_methods
 
-    return getattr(functions if hasattr(functions, name) else shaping, name)(*arguments, **keywords)
+    hooks.tensor_methods = lambda: tensor_methods
+    return tensor_methods
 
 
 def _map_object(value: Any, function: Any) -> Any:
@@ -306,8 +307,8 @@ hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
 hooks.grouped_attention = _grouped_attention
-hooks.loss_checks = _loss_checks
-hooks.method = _method
+hooks.operation_checks = _operation_checks
+hooks.tensor_methods = _tensor_methods
 hooks.map_object = _map_object
 hooks.refusals = _refusals
 hooks.load_state_dict = _load_state_dict

@@ -1,6 +1,7 @@
 """What every folder uses and the core does without: files, meta arrays, kernels of a GPU, other kinds of fibers.
 
 array_interface.py  what may be used of an array: by NumPy, CuPy and meta arrays
+limits.py         the limits of sizes
 half.py           float16 and bfloat16
 cuda.py           the whole operations of arrays of a GPU, in one module
 cuda_products.py  products by one call of cuBLAS

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from minidist.core.autograd.errors import VersionError as VersionError
     from minidist.core.autograd.function import Function as Function
     from minidist.core.autograd.modes import contribution_recorder as contribution_recorder
-    from minidist.core.autograd.modes import enable_grad as enable_grad
     from minidist.core.autograd.modes import is_grad_enabled as is_grad_enabled
     from minidist.core.autograd.modes import no_grad as no_grad
-    from minidist.core.autograd.modes import saved_tensors_hook as saved_tensors_hook
     from minidist.core.autograd.modes import set_grad_enabled as set_grad_enabled
     from minidist.core.autograd.ops.attention import causal_attention as causal_attention
     from minidist.core.autograd.ops.cross_entropy import cross_entropy as cross_entropy

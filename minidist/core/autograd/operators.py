@@ -24,8 +24,8 @@ def _reshape(x: Tensor, *shape: Any) -> Tensor:
 
 
 def _added(name: str) -> Callable[..., Any]:
-    """Return the method of this name that a library adds (`hooks.method`)."""
-    return lambda *arguments, **keywords: hooks.method(name, *arguments, **keywords)
+    """Return the method of this name that a library adds."""
+    return lambda *arguments, **keywords: getattr(hooks.tensor_methods(), name)(*arguments, **keywords)
 
 
 Tensor.__add__ = Tensor.__radd__ = add
@@ -43,8 +43,8 @@ Tensor.astype = cast
 Tensor.sum, Tensor.mean, Tensor.reshape = sum, mean, _reshape
 
 # No model of the core uses these: a library adds them.
-for name in ("exp", "log", "max", "relu", "sqrt", "tanh"):
+for name in ("exp", "log", "max", "relu", "sqrt", "tanh", "transpose", "detach"):
     setattr(Tensor, name, _added(name))
-Tensor.__pow__ = _added("pow")
-Tensor.transpose = lambda x, *axes: hooks.method("transpose", x, axes or None)
-Tensor.T = property(lambda x: hooks.method("transpose", x), doc="The dims reversed.")
+for name in ("pow", "bool", "iter", "array", "reduce_ex"):
+    setattr(Tensor, f"__{name}__", _added(name))
+Tensor.T = property(_added("transpose"), doc="The dims reversed.")

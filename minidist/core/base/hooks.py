@@ -94,10 +94,10 @@ precision: Callable[[], Any] = _not_in_the_core
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
 # (q, k, v, dropout) -> the outputs: attention in which query heads share a key-value head.
 grouped_attention: Callable[..., Any] = _not_in_the_core
-# The module nn/ops/losses.py: what the losses refuse.
-loss_checks: Callable[[], Any] = _NoChecks
-# (name, arguments) -> the result of a tensor's method that the core does without.
-method: Callable[..., Any] = _not_in_the_core
+# The module nn/ops/refusals.py: what operations, losses and parameters refuse.
+operation_checks: Callable[[], Any] = _NoChecks
+# The module nn/ops/tensor_methods.py: methods of a tensor that the core does without.
+tensor_methods: Callable[[], Any] = _not_in_the_core
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 # The module nn/refusals.py: what a module's call refuses.

@@ -29,7 +29,8 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     divisor: None is the number of rows that count (the mean; nan with a gradient of zero when there are none). Pass the
     global number of tokens of the step when this batch is one of several: ranks that average means need as many rows.
     """
-    hooks.loss_checks().check_logits(logits)
+    if not isinstance(logits, Tensor):
+        hooks.operation_checks().refuse_logits(logits)
     flat, counted = checked_targets("cross_entropy", logits, targets, ignore_index)
     mean_over = ""
     if divisor.__class__ is not float or not 0 < divisor < inf:
@@ -125,7 +126,7 @@ def divisor_and_rows(name: str, divisor: float | None, flat: xp.Array, counted: 
     if divisor is None:
         count = flat.size if counted is None else int(counted.sum())
         return count or float("nan"), f"{count} rows"
-    hooks.loss_checks().checked_divisor(name, divisor)
+    hooks.operation_checks().check_divisor(name, divisor)
     return float(xp.as_array(divisor).item()), ""  # a NumPy float64 would promote the loss
 
 
@@ -137,7 +138,8 @@ def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) 
     targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
     if targets.shape != logits.shape[:-1] or not logits.shape:
         raise ShapeError(f"{name}: targets of shape {targets.shape} for logits of shape {logits.shape}")
-    hooks.loss_checks().check_integers(name, targets)
+    if targets.dtype.kind not in "iu":
+        hooks.operation_checks().refuse_dtype(name, targets)
     classes, flat = logits.shape[-1], targets.reshape(-1)
 
     # Without a sign, a negative number is a large one.
@@ -145,6 +147,6 @@ def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) 
     inside = 0 <= ignore_index < classes  # the id of a padding token may be a class itself
     if flat.size and (inside or flat.view(flat.dtype.str.replace("i", "u")).max() >= classes):
         counted = flat != ignore_index
-        hooks.loss_checks().check_range(name, flat, counted, classes)
+        hooks.operation_checks().check_range(name, flat, counted, classes)
         flat = xp.where(counted, flat, 0)
     return flat, counted
