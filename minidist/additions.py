@@ -188,6 +188,24 @@ def _optimizer_checks() -> Any:
     return checks
 
 
+def _checked_setting(name: str, value: Any) -> Any:
+    from minidist.optim.checks import checked_setting
+
+    return checked_setting(name, value)
+
+
+def _describe_step(optimizer: Any) -> str:
+    from minidist.optim.runs import describe_step
+
+    return describe_step(optimizer)
+
+
+def _cut_run(run: Any, kinds: list[Any]) -> list[Any]:
+    from minidist.optim.runs import cut_run
+
+    return cut_run(run, kinds)
+
+
 def _load_optimizer(optimizer: Any, saved: Any) -> None:
     from minidist.optim.state import load_state_dict
 
@@ -313,6 +331,9 @@ hooks.map_object = _map_object
 hooks.refusals = _refusals
 hooks.load_state_dict = _load_state_dict
 hooks.optimizer_checks = _optimizer_checks
+hooks.checked_setting = _checked_setting
+hooks.describe_step = _describe_step
+hooks.cut_run = _cut_run
 hooks.load_optimizer = _load_optimizer
 hooks.describe = _describe
 hooks.move = _move

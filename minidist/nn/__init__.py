@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from minidist.nn.ops.functions import log as log
     from minidist.nn.ops.functions import log_softmax as log_softmax
     from minidist.nn.ops.functions import max as max
-    from minidist.nn.ops.functions import pow as pow
     from minidist.nn.ops.functions import relu as relu
     from minidist.nn.ops.functions import sqrt as sqrt
     from minidist.nn.ops.functions import tanh as tanh

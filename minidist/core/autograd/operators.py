@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minidist.core.autograd.backward import backward
-from minidist.core.autograd.ops.elementwise import add, cast, div, mul, neg, sub
+from minidist.core.autograd.ops.elementwise import add, cast, div, mul, neg, pow, sub
 from minidist.core.autograd.ops.linear import matmul
 from minidist.core.autograd.ops.reductions import mean, sum
 from minidist.core.autograd.ops.shaping import getitem, reshape
@@ -35,6 +35,7 @@ Tensor.__mul__ = Tensor.__rmul__ = mul
 Tensor.__truediv__ = div
 Tensor.__rtruediv__ = lambda x, other: div(other, x)
 Tensor.__neg__ = neg
+Tensor.__pow__ = pow
 Tensor.__matmul__ = matmul
 Tensor.__rmatmul__ = lambda x, other: matmul(other, x)
 Tensor.__getitem__ = getitem
@@ -45,6 +46,6 @@ Tensor.sum, Tensor.mean, Tensor.reshape = sum, mean, _reshape
 # No model of the core uses these: a library adds them.
 for name in ("exp", "log", "max", "relu", "sqrt", "tanh", "transpose", "detach"):
     setattr(Tensor, name, _added(name))
-for name in ("pow", "bool", "iter", "array", "reduce_ex"):
+for name in ("bool", "iter", "array", "reduce_ex"):
     setattr(Tensor, f"__{name}__", _added(name))
 Tensor.T = property(_added("transpose"), doc="The dims reversed.")

@@ -71,6 +71,14 @@ def _unchanged(value: Any, function: Any) -> Any:
     return value
 
 
+def _as_given(name: str, value: Any) -> Any:
+    return value
+
+
+def _no_text(_: Any) -> str:
+    return ""
+
+
 def _not_in_the_core(*_: Any) -> Any:
     raise UsageError(
         "minidist/core has no half precision, devices, loading of weights or receives from any rank; import all of"
@@ -106,6 +114,12 @@ refusals: Callable[[], Any] = _NoChecks
 load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]] = _not_in_the_core
 # The module optim/checks.py: what an optimizer refuses.
 optimizer_checks: Callable[[], Any] = _NoChecks
+# (name, value) -> the value of an optimizer's setting as it is kept.
+checked_setting: Callable[[str, Any], Any] = _as_given
+# An optimizer -> what ranks compare of its step, in one line.
+describe_step: Callable[[Any], str] = _no_text
+# (run of an optimizer, whether each of its parameters has a gradient) -> runs of which all have one, or none.
+cut_run: Callable[[Any, list[Any]], list[Any]] = _not_in_the_core
 # (optimizer, saved) -> None: copies a state into an optimizer.
 load_optimizer: Callable[[Any, Any], None] = _not_in_the_core
 # A module of a model -> the text that `print` shows.

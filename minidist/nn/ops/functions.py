@@ -5,23 +5,11 @@ Proved by: tests/autograd/test_operations.py, tests/autograd/test_half.py
 
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError, ShapeError
+from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operands import operand
 from minidist.core.autograd.ops.reductions import axes_of
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
-
-
-def pow(x: Tensor, exponent: float) -> Tensor:
-    """x to a constant power."""
-    if isinstance(exponent, Tensor):
-        raise AutogradError("pow: the exponent must be a number; write exp(y * log(x)) for a tensor")
-    exponent = exponent if isinstance(exponent, int) else float(exponent)
-    x = operand(x)
-    kept, data = x.saved(), x.data
-    if exponent == 2:
-        return record("pow", data * data, ((x, lambda g: g * (kept.data * 2)),))
-    return record("pow", data**exponent, ((x, lambda g: g * (exponent * kept.data ** (exponent - 1))),))
 
 
 def exp(x: Tensor) -> Tensor:

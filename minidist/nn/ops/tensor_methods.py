@@ -16,7 +16,6 @@ from minidist.nn.ops import shaping
 from minidist.nn.ops.functions import exp as exp
 from minidist.nn.ops.functions import log as log
 from minidist.nn.ops.functions import max as max
-from minidist.nn.ops.functions import pow as pow
 from minidist.nn.ops.functions import relu as relu
 from minidist.nn.ops.functions import sqrt as sqrt
 from minidist.nn.ops.functions import tanh as tanh

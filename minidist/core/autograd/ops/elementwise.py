@@ -18,7 +18,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd.errors import ShapeError
+from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.operands import mismatch, operand, pair, summed_to, unbroadcast
 from minidist.core.autograd.tensor import Tensor, kept, record
 from minidist.core.base import arrays as xp
@@ -83,6 +83,18 @@ def div(a: Any, b: Any) -> Tensor:
 def neg(x: Tensor) -> Tensor:
     """-x."""
     return record("neg", -x.data, ((x, lambda g: -g),))
+
+
+def pow(x: Tensor, exponent: float) -> Tensor:
+    """x to a constant power."""
+    if isinstance(exponent, Tensor):
+        raise AutogradError("pow: the exponent must be a number; write exp(y * log(x)) for a tensor")
+    exponent = exponent if isinstance(exponent, int) else float(exponent)
+    x = operand(x)
+    kept, data = x.saved(), x.data
+    if exponent == 2:
+        return record("pow", data * data, ((x, lambda g: g * (kept.data * 2)),))
+    return record("pow", data**exponent, ((x, lambda g: g * (exponent * kept.data ** (exponent - 1))),))
 
 
 _BLOCK = 16 * 1024  # elements; three float32 blocks fit into 192 KiB
