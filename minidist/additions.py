@@ -195,7 +195,7 @@ def _checked_setting(name: str, value: Any) -> Any:
 
 
 def _describe_step(optimizer: Any) -> str:
-    from minidist.optim.runs import describe_step
+    from minidist.optim.checks import describe_step
 
     return describe_step(optimizer)
 

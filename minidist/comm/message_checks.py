@@ -85,3 +85,9 @@ def _why_not(array: Any) -> str:
             "pass numpy.ascontiguousarray(array) or receive into a fresh one"
         )
     return "an array that is read-only; receive into one that may be written"
+
+
+def check_record(record: bool | str) -> None:
+    """Raise UsageError unless it says what a world is to keep: every event, none, or the bytes by purpose."""
+    if record not in (True, False, "totals"):
+        raise UsageError(f'record={quoted(record)}; it must be True, False or "totals"')

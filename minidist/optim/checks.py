@@ -1,4 +1,6 @@
-"""What an optimizer refuses before it changes anything. run: neighbouring slices, see optimizer.py.
+"""What an optimizer refuses before it changes anything, and what ranks compare of its steps.
+
+run: neighbouring slices, see optimizer.py.
 
 Proved by: tests/optim/test_optimizers.py, tests/parallel/test_zero.py
 """
@@ -7,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Container, Iterable
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half
@@ -131,3 +134,13 @@ def check_optimizer_class(wrapper: str, given: Any, arguments: str) -> None:
             " optimizer itself, for slices of the parameters; pass the class and its settings:"
             f" {wrapper}({arguments.format(name)}, lr=...)"
         )
+
+
+def describe_step(optimizer: Optimizer) -> str:
+    """Return the number of steps, the learning rate, and a checksum of all settings, in one line."""
+    settings = (getattr(optimizer, name) for name in optimizer.settings)
+    values = [type(optimizer).__name__, *settings, float(optimizer.grad_scale)]
+    groups = [(float(g.lr_scale), None if (w := g.weight_decay) is None else float(w)) for g in optimizer.groups]
+    checksum, count = crc32(repr((values, groups)).encode()), optimizer.step_count
+    lr = optimizer.lr * optimizer.lr_factor
+    return f"{count} update{'s' * (count != 1)} with lr {lr:.6g}, checksum of the settings {checksum:08x}"

@@ -1,4 +1,4 @@
-"""Runs of an optimizer whose parameters have had unlike numbers of steps, and what ranks compare of a step.
+"""Runs of an optimizer whose parameters have had unlike numbers of steps, and state without values.
 
 Proved by: tests/optim/test_optimizers.py
 """
@@ -6,7 +6,6 @@ Proved by: tests/optim/test_optimizers.py
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
-from zlib import crc32
 
 from minidist.core.base import arrays as xp
 from minidist.core.optim.optimizer import Optimizer, State, computing
@@ -30,16 +29,6 @@ def cut_run(run: Any, kinds: list[Any]) -> list[Any]:
         )
         runs.append(part)
     return runs
-
-
-def describe_step(optimizer: Optimizer) -> str:
-    """Return the number of steps, the learning rate, and a checksum of all settings, in one line."""
-    settings = (getattr(optimizer, name) for name in optimizer.settings)
-    values = [type(optimizer).__name__, *settings, float(optimizer.grad_scale)]
-    groups = [(float(g.lr_scale), None if (w := g.weight_decay) is None else float(w)) for g in optimizer.groups]
-    checksum, count = crc32(repr((values, groups)).encode()), optimizer.step_count
-    lr = optimizer.lr * optimizer.lr_factor
-    return f"{count} update{'s' * (count != 1)} with lr {lr:.6g}, checksum of the settings {checksum:08x}"
 
 
 def empty_state(optimizer: Optimizer, name: str, data: xp.Array) -> State:

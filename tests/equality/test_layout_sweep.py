@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from minidist.base.traces import sequences
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
@@ -189,4 +190,4 @@ def test_under_mpiexec_the_bits_and_the_messages_are_those_of_the_simulated_worl
     result = train(comm, config)
     assert result.losses == expected.losses
     assert result.digest == expected.digest
-    assert comm.trace.sequences() == world.traces[comm.rank].sequences()
+    assert sequences(comm.trace) == sequences(world.traces[comm.rank])

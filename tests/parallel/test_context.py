@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from minidist.base.memory import account_memory
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.autograd import FlopCounter, ShapeError, Tensor, causal_attention
 from minidist.core.base.errors import UsageError
@@ -489,4 +490,4 @@ def test_under_mpi_the_same_messages_and_the_same_numbers(comm, kind):
     assert_equal(context_train(comm, "llama", kind, "sgd"), one_device_llama_of(2, "sgd"))
     world = SimWorld(2)
     world.run(context_train, "llama", kind, "sgd")
-    assert comm.trace.sequences() == world.traces[comm.rank].sequences()
+    assert sequences(comm.trace) == sequences(world.traces[comm.rank])

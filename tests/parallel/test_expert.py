@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, concatenate, gelu, linear, softmax
 from minidist.core.base.errors import UsageError
@@ -462,7 +463,7 @@ def test_under_mpi_the_same_messages_and_the_same_numbers(comm):
     assert_equal(expert_train(comm, 2, 1.0, "sgd", (1, 2)), one_device(2, 2, 1.0, "sgd")[0])
     world = SimWorld(2)
     world.run(expert_train, 2, 1.0, "sgd", (1, 2))
-    assert comm.trace.sequences() == world.traces[comm.rank].sequences()
+    assert sequences(comm.trace) == sequences(world.traces[comm.rank])
 
 
 def cut_twice(comm, shape=(1, 1, 2)):
@@ -482,4 +483,4 @@ def test_cut_experts_under_mpi(comm):
     assert_equal(history, expected)
     world = SimWorld(2)
     world.run(cut_twice)
-    assert comm.trace.sequences() == world.traces[comm.rank].sequences()
+    assert sequences(comm.trace) == sequences(world.traces[comm.rank])

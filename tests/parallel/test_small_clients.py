@@ -8,6 +8,7 @@ import hashlib
 import numpy as np
 import pytest
 
+from minidist.base.traces import signature
 from minidist.comm import SimWorld
 from minidist.core.collectives import reduce_scatter
 from minidist.core.comm import LinkModel
@@ -120,8 +121,8 @@ def test_mpi_gives_the_same_bits_and_the_same_sequences_as_the_simulation(comm, 
     assert _fingerprint(simulated) == _fingerprint(real)
     expected: dict = {}
     for message in world.traces[comm.rank].messages:
-        expected.setdefault(message.lane, []).append(message.signature()[:-1])
+        expected.setdefault(message.lane, []).append(signature(message)[:-1])
     actual: dict = {}
     for message in comm.trace.messages[start:]:
-        actual.setdefault(message.lane, []).append(message.signature()[:-1])
+        actual.setdefault(message.lane, []).append(signature(message)[:-1])
     assert {k.split(":")[0]: v for k, v in expected.items()} == {k.split(":")[0]: v for k, v in actual.items()}

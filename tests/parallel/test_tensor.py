@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.memory import account_memory
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, no_grad
 from minidist.core.base.errors import MismatchError, UsageError
@@ -973,4 +974,4 @@ def test_under_mpi_the_same_messages_and_the_same_numbers(comm, sequence_paralle
     assert_equal(main(comm), one_device(4, 13, "adam", 0.0))
     world = SimWorld(2)
     world.run(main)
-    assert comm.trace.sequences() == world.traces[comm.rank].sequences()
+    assert sequences(comm.trace) == sequences(world.traces[comm.rank])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.memory import account_memory
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base.errors import UsageError
@@ -154,7 +155,7 @@ def test_the_stability_bound_of_delayed_gradients(p):
 
 def record(comm):
     _, history, *_ = run(comm, plan_of("pipedream", 2, 5), "adam")
-    return [array.tobytes() for array in history], comm.trace.sequences()
+    return [array.tobytes() for array in history], sequences(comm.trace)
 
 
 @pytest.mark.mpi(2)
@@ -318,7 +319,7 @@ def test_two_replicas_of_a_slow_stage_double_the_throughput():
 def record_replicated(comm):
     plan = plan_of("pipedream", 3, 5, replicas=(2, 1))
     _, history, *_ = run_replicated(comm, plan, "adam", None)
-    return [array.tobytes() for array in history], comm.trace.sequences()
+    return [array.tobytes() for array in history], sequences(comm.trace)
 
 
 @pytest.mark.mpi(3)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.base.memory import account_memory
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.autograd import FlopCounter, Tensor
 from minidist.core.base.errors import MismatchError, UsageError
@@ -386,15 +387,15 @@ def test_volume():
 def record(comm):
     plan = plan_of("zb-v", 2, 4)
     history = pipeline_main(comm, partial(gpt, 4), gpt_loss(96.0), partial(gpt_batches, 4), plan)
-    return [value.tobytes() for _, value in history[0][1]], comm.trace.sequences()
+    return [value.tobytes() for _, value in history[0][1]], sequences(comm.trace)
 
 
 @pytest.mark.mpi(2)
 def test_mpi_has_the_same_bits_and_the_same_messages(comm):
     expected = SimWorld(2).run(record)[comm.rank]
-    bits, sequences = record(comm)
+    bits, sent = record(comm)
     assert bits == expected[0]
-    assert sequences == expected[1]
+    assert sent == expected[1]
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------

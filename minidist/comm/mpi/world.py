@@ -49,6 +49,7 @@ from minidist.comm.header import (
     unpack,
 )
 from minidist.comm.launched import check_launcher, launched_rank, launched_size
+from minidist.comm.message_checks import check_record
 from minidist.comm.mpi.ending import end_later, finalize_at_exit
 from minidist.comm.mpi.interrupts import InterruptWatch, say_past_the_launcher
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
@@ -69,7 +70,7 @@ from minidist.core.base.errors import (
     UsageError,
 )
 from minidist.core.base.fibers import current, spawn
-from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
+from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
 from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint, Request, Work

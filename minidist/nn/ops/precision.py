@@ -26,6 +26,7 @@ Proved by: tests/autograd/test_half.py
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minidist.core.autograd.errors import DtypeError
 from minidist.core.autograd.tensor import Edge, Tensor, into_buffer, kept
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast, is_half, upcast
@@ -55,6 +56,16 @@ def common_dtype(name: str, first: Any, second: Any) -> Any | None:
         return None
     half = first if is_half(first) else second
     return half if _RULE.get(name) == "to half" else xp.dtype(xp.float32)
+
+
+def of_one_dtype(name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two operands of different dtypes in the one that they become; DtypeError where nothing is said about them."""
+    dtype = common_dtype(name, a.dtype, b.dtype)
+    if dtype is None:
+        raise DtypeError(
+            f"{name}: dtypes {a.dtype} and {b.dtype} differ (shapes {a.shape} and {b.shape}); cast one operand first"
+        )
+    return a.astype(dtype), b.astype(dtype)
 
 
 def half_vjp(vjp: Callable[..., Any] | None, dtype: Any) -> Callable[[Any], Any]:

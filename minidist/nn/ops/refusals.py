@@ -46,6 +46,29 @@ def check_divisor(name: str, divisor: Any) -> float:
         ) from None
 
 
+def refuse_indices(indices: xp.Array, weight: Parameter) -> None:
+    """Raise AutogradError: not all indices are integers that name a row of the weight."""
+    if indices.dtype.kind not in "iu":
+        raise AutogradError(f"embedding: indices must be integers, not {indices.dtype}")
+    worst = int(indices.min() if indices.min() < 0 else indices.max())
+    raise AutogradError(
+        f"embedding: index {worst} is out of range: the weight of shape {weight.shape} has rows"
+        f" 0..{weight.shape[0] - 1}"
+    )
+
+
+def refuse_scalar(value: Any, like: Tensor) -> None:
+    """Raise DtypeError: the scalar is no integer, and the tensor is one of integers."""
+    raise DtypeError(
+        f"the scalar {quoted(value)} does not fit a tensor of {like.dtype}; cast the tensor to a float dtype first"
+    )
+
+
+def refuse_mean(x: Tensor) -> None:
+    """Raise DtypeError: integers have no mean that is one."""
+    raise DtypeError(f"mean: a tensor of {x.dtype} has no mean of its dtype; cast it to a float dtype first")
+
+
 def refuse_integers(x: Tensor) -> None:
     """Raise DtypeError: a tensor of integers has no gradient."""
     if isinstance(x, Parameter):

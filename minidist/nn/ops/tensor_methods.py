@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from minidist.core.autograd.errors import AutogradError
+from minidist.core.autograd.operands import mismatch
+from minidist.core.autograd.ops.linear import matmul
+from minidist.core.autograd.ops.shaping import reshape
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
@@ -52,6 +55,22 @@ def array(x: Tensor, *_: Any, **__: Any) -> Any:
         f"an array of a Tensor of shape {x.shape} was asked for, and no gradient gets through an array; take its"
         " values, x.data, or combine Tensors with stack()"
     )
+
+
+def product_with_vector(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b where one of them is a vector: a row on the left, a column on the right."""
+    if a.ndim == 0 or b.ndim == 0:
+        raise mismatch("matmul", a, b, "include a scalar; use * instead")
+    if a.shape[-1] != b.shape[0 if b.ndim == 1 else -2]:
+        raise mismatch("matmul", a, b, "do not fit: columns of the first must be rows of the second")
+    left = reshape(a, (1, *a.shape)) if a.ndim == 1 else a
+    right = reshape(b, (*b.shape, 1)) if b.ndim == 1 else b
+    result = matmul(left, right)
+    if b.ndim == 1:
+        result = reshape(result, result.shape[:-1])
+    if a.ndim == 1:
+        result = reshape(result, result.shape[:-1] if b.ndim == 1 else (*result.shape[:-2], result.shape[-1]))
+    return result
 
 
 def reduce_ex(x: Tensor, protocol: Any) -> Any:

@@ -5,10 +5,11 @@ Proved by: tests/autograd/test_operations.py
 
 from typing import Any
 
-from minidist.core.autograd.errors import DtypeError, ShapeError
+from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operands import operand
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 
 
 def axes_of(name: str, x: Tensor, axis: Any) -> tuple[int, ...]:
@@ -33,7 +34,7 @@ def sum(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
 def mean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Mean over one dim, several, or all (None); nan over no elements, as in NumPy."""
     if x.dtype.kind in "biu":
-        raise DtypeError(f"mean: a tensor of {x.dtype} has no mean of its dtype; cast it to a float dtype first")
+        hooks.operation_checks().refuse_mean(x)
     count = 1
     for a in axes_of("mean", x, axis):
         count *= x.shape[a]
