@@ -75,7 +75,11 @@ def lessons(installed, tmp_path_factory):
 
 def test_the_wheel_has_types_lessons_and_examples_and_no_solution(wheel):
     files = {name: data for name, data in read(wheel).items() if ".dist-info/" not in name}
-    assert {"minidist/py.typed", "minidist/course/lesson/par.json"} <= files.keys()
+    data = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "minidist").rglob("*.*") if path.suffix not in (".py", ".pyc")
+    }
+    assert "minidist/course/lesson/par.json" in data
+    assert data <= files.keys()
     assert "minidist/shipped/lessons/pictures/data_parallel_step.svg" in files
     assert all(name.startswith("minidist/") for name in files)
     assert not [name for name in files if "solutions/" in name]

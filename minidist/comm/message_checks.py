@@ -10,7 +10,7 @@ import operator
 import sys
 from typing import Any, NoReturn
 
-from minidist.core.base.errors import UsageError
+from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm.call_site import call_site
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint
 

@@ -97,11 +97,13 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
         panel = panels.get(name) or PANELS.get(name, panel)
         option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel=panel)
         parameters.append(_parameter(name, kind, option, info.default))
+    defaults = [(name, info.default) for name, info in TrainConfig.model_fields.items()]
     own = list(inspect.signature(function).parameters.values())[1:]  # without the config
     parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
     def command(*, config: Path | None, overrides: list[str] | None, print_config: bool, **values: Any) -> Any:
-        settings = {name: values.pop(name) for name in TrainConfig.model_fields}
+        # A default needs no check.
+        settings = {name: value for name, default in defaults if (value := values.pop(name)) != default}
         _written.set(frozenset())
         if config is not None or overrides:
             from minidist.job.config.config_file import read_config, read_overrides

@@ -23,7 +23,6 @@ from minidist.core.comm import Comm
 from minidist.core.parallel.dims import ParallelDims
 from minidist.data import data_digest, load_dataset
 from minidist.job.checkpoint.directory import Checkpoint, save_bytes
-from minidist.job.checkpoint.initial_weights import initial_checkpoint
 from minidist.job.checkpoint.resume import check_saving, read_job_state
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.rules import check_rules, notices
@@ -141,7 +140,6 @@ def number_of_ranks(config: TrainConfig, ranks: int | None, has_values: bool = T
     check_rules(config, batches, (1 if launched_size() else result) if has_values else 0)
     if has_values:
         check_saving(config)
-    initial_checkpoint(config)
     for extension in of_job(config):
         extension.check_models(config, SavedModel)
     return result

@@ -11,14 +11,15 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from minidist.base.trace_file import only_steps, steps_of
 from minidist.core.base.trace import Trace
-from minidist.report.canvas_script import SCRIPT
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.space_time import MAX_BESIDE, Rows, latest, operation_text, rows_of
 from minidist.report.timeline import Pair, arrived, bands, compute_of, pairs, row_label, unanswered, waits, without
 
+SCRIPT = Path(__file__).with_name("canvas.js").read_text(encoding="utf-8")  # zooms and moves along the axis of time
 MAX_ITEMS, MAX_LINES = 24_000, 128  # bars and arrows, and the streams of the first ranks
 TICKS = 4_000_000  # the whole width, in whole numbers: less than a pixel after 2,000-fold zoom
 KINDS = ("F", "B", "I", "W", "recompute", "compute", "blocked", "transfer", "communication")
@@ -86,7 +87,7 @@ def space_and_time(traces: Sequence[Trace], source: str = "TRACE") -> str:
         f'<p class="about" id="space-time-said">{" ".join(said)}</p>'
         f'<figure id="space-time"><canvas tabindex="0" role="img" aria-label="{label}"></canvas>'
         f'<figcaption>{buttons}<span class="under"></span><div>{legend}</div></figcaption></figure>'
-        f'<script type="application/json" id="space-time-data">{numbers}</script><script>{SCRIPT}</script>'
+        f'<script type="application/json" id="space-time-data">{numbers}</script><script>\n{SCRIPT}</script>'
     )
 
 

@@ -28,37 +28,7 @@ from minidist.report.frame import GENERATOR, POLICY, Figure, byte_text, png, svg
 MAX_SVG = 400_000  # bytes of one figure; a larger one is on the page as an image
 
 # The two modes differ in paper, ink and what lies between them; every other colour is the same in both.
-STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #222; --faint: #666; --line: #ddd; --idle: #f0f0f0;
-  --code: #f4f4f4; --link: #2a5db0; --alarm: #cc3311; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #1b1b1d; --ink: #ddd; --faint: #a0a0a0; --line: #444; --idle: #2e2e32; --code: #2a2a2e;
-    --link: #8ab4f8; --alarm: #ff7a5c; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 70rem;
-  margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.1rem; font-weight: 600; } h1 code { padding: .3rem .5rem; border-radius: 4px; }
-h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; border-top: 1px solid var(--line); padding-top: 1rem; }
-a { color: var(--link); } nav a { margin-right: .9rem; } code { background: var(--code); padding: 0 .25rem; }
-p.about { color: var(--faint); margin: .2rem 0 .6rem; max-width: 48rem; }
-.different { color: var(--alarm); font-weight: bold; }
-figure { margin: 0; } figure, .wide { overflow-x: auto; }
-figure svg, figure img { max-width: 100%; height: auto; } figure img { background: #fff; border-radius: 4px; }
-figure svg text { fill: var(--ink); }
-figure canvas { display: block; width: 100%; touch-action: pan-y; cursor: grab; }
-figcaption { color: var(--faint); }
-figcaption button { font: inherit; min-width: 2.2rem; margin: .3rem .4rem .3rem 0; }
-.key { margin-right: 1.2rem; font-size: 13px; white-space: nowrap; }
-.key i { display: inline-block; width: 1.2em; height: .8em; margin-right: .4em; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td, th { padding: .15rem .8rem .15rem 0; text-align: right; }
-td:first-child, th:first-child { text-align: left; }
-@media (max-width: 700px) {
-  body { margin: 1rem auto; } h1 { font-size: .95rem; } table { font-size: 13px; } td, th { padding-right: .5rem; }
-  figure svg, figure img { max-width: none; width: min(var(--natural), 620px); }
-  figure.small svg { max-width: 100%; }
-}
-"""
+STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 # What is neither a text nor one of these has a colour that means something.
 NEUTRAL = {"#ffffff": "paper", "#000000": "ink", "#f0f0f0": "idle", "#999999": "faint", "#555555": "faint"}
@@ -230,6 +200,6 @@ def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
         f' content="width=device-width">{GENERATOR}'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>'
+        f'<link rel="icon" href="data:,"><title>{title}</title><style>\n{STYLE}</style></head><body>'
         f"<h1><code>{title}</code></h1><p>{' · '.join(facts)}</p>{warning}<nav>{nav}</nav>{sections}</body></html>\n"
     )

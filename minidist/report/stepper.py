@@ -27,12 +27,12 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import SpanEvent, Trace
 from minidist.report.frame import GENERATOR, POLICY
 from minidist.report.palette import PALETTE, RANKS, kind_of
-from minidist.report.stepper_script import SCRIPT, STYLE
 from minidist.report.stepper_world import KeptArray, Place, StepWorld, step
 from minidist.report.timeline import arrived, pairs
 
 __all__ = ["Stepper", "show", "step"]
 
+SCRIPT, STYLE = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("stepper.js", "stepper.css"))
 MAX_STEPS, MAX_RANKS, MAX_SPANS = 400, 32, 2_000
 ROW, CELLS = 26, 24  # pixels of a line of cells; cells in a line
 
@@ -191,9 +191,9 @@ def _document(data: dict[str, Any], about: str) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{GENERATOR}'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{html.escape(about) or "steps"}</title>'
-        f"<style>{STYLE}</style></head><body>"
+        f"<style>\n{STYLE}</style></head><body>"
         + (f"<p>{html.escape(about)}</p>" if about else "")
         + f'<div class="controls">{buttons}<input type="range" min="0" value="0" aria-label="step"></div>'
         '<p class="said" role="status" aria-live="polite"></p><div class="drawn"></div>'
-        f'<script type="application/json" id="data">{numbers}</script><script>{SCRIPT}</script></body></html>'
+        f'<script type="application/json" id="data">{numbers}</script><script>\n{SCRIPT}</script></body></html>'
     )

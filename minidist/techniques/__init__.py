@@ -47,7 +47,7 @@ from pydantic import ValidationError
 
 from minidist.base.user_file import load_function
 from minidist.core.base.errors import UsageError, quoted
-from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings
+from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings, defaults_of
 from minidist.techniques.history import History
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule
@@ -60,7 +60,6 @@ __all__ = [
     "Rule",
     "Run",
     "Settings",
-    "begins_with",
     "changes_batches",
     "defaults",
     "history",
@@ -76,6 +75,7 @@ __all__ = [
     "reduces_each",
     "replayed",
     "sums_buckets",
+    "touched",
     "trains_alone",
     "weight_differences",
     "wrapper_options",
@@ -100,10 +100,26 @@ def _of(module: Any) -> type[Extension]:
 
 def of_job(config: Any) -> Iterator[Extension]:
     """Yield the extensions of the techniques that a job uses, with their settings; those of `--extension` come last."""
-    for kind in installed():
+    for kind in touched(config):
         if kind.used_by(config):
             yield kind(kind.Settings(**{name: getattr(config, name) for name in kind.Settings.model_fields}))
-    yield from of_users(config)
+    if config.extension:
+        yield from of_users(config)
+
+
+def touched(config: Any) -> Iterator[type[Extension]]:
+    """Yield the techniques of which a job changes a flag, or one of their `switches`: it uses no other."""
+    for kind, quiet in _quiet():
+        for name, value in quiet:
+            if getattr(config, name) != value:
+                yield kind
+                break
+
+
+@cache
+def _quiet() -> tuple[tuple[type[Extension], tuple[tuple[str, Any], ...]], ...]:
+    """Return each technique with the values of settings with which no job uses it."""
+    return tuple((kind, (*defaults_of(kind.Settings), *kind.switches)) for kind in installed())
 
 
 def defaults() -> dict[str, Any]:
@@ -113,7 +129,7 @@ def defaults() -> dict[str, Any]:
 
 def changes_batches(config: Any) -> bool:
     """Return whether a job's ranks choose their batches, or the shares of them, while they train."""
-    return any(kind.changes_batches(config) for kind in installed())
+    return any(kind.changes_batches(config) for kind in touched(config))
 
 
 def trains_alone(config: Any) -> bool:
@@ -123,7 +139,10 @@ def trains_alone(config: Any) -> bool:
 
 def own_loop(config: Any) -> OwnLoop | None:
     """Return the training loop that a technique of a job has in place of the trunk's, or None."""
-    return next((loop for extension in of_job(config) if (loop := extension.own_loop(config))), None)
+    for extension in of_job(config):
+        if (loop := extension.own_loop(config)) is not None:
+            return loop
+    return None
 
 
 def packs_inputs(config: Any) -> bool:
@@ -149,7 +168,10 @@ def wrapper_options(config: Any, extensions: Iterable[Extension] | None = None) 
 
 def model_options(config: Any) -> dict[str, Any]:
     """Return the arguments that techniques give to the model of a job."""
-    return {name: value for extension in of_job(config) for name, value in extension.model_options(config).items()}
+    options: dict[str, Any] = {}
+    for extension in of_job(config):
+        options |= extension.model_options(config)
+    return options
 
 
 def joins_replicas(config: Any) -> str:
@@ -177,11 +199,6 @@ def history(config: Any) -> History:
     return next((found for extension in of_job(config) if (found := extension.history()) != History()), History())
 
 
-def begins_with(config: Any) -> str | None:
-    """Return the checkpoint with whose weights a new job begins; None: it begins with its seed."""
-    return next((found for extension in of_job(config) if (found := extension.begins_with())), None)
-
-
 @cache
 def weight_differences() -> frozenset[str]:
     """Return the kinds of optimizer state that are differences of weights: see `Extension.weight_differences`."""
@@ -191,7 +208,7 @@ def weight_differences() -> frozenset[str]:
 def ranks_beside(config: Any, ranks: int | None = None) -> int:
     """Return how many of a job's ranks are outside of its layout: see `Extension.beside`."""
     beside = 0
-    for kind in installed():
+    for kind in touched(config):
         beside += kind.beside(config, None if ranks is None else ranks - beside)
     return beside
 
@@ -201,7 +218,7 @@ def of_users(config: Any) -> Iterator[Extension]:
 
     Raises UsageError for a file, a class, a setting or a value that is wrong, and for two classes with the same key.
     """
-    words = (config.extension or "").split(",") if config.extension else []
+    words = config.extension.split(",") if config.extension else []
     keys = {kind.key for kind in installed()}
     while words:
         source, values = words.pop(0), {}

@@ -135,7 +135,7 @@ class Settings(BaseModel):
 
 
 @cache
-def _defaults(settings: type[BaseModel]) -> tuple[tuple[str, Any], ...]:
+def defaults_of(settings: type[BaseModel]) -> tuple[tuple[str, Any], ...]:
     """Return the default of each flag. They are asked for again and again, and pydantic makes `model_fields` anew."""
     return tuple((name, field.default) for name, field in settings.model_fields.items())
 
@@ -143,7 +143,8 @@ def _defaults(settings: type[BaseModel]) -> tuple[tuple[str, Any], ...]:
 class Extension:
     """The base class: a technique that does nothing. A rank has one object of each technique that its job uses.
 
-    Settings: the flags; in a job that uses the technique one differs from its default. panel: their heading in
+    Settings: the flags; in a job that uses the technique one differs from its default. switches: settings of the trunk
+    that also decide whether it is used, each with the value with which it is not (`used_by`). panel: their heading in
     `--help`. rules: what is refused. rules_first: whether they are checked before those of the layout's axes. alone:
     flags that one data-parallel rank ignores, with a function that says when they have an effect all the same.
     matters_alone: settings of the trunk that have an effect on such a rank with the technique, with a function that
@@ -169,6 +170,7 @@ class Extension:
     """
 
     Settings: ClassVar[type[BaseModel]] = Settings
+    switches: ClassVar[tuple[tuple[str, Any], ...]] = ()
     panel: ClassVar[str] = "Checkpoints and checks"
     rules: ClassVar[tuple[Rule, ...]] = ()
     rules_first: ClassVar[bool] = False
@@ -202,13 +204,16 @@ class Extension:
 
     @classmethod
     def used_by(cls, config: Any) -> bool:
-        """Return whether a job with these settings uses the technique: unless overridden, when a flag is given."""
+        """Return whether a job with these settings uses the technique: unless overridden, when a flag is given.
+
+        Asked only of a job in which a flag, or a setting of `switches`, has another value.
+        """
         return cls.given(config)
 
     @classmethod
     def given(cls, config: Any) -> bool:
         """Return whether a setting of the technique differs from its default."""
-        return any(getattr(config, name) != default for name, default in _defaults(cls.Settings))
+        return any(getattr(config, name) != default for name, default in defaults_of(cls.Settings))
 
     @classmethod
     def check(cls, job: Any) -> None:
@@ -337,10 +342,6 @@ class Extension:
     def history(self) -> History:
         """Return which checkpoints of the --save directory count."""
         return History()
-
-    def begins_with(self) -> str | None:
-        """Return the checkpoint, or the folder of Hugging Face, with whose weights a new job begins; None: its seed."""
-        return None
 
     def replays(self, config: Any) -> tuple[int, ...] | range:
         """Return the stages of a pipeline whose whole forward pass runs again before their backward."""

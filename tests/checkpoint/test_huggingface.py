@@ -20,10 +20,10 @@ from minidist.job.checkpoint.huggingface import (
     check_saving_huggingface,
     write_huggingface,
 )
-from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 from minidist.job.train.trainer import train
+from minidist.techniques.initial_weights.weights import load_initial_weights
 from tests.cases import each
 
 JOB = {"layers": 2, "width": 24, "heads": 3, "context": 8, "data": "markov", "steps": 2, "global_batch": 8}
@@ -54,7 +54,7 @@ def written(request, tmp_path_factory):
 
 def loaded(config):
     model = make_model(config, load_dataset(config.data))
-    load_initial_weights(config, model)
+    load_initial_weights(config.init_from, config, model)
     return {parameter.name: np.array(parameter.data) for parameter in model.parameters()}
 
 
@@ -291,7 +291,7 @@ def test_transformers_computes_the_same_logits(written):
     model, folder, _ = written
     config = TrainConfig.make(**JOB, **model, init_from=str(folder))
     ours = make_model(config, load_dataset(config.data))
-    load_initial_weights(config, ours)
+    load_initial_weights(str(folder), config, ours)
     tokens = np.arange(16).reshape(2, 8) % load_dataset(config.data).vocab_size
     theirs = transformers.AutoModelForCausalLM.from_pretrained(str(folder))
     with torch.no_grad():
@@ -301,7 +301,7 @@ def test_transformers_computes_the_same_logits(written):
     # And back: a folder that save_pretrained has written.
     theirs.save_pretrained(str(folder.parent / "theirs"), safe_serialization=True)
     back = make_model(config, load_dataset(config.data))
-    load_initial_weights(config.model_copy(update={"init_from": str(folder.parent / "theirs")}), back)
+    load_initial_weights(str(folder.parent / "theirs"), config, back)
     for mine, its in zip(ours.parameters(), back.parameters(), strict=True):
         assert np.array_equal(mine.data, its.data), mine.name
 

@@ -3,8 +3,9 @@
 import pytest
 
 from minidist.course.lesson import examine, names, solution
-from minidist.course.lesson.exercise import find
+from minidist.course.lesson.exercise import exercises, find
 from minidist.course.lesson.exercises import e26_checkpoints
+from minidist.course.lesson.hint_file import listed, rows
 from tests.cases import each
 from tests.lesson.bank import mutated
 from tests.lesson.judged_here import judged
@@ -84,3 +85,16 @@ def test_each_exercise_has_two_to_six_wrong_answers(name):
     # The three ways of lesson 03 share their hints.
     assert wrong >= (1 if name.startswith("03.by_s") else 2)
     assert find(name).hints
+
+
+def test_the_rows_of_the_hints_belong_to_exercises_and_name_errors_that_exist():
+    shared = {"before", "after", "03", "schedules", "cs336.weights", "cse234"}
+    assert set(rows()) - shared <= {*exercises(), *exercises("assignments")}
+
+    kinds, errors = [BaseException], set()
+    while kinds:
+        kind = kinds.pop()
+        errors.add(kind.__name__)
+        kinds += kind.__subclasses__()
+    raised = {name for hints in rows().values() for row in hints for name in listed(row.get("raised", []))}
+    assert raised <= errors

@@ -27,16 +27,15 @@ def test_each_sample_is_read_once(name):
     assert len(data_jobs.JOBS[name]().losses) in (3, 6)
 
 
-EXPERTS = recent_parallel.EXPERTS
-LAYOUTS = [
-    (2, {"tp": 2}),
-    (2, EXPERTS),
-    (2, {**EXPERTS, "sequence_parallel": True}),
-    (2, {"dp": 2, "ep": 2, "experts": 2, "clip": 0.05}),
-    (2, {"tp": 2, "dropout": 0.2}),
-    (2, recent_parallel.OWN_EXPERTS),
-    (2, recent_parallel.IDLE_EXPERTS),
-]
+def layouts(file, test):
+    """The different arguments with which exhibits name a test: ranks and settings."""
+    found = [
+        catch.arguments for one in exhibits() for catch in one.caught_by if (catch.file, catch.test) == (file, test)
+    ]
+    return [arguments for i, arguments in enumerate(found) if arguments not in found[:i]]
+
+
+HERE = "tests/museum/test_recent.py"
 
 
 def config_of(settings):
@@ -44,14 +43,14 @@ def config_of(settings):
     return TrainConfig.make(**{**small, **settings})
 
 
-@pytest.mark.parametrize(("ranks", "settings"), LAYOUTS)
+@pytest.mark.parametrize(("ranks", "settings"), layouts(HERE, "test_a_job_equals_one_device"))
 def test_a_job_equals_one_device(ranks, settings):
     config = config_of(settings)
     verdict = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
     assert verdict.equal, verdict.first_difference
 
 
-@pytest.mark.parametrize(("ranks", "settings"), LAYOUTS[2:3])
+@pytest.mark.parametrize(("ranks", "settings"), layouts(HERE, "test_replicas_stay_equal"))
 def test_replicas_stay_equal(ranks, settings):
     SimWorld(ranks).run(train, config_of({**settings, "check_replicas": True}))
 

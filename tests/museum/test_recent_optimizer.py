@@ -3,28 +3,11 @@
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.course.museum import recent_loss_scales, recent_optimizer
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
-from tests.museum.test_recent import config_of
+from tests.museum.test_recent import config_of, layouts
 
-LAYOUTS = [
-    (2, recent_optimizer.ACCUMULATED),
-    (2, recent_optimizer.OWN_EXPERTS),
-    (4, recent_optimizer.HYBRID),
-    (2, recent_optimizer.CLIPPED_EXPERTS),
-    (2, {"zero": 2}),
-    (2, recent_optimizer.SHARDED),
-    (2, recent_optimizer.SCALED),
-    (2, recent_optimizer.STALE),
-    (2, recent_optimizer.ADAM),
-    (2, recent_loss_scales.HEADS),
-    (2, recent_loss_scales.BALANCED),
-    (2, recent_loss_scales.SPLIT_EXPERTS),
-    (2, recent_loss_scales.SPLIT),
-    (2, recent_loss_scales.SEQUENCES),
-    (2, recent_loss_scales.STAGES),
-]
+LAYOUTS = layouts("tests/museum/test_recent_optimizer.py", "test_a_job_equals_one_device")
 
 
 @pytest.mark.parametrize(("ranks", "settings"), LAYOUTS)

@@ -14,7 +14,8 @@ from minidist import cli
 from minidist.commands.runner import number_of_ranks
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
-from minidist.techniques import Extension, Moment, installed, of_job
+from minidist.optim.named import OPTIMIZERS
+from minidist.techniques import Extension, Moment, installed, of_job, touched
 
 ROOT = Path(__file__).parents[2]
 SIZES = "--layers 1 --width 8 --heads 2 --context 8 --steps 3 --micro-batch 2"
@@ -268,6 +269,23 @@ def test_a_job_has_the_extensions_whose_settings_it_changes():
     assert list(of_job(TrainConfig.make())) == []
     job = TrainConfig.make(check_data=True, tp=2, check_layouts=True)
     assert [type(extension).__name__ for extension in of_job(job)] == ["DataCheck", "LayoutCheck"]
+
+
+def test_a_job_that_uses_a_technique_changes_a_flag_of_it_or_one_of_its_switches():
+    # Settings of the trunk, with values of every kind.
+    trunk = [{"optimizer": name} for name in OPTIMIZERS]
+    trunk += [{"precision": name} for name in ("fp64", "fp16", "bf16")]
+    trunk += [{"model": name} for name in ("llama", "mlp", "cnn")]
+    trunk += [{"weights": "equal"}, {"weights": "measured:2"}, {"pp": 2}, {"pp": 2, "schedule": "pipedream"}, {"tp": 2}]
+    trunk += [{"zero": 3, "dp": 2}, {"cp": 2}, {"experts": 4}, {"save": "here", "resume": True}, {"evaluate_every": 1}]
+    used = 0
+    for settings in trunk:
+        config = TrainConfig.make(**settings)
+        touching = list(touched(config))
+        for kind in installed():
+            used += kind.used_by(config)
+            assert kind in touching or not kind.used_by(config), (settings, kind)
+    assert used >= 6  # of some techniques nothing is given but a setting of the trunk
 
 
 def test_deleting_the_folders_deletes_the_techniques(tmp_path):

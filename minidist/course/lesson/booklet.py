@@ -19,6 +19,7 @@ from minidist.course.lesson.build import sources
 from minidist.course.lesson.numbers import number_of
 from minidist.course.lesson.slides import ASKED, Block, Part, first_that_fit, guesses, parts_of, printed_by, text_block
 
+HTML = Path(__file__).with_name("booklet.html").read_text(encoding="utf-8")
 PAGE_ROOM, PICTURE = 190.0, 75.0  # in the unit of a block's height: a page has about 42 lines of text
 
 
@@ -56,33 +57,6 @@ def page(blocks: Sequence[Block]) -> str:
             left -= block.height
             shown += block.body
     return f"<section>{shown}</section>"
-
-
-HTML = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>Distributed training, lesson by lesson</title>
-<style>
-@page { size: A4; margin: 0; }
-body { margin: 0; font: 4.6mm/1.35 serif; color: #222; }
-section { box-sizing: border-box; width: 210mm; height: 297mm; padding: 20mm 22mm; overflow: hidden; }
-section { page-break-after: always; }
-h1, h2 { color: #4477AA; font-family: sans-serif; }
-h1 { font-size: 8mm; margin: 0 0 5mm; } h2 { font-size: 5.5mm; margin: 4mm 0 2mm; }
-pre { font: 2.7mm/1.3 monospace; margin: 2mm 0; padding: 2mm; background: #F0F0F0; white-space: pre-wrap; }
-pre.output { background: #fff; border-left: 0.6mm solid #228833; }
-p { margin: 0 0 2.5mm; } ul { margin: 0; padding-left: 6mm; }
-img { display: block; width: 100%; max-height: 100mm; margin: 3mm 0; }
-table { border-collapse: collapse; } td, th { border: 0.2mm solid #aaa; padding: 0.5mm 2mm; text-align: left; }
-</style>
-</head>
-<body>
-PAGES
-</body>
-</html>
-"""
 
 
 if __name__ == "__main__":

@@ -101,16 +101,6 @@ class Hint:
             return False
 
 
-def returns(answers: Callable[[Case], Sequence[Any]], text: str) -> Hint:
-    """Return a hint for wrong answers that are these."""
-    return Hint(lambda failure: failure.answers_are(answers(failure.case)), text)
-
-
-def says(*words: str) -> Callable[[Failure], bool]:
-    """Return the condition that the text of a failure has one of these words."""
-    return lambda failure: any(word in failure.message for word in words)
-
-
 def is_wrong(failure: Failure) -> bool:
     """Return whether the answer is wrong. A hint with this condition is taken when no other one and no pattern fits."""
     return failure.kind == "wrong"

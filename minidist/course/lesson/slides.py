@@ -30,6 +30,7 @@ from minidist.course.lesson.handout import without_solutions
 from minidist.course.lesson.prediction import BLANK
 
 # Of a screen of 16:9, in hundredths of its height; PAGE has the same sizes.
+PAGE = Path(__file__).with_name("slides.html").read_text(encoding="utf-8")
 ROOM, TEXT_LINE, CODE_LINE, GAP = 76.0, 4.5, 3.2, 3.0
 TEXT_COLUMNS, CODE_COLUMNS = 96, 100
 PICTURES = 2  # of part 3
@@ -219,47 +220,3 @@ def page(slides: list[Slide]) -> str:
     )
     title = html.escape(slides[0].heading if slides else "minidist")
     return PAGE.replace("TITLE", title).replace("SECTIONS", sections)
-
-
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
-<title>TITLE</title>
-<style>
-body { margin: 0; font: 3.2vmin/1.4 sans-serif; color: #222; background: #fff; }
-section { display: none; box-sizing: border-box; width: 100vw; height: 100vh; padding: 4vmin 8vmin; overflow: hidden; }
-section.shown { display: block; }
-h2 { color: #4477AA; font-size: 5vmin; margin: 0 0 3vmin; }
-pre { font: 2.6vmin/1.23 monospace; margin: 0 0 3vmin; padding: 1.5vmin; background: #F0F0F0; white-space: pre-wrap; }
-pre.output { background: #fff; border-left: 0.6vmin solid #228833; }
-img { display: block; margin: auto; max-width: 100%; max-height: 80vh; width: 100%; }
-iframe { width: 71% !important; height: 57vh !important; transform: scale(1.4); transform-origin: 0 0; }
-table { border-collapse: collapse; } td, th { border: 1px solid #aaa; padding: 0.6vmin 1.5vmin; text-align: left; }
-footer { position: absolute; right: 3vmin; bottom: 2vmin; color: #777; font-size: 2vmin; }
-@media print { section { display: block; position: relative; page-break-after: always; } }
-</style>
-</head>
-<body>
-SECTIONS
-<script>
-const slides = [...document.querySelectorAll("section")];
-let at = Math.min(Math.max(parseInt(location.hash.slice(1)) || 1, 1), slides.length);
-function show(number) {
-  at = Math.min(Math.max(number, 1), slides.length);
-  slides.forEach((slide, i) => slide.classList.toggle("shown", i + 1 === at));
-  history.replaceState(null, "", "#" + at);
-}
-addEventListener("keydown", event => {
-  if (["ArrowRight", "PageDown", " "].includes(event.key)) show(at + 1);
-  if (["ArrowLeft", "PageUp"].includes(event.key)) show(at - 1);
-  if (event.key === "Home") show(1);
-  if (event.key === "End") show(slides.length);
-});
-show(at);
-</script>
-</body>
-</html>
-"""

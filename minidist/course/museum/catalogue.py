@@ -1,33 +1,54 @@
-"""The list of all exhibits, in the order of their numbers.
+"""The list of all exhibits, in the order of their numbers: exhibits.toml.
 
 Proved by: tests/museum/test_museum.py
 """
 
+import tomllib
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
 from minidist.core.base.errors import UsageError, nearest, quoted
-from minidist.course.museum.exhibit import Exhibit
+from minidist.course.museum.exhibit import Catch, Exhibit, Recording
 
 
+@cache
 def exhibits() -> list[Exhibit]:
     """Return all exhibits, sorted by number."""
-    from minidist.course.museum import (
-        gradients,
-        memory,
-        messages,
-        pipelines,
-        recent_data,
-        recent_loss_scales,
-        recent_losses,
-        recent_optimizer,
-        recent_parallel,
-        split,
-    )
+    rows = tomllib.loads(Path(__file__).with_name("exhibits.toml").read_text(encoding="utf-8"))["exhibit"]
+    return sorted(map(_exhibit, rows), key=lambda e: (_number(e.number), e.number))
 
-    modules = (
-        *(gradients, memory, messages, pipelines, split),
-        *(recent_data, recent_losses, recent_parallel, recent_optimizer, recent_loss_scales),
-    )
-    everything = [e for module in modules for e in module.EXHIBITS]
-    return sorted(everything, key=lambda e: (_number(e.number), e.number))
+
+def _exhibit(row: dict[str, Any]) -> Exhibit:
+    caught_by = [Catch(**{**catch, "arguments": _tuple(catch.get("arguments", ()))}) for catch in row["caught_by"]]
+    return Exhibit(**{**row, "inject": _named(row["inject"]), "job": _job(**row["job"]), "caught_by": tuple(caught_by)})
+
+
+def _job(function: str = "jobs.train_job", **settings: Any) -> Callable[[], Recording]:
+    """Return the job of a function: what it returns, or the job that it returns."""
+
+    def job() -> Recording:
+        made: Any = _named(function)(**settings)
+        recording: Recording = made() if callable(made) else made
+        return recording
+
+    return job
+
+
+def _named(name: str) -> Callable[..., Any]:
+    """Return a function of the museum by its file and its name."""
+    file, _, function = name.partition(".")
+    found: Callable[..., Any] = getattr(import_module(f"minidist.course.museum.{file}"), function)
+    return found
+
+
+def _tuple(value: Any) -> Any:
+    """Return a value with tuples in the place of lists, as the arguments of tests are."""
+    if isinstance(value, dict):
+        return {key: _tuple(each) for key, each in value.items()}
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
 def _number(text: str) -> int:

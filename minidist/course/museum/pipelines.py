@@ -12,12 +12,11 @@ from minidist.core.base.errors import MinidistError
 from minidist.core.pipeline.runtime import Pipeline, messages, pipeline, shared
 from minidist.core.pipeline.runtime.shapes import exchange_shapes
 from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
+from minidist.course.museum.exhibit import Patch, Recording
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.schedules import from_text, get_schedule
 from minidist.pipeline.validate import validate
 
-RUNTIME, CHECKS = "tests/pipeline/test_runtime.py", "tests/museum/test_checks.py"
 # Rank 1 sends a gradient before it takes the next activation; rank 0 sends that activation before it takes the
 # gradient.
 CROSSED = "rank 0: 2SEND_F1 0F2 0SEND_F2 2RECV_B0\nrank 1: 3RECV_F1 3SEND_B0 3F1 3B1 1RECV_F2\n"
@@ -176,98 +175,3 @@ def why_rejected(text: str) -> str:
     except MinidistError as error:
         return str(error)
     return ""
-
-
-EXHIBITS = [
-    Exhibit(
-        "34",
-        "one receive buffer for every micro-batch",
-        "The stage allocated its receive buffer once, as guides recommend. Its first layer had saved that"
-        " buffer as its input. When micro-batch 1 arrived, the saved input of micro-batch 0 changed. Gradients were off"
-        " by 70 to 130 %; the accuracy curves in the report looked as they should.",
-        one_receive_buffer,
-        jobs.train_job(
-            2,
-            40,
-            pp=2,
-            microbatches=4,
-            schedule="gpipe",
-            model="mlp",
-            layers=2,
-            width=32,
-            data="glyphs",
-            micro_batch=16,
-        ),
-        (
-            Catch(CHECKS, "test_a_pipeline_equals_one_device", ("mlp",), error="BufferReuseError"),
-            Catch(RUNTIME, "test_mlp_in_the_exact_tier", ("gpipe", "sgd"), error="BufferReuseError"),
-        ),
-    ),
-    Exhibit(
-        "13a",
-        "tied embeddings: each stage keeps its own gradient",
-        "Input and output embedding are one matrix on one device and two copies in a pipeline. Without the sum they"
-        " drift apart, and each looks like an embedding.",
-        tied_copies_apart,
-        jobs.train_job(2, pp=2, microbatches=4),
-        (
-            Catch(CHECKS, "test_a_pipeline_equals_one_device", ("gpt",)),
-            Catch(RUNTIME, "test_with_a_data_axis", ("1f1b",)),
-        ),
-    ),
-    Exhibit(
-        "13b",
-        "tied embeddings: the data axis is summed before the two copies",
-        "The reduction over replicas ran inside backward, as it should; the copies of first and last stage were added"
-        " afterwards, to what was summed already. Each order alone is right in its own test.",
-        data_axis_before_tied,
-        jobs.train_job(4, pp=2, dp=2, microbatches=2, reduction="ordered"),
-        (Catch(RUNTIME, "test_with_a_data_axis", ("1f1b",), error="AutogradError"),),
-    ),
-    Exhibit(
-        "15b",
-        "an overflow that one stage sees: it reverts its step, the others do not",
-        "To avoid a barrier each stage stepped at once and looked at its own gradients for overflow. One stage's had"
-        " one, the other's were finite: one reverted its step and ran its forwards again, the other continued, and"
-        " each waited for what the other never sent.",
-        overflow_seen_by_one_stage,
-        overflows,
-        (
-            Catch(
-                "tests/pipeline/test_post_validation.py",
-                "test_an_overflow_on_one_rank_is_that_of_every_rank",
-                error="DeadlockError",
-            ),
-        ),
-    ),
-    Exhibit(
-        "18",
-        "uneven micro-batches are received into a buffer of the largest",
-        "The last micro-batch of an epoch was smaller. With a buffer of the usual size, old rows stay behind the new"
-        " ones and are trained on once more.",
-        largest_buffer,
-        ragged,
-        (
-            Catch(CHECKS, "test_a_pipeline_with_a_short_micro_batch_equals_one_device", error="MismatchError"),
-            Catch(RUNTIME, "test_gpt_with_tied_embeddings_in_the_ordered_tier", ("1f1b",), error="MismatchError"),
-        ),
-    ),
-    Exhibit(
-        "21",
-        "an order that deadlocks with synchronous sends only",
-        "On the developer's machine small messages were buffered, and the plan ran. With larger activations sends began"
-        " to wait, and both ranks were blocked in a send. The validator of plans assumes that sends wait.",
-        crossed_sends,
-        validated,
-        (Catch(CHECKS, "test_the_plan_of_the_exhibit_can_run"),),
-    ),
-    Exhibit(
-        "24",
-        "the last rank's micro-batches are numbered from one",
-        "The listing of a schedule printed F1 to Fm on one rank, where its backwards were B0 to B(m-1). It was a"
-        " listing in a text, and an implementation that copied it had a backward before its forward.",
-        numbered_from_one,
-        validated,
-        (Catch(CHECKS, "test_the_plan_of_the_exhibit_can_run"),),
-    ),
-]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from minidist.course.museum import data_jobs
-from minidist.course.museum.exhibit import Catch, Exhibit, Patch
+from minidist.course.museum.exhibit import Catch, Patch
 from minidist.data import sampler as samplers
 from minidist.data.sampler import GlobalBatchSampler
 from minidist.job.checkpoint import resume
@@ -137,104 +137,3 @@ def every_process_reads_others(patch: Patch) -> None:
 def ledger(job: str) -> Catch:
     """Return the test that runs a job of `data_jobs` with its ledger."""
     return Catch(CHECKS, "test_each_sample_is_read_once", (job,), error="MismatchError")
-
-
-EXHIBITS = [
-    Exhibit(
-        "101",
-        "a job that is resumed on fewer ranks reads samples again",
-        "The position in the data followed from the number of steps, and how many samples a step has followed from the"
-        " number of workers. An elastic job that went on with another number of workers read more data than it should,"
-        " or less. The remedy that is proposed resumes by the samples that were trained on.",
-        place_from_steps,
-        data_jobs.resumed_on_one_rank,
-        (ledger("resumed on one rank"),),
-        "https://github.com/huggingface/transformers/issues/40245",
-    ),
-    Exhibit(
-        "102",
-        "a job that is resumed within an epoch goes on in the order of epoch 0",
-        "Training was resumed in the second epoch, and the loss was not that of the run without a stop; at the end of"
-        " an epoch it was. The sampler had been told its epoch. Skipping the first batches made a new loader, whose"
-        " count of epochs began at 0, and which told the sampler that number when iteration began.",
-        epoch_from_zero,
-        data_jobs.resumed,
-        (ledger("resumed"),),
-        "https://github.com/huggingface/accelerate/pull/4071",
-    ),
-    Exhibit(
-        "103",
-        "after a resume one batch is read again",
-        "With two replicas and a stateful loader the saved state was wrong: after a resume the samples 8 and 9 of rank"
-        " 0, and 10 and 11 of rank 1, came a second time.",
-        one_batch_behind,
-        data_jobs.resumed,
-        (ledger("resumed"),),
-        "https://github.com/huggingface/accelerate/issues/3938",
-    ),
-    Exhibit(
-        "104",
-        "a resumed job shuffles the data, and not the shuffled data",
-        "While a job trained, each epoch shuffled what the epoch before had shuffled. A resumed job shuffled the data"
-        " as they had been read, with the seed of its epoch. Both are orders of all samples, and they are different"
-        " ones.",
-        shuffled_again,
-        data_jobs.resumed,
-        (ledger("resumed"),),
-        "https://github.com/pytorch/torchtitan/issues/2864",
-    ),
-    Exhibit(
-        "105",
-        "a sample that was taken, and not yet returned, is lost",
-        "Samples are packed into a buffer. One that did not fit was kept in a local variable of the generator, beyond"
-        " the point at which it returned a batch, and was not part of its state. A resumed job went on with the sample"
-        " after it.",
-        pending_sample_lost,
-        data_jobs.resumed,
-        (ledger("resumed"),),
-        "https://github.com/pytorch/torchtitan/pull/3008",
-    ),
-    Exhibit(
-        "106",
-        "the samples to skip are divided by the ranks",
-        "A stream of data was first split over the ranks, and then told to skip what had been read. The number to skip"
-        " was itself split: `skip(10)` on two ranks skipped five samples on each. The loss after a resume was not that"
-        " of the run without a stop; the first remedy read all samples up to the place.",
-        skip_divided_by_ranks,
-        data_jobs.resumed,
-        (ledger("resumed"),),
-        "https://github.com/pytorch/torchtitan/pull/1082",
-    ),
-    Exhibit(
-        "107",
-        "every epoch has the same order",
-        "When the data ended, the loader began again. For a stream it set the number of the epoch; for data that lie in"
-        " memory it did nothing, so each epoch had the batches of the one before. Every sample is still read once per"
-        " epoch, and the order is not the one that was promised.",
-        same_order_every_epoch,
-        data_jobs.replicas,
-        (ledger("replicas"), Catch("tests/data/test_sampler.py", "test_the_order_depends_on_seed_and_epoch_alone")),
-        "https://github.com/pytorch/torchtitan/issues/2733",
-    ),
-    Exhibit(
-        "108",
-        "all ranks read the same samples",
-        "The loader was not one of those into which the framework puts a distributed sampler, and the framework seeds"
-        " on all ranks. Every rank drew the same sequence of samples: twice the work on two devices, for the"
-        " gradient of one.",
-        all_ranks_read_alike,
-        data_jobs.replicas,
-        (ledger("replicas"),),
-        "https://github.com/yaak-ai/rbyte/pull/106",
-    ),
-    Exhibit(
-        "109",
-        "ranks that split a layer read different samples",
-        "A program gave its loader one data-parallel rank, for two processes that need the same data. Preparing the"
-        " loader dealt its batches out to all processes, and ranks of one data-parallel rank had different ones.",
-        every_process_reads_others,
-        data_jobs.split_layers,
-        (ledger("split layers"),),
-        "https://github.com/huggingface/accelerate/issues/3092",
-    ),
-]

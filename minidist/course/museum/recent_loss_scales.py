@@ -11,19 +11,9 @@ from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
 from minidist.core.parallel.tensor import vocabulary
 from minidist.core.parallel.tensor.regions import gather_from_tensor_parallel_region
-from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Catch, Exhibit, Patch
-from minidist.course.museum.recent_optimizer import TINY
+from minidist.course.museum.exhibit import Patch
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
-
-CHECKS = "tests/museum/test_recent_optimizer.py"
-SPLIT: dict[str, Any] = {"tp": 2}
-SEQUENCES: dict[str, Any] = {"cp": 2}
-HEADS: dict[str, Any] = {"cp": 2, "attention": "ulysses"}
-BALANCED: dict[str, Any] = {"dp": 2, "ep": 2, "experts": 2}
-SPLIT_EXPERTS: dict[str, Any] = {"tp": 2, "experts": 2}
-STAGES: dict[str, Any] = {"pp": 2, "microbatches": 4, "layers": 2}
 
 
 def words_of_other_ranks(patch: Patch) -> None:
@@ -101,84 +91,3 @@ def divided_by_micro_batches(patch: Patch) -> None:
 
     patch.setattr(PipelineParallel, "_loss", mean)
     patch.setattr(PipelineParallel, "forward_backward", report)
-
-
-EXHIBITS = [
-    Exhibit(
-        "129",
-        "words on other ranks give no gradient",
-        "The log-probability of each target was taken from the rank that has its word, by an all-reduce of which"
-        " autograd knows nothing. The value was right. When the word belonged to another rank, a rank's part of the"
-        " vocabulary got a gradient of zero, or another wrong one.",
-        words_of_other_ranks,
-        jobs.train_job(2, steps=3, **TINY, **SPLIT),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, SPLIT)),),
-        "https://github.com/modelscope/ms-swift/pull/9947",
-    ),
-    Exhibit(
-        "130",
-        "whole logits are taken for a part of the vocabulary",
-        "As reported, the head gathered the logits of all ranks, and they went to the loss for a split vocabulary,"
-        " which summed the exponentials over ranks again. With t ranks the loss was the right one plus log(t), and"
-        " gradients were wrong.",
-        gathered_and_split_again,
-        jobs.train_job(2, steps=3, **TINY, **SPLIT),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, SPLIT)),),
-        "https://github.com/NVIDIA/Megatron-LM/issues/7452",
-    ),
-    Exhibit(
-        "131",
-        "the loss is multiplied by the context-parallel ranks",
-        "The loss was multiplied by the number of ranks that share a sequence, which was right as long as gradients"
-        " were averaged over these ranks as well. They came to be divided by the data-parallel ranks alone, and the"
-        " factor stayed.",
-        multiplied_by_context_ranks,
-        jobs.train_job(2, steps=3, optimizer="sgd", **TINY, **SEQUENCES),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, SEQUENCES)),),
-        "https://github.com/NVIDIA/Megatron-LM/issues/906",
-    ),
-    Exhibit(
-        "132",
-        "the schedule divides a loss that is normalised already",
-        "The trainer weighed each micro-batch's loss so that their sum is the loss of the batch. The library's schedule"
-        " divided it by the number of micro-batches once more. Gradients, their norm and the update were as many times"
-        " too small; the other engine, without a pipeline, reported another norm for the same data.",
-        divided_by_micro_batches,
-        jobs.train_job(2, steps=3, optimizer="sgd", **{**TINY, **STAGES}),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, STAGES)),),
-        "https://github.com/areal-project/AReaL/pull/1273",
-    ),
-    Exhibit(
-        "136",
-        "the loss shrinks with the ranks of a sequence",
-        "A rank's loss was weighted by its tokens, divided by the tokens of all ranks, and multiplied by the number of"
-        " replicas, because gradients are averaged. They are averaged over the ranks of a sequence as well, and these"
-        " were not in the factor: with 8 of them and one replica, a loss of 1.0 became 0.125.",
-        divided_by_context_ranks,
-        jobs.train_job(2, steps=3, optimizer="sgd", **TINY, **HEADS),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, HEADS)),),
-        "https://github.com/ByteDance-Seed/VeOmni/pull/338",
-    ),
-    Exhibit(
-        "137",
-        "the balancing loss weakens with every data-parallel rank",
-        "The global balancing loss of the experts counted the tokens of all data-parallel ranks in its divisor, but a"
-        " rank had the probabilities of its tokens alone. Its gradient was as many times too small as there were"
-        " ranks, so the same coefficient meant less than for the other balancing losses.",
-        balance_over_all_tokens,
-        jobs.train_job(2, steps=3, **TINY, **BALANCED),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, BALANCED)),),
-        "https://github.com/NVIDIA/Megatron-LM/issues/3672",
-    ),
-    Exhibit(
-        "138",
-        "the balancing loss depends on the tensor-parallel ranks",
-        "With a loss per token, the balancing loss was scaled by the tokens of one rank, to cancel a later division by"
-        " those of all ranks. The ranks of the tensor- and context-parallel group were missing in that factor, so runs"
-        " that differed in nothing but tensor parallelism had different losses.",
-        balance_by_tensor_ranks,
-        jobs.train_job(2, steps=3, **TINY, **SPLIT_EXPERTS),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, SPLIT_EXPERTS)),),
-        "https://github.com/NVIDIA/Megatron-LM/pull/5047",
-    ),
-]

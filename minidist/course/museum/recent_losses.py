@@ -17,13 +17,12 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD, clip
 from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
+from minidist.course.museum.exhibit import Patch, Recording
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.optim import clip_grad_norm_
 from minidist.pipeline.schedules import get_schedule
 
-CHECKS = "tests/museum/test_recent.py"
 ROUNDS, MICRO_BATCHES = 2, 2  # of the pipeline that accumulates
 WINDOW = 4  # micro-batches of a whole window
 
@@ -194,72 +193,3 @@ def whole_window(patch: Patch) -> None:
 def parameters_used_up(patch: Patch) -> None:
     """the norm uses up the generator of the parameters, and nothing is left to be scaled"""
     patch.setattr(clip, "list", iter)
-
-
-EXHIBITS = [
-    Exhibit(
-        "110",
-        "a pipeline divides what earlier rounds have accumulated",
-        "The schedule divides all gradients by the number of its micro-batches at the end of its step. With several"
-        " steps of the schedule per optimizer step it divided also what the earlier ones had added: the gradient was a"
-        " moving average in place of a sum, much smaller than it should be, and the loss was that of another job.",
-        divided_after_every_round,
-        pipeline_rounds,
-        (Catch(CHECKS, "test_rounds_of_a_pipeline_are_one_batch"),),
-        "https://github.com/pytorch/torchtitan/issues/1733",
-    ),
-    Exhibit(
-        "111",
-        "a pipeline's loss is divided for the report alone",
-        "Without a pipeline the loss was divided by the number of tokens, and then backward began. A pipeline's"
-        " schedule begins backward itself, from the sum; the division came afterwards, for the metrics. The gradients"
-        " were as many times too large as a step has tokens, and the loss that was printed was right.",
-        divided_for_the_report,
-        jobs.train_job(2, steps=4, pp=2, microbatches=2, optimizer="adam"),
-        (Catch("tests/museum/test_checks.py", "test_a_pipeline_equals_one_device", ("gpt",)),),
-        "https://github.com/pytorch/torchtitan/issues/2972",
-    ),
-    Exhibit(
-        "112",
-        "the validation loss is a mean of batch means",
-        "Each validation batch was divided by its number of labels that count, and all batches had one weight in the"
-        " average."
-        " A batch with few such labels had as much weight as one with many: losses of 2 over 1 label and of 90 over 9"
-        " gave 6.0 in place of 9.2. Nothing that is trained is wrong; what a run is judged by is.",
-        mean_of_batch_means,
-        validation,
-        (Catch(CHECKS, "test_every_label_counts_once_in_a_validation"),),
-        "https://github.com/pytorch/torchtitan/pull/4167",
-    ),
-    Exhibit(
-        "113",
-        "the loss is multiplied by all processes, and not by the data-parallel ones",
-        "A mean over replicas was made up for by a factor: the number of processes. With tensor or context parallelism"
-        " there are more processes than replicas, and the loss was as many times too large as ranks share a replica.",
-        multiplied_by_all_processes,
-        jobs.train_job(2, steps=3, tp=2, precision="fp64", optimizer="sgd"),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, {"tp": 2})),),
-        "https://github.com/huggingface/transformers/pull/39674",
-    ),
-    Exhibit(
-        "114",
-        "the last, short window is divided as a whole one",
-        "Gradients are accumulated over a window of micro-batches, and the last window of an epoch may have fewer. The"
-        " loss of each micro-batch was divided by the number that was configured, so the last update of every epoch"
-        " was too small, and its loss was reported as half of what it was.",
-        whole_window,
-        windows,
-        (Catch(CHECKS, "test_a_short_window_is_one_batch"),),
-        "https://github.com/huggingface/transformers/pull/39659",
-    ),
-    Exhibit(
-        "115",
-        "the norm uses up the parameters, and nothing is clipped",
-        "The parameters were passed to the clipping as an iterator. The norm walked it to its end; when gradients were"
-        " to be scaled, it was empty.",
-        parameters_used_up,
-        clipped,
-        (Catch("tests/optim/test_clip.py", "test_a_generator_of_parameters_is_clipped_too"),),
-        "https://github.com/areal-project/AReaL/pull/335",
-    ),
-]

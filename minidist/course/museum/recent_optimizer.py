@@ -13,7 +13,7 @@ from minidist.core.comm import Comm
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.zero import ShardReducer
 from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
+from minidist.course.museum.exhibit import Patch, Recording
 from minidist.job.checkpoint import resume
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.mesh import MeshStrategy
@@ -21,16 +21,7 @@ from minidist.job.train.strategies.sharded import FullySharded
 from minidist.optim.schedule import WarmupLinear
 from minidist.techniques.local_sgd.averaging import OuterOptimizer
 
-CHECKS, RESUME = "tests/museum/test_recent_optimizer.py", "tests/checkpoint/test_resume.py"
 TINY: dict[str, Any] = {"width": 8, "layers": 1, "context": 4, "precision": "fp64"}
-ACCUMULATED: dict[str, Any] = {"zero": 2, "micro_batch": 1, "accumulation": 3}
-OWN_EXPERTS: dict[str, Any] = {"zero": 3, "dp": 2, "ep": 2, "experts": 2, "micro_batch": 1, "accumulation": 2}
-SHARDED: dict[str, Any] = {"zero": 3, "micro_batch": 1, "accumulation": 2}
-SCALED: dict[str, Any] = {"precision": "fp16", "reduction": "ordered"}
-STALE: dict[str, Any] = {"precision": "bf16", "reduction": "ordered", "zero": 3}
-ADAM: dict[str, Any] = {"zero": 3, "optimizer": "adam"}
-HYBRID: dict[str, Any] = {"zero": 3, "dp_replicate": 2, "clip": 0.05}
-CLIPPED_EXPERTS: dict[str, Any] = {"dp": 2, "ep": 2, "experts": 2, "clip": 0.05}
 
 
 def every_pass_is_the_last(patch: Patch) -> None:
@@ -190,152 +181,3 @@ def resumed() -> Recording:
     with TemporaryDirectory() as folder:
         jobs.train_job(1, 2, save=folder, **TINY)()
         return jobs.train_job(1, 4, save=folder, resume=True, **TINY)()
-
-
-EXHIBITS = [
-    Exhibit(
-        "121",
-        "of the accumulated gradients the last one is left",
-        "The loop accumulated gradients by itself, and the library was told that a step has one backward pass. So every"
-        " pass was the boundary at which ZeRO 2 stores the sum and resets its accumulator: only the gradient of the"
-        " last micro-batch reached the update. ZeRO 3 resets it in the step, and was right.",
-        every_pass_is_the_last,
-        jobs.train_job(2, steps=3, **TINY, **ACCUMULATED),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, ACCUMULATED)),),
-        "https://github.com/allenai/open-instruct/pull/1498",
-    ),
-    Exhibit(
-        "122",
-        "a group of one rank doubles the gradient with every micro-batch",
-        "With sharded gradients, a buffer whose data-parallel group has one rank (experts, where expert parallelism"
-        " uses all ranks) became twice its content plus the new gradient: after N micro-batches about 2^N times the"
-        " gradient. Clipping hid it. At 128 micro-batches the norm overflowed, and clipping multiplied all gradients"
-        " by about zero.",
-        doubled_by_a_group_of_one,
-        jobs.train_job(2, steps=3, **TINY, **OWN_EXPERTS),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, OWN_EXPERTS)),),
-        "https://github.com/NVIDIA/Megatron-LM/issues/6660",
-    ),
-    Exhibit(
-        "123",
-        "the norm counts every replica of a shard",
-        "With hybrid sharding, the powers of the elements were summed over all data-parallel ranks. Only the ranks"
-        " that hold different shards have different elements; the replicas hold the same. The norm was too large,"
-        " and more so the more replicas there were.",
-        norm_over_replicas,
-        jobs.train_job(4, steps=3, **TINY, **HYBRID),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (4, HYBRID)),),
-        "https://github.com/ByteDance-Seed/VeOmni/issues/184",
-    ),
-    Exhibit(
-        "124",
-        "the norm has the mean over experts in place of their sum",
-        "The norm was averaged over the data-parallel ranks. That keeps what all of them hold; but experts are"
-        " different ones on the ranks of an expert-parallel group, and their part has to be summed over it.",
-        mean_of_expert_norms,
-        jobs.train_job(2, steps=3, **TINY, **CLIPPED_EXPERTS),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, CLIPPED_EXPERTS)),),
-        "https://github.com/deepspeedai/DeepSpeed/pull/5259",
-    ),
-    Exhibit(
-        "125",
-        "the learning rate is zero before the end",
-        "The schedule takes the step in which the decay ends, and subtracts the steps of the warm-up itself. It was"
-        " given the steps of the decay, from which they had been subtracted already. The cosine ended one warm-up too"
-        " early: a run of 220 steps with 22 of warm-up had a rate of 0 from step 198 on.",
-        warmup_subtracted_twice,
-        jobs.train_job(1, steps=10, warmup=2, decay="cosine", **TINY),
-        (Catch("tests/optim/test_schedule.py", "test_cosine_at_its_ends_and_in_the_middle"),),
-        "https://github.com/areal-project/AReaL/pull/1289",
-    ),
-    Exhibit(
-        "126",
-        "a checkpoint is loaded without the optimizer's moments",
-        "The template into which a checkpoint is loaded was made without telling that it is for loading, and the"
-        " optimizer's moments were dropped. No error was raised.",
-        moments_dropped,
-        resumed,
-        (
-            Catch(
-                "tests/checkpoint/test_resume.py", "test_the_next_steps_have_the_bits_of_the_uninterrupted_run", (0, 1)
-            ),
-        ),
-        "https://github.com/areal-project/AReaL/pull/1468",
-    ),
-    Exhibit(
-        "127",
-        "the outer step leads away from the average",
-        "In DiLoCo replicas train alone, and an outer optimizer steps the common weights by a pseudo-gradient: the"
-        " common weights less the average of the replicas. Its sign was mended in this pull request.",
-        opposite_sign,
-        jobs.train_job(2, steps=4, local_steps=2, outer_optimizer="nesterov", optimizer="sgd", **TINY),
-        (Catch("tests/techniques/test_local_steps.py", "test_two_rounds_of_the_paper_by_hand"),),
-        "https://github.com/meta-pytorch/torchft/pull/233",
-    ),
-    Exhibit(
-        "128",
-        "ZeRO 2 reduces the gradient of one of two uses",
-        "An encoder was applied twice in a step, in the main path and for an auxiliary loss. Its parameters received"
-        " gradients from two parts of the graph, and on several ranks the gradient that ZeRO 2 reduced lacked the"
-        " contribution of one of them. There was no error and no warning. Here it is the embedding, which the head"
-        " uses again.",
-        first_use_alone,
-        jobs.train_job(2, steps=3, zero=2, **TINY),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, {"zero": 2})),),
-        "https://github.com/deepspeedai/DeepSpeed/issues/8224",
-    ),
-    Exhibit(
-        "133",
-        "a group of one rank keeps the last micro-batch",
-        "A reduced gradient is copied into the shard for the first micro-batch, and added for the others. The branch"
-        " for one rank, where nothing is to be reduced, had the copy alone. Most parameters got about one of N parts of"
-        " their gradient; weights whose buffer was their own, such as the tied embedding, were right.",
-        overwritten_by_a_group_of_one,
-        jobs.train_job(2, steps=3, **TINY, **OWN_EXPERTS),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, OWN_EXPERTS)),),
-        "https://github.com/ServiceNow/Fast-LLM/issues/550",
-    ),
-    Exhibit(
-        "134",
-        "what is accumulated is divided, and the new gradient is not",
-        "A gradient had to be divided by the number of ranks before it was added to the shard. The division was of the"
-        " shard, which is another array than the gradient where gradients are sharded: earlier micro-batches were"
-        " divided with each later one, and the last one never.",
-        sum_divided_again,
-        jobs.train_job(2, steps=3, **TINY, **SHARDED),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, SHARDED)),),
-        "https://github.com/NVIDIA/Megatron-LM/pull/3023",
-    ),
-    Exhibit(
-        "135",
-        "gradients are divided by a scale that the loss never had",
-        "In bf16 without ZeRO the optimizer had a dynamic loss scale of 65,536. Backward did not multiply the loss by"
-        " it, and the step divided the gradients by it. Here the precision is fp16, where the loss needs the scale.",
-        loss_not_scaled,
-        jobs.train_job(2, steps=3, optimizer="sgd", **{**TINY, **SCALED}),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, SCALED)),),
-        "https://github.com/deepspeedai/DeepSpeed/pull/7839",
-    ),
-    Exhibit(
-        "139",
-        "Adam's first step is counted as its second",
-        "To have state into which a checkpoint can be loaded, the sharded optimizer made a step with gradients of zero"
-        " first. Adam counted it, so the first update of the training had the bias correction of step 2 and was about"
-        " 1.34 times too small.",
-        one_step_too_many,
-        jobs.train_job(2, steps=3, **TINY, **ADAM),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, ADAM)),),
-        "https://github.com/NVIDIA/Megatron-LM/issues/5974",
-    ),
-    Exhibit(
-        "140",
-        "the weights of forward are not those that the optimizer updates",
-        "The copy from the float32 weights to the 16-bit ones was moved from before the forward to after the step, and"
-        " one optimizer's hook for that did nothing. Its weights were updated, and forward kept the old ones. A test"
-        " compared losses of three steps with a tolerance of 1 %, and passed.",
-        masters_alone,
-        jobs.train_job(2, steps=3, **{**TINY, **STALE}),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, STALE)),),
-        "https://github.com/NVIDIA/Megatron-LM/pull/6336",
-    ),
-]

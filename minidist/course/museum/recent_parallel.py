@@ -18,8 +18,8 @@ from minidist.core.parallel.expert.dispatch import ExpertParallel
 from minidist.core.parallel.tensor import vocabulary
 from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.core.parallel.tensor.regions import own_part
-from minidist.course.museum import jobs, split_jobs
-from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
+from minidist.course.museum import jobs
+from minidist.course.museum.exhibit import Patch, Recording
 from minidist.job.train import recipe, run
 from minidist.job.train.job import build
 from minidist.job.train.strategies.data_axis import DataAxis
@@ -27,11 +27,6 @@ from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.parallel.expert import ExpertDataParallel
 from minidist.parallel.expert import tensor_parallel as expert_tensor_parallel
 from minidist.parallel.tensor import full_tensor
-
-CHECKS, CONTEXT = "tests/museum/test_recent.py", "tests/parallel/test_context.py"
-EXPERTS: dict[str, Any] = {"experts": 2, "tp": 2}
-OWN_EXPERTS: dict[str, Any] = {"experts": 2, "dp": 2, "ep": 2}
-IDLE_EXPERTS: dict[str, Any] = {"experts": 8, "dp": 2, "ep": 2, "micro_batch": 1, "weight_decay": 0.1}
 
 
 def summands(group: Comm, all_ranks: Comm) -> int:
@@ -223,152 +218,3 @@ def first_keys_in_backward(patch: Patch) -> None:
             yield owner, block if why == "tensor_backward" else here
 
     patch.setattr(RingAttention, "_round", keep_first)
-
-
-EXHIBITS = [
-    Exhibit(
-        "116",
-        "a summand of a gradient is labelled as the sum",
-        "The loss was computed in chunks, from a head that is split over tensor-parallel ranks, and the gradients of"
-        " the chunks were collected in a buffer. On each rank they are summands, and the buffer had the label of the"
-        " activation, which is the same on every rank. No sum followed, and the loss stayed well above that of one"
-        " device. It was found by comparing context with tensor parallelism, and then both with one device.",
-        partial_after_the_head,
-        jobs.train_job(2, steps=3, tp=2, precision="fp64"),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, {"tp": 2})),),
-        "https://github.com/pytorch/torchtitan/pull/3412",
-    ),
-    Exhibit(
-        "117a",
-        "a gradient before split experts is not summed",
-        "Inside the mixture of experts the local part of a distributed tensor was used, and nothing told the tape how"
-        " the gradient of that part becomes one of the whole. A reduction in backward was missing (mended by #1878).",
-        partial_before_experts,
-        jobs.train_job(2, steps=3, precision="fp64", **EXPERTS),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, EXPERTS)),),
-        "https://github.com/pytorch/torchtitan/issues/1805",
-    ),
-    Exhibit(
-        "117b",
-        "the router's weights differ from rank to rank",
-        "The router is on every rank, and the scores of the tokens were split over the tensor-parallel ranks. Each rank"
-        " had the gradient of its slice of the tokens, and under some settings no all-reduce followed. A user had"
-        " reported that the routers' weights differed (#2387).",
-        router_of_own_tokens,
-        jobs.train_job(2, steps=3, precision="fp64", sequence_parallel=True, **EXPERTS),
-        (
-            Catch(CHECKS, "test_a_job_equals_one_device", (2, {**EXPERTS, "sequence_parallel": True})),
-            Catch(
-                CHECKS, "test_replicas_stay_equal", (2, {**EXPERTS, "sequence_parallel": True}), error="MismatchError"
-            ),
-        ),
-        "https://github.com/pytorch/torchtitan/pull/2416",
-    ),
-    Exhibit(
-        "118",
-        "experts' gradients are as many times too large as ranks share them out",
-        "With two expert-parallel ranks each gradient of an expert was exactly twice that of one rank, and the"
-        " reporter's loss curves were equal all the same. How that comes about is written where another library had it"
-        " (NVIDIA/Megatron-LM#5956): an expert has seen the tokens of all ranks, so its gradient is a sum over them"
-        " already, and the mean divided by the number of ranks that hold the expert.",
-        divided_by_the_group,
-        means_of_experts,
-        (Catch(CHECKS, "test_means_of_experts_are_the_mean_over_all_rows"),),
-        "https://github.com/pytorch/pytorch/issues/160285",
-    ),
-    Exhibit(
-        "119",
-        "every group of experts clips by its norm alone",
-        "The squares of the experts' gradients were not summed over the expert-parallel ranks. Each rank had another"
-        " norm, printed it, and scaled the parameters that all share by another factor, in the report by factors that"
-        " are ten times apart. Clipping is on by default, and nothing in the logs shows it.",
-        norm_without_other_experts,
-        jobs.train_job(2, steps=3, dp=2, ep=2, experts=2, clip=0.05, precision="fp64"),
-        (
-            Catch(
-                CHECKS,
-                "test_a_job_equals_one_device",
-                (2, {"dp": 2, "ep": 2, "experts": 2, "clip": 0.05}),
-                error="MismatchError",
-            ),
-        ),
-        "https://github.com/NVIDIA-NeMo/Automodel/issues/3816",
-    ),
-    Exhibit(
-        "120",
-        "the ring's backward has the keys of its first step",
-        "Keys and values went round the ring in local variables. The backward of one step took them from what was saved"
-        " for backward, and that was saved in the first step of the forward: this rank's own. Every step computed"
-        " gradients against the same keys. The forward was right, there was no error and no NaN.",
-        first_keys_in_backward,
-        split_jobs.long_context(),
-        (Catch(CONTEXT, "test_packed_attention_forward_and_backward", (2, "ring", 16)),),
-        "https://github.com/huggingface/diffusers/issues/14265",
-    ),
-    Exhibit(
-        "141",
-        "a layer that every tensor-parallel rank holds begins with other values on each",
-        "Layers of the user's own are not split, so every rank has a whole one. Each rank drew its initial values from"
-        " a generator in another state, and nothing made them equal. The first loss was 11.75 on one rank, 5.83 on two"
-        " and 1.45 on eight.",
-        own_initial_values,
-        jobs.train_job(2, steps=3, tp=2, precision="fp64"),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, {"tp": 2}), error="MismatchError"),),
-        "https://github.com/NVIDIA-NeMo/Automodel/issues/1291",
-    ),
-    Exhibit(
-        "142",
-        "tensor-parallel ranks draw different noise for the same sample",
-        "Noise that is added to the samples came from a generator that was seeded with the rank. Ranks that split a"
-        " layer changed the same batch in different ways, and gradients were of no network. The noise of a sample also"
-        " depended on the number of ranks, so runs on one and on four nodes differed from the first step.",
-        noise_by_rank,
-        jobs.train_job(2, steps=3, tp=2, precision="fp64", dropout=0.2),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, {"tp": 2, "dropout": 0.2})),),
-        "https://github.com/NVIDIA-NeMo/Automodel/issues/3149",
-    ),
-    Exhibit(
-        "143",
-        "the router does not learn from the loss",
-        "The routing probabilities were gathered from all ranks with a collective that the tape does not know. The"
-        " router was cut off from the loss, and learned from the auxiliary losses alone.",
-        router_detached,
-        jobs.train_job(2, steps=3, precision="fp64", **OWN_EXPERTS),
-        (Catch("tests/parallel/test_expert.py", "test_without_drops_it_is_the_dense_computation", (1,)),),
-        "https://github.com/NVIDIA-NeMo/Automodel/pull/2995",
-    ),
-    Exhibit(
-        "144",
-        "experts without tokens are left out of the update",
-        "When no token is sent to the experts of a rank, a computation in their place makes gradients, and it used one"
-        " expert's weight. The others had no gradient: their momentum did not decay, their weights did not, and the"
-        " optimizer made no step. Their state became another one than on ranks that had sent tokens.",
-        idle_experts_left_out,
-        jobs.train_job(2, steps=4, precision="fp64", **IDLE_EXPERTS),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, IDLE_EXPERTS)),),
-        "https://github.com/NVIDIA-NeMo/Automodel/pull/2995",
-    ),
-    Exhibit(
-        "145",
-        "the router's gradient is that of one rank's experts",
-        "Under expert parallelism the scores of experts on other ranks were zeroed on each rank, so the gradient of the"
-        " scores covered a rank's own experts, and these parts were never summed. Everything before the experts lost"
-        " gradient.",
-        scores_of_own_experts,
-        jobs.train_job(2, steps=3, precision="fp64", **OWN_EXPERTS),
-        (Catch(CHECKS, "test_a_job_equals_one_device", (2, OWN_EXPERTS)),),
-        "https://github.com/huggingface/transformers/pull/48205",
-    ),
-    Exhibit(
-        "146",
-        "the router gets a gradient from what its experts never did",
-        "A slot that no expert of the rank serves had an output that was not zero, and a routing weight of zero. The"
-        " product is right in forward. In backward the weight's gradient is that output, so the router collected"
-        " gradient for tokens that the rank never routed. The loss was right and only the gradient was not: nothing in"
-        " a training run looks off.",
-        gradient_of_unserved_slots,
-        jobs.train_job(1, steps=3, precision="fp64", experts=2, capacity_factor=0.5),
-        (Catch(CHECKS, "test_dropped_tokens_give_the_router_no_gradient"),),
-        "https://github.com/huggingface/transformers/issues/48687",
-    ),
-]

@@ -7,7 +7,6 @@ axis_state.py         what techniques keep of a data axis
 buffers.py            running statistics
 resume.py             a training job in a checkpoint and back
 saved_model.py        the model of a checkpoint
-initial_weights.py    the weights of a checkpoint, or of Hugging Face, in a new job
 huggingface.py        folders of Hugging Face
 storage.py            the file operations of a save
 dry_storage.py        the files of a dry run, which are counted

@@ -508,10 +508,12 @@ def _short(value: object) -> str:
 
 def check_saving(config: TrainConfig) -> None:
     """Make the directory of --save; UsageError when nothing can be written there, or an earlier run would be hidden."""
+    if config.save is None:
+        return
     step = history(config).from_step
-    if config.save is not None and step is not None:
+    if step is not None:
         name_of_step(config.save, step)
-    if config.save is None or config.resume:
+    if config.resume:
         return
     # A new run would let `latest` name its own checkpoints, and a later --resume would continue the wrong run.
     there = complete_checkpoints(config.save)

@@ -48,8 +48,10 @@ class ResolvedJob:
     def replicas(self) -> str | None:
         """The ranks of each stage of a pipeline, also where the file of --partition has them."""
         given: str | None = self.config.replicas
-        found = None if given is not None else replicas_of(self.config)
-        return given if found is None else ",".join(map(str, found))
+        if given is not None or self.config.partition == "uniform":
+            return given
+        found = replicas_of(self.config)
+        return None if found is None else ",".join(map(str, found))
 
     @property
     def data_ranks(self) -> int:

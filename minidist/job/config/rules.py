@@ -19,7 +19,7 @@ from minidist.job.config.pipeline_plan import check_stages
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.optim.named import takes
-from minidist.techniques import installed, of_job, of_users
+from minidist.techniques import installed, of_job, of_users, touched
 from minidist.techniques.rule import Rule, Value, multiples, setting
 
 
@@ -65,12 +65,7 @@ def both(condition: str, name: str, unless: object = None) -> Value:
 
 def ineffective(name: str, effective: Callable[[ResolvedJob], bool]) -> Value:
     """Return whether a setting differs from its default where it has no effect."""
-    return lambda job: changed(job, name) and not effective(job)
-
-
-def changed(job: ResolvedJob, name: str) -> bool:
-    """Return whether a setting differs from its default."""
-    return job.is_changed(name)
+    return lambda job: job.is_changed(name) and not effective(job)
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
@@ -516,8 +511,8 @@ def _unshared(job: ResolvedJob) -> list[str]:
     if job.data_ranks > 1:
         return []
     # A technique may give one of them an effect that needs no other rank; all but the weights a server refuses.
-    kept = [name for kind in installed() for name, matters in kind.matters_alone if matters(job)]
-    names = [name for name, effective in ONE_RANK if changed(job, name) and not effective(job)]
+    kept = [name for kind in touched(job.config) for name, matters in kind.matters_alone if matters(job)]
+    names = [name for name, effective in ONE_RANK if job.is_changed(name) and not effective(job)]
     return [name for name in names if name not in kept and (name == "weights" or not job.server)]
 
 
@@ -527,13 +522,14 @@ def _flag_and_value(job: ResolvedJob, name: str) -> str:
     return flag(name) if value is True else f"{flag(name)} {value}"
 
 
-OF_TECHNIQUES = [rule for kind in installed() if not kind.rules_first for rule in kind.rules]
+FIRST = tuple(rule for kind in installed() if kind.rules_first for rule in kind.rules)
+LATER = tuple(rule for kind in installed() if not kind.rules_first for rule in kind.rules)
 # The order in which rules are checked, and the headings of docs/rules.md.
 SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Model and data": MODEL_AND_DATA,
     "Checkpoints": CHECKPOINTS,
     "Reductions of gradients": REDUCTIONS,
-    "Training without common steps": tuple(rule for kind in installed() if kind.rules_first for rule in kind.rules),
+    "Training without common steps": FIRST,
     "Uneven rows": UNEVEN_ROWS,
     "Models": ARCHITECTURE,
     "Tensor parallelism": TENSOR_PARALLEL,
@@ -541,19 +537,19 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Experts": EXPERTS,
     "Memory": MEMORY,
     "Pipelines": PIPELINE,
-    "Techniques": tuple(rule for rule in OF_TECHNIQUES if not rule.name.endswith("-without-effect")),
-    "Settings without effect": (
-        *WITHOUT_EFFECT,
-        *(rule for rule in OF_TECHNIQUES if rule.name.endswith("-without-effect")),
-    ),
+    "Techniques": tuple(rule for rule in LATER if not rule.name.endswith("-without-effect")),
+    "Settings without effect": (*WITHOUT_EFFECT, *(rule for rule in LATER if rule.name.endswith("-without-effect"))),
 }
 RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
 
 
 def _absent(config: TrainConfig) -> set[str]:
     """Return the rules of techniques that the job neither uses nor has a flag of, by name: it breaks none of them."""
-    absent = [kind for kind in installed() if not (kind.given(config) or kind.used_by(config))]
-    return {rule.name for kind in absent for rule in kind.rules}
+    absent = {rule.name for rule in (*FIRST, *LATER)}
+    for kind in touched(config):
+        if kind.given(config) or kind.used_by(config):
+            absent.difference_update(rule.name for rule in kind.rules)
+    return absent
 
 
 def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, rules: Sequence[Rule] = RULES) -> None:
@@ -562,7 +558,8 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
     processes_here: ranks that share this process's memory; 0 in a dry run, whose arrays have none.
     """
     job, absent = ResolvedJob(config, batches, processes_here), _absent(config)
-    for rule in (*rules, *(rule for extension in of_users(config) for rule in extension.rules)):
+    of_extensions = [rule for extension in of_users(config) for rule in extension.rules] if config.extension else []
+    for rule in (*rules, *of_extensions):
         if rule.name not in absent and rule.broken(job):
             raise UsageError(rule.sentence(job))
 

@@ -27,7 +27,6 @@ from minidist.core.train.task import Task
 from minidist.data import Dataset, GlobalBatchSampler, data_digest, hold_out, load_dataset
 from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.data.sampler import SIDES
-from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.models import activation_shape, make_model
 from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
@@ -207,7 +206,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     held_out = None if rest is None else GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
-    load_initial_weights(config, model)
     job = Job(
         config=config,
         batches=batches,

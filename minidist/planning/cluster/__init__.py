@@ -10,6 +10,5 @@ host.py           what waits in host memory, and for how long GPUs wait for it
 search.py         every layout, ranked
 decision.py       several numbers of GPUs: days, GPU hours, costs, and one sentence
 ready_commands.py the commands that try a layout with minidist itself
-published.py      the predictions next to what papers measured
-measured.py       the predictions next to runs that a user has measured
+measured.py       the predictions next to runs that a user has measured; docs/planner_tables.py has those of papers
 """

@@ -25,6 +25,7 @@ class AdaptiveBatches(Extension):
     """Measures the noise of the gradient and the speeds of the ranks, and chooses the next batch."""
 
     Settings = AdaptiveBatchSettings
+    switches = (("weights", None),)
     panel = "Batch"
     rules = RULES
     observes = True  # the reference on one device is told the batches

@@ -36,6 +36,7 @@ class BatchNorms(Extension):
     """Leaves the batch norms of a CNN out, or lets them normalise over the ranks."""
 
     Settings = BatchNormSettings
+    switches = (("model", "gpt"),)
     panel = "Model and data"
     rules = (
         Rule(

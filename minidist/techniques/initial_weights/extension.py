@@ -5,15 +5,17 @@
                 gpt2                       a folder with config.json and *.safetensors
 
 Only the weights count: optimizer state, step count, losses, seed and data are those of a new job. Every rank puts them
-into the whole model before any axis cuts it (`job/checkpoint/initial_weights.py`), so layouts do not matter.
+into the whole model before any axis cuts it (`weights.py`), so layouts do not matter.
 
 Proved by: tests/checkpoint/test_initial_weights.py
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import Field
 
+from minidist.core.comm import Comm
 from minidist.techniques.extension import Extension, Settings
 from minidist.techniques.rule import Rule
 
@@ -29,7 +31,7 @@ class InitialWeightsSettings(Settings):
 
 
 class InitialWeights(Extension):
-    """Says where the weights of a new job are."""
+    """Gives the whole model of a new job its weights."""
 
     Settings = InitialWeightsSettings
     rules = (
@@ -45,6 +47,13 @@ class InitialWeights(Extension):
     def needs_values(cls, config: Any) -> dict[str, Any]:
         return {"--init-from": config.init_from}
 
-    def begins_with(self) -> str | None:
-        found: str | None = self.settings.init_from
-        return found
+    def check_models(self, config: Any, saved_model: Callable[[str, str], Any]) -> None:
+        from minidist.techniques.initial_weights.weights import initial_checkpoint
+
+        initial_checkpoint(self.settings.init_from, config)
+
+    def build(self, job: Any, comm: Comm | None) -> None:
+        # Imported when a job needs it: it reads checkpoints.
+        from minidist.techniques.initial_weights.weights import load_initial_weights
+
+        load_initial_weights(self.settings.init_from, job.config, job.model)

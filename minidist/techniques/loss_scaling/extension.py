@@ -30,6 +30,7 @@ class LossScaling(Extension):
     """Scales the loss of a job in float16; see `DynamicLossScaler`."""
 
     Settings = LossScalingSettings
+    switches = (("precision", "fp32"),)
     panel = "Precision and memory"
     rules = RULES
     unplanned = tuple(LossScalingSettings.model_fields)

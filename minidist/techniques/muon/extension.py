@@ -32,6 +32,7 @@ class WholeMatricesOfMuon(Extension):
     """Gives the optimizer whole matrices, which the ranks join."""
 
     Settings = MuonSettings
+    switches = (("optimizer", "adamw"),)
     panel = "Optimization"
     rules = (
         Rule(

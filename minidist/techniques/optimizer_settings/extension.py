@@ -85,6 +85,7 @@ class OptimizerSettings(Extension):
     """Gives the optimizer the values of the flags."""
 
     Settings = OptimizerArguments
+    switches = (("optimizer", "adamw"),)
     panel = "Optimization"
     rules = RULES
     fixed = tuple(OptimizerArguments.model_fields)

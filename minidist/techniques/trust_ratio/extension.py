@@ -36,6 +36,7 @@ class TrustRatio(Extension):
     """Gives the optimizer the norms of whole layers."""
 
     Settings = TrustRatioSettings
+    switches = (("optimizer", "adamw"),)
     panel = "Optimization"
     rules = (
         Rule(

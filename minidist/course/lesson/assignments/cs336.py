@@ -21,7 +21,8 @@ from minidist.core.autograd import Parameter
 from minidist.core.comm import Comm
 from minidist.core.nn import MLP, Linear, Module
 from minidist.core.optim import SGD, AdamW
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, difference, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, difference, drawing
+from minidist.course.lesson.hint_file import hints_of
 from minidist.nn import mse_loss
 
 STEPS, RATE = 3, 0.1
@@ -187,7 +188,7 @@ def _cases() -> list[Case]:
     return [Case(ranks, size) for ranks in (1, 2, 3, 4) for size in (0, 1, 3)]
 
 
-def ddp(name: str, make: Any, *hints: Hint) -> Exercise:
+def ddp(name: str, make: Any) -> Exercise:
     return Exercise(
         name=name,
         arguments=lambda case, rank: (make(case, rank), rows_of(case, rank)),
@@ -197,17 +198,7 @@ def ddp(name: str, make: Any, *hints: Hint) -> Exercise:
         least=lambda case: least(case, numbers(case, make) + 2 * STEPS * summands(case, make)),
         par=Case(4, 3),
         unit="hidden feature",
-        hints=(
-            *hints,
-            Hint(
-                apart,
-                "the ranks' weights differ: replicas start as rank 0's, and every gradient is averaged over the ranks",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and f.case.ranks > 1,
-                "the ranks agree, on other weights than one device has: the mean of the ranks' gradients, once each",
-            ),
-        ),
+        hints=hints_of(globals(), name, "cs336.weights"),
         written_by_hand=("minidist.core.parallel", "minidist.parallel"),
         functions=("get_ddp", "ddp_on_after_backward"),
         adapter=use_ddp,
@@ -216,11 +207,7 @@ def ddp(name: str, make: Any, *hints: Hint) -> Exercise:
 
 EXERCISES = [
     ddp("cs336.ddp", model_of),
-    ddp(
-        "cs336.ddp_tied",
-        tied_model_of,
-        Hint(lambda f: f.kind == "raised", "a parameter with requires_grad=False has no gradient: grad is None"),
-    ),
+    ddp("cs336.ddp_tied", tied_model_of),
     Exercise(
         name="cs336.sharded_optimizer",
         arguments=lambda case, rank: (model_of(case, 0), batches(case)),
@@ -231,16 +218,7 @@ EXERCISES = [
         least=lambda case: least(case, STEPS * numbers(case)),
         par=Case(4, 3),
         unit="hidden feature",
-        hints=(
-            Hint(
-                lambda f: "are its share" in f.message,
-                "each rank has an optimizer for its own parameters only; that is what saves the memory of its state",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and f.case.ranks > 1,
-                "after the step every rank needs the new values of all parameters: broadcast each from its owner",
-            ),
-        ),
+        hints=hints_of(globals(), "cs336.sharded_optimizer"),
         written_by_hand=("minidist.core.parallel", "minidist.parallel"),
         functions=("get_sharded_optimizer",),
         adapter=use_sharded_optimizer,
@@ -255,16 +233,7 @@ EXERCISES = [
         least=lambda case: least(case, STEPS * (numbers(case) + summands(case))),
         par=Case(4, 3),
         unit="hidden feature",
-        hints=(
-            Hint(
-                lambda f: "are its share" in f.message,
-                "parameters() returns this rank's shards only; whole parameters exist from a forward to its backward",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and f.case.ranks > 1,
-                "shards start as rank 0's parameters, and the gradient of a shard is the mean over the ranks",
-            ),
-        ),
+        hints=hints_of(globals(), "cs336.fsdp"),
         written_by_hand=("minidist.core.parallel", "minidist.parallel"),
         functions=("get_fsdp", "fsdp_on_after_backward", "fsdp_gather_full_params"),
         adapter=use_fsdp,

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, drawing, reduced_to_all
+from minidist.course.lesson.exercise import Case, Exercise, Least, drawing, reduced_to_all
+from minidist.course.lesson.hint_file import hints_of
 
 FOLD: dict[str, Callable[..., np.ndarray]] = {"sum": np.sum, "min": np.min, "max": np.max}
 LAYERS = ("fc_q", "fc_k", "fc_v", "fc_o")
@@ -118,14 +119,6 @@ def _cases() -> list[Case]:
     return [Case(ranks, size) for ranks in (1, 2, 3, 4, 8) for size in (1, 3, 4, 8)]
 
 
-HINTS = (
-    Hint(
-        lambda f: "got shape" in f.message,
-        "features are the last dimension: what ranks hold goes beside each other on axis -1",
-    ),
-)
-
-
 def parts_travel(case: Case) -> Least:
     return Least(2 * (case.ranks - 1), 8 * (case.ranks - 1) * whole(case).size)
 
@@ -140,7 +133,7 @@ def _tensor_parallel(name: str, use: Any, arguments: Any, expected: Any, least: 
         draw=drawing((1, 8), (0, 8)),
         par=Case(4, 3),
         unit="feature",
-        hints=HINTS,
+        hints=hints_of(globals(), "cse234"),
         functions=(name,),
         adapter=use,
     )
@@ -155,7 +148,7 @@ EXERCISES = [
         ),
         least=reduced_to_all(lambda case: case.size),
         par=Case(4, 16),
-        hints=(),
+        hints=hints_of(globals(), "cse234.myAllreduce"),
         written_by_hand=("minidist.core.collectives", "minidist.collectives"),
         functions=("myAllreduce",),
         adapter=use_all_reduce,
@@ -169,7 +162,7 @@ EXERCISES = [
         least=lambda case: Least(2 * (case.ranks - 1) * (case.size > 0), 8 * case.ranks * (case.ranks - 1) * case.size),
         par=Case(4, 4),
         unit="element per pair",
-        hints=(),
+        hints=hints_of(globals(), "cse234.myAlltoall"),
         written_by_hand=("minidist.core.collectives", "minidist.collectives"),
         functions=("myAlltoall",),
         adapter=use_all_to_all,
@@ -182,7 +175,7 @@ EXERCISES = [
         draw=drawing((1, 12), (0, 9)),
         par=Case(8, 1),
         label=lambda case: "mp {}, dp {}, {}, {} to {} features".format(*shape(case)),
-        hints=(),
+        hints=hints_of(globals(), "cse234.get_info"),
         functions=("get_info",),
         adapter=use_get_info,
     ),

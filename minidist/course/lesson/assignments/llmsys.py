@@ -15,7 +15,8 @@ import numpy as np
 
 from minidist.core.comm import Comm
 from minidist.core.nn import MLP
-from minidist.course.lesson.exercise import Case, Exercise, Hint, difference, drawing, reduced_to_all
+from minidist.course.lesson.exercise import Case, Exercise, difference, drawing, reduced_to_all
+from minidist.course.lesson.hint_file import hints_of
 from minidist.nn import mse_loss
 
 
@@ -104,10 +105,7 @@ EXERCISES = [
         draw=drawing((1, 9), (9, 60)),
         label=lambda case: f"{case.size} samples for {case.ranks} ranks",
         communicates=False,
-        hints=(
-            Hint(lambda f: "each once" in f.message, "every sample belongs to one rank, those of the remainder, too"),
-            Hint(lambda f: "differ by one" in f.message, "give the remainder to several ranks, one sample each"),
-        ),
+        hints=hints_of(globals(), "llmsys.partition_dataset"),
         generator=True,
         functions=("partition_dataset",),
         adapter=use_partition,
@@ -122,15 +120,11 @@ EXERCISES = [
         least=reduced_to_all(lambda case: sum(array.size for array in gradients(model_of(*data(case, 0))))),
         par=Case(4, 3),
         unit="hidden feature",
-        hints=(
-            Hint(
-                lambda f: not difference(f.answers[0], tuple(f.case.ranks * g for g in f.expected[0]), 1e-9),
-                "this is the sum over the ranks: divide by their number",
-            ),
-            Hint(
-                lambda f: not difference(f.answers[0], gradients(model_of(*data(f.case, 0))), 1e-9),
-                "the gradients are as they were: set parameter.grad to the mean",
-            ),
+        hints=hints_of(
+            globals(),
+            "llmsys.average_gradients",
+            summed=lambda f: not difference(f.answers[0], tuple(f.case.ranks * g for g in f.expected[0]), 1e-09),
+            own_gradient=lambda f: not difference(f.answers[0], gradients(model_of(*data(f.case, 0))), 1e-09),
         ),
         functions=("average_gradients",),
         adapter=use_average,
@@ -145,10 +139,7 @@ EXERCISES = [
         par=Case(1, 4, 3),
         label=lambda case: f"{case.size} micro-batches, {case.seed} partitions",
         communicates=False,
-        hints=(
-            Hint(lambda f: "take" in f.message, "the last micro-batch enters at clock m - 1 and leaves p - 1 later"),
-            Hint(lambda f: "runs" in f.message, "at clock k partition j works on micro-batch k - j, if there is one"),
-        ),
+        hints=hints_of(globals(), "llmsys.clock_cycles"),
         generator=True,
         functions=("_clock_cycles",),
         adapter=use_clock_cycles,

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidist.comm import SimWorld
-from minidist.core.base.errors import DeadlockError, UnmatchedMessageError, UsageError
+from minidist.core.base.errors import DeadlockError, UnmatchedMessageError
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 SPEAKING = 1e-3  # seconds that a sentence takes; without it a rank that passes the token too early would not be noticed
 
@@ -88,32 +89,6 @@ EXERCISES = [
         par=Case(4, 1),
         unit="sentence",
         limits=("messages",),
-        hints=(
-            Hint(
-                no_rank_waited, "no rank waits: before it speaks, a rank must receive something from the rank before it"
-            ),
-            Hint(reversed_order, "the ranks speak in the reverse order: rank 0 begins, and each passes on to rank + 1"),
-            Hint(
-                told_by_one_rank,
-                "one rank lets all others speak at once: the token comes from the rank that speaks just before",
-            ),
-            Hint(overlapped, "the token leaves too early: speak first, then send it on"),
-            Hint(no_rank_begins, "every rank waits for a token and none has one: rank 0 speaks without waiting"),
-            Hint(
-                lambda f: f.raised(UsageError) and "names rank" in f.message,
-                "the first rank receives from no one and the last one sends to no one: their neighbour does not exist",
-            ),
-            Hint(lambda f: "spoke 2 times" in f.message, "say(...) is called once per rank, with all of its text"),
-            Hint(
-                lost_token,
-                "a token is sent that no rank receives, or awaited that no rank sends: rank r receives from r - 1 and"
-                " sends to r + 1, the first one receives none and the last one sends none",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "a barrier per turn makes every rank send every time; one message from each rank to the next is enough",
-            ),
-            Hint(lambda f: "spoke 0 times" in f.message, "every rank calls say(...) exactly once"),
-        ),
+        hints=hints_of(globals(), "00.in_rank_order"),
     )
 ]

@@ -6,7 +6,8 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.core.autograd import Tensor, cross_entropy
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, is_wrong, returns
+from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 Shape = tuple[int, ...]
 SHAPES: list[tuple[Shape, Shape]] = [
@@ -84,35 +85,11 @@ EXERCISES = [
         par=Case(1, 0),
         label=lambda case: "a of shape {}, b of shape {}".format(*SHAPES[case.size]),
         communicates=False,
-        hints=(
-            Hint(
-                lambda f: f.raised(ValueError),
-                "reshape and broadcast_to add nothing up: sum over every axis along which a value was repeated",
-            ),
-            Hint(
-                lambda f: "expected 2 arrays" in f.message,
-                "return two gradients as a tuple: that of a, of the shape of a, and that of b",
-            ),
-            Hint(
-                lambda f: f.answers_are([f.expected[0][::-1]]), "the two gradients are exchanged: that of a comes first"
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and f.case.size == 0,
-                "without broadcasting nothing is repeated: both gradients are that of the sum",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and "got shape" in f.message and f.case.size in (1, 2),
-                "a gradient has the shape of its tensor: where an axis was added in front, sum over it",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and "got shape" in f.message,
-                "an axis of length 1 was stretched: sum over it too, and keep it (keepdims=True)",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and "got [" in f.message,
-                "the shape is right and the values are not: a repeated value gets the sum of its gradients, not their"
-                " mean and not the first of them",
-            ),
+        hints=hints_of(
+            globals(),
+            "00b.add_backward",
+            exchanged=lambda f: f.answers_are([f.expected[0][::-1]]),
+            an_axis_was_added=lambda f: f.case.size in (1, 2),
         ),
     ),
     Exercise(
@@ -124,43 +101,11 @@ EXERCISES = [
         par=Case(1, 4),
         unit="row",
         communicates=False,
-        hints=(
-            Hint(
-                lambda f: "got shape" in f.message,
-                "return the gradient of the loss, one number for each logit, not the loss itself",
-            ),
-            Hint(times_rows, "the loss is a mean over rows: its gradient is divided by their number"),
-            Hint(without_target, "these are the probabilities; the gradient is probability minus 1 at the target"),
-            Hint(
-                lambda f: f.kind == "wrong" and bool(np.isnan(np.asarray(f.answers[0], float)).any()),
-                "exp overflows: subtract each row's maximum first, the softmax does not change",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and "got [" in f.message and f.answers_are([-f.expected[0]]),
-                "the sign is reversed: the loss is minus the logarithm",
-            ),
-            returns(
-                lambda case: subtracted(case, "plus"),
-                "1 is added at the target; the gradient is the probability minus 1 there",
-            ),
-            returns(
-                lambda case: subtracted(case, "whole"),
-                "the 1 at the target is divided by the number of rows too: subtract it before the division",
-            ),
-            returns(
-                lambda case: subtracted(case, "columns"),
-                "1 is subtracted from whole columns: each row subtracts at its own target,"
-                " [np.arange(len(targets)), targets]",
-            ),
-            Hint(
-                not_a_softmax_of_rows,
-                "the probabilities of a row do not add up to 1: the softmax runs over the classes, axis=1",
-            ),
-            Hint(
-                lambda f: is_wrong(f) and f.case.size >= 4,
-                "right for small logits, wrong for those in the thousands: to clip them changes the softmax, to"
-                " subtract each row's maximum does not",
-            ),
+        hints=hints_of(
+            globals(),
+            "00b.cross_entropy_backward",
+            not_a_number=lambda f: bool(np.isnan(np.asarray(f.answers[0], float)).any()),
+            sign_is_reversed=lambda f: f.answers_are([-f.expected[0]]),
         ),
     ),
 ]

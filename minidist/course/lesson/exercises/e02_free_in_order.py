@@ -11,7 +11,8 @@ import numpy as np
 
 from minidist.base.memory import MemoryAccount
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 # rows, widths: sometimes the activations are the larger part, sometimes the weights
 SHAPES = [
@@ -157,39 +158,12 @@ EXERCISES = [
         label=lambda case: "{} rows, widths {}".format(*SHAPES[case.size]),
         limits=("memory",),
         communicates=False,
-        hints=(
-            Hint(untouched, "the weights are as they were: call layer.update(...) for each layer"),
-            Hint(
-                some_untouched,
-                "a layer's weight is as it was: every layer gets an update, from the last one to the first",
-            ),
-            Hint(changed(2), "each layer makes its step twice: call update once for each"),
-            Hint(changed(-1), "each step goes the wrong way: update subtracts what it is given"),
-            Hint(
-                updated_too_early,
-                "the input gradient of a layer needs the weight that forward used: make it before the update",
-            ),
-            Hint(
-                keeps_gradients,
-                "two weight gradients are alive at once: update each layer as soon as you can, and then `del` the name"
-                " that holds its gradient",
-            ),
-            Hint(
-                keeps_activations,
-                "activations are alive after their last use: a layer's input is needed for its weight gradient and"
-                " never again, the last output for loss_gradient; a list, a loop variable or a name may still hold"
-                " them",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "correct, and the order could be better: while the input gradient is made, the layer's input need not"
-                " be alive any more",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" or f.raised(ValueError),
-                "a layer's weight gradient is made of its own input and the gradient of its own output: does the list"
-                " of inputs run beside the layers?",
-            ),
+        hints=hints_of(
+            globals(),
+            "02.free_in_order",
+            two_more=changed(2),
+            one_fewer=changed(-1),
+            wrong_or_raised=lambda f: f.kind == "wrong" or f.raised(ValueError),
         ),
     )
 ]

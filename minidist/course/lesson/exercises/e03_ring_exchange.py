@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import BufferReuseError, DeadlockError, UnwaitedRequestError, UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
+from minidist.core.base.errors import DeadlockError
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
+from minidist.course.lesson.hint_file import hints_of
 
 
 def data(case: Case, rank: int) -> np.ndarray:
@@ -21,63 +22,13 @@ def from_distance(case: Case, distance: int) -> list[np.ndarray]:
     return [data(case, (rank + distance) % case.ranks) for rank in range(case.ranks)]
 
 
-def all_wait_in(what: str) -> Any:
-    """Return a predicate: does every waiting rank wait in a send (receive)?"""
-
-    def holds(failure: Failure) -> bool:
-        waiting: Sequence[Any] = getattr(failure.error, "waiting", ())
-        return failure.raised(DeadlockError) and all(item.what.startswith(what) for item in waiting)
-
-    return holds
+def all_wait_in(failure: Failure, what: str) -> bool:
+    """Return whether every waiting rank waits in a send, or in a receive."""
+    waiting: Sequence[Any] = getattr(failure.error, "waiting", ())
+    return failure.raised(DeadlockError) and all(item.what.startswith(what) for item in waiting)
 
 
-HINTS = (
-    Hint(
-        lambda f: f.raised(DeadlockError) and f.case.ranks == 1,
-        "with one rank the right neighbour is the rank itself, and it can neither send nor receive while it waits in"
-        " the other",
-    ),
-    Hint(
-        all_wait_in("send"),
-        "every rank waits in its send: a send may block until its receive has started; let some receive first",
-    ),
-    Hint(all_wait_in("receive"), "every rank waits in its receive, and no rank has sent: this hangs on every machine"),
-    Hint(
-        lambda f: f.case.ranks > 2 and f.answers_are(from_distance(f.case, 1)),
-        "the numbers come from the right neighbour; the left one is (rank - 1) % size",
-    ),
-    Hint(lambda f: f.answers_are(from_distance(f.case, 0)), "the numbers are the rank's own: return what was received"),
-    Hint(
-        lambda f: f.raised(UnwaitedRequestError),
-        "isend and irecv only start: wait for both requests, or the buffer may be read while it is being written",
-    ),
-    Hint(
-        lambda f: f.raised(BufferReuseError),
-        "what comes in needs an array of its own, np.empty_like(outgoing); outgoing may still be on its way",
-    ),
-    Hint(
-        lambda f: f.raised(UsageError) and "names rank" in f.message,
-        "the ring closes with % size: the last rank's right neighbour is rank 0",
-    ),
-    Hint(
-        lambda f: f.kind == "limit",
-        "correct, but slower than two rounds: some messages travel one after the other that could travel at the same"
-        " time; let neighbours work in pairs, of which one sends first and the other receives first",
-    ),
-    Hint(
-        lambda f: f.raised(UsageError) and "without comm." in f.message, "this one of the three ways uses other calls"
-    ),
-)
-
-
-WAITS_TOO_EARLY = Hint(
-    lambda f: f.raised(DeadlockError),
-    "a wait comes before both requests have been started, which is a blocking send or receive: start the receive and"
-    " the send, then wait for both",
-)
-
-
-def exercise(name: str, forbidden: tuple[str, ...], hints: tuple[Hint, ...] = HINTS) -> Exercise:
+def exercise(name: str, forbidden: tuple[str, ...]) -> Exercise:
     return Exercise(
         name=name,
         arguments=lambda case, rank: (data(case, rank),),
@@ -86,12 +37,12 @@ def exercise(name: str, forbidden: tuple[str, ...], hints: tuple[Hint, ...] = HI
         par=Case(4, 16),
         limits=("time",),
         forbidden=forbidden,
-        hints=hints,
+        hints=hints_of(globals(), name, "03"),
     )
 
 
 EXERCISES = [
     exercise("03.by_order", ("sendrecv", "isend", "irecv")),
     exercise("03.by_sendrecv", ("send", "recv", "isend", "irecv")),
-    exercise("03.by_requests", ("send", "recv", "sendrecv"), (WAITS_TOO_EARLY, *HINTS)),
+    exercise("03.by_requests", ("send", "recv", "sendrecv")),
 ]

@@ -5,7 +5,8 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
+from minidist.course.lesson.hint_file import hints_of
 
 
 def fractions(case: Case, rank: int) -> np.ndarray:
@@ -38,21 +39,6 @@ EXERCISES = [
         limits=("bytes",),
         written_by_hand=("minidist.core.collectives", "minidist.collectives"),
         tolerance=0.0,
-        hints=(
-            Hint(
-                nearly,
-                "right up to rounding, and wrong in the last bits: the additions are in another order. Rank 0's part"
-                " comes first on every rank, then rank 1's, ...; a rank's own part comes when its turn is, and nothing"
-                " is added on the way",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "the bits are right, but whole arrays travel: a rank needs only its own chunk of each of the others",
-            ),
-            Hint(
-                is_wrong,
-                "is it the rank's own chunk that is returned, as np.array_split cuts it, with all parts in it?",
-            ),
-        ),
+        hints=hints_of(globals(), "04b.ordered_reduce_scatter"),
     )
 ]

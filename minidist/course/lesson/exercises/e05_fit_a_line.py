@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, says
+from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 
 def truth(case: Case) -> tuple[float, float]:
@@ -52,31 +53,11 @@ EXERCISES = [
         par=Case(1, 20),
         label=lambda case: f"machine {case.seed}, {case.size} message sizes",
         communicates=False,
-        hints=(
-            Hint(says("return (alpha"), "two numbers: seconds of latency, and seconds per byte"),
-            Hint(
-                lambda f: 0.1 < f.answers[0][1] < 10,
-                "this is the slope of a line through logarithms, the power of a size: alpha + beta n is no line there."
-                " Fit the seconds themselves, by their relative errors",
-            ),
-            Hint(
-                lambda f: f.answers[0][1] > 1e3,
-                "this is a bandwidth, in bytes per second; beta is its inverse, seconds per byte",
-            ),
-            Hint(
-                swapped,
-                "seconds per byte are many decades less than the latency: is the order (alpha, beta)? np.polyfit gives"
-                " the slope first",
-            ),
-            Hint(
-                says("alpha is"),
-                "the latency is lost beside the time of the largest messages: divide each equation by its seconds, so"
-                " that one percent counts the same everywhere",
-            ),
-            Hint(
-                says("beta is"),
-                "some measurements took twice as long: give what lies far from the line less weight, and fit again",
-            ),
+        hints=hints_of(
+            globals(),
+            "05.fit_a_line",
+            a_little_off=lambda f: 0.1 < f.answers[0][1] < 10,
+            far_off=lambda f: f.answers[0][1] > 1000.0,
         ),
     )
 ]

@@ -6,10 +6,11 @@ Proved by: tests/lesson/test_exercises.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
+from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.collectives import seconds
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, is_wrong, reduced_to_all
+from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong, reduced_to_all
 from minidist.course.lesson.exercises.e04_ring_all_reduce import data, total, unchanged
+from minidist.course.lesson.hint_file import hints_of
 
 NAMES = ("binomial", "recursive_doubling", "rabenseifner", "ring")
 
@@ -64,47 +65,16 @@ EXERCISES = [
         par=Case(6, 16),
         limits=("messages", "bytes"),
         written_by_hand=("minidist.core.collectives", "minidist.collectives"),
-        hints=(
-            Hint(
-                lambda f: unchanged(f) and f.case.ranks > 1 and is_power(f.case.ranks),
-                "the array is as it was: the sum must be written into it, and size // 2 is one element short when the"
-                " size is odd",
+        hints=hints_of(
+            globals(),
+            "05.halving_doubling",
+            ranks_are_a_power=lambda f: unchanged(f) and f.case.ranks > 1 and is_power(f.case.ranks),
+            beyond_the_ranks=lambda f: (
+                (f.raised(UsageError) and "names rank" in f.message)
+                or (f.raised(IndexError) and (not is_power(f.case.ranks)))
             ),
-            Hint(
-                lambda f: (
-                    (f.raised(UsageError) and "names rank" in f.message)
-                    or (f.raised(IndexError) and not is_power(f.case.ranks))
-                ),
-                "rank xor distance is a rank only when n is a power of two: let the ranks beyond the largest power of"
-                " two send their part to another rank first, and wait for the sum",
-            ),
-            Hint(
-                lambda f: f.raised(DeadlockError) and not is_power(f.case.ranks),
-                "a rank beyond the largest power of two sends its part to another rank, which must receive it, and"
-                " waits for the sum, which must be sent back",
-            ),
-            Hint(
-                lambda f: f.raised(MismatchError) or (is_wrong(f) and is_power(f.case.ranks)),
-                "in the halving what comes in is added to the half that is kept, in the doubling it is written beside"
-                " what is known, until the whole array is. Where does the array end up cut? size // 2 twice is"
-                " one element short when the size is odd, and what one rank keeps must be what its partner gives: cut"
-                " once, into as many chunks as ranks take part, and exchange runs of chunks",
-            ),
-            Hint(
-                lambda f: f.kind == "limit" and f.metric == "messages",
-                "the sums are right in more messages than 2 log2 n (and two for a rank that works for another): that is"
-                " a ring's number, or a boss's",
-            ),
-            Hint(
-                lambda f: f.kind == "limit" and f.metric == "bytes",
-                "the sums are right, but whole arrays travel in every round: that is recursive doubling. Send"
-                " half, then a quarter, then an eighth",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and not is_power(f.case.ranks),
-                "right when n is a power of two. Is the part of every rank beyond it in the sum, and does each of them"
-                " get the sum back?",
-            ),
+            ranks_are_no_power=lambda f: not is_power(f.case.ranks),
+            mismatch_or_wrong=lambda f: f.raised(MismatchError) or (is_wrong(f) and is_power(f.case.ranks)),
         ),
     ),
     Exercise(
@@ -119,31 +89,6 @@ EXERCISES = [
         par=Case(1, 4),
         label=describe,
         communicates=False,
-        hints=(
-            Hint(
-                lambda f: f.kind == "wrong" and f.answers[0] not in NAMES,
-                "return the name of an algorithm: binomial, recursive_doubling, rabenseifner or ring",
-            ),
-            Hint(
-                lambda f: answered(f, "ring"),
-                "a ring sends as few bytes as rabenseifner, in 2 (n-1) messages instead of 2 log2 n: count the"
-                " latencies too",
-            ),
-            Hint(
-                lambda f: answered(f, "binomial"),
-                "a tree up and a tree down take 2 log2 n rounds with the whole array; recursive doubling needs half of"
-                " them",
-            ),
-            Hint(
-                lambda f: answered(f, "recursive_doubling"),
-                "here bytes decide: recursive doubling sends the whole array in each of its log2 n rounds, rabenseifner"
-                " 2 (n-1)/n of it in all. Compare alpha with beta times what is saved",
-            ),
-            Hint(
-                lambda f: answered(f, "rabenseifner"),
-                "here latency decides: rabenseifner has twice as many rounds as recursive doubling. The crossover"
-                " depends on n, alpha and beta, not on the bytes alone",
-            ),
-        ),
+        hints=hints_of(globals(), "05.choose", no_name=lambda f: f.answers[0] not in NAMES),
     ),
 ]

@@ -6,7 +6,8 @@ Proved by: tests/lesson/test_exercises.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing
+from minidist.course.lesson.exercise import Case, Exercise, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 
 def nodes_of(case: Case) -> list[int]:
@@ -48,19 +49,10 @@ EXERCISES = [
         par=Case(1, 8),
         label=lambda case: f"the ranks' nodes are {nodes_of(case)}",
         communicates=False,
-        hints=(
-            Hint(
-                lambda f: "is not an order" in f.message,
-                "return every rank once, in the order in which the ring visits them",
-            ),
-            Hint(
-                lambda f: [int(rank) for rank in f.answers[0]] == list(range(len(nodes_of(f.case)))),
-                "the ranks' numbers say nothing about their nodes: neighbours in the ring must be neighbours in a node",
-            ),
-            Hint(
-                lambda f: "cross between nodes" in f.message,
-                "visit all ranks of a node before the next node: the ring has to enter each node once and no more",
-            ),
+        hints=hints_of(
+            globals(),
+            "05b.ring_order",
+            in_the_order_of_ranks=lambda f: [int(rank) for rank in f.answers[0]] == list(range(len(nodes_of(f.case)))),
         ),
     )
 ]

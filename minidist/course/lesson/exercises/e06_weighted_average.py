@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.core.base.errors import DeadlockError
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, returns, summed
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, summed
+from minidist.course.lesson.hint_file import hints_of
 
 
 def counts(case: Case) -> list[int]:
@@ -60,46 +60,15 @@ EXERCISES = [
         least=least,
         par=Case(4, 16),
         unit="parameter",
-        hints=(
-            Hint(plain_average, "this is the mean of the means: a rank with 3 rows counts as much as one with 5"),
-            Hint(
-                divided_by_ranks,
-                "the sum is right; divide it by the number of rows of all ranks, not by the number of ranks",
-            ),
-            Hint(
-                lambda f: f.answers_are([np.concatenate(rows(f.case)).sum(axis=0)] * f.case.ranks),
-                "this is the sum over all rows: divide it by their number",
-            ),
-            Hint(
-                lambda f: f.answers_are([np.sum(means(f.case), axis=0)] * f.case.ranks),
-                "this is the sum of the means: weight each rank's mean by its rows, and divide by all rows",
-            ),
-            returns(
-                lambda case: [np.nansum(means(case), axis=0) / sum(counts(case))] * case.ranks,
-                "these are means divided by the rows once more: multiply each rank's mean by its rows before the sum",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and np.shape(f.answers[0]) == (f.case.size + 1,),
-                "the answer has one number too many: the count travels with the gradient, and is no part of it",
-            ),
-            Hint(
-                lambda f: f.raised(DeadlockError) and 0 in counts(f.case),
-                "every rank takes part in a collective: one without rows too, with zeros",
-            ),
-            Hint(
-                lambda f: f.raised(DeadlockError),
-                "every rank takes part in a collective: is the call inside an `if` that only some ranks enter?",
-            ),
-            Hint(
-                lambda f: f.answers_are(means(f.case)),
-                "this is each rank's own mean: nothing has been summed over the ranks",
-            ),
-            Hint(not_a_number, "a rank without rows has the mean nan, and 0 * nan is nan: let it contribute zeros"),
-            Hint(
-                lambda f: f.kind == "wrong" and f.answers[0] is not None and differs(f.answers),
-                "the ranks got different averages, so their replicas would drift apart: the divisor must be summed over"
-                " all ranks too",
-            ),
+        hints=hints_of(
+            globals(),
+            "06.weighted_average",
+            not_divided=lambda f: f.answers_are([np.concatenate(rows(f.case)).sum(axis=0)] * f.case.ranks),
+            sum_of_means=lambda f: f.answers_are([np.sum(means(f.case), axis=0)] * f.case.ranks),
+            zero_for_nothing=lambda case: [np.nansum(means(case), axis=0) / sum(counts(case))] * case.ranks,
+            has_the_count=lambda f: np.shape(f.answers[0]) == (f.case.size + 1,),
+            some_have_nothing=lambda f: 0 in counts(f.case),
+            ranks_differ=lambda f: f.answers[0] is not None and differs(f.answers),
         ),
     )
 ]

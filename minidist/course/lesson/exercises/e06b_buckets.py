@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import DeadlockError, MismatchError, UnmatchedMessageError, UnwaitedRequestError
+from minidist.core.base.errors import UnwaitedRequestError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, Work
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, summed
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, summed
+from minidist.course.lesson.hint_file import hints_of
 
 SECONDS = 2e-6  # seconds that backward takes for one contribution
 
@@ -148,40 +149,10 @@ EXERCISES = [
         par=Case(4, 16),
         unit="parameter",
         limits=("bytes", "time"),
-        hints=(
-            Hint(
-                lambda f: f.raised(UnwaitedRequestError) or (f.kind == "wrong" and "got []" in f.message),
-                "a sum was launched and never waited for: without wait() the gradient has not arrived yet",
-            ),
-            Hint(
-                lambda f: f.raised(DeadlockError, UnmatchedMessageError),
-                "some rank never launched a bucket that the others launched: a parameter that is not used here "
-                "(uses[p] is 0) has nothing to wait for, and its bucket must leave all the same",
-            ),
-            Hint(
-                lambda f: f.raised(MismatchError),
-                "two different buckets met: ranks finish their buckets in different orders, so all must launch them in "
-                "the order of their index",
-            ),
-            Hint(
-                unreduced,
-                "part of the gradient is this rank's own: was every bucket launched, and every launched one waited"
-                " for?",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and reused(f),
-                "a bucket left before it was whole: a parameter that is used twice contributes twice; count down"
-                " uses[p]",
-            ),
-            Hint(
-                is_wrong,
-                "a bucket left before it was whole: all of its parameters must have made all of their contributions",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "the sums are right and start late: launch a bucket inside the loop, as soon as nothing in it is to"
-                " come; one that waits for an unused parameter holds up all buckets behind it",
-            ),
+        hints=hints_of(
+            globals(),
+            "06b.bucketed_reducer",
+            never_waited_for=lambda f: f.raised(UnwaitedRequestError) or (f.kind == "wrong" and "got []" in f.message),
         ),
     )
 ]

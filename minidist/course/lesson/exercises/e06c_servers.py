@@ -5,7 +5,8 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, summed
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, is_wrong, summed
+from minidist.course.lesson.hint_file import hints_of
 
 
 def servers_of(case: Case) -> int:
@@ -63,33 +64,11 @@ EXERCISES = [
         par=Case(5, 12),
         label=lambda case: f"{servers_of(case)} servers, {case.ranks - servers_of(case)} workers, {case.size} elements",
         limits=("bytes", "messages"),
-        hints=(
-            Hint(
-                lambda f: f.answers_are(answers(f.case, mean=True)),
-                "this is the mean over the workers; the sum was asked for",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and any(np.isnan(answer).any() for answer in f.answers),
-                "a server has no gradient, its array is nan: it begins with zeros and adds what the workers send",
-            ),
-            Hint(
-                no_worker_has_a_sum, "what workers return is no sum: a server's sum must be sent back to every worker"
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and "shape" in f.message,
-                "a server returns the sum of its own part, which is np.array_split(gradient, servers)[rank]; a worker"
-                " returns the whole sum",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too much leaves a rank: a worker sends each part of its gradient to the one server that"
-                " owns it, and a server its sum once to every worker",
-            ),
-            Hint(
-                is_wrong,
-                "a server adds its part of the gradient of every worker, once, and returns that sum; a worker writes"
-                " each server's sum to the place of that part, and returns all of it",
-            ),
+        hints=hints_of(
+            globals(),
+            "06c.through_servers",
+            averaged=lambda f: f.answers_are(answers(f.case, mean=True)),
+            not_a_number=lambda f: any(np.isnan(answer).any() for answer in f.answers),
         ),
     )
 ]

@@ -10,7 +10,8 @@ import numpy as np
 
 from minidist.core.base.errors import DeadlockError, UnmatchedMessageError
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing, short
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing, short
+from minidist.course.lesson.hint_file import hints_of
 
 SLACK = 0.01  # seconds; a gradient takes whole seconds, a message microseconds
 
@@ -133,56 +134,11 @@ EXERCISES = [
             ]
         ),
         limits=("messages", "bytes"),
-        hints=(
-            Hint(
-                one_reply_too_many,
-                "the server replies to a worker that has returned: after its last push a worker pulls nothing, so the"
-                " server must not answer it",
-            ),
-            Hint(
-                lambda f: f.raised(DeadlockError),
-                "a worker that was kept waiting must get its reply when the slowest advances, not when it pushes:"
-                " look at every waiting worker after each push",
-            ),
-            Hint(
-                lambda f: too_early(f) and no_worker_waits(f),
-                "no worker is held back: one that is more than s clocks ahead of the slowest must not get a reply yet",
-            ),
-            Hint(
-                too_early,
-                "off by one: a worker may start clock c when the slowest has made c - s pushes; count pushes that are"
-                " done, the worker's own last one too",
-            ),
-            Hint(
-                lambda f: "waited too long" in f.message and bound_of(f.case) > 0,
-                "a worker waits although the bound lets it continue: does it wait for all workers at each clock, or the"
-                " server for one rank after the other? Receive from ANY, and reply at once to all that may continue",
-            ),
-            Hint(
-                lambda f: "waited too long" in f.message,
-                "the server receives in a fixed order; take what arrives first: comm.recv(gradient, ANY)",
-            ),
-            Hint(
-                lambda f: "rank 0 returned None" in f.message,
-                "rank 0 returns the weights after the last push, the workers return None",
-            ),
-            Hint(lambda f: "the answer is" in f.message, "rank 0 alone returns the weights, the workers return None"),
-            Hint(
-                lambda f: "rank 0 returned" in f.message,
-                "the weights are the sum of all gradients: each is added once, as it arrives, and not averaged",
-            ),
-            Hint(
-                lambda f: "computed the clocks" in f.message,
-                "each worker calls compute(clock, weights) once for each clock, in order",
-            ),
-            Hint(
-                lambda f: "of its own updates" in f.message,
-                "add a worker's gradient to the weights before you reply to it",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many messages: a push is one, a pull is one, and nothing is pulled after the last push",
-            ),
+        hints=hints_of(
+            globals(),
+            "06c.ssp",
+            too_early_for_all=lambda f: too_early(f) and no_worker_waits(f),
+            bound_is_positive=lambda f: bound_of(f.case) > 0,
         ),
     )
 ]

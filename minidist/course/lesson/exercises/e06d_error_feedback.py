@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base.errors import UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, difference, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, difference, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 LENGTH = 3  # numbers of a residual
 
@@ -93,45 +94,15 @@ EXERCISES = [
             + [Case(3, 0), Case(6, 11, 1), Case(7, 23, 2)]
         ),
         limits=("messages",),
-        hints=(
-            Hint(
-                lambda f: f.raised(UsageError),
-                "there are more ranks now than saved residuals: a rank that gets none starts with zeros",
-            ),
-            Hint(
-                lambda f: adds_up(f) and not totals(f)[0].any(),
-                "everything that had not been sent yet is lost; it was part of the gradients: read it",
-            ),
-            Hint(
-                lambda f: adds_up(f) and np.array_equal(totals(f)[0], totals(f)[1] * f.case.ranks),
-                "every rank has all residuals, so each counts once per rank: give each saved one to one rank only",
-            ),
-            Hint(
-                lambda f: (
-                    adds_up(f)
-                    and f.case.size > f.case.ranks
-                    and len({old for _, taken in f.answers for old in taken}) < f.case.size
-                ),
-                "some saved residuals are read by no rank: with fewer ranks than before, a rank takes over several",
-            ),
-            Hint(
-                adds_up,
-                "what will be sent is the sum over the ranks, so the *sum* must be kept: add up those of a rank,"
-                " without a mean",
-            ),
-            Hint(
-                lambda f: "as many ranks" in f.message,
-                "on as many ranks as before the job must continue bit for bit: each gets its own residual back, not a"
-                " share of the sum",
-            ),
-            Hint(
-                lambda f: "would do" in f.message,
-                "right, but a rank reads residuals that are not its own to keep: rank r needs those of r, r + n, r +"
-                " 2n, ...",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but no rank needs to send anything: every rank can read the checkpoint",
+        hints=hints_of(
+            globals(),
+            "06d.load_residual",
+            nothing_arrives=lambda f: adds_up(f) and (not totals(f)[0].any()),
+            summed_and_sent_again=lambda f: adds_up(f) and np.array_equal(totals(f)[0], totals(f)[1] * f.case.ranks),
+            never_sent=lambda f: (
+                adds_up(f)
+                and f.case.size > f.case.ranks
+                and (len({old for _, taken in f.answers for old in taken}) < f.case.size)
             ),
         ),
     )

@@ -5,7 +5,8 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Hint, is_wrong
+from minidist.course.lesson.exercise import Case, Exercise
+from minidist.course.lesson.hint_file import hints_of
 
 LR, ALPHA = 0.5, 0.25
 
@@ -34,25 +35,6 @@ EXERCISES = [
         expected=merged,
         par=Case(3, 8),
         limits=("bytes",),
-        hints=(
-            Hint(
-                lambda f: f.answers_are(merged(f.case, "swapped")),
-                "alpha is the share of the rank's own weights, and 1 - alpha that of the common ones",
-            ),
-            Hint(
-                lambda f: f.answers_are(merged(f.case, "old")),
-                "the rank moves towards the common weights as they are after the outer step, not before it",
-            ),
-            Hint(
-                lambda f: f.answers_are(merged(f.case, "own")),
-                "the outer gradient is a step of the common weights; a rank's own ones are only mixed with the result",
-            ),
-            Hint(
-                is_wrong,
-                "the new common weights are the old ones minus lr times the outer gradient; the rank's are alpha of its"
-                " own plus 1 - alpha of the new common ones",
-            ),
-            Hint(lambda f: f.kind == "limit", "nothing need be sent: the outer gradient has arrived"),
-        ),
+        hints=hints_of(globals(), "06e.merge"),
     )
 ]

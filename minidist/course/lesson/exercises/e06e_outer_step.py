@@ -5,7 +5,8 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Hint, is_wrong, reduced_to_all, returns
+from minidist.course.lesson.exercise import Case, Exercise, reduced_to_all
+from minidist.course.lesson.hint_file import hints_of
 
 LR, MU = 0.5, 0.75
 
@@ -38,35 +39,6 @@ EXERCISES = [
         least=reduced_to_all(lambda case: case.size),
         par=Case(4, 8),
         limits=("bytes",),
-        hints=(
-            Hint(
-                lambda f: f.answers_are(stepped(f.case, "sign")),
-                "a step goes against the gradient: it is the common weights minus the average",
-            ),
-            Hint(
-                lambda f: f.answers_are(stepped(f.case, "own")),
-                "each rank has stepped by its own way; average the weights first, so that all begin the next round"
-                " alike",
-            ),
-            Hint(
-                lambda f: f.answers_are(stepped(f.case, "heavy ball")),
-                "this is a step by the momentum; Nesterov's is by the gradient plus mu times the new momentum",
-            ),
-            *(
-                returns(lambda case, kind=kind: stepped(case, kind), text)  # type: ignore[misc]
-                for kind, text in (
-                    ("sum", "the weights of the ranks are added; their mean is asked for"),
-                    ("from own", "the step begins at the rank's own weights; it begins at the common ones"),
-                    ("no momentum", "the second result is the new momentum, not the gradient"),
-                    ("weighted", "the gradient is added whole: the momentum is mu * momentum + gradient"),
-                )
-            ),
-            Hint(
-                is_wrong,
-                "in this order: the gradient is common - average, it is added to mu * momentum, and the step is lr"
-                " times (gradient + mu * the new momentum), subtracted from the common weights",
-            ),
-            Hint(lambda f: f.kind == "limit", "right, but too many bytes: one all-reduce of the weights is enough"),
-        ),
+        hints=hints_of(globals(), "06e.outer_step"),
     )
 ]

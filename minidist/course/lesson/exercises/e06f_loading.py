@@ -5,8 +5,9 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.core.base.errors import DeadlockError, UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
+from minidist.core.base.errors import UsageError
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
+from minidist.course.lesson.hint_file import hints_of
 
 
 class Maker:
@@ -59,36 +60,10 @@ EXERCISES = [
         par=Case(4, 9),
         limits=("bytes", "messages"),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} batch{'es' * (case.size != 1)}",
-        hints=(
-            Hint(
-                lambda f: f.kind == "wrong" and f.case.ranks == 1,
-                "one rank alone has no loader: it makes every batch itself",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and any(np.shape(answer) != (0, 2) for answer in f.answers[1:]),
-                "a loader returns no batches: an array of shape (0, 2)",
-            ),
-            Hint(
-                in_another_order,
-                "these are the right batches in the order in which they arrived, which depends on the speed of the"
-                " loaders; decide beforehand which loader makes batch i, and receive batch i from that loader",
-            ),
-            Hint(
-                lambda f: f.raised(UsageError) and "share" in f.message,
-                "one loader makes more than its share: batch i belongs to loader i % loaders, which is rank 1 +"
-                " i % loaders",
-            ),
-            Hint(
-                lambda f: f.raised(UsageError, ZeroDivisionError),
-                "the trainer makes batches only when there are no loaders; with 0 loaders it makes every batch itself;"
-                " do not divide by the number of loaders",
-            ),
-            Hint(
-                lambda f: f.raised(DeadlockError),
-                "a loader sends a batch that the trainer does not receive, or the trainer receives one that no loader"
-                " sends; for each loader both sides must go through the same batches i in the same order",
-            ),
-            Hint(lambda f: f.kind == "limit", "the result is right, but a batch is sent more than once"),
+        hints=hints_of(
+            globals(),
+            "06f.in_order",
+            others_answer=lambda f: any(np.shape(answer) != (0, 2) for answer in f.answers[1:]),
         ),
     )
 ]

@@ -11,7 +11,8 @@ import numpy as np
 from minidist.core.base.errors import DeadlockError, MismatchError, UnmatchedMessageError
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
+from minidist.course.lesson.hint_file import hints_of
 
 FIRST, GROWTH = 2.0**16, 3  # the first scale, and how many good steps in a row double it
 RATE = 2.0**-10
@@ -153,38 +154,14 @@ EXERCISES = [
         par=Case(4, 6),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {steps_of(case)} steps",
         limits=("bytes",),
-        hints=(
-            Hint(
-                lambda f: f.raised(DeadlockError, MismatchError, UnmatchedMessageError) or disagree(f),
-                "one rank saw an overflow and skipped the step, the others are in the step's all-gather: all must know"
-                " before any rank steps, so ask every rank (an all-reduce with 'max')",
-            ),
-            Hint(
-                lambda f: same(f, unscale_in_float32=False),
-                "divided in float16 the small ones become zero again: first .astype(np.float32), then / scale",
-            ),
-            Hint(lambda f: same(f, grow=False), "the scale only falls: after 3 good steps in a row double it"),
-            Hint(lambda f: same(f, reset=False), "an overflow ends the row: count good steps from 0 again"),
-            Hint(
-                lambda f: (
-                    f.kind == "wrong" and any(got is not None and not np.isfinite(got[0]).all() for got in f.answers)
-                ),
-                "an infinity has reached the weights, and nothing takes it out again: look before you step",
-            ),
-            Hint(
-                lambda f: "the scales are right" in f.message,
-                "the step takes the gradient divided by the scale that backward had, once",
-            ),
-            Hint(
-                lambda f: "scales" in f.message,
-                "an overflow halves the scale, three good steps in a row double it, and after each of the two the count"
-                " begins at 0",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many bytes: a rank need not see the others' gradients, only whether one of them"
-                " overflowed: one byte",
-            ),
+        hints=hints_of(
+            globals(),
+            "09.scaled_training",
+            raised_or_disagree=lambda f: f.raised(DeadlockError, MismatchError, UnmatchedMessageError) or disagree(f),
+            unscaled_in_float16=lambda f: same(f, unscale_in_float32=False),
+            never_grows=lambda f: same(f, grow=False),
+            count_is_not_reset=lambda f: same(f, reset=False),
+            not_finite=lambda f: any(got is not None and (not np.isfinite(got[0]).all()) for got in f.answers),
         ),
     )
 ]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, returns
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, is_wrong
+from minidist.course.lesson.hint_file import hints_of
 
 
 def shards(case: Case) -> list[np.ndarray]:
@@ -47,48 +48,23 @@ ONE_GRID = Exercise(
     par=Case(4, 16),
     limits=("bytes",),
     unit="value",
-    hints=(
-        Hint(
-            lambda f: with_largest(f, lambda mine, rank: magnitude(mine[rank])),
-            "this is a grid of this rank's own values: the others round to another one; agree on the largest first",
+    hints=hints_of(
+        globals(),
+        "09b.one_grid",
+        largest_of_its_own=lambda f: with_largest(f, lambda mine, rank: magnitude(mine[rank])),
+        sum_of_the_largest=lambda f: with_largest(f, lambda mine, rank: sum(map(magnitude, mine))),
+        largest_with_its_sign=lambda f: with_largest(
+            f, lambda mine, rank: max(float(x.max(initial=-np.inf)) for x in mine)
         ),
-        Hint(
-            lambda f: with_largest(f, lambda mine, rank: sum(map(magnitude, mine))),
-            "the sum of the ranks' largest values is no value of any rank: reduce with 'max'",
+        mean_of_the_largest=lambda f: with_largest(f, lambda mine, rank: sum(map(magnitude, mine)) / len(mine)),
+        divided_by_127_twice=lambda case: [
+            rounded(x, max(map(magnitude, shards(case)))) * 127 / (max(map(magnitude, shards(case))) or 127.0)
+            for x in shards(case)
+        ],
+        raised_or_not_finite=lambda f: (
+            f.raised(ValueError, ZeroDivisionError, FloatingPointError)
+            or (is_wrong(f) and any(not np.isfinite(a).all() for a in f.answers))
         ),
-        Hint(
-            lambda f: with_largest(f, lambda mine, rank: max(float(x.max(initial=-np.inf)) for x in mine)),
-            "the most negative value may have the largest magnitude: take np.abs before the maximum",
-        ),
-        Hint(
-            lambda f: with_largest(f, lambda mine, rank: sum(map(magnitude, mine)) / len(mine)),
-            "the mean of the ranks' largest values is too small for some of them: reduce with 'max'",
-        ),
-        Hint(
-            not_to_nearest,
-            "each value goes to the nearest level, np.round; to round down, or towards 0, moves all values one way",
-        ),
-        returns(
-            lambda case: [
-                rounded(x, max(map(magnitude, shards(case)))) * 127 / (max(map(magnitude, shards(case))) or 127.0)
-                for x in shards(case)
-            ],
-            "these are the levels, whole numbers: times the scale they are the values again",
-        ),
-        Hint(
-            is_wrong,
-            "every value is rounded to the nearest of the levels -127 to 127 times largest / 127, with the largest"
-            " magnitude of all ranks",
-        ),
-        Hint(
-            lambda f: (
-                f.raised(ValueError, ZeroDivisionError, FloatingPointError)
-                or (is_wrong(f) and any(not np.isfinite(a).all() for a in f.answers))
-            ),
-            "a rank without values still takes part (np.max has `initial=`), and where all values are zero so is the"
-            " scale, by which nothing can be divided; halves are rounded by np.round",
-        ),
-        Hint(lambda f: f.kind == "limit", "right, but too many bytes: of all values only the largest matters"),
     ),
 )
 

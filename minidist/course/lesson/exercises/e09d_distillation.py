@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import DeadlockError, UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, returns
+from minidist.core.base.errors import UsageError
+from minidist.course.lesson.exercise import Case, Exercise, Least
+from minidist.course.lesson.hint_file import hints_of
 
 CLASSES = 4
 
@@ -70,38 +71,14 @@ DISTIL = Exercise(
     par=Case(7, 3),
     limits=("bytes", "messages"),
     unit="row",
-    hints=(
-        Hint(
-            lambda f: f.answers_are(targets_of(f.case, lambda logits: soft(logits, 1.0))),
-            "these are the teacher's probabilities at temperature 1: divide the logits by the temperature before exp",
-        ),
-        returns(
-            lambda case: targets_of(case, lambda logits: soft(logits, 1 / TEMPERATURE)),
-            "the logits are multiplied by the temperature, which makes the targets harder: divide them by it",
-        ),
-        returns(
-            lambda case: targets_of(case, lambda logits: soft(logits.T, TEMPERATURE).T),
-            "these are not the probabilities of rows: a softmax runs over the classes, axis=1",
-        ),
-        returns(
-            lambda case: targets_of(case, lambda logits: np.exp(logits / TEMPERATURE)),
-            "these are exponentials: divide those of a row by their sum, so that they add up to 1",
-        ),
-        Hint(
-            lambda f: f.answers_are(targets_of(f.case, lambda logits: logits)),
-            "these are logits: a student learns from probabilities, softmax(logits / temperature) of each row",
-        ),
-        Hint(
-            lambda f: f.kind == "limit",
-            "right, but one rank sends more than its share: student j belongs to teacher j % teachers, and nobody else"
-            " needs its targets",
-        ),
-        Hint(
-            lambda f: f.raised(DeadlockError),
-            "who sends to whom must be said in the same way on both sides: student j is rank teachers + j, its teacher"
-            " is rank j % teachers",
-        ),
-        Hint(lambda f: f.raised(UsageError), "only teachers have the model: receive, do not compute, on a student"),
+    hints=hints_of(
+        globals(),
+        "09d.distil",
+        without_temperature=lambda f: f.answers_are(targets_of(f.case, lambda logits: soft(logits, 1.0))),
+        multiplied_by_temperature=lambda case: targets_of(case, lambda logits: soft(logits, 1 / TEMPERATURE)),
+        over_the_wrong_axis=lambda case: targets_of(case, lambda logits: soft(logits.T, TEMPERATURE).T),
+        not_normalised=lambda case: targets_of(case, lambda logits: np.exp(logits / TEMPERATURE)),
+        logits=lambda f: f.answers_are(targets_of(f.case, lambda logits: logits)),
     ),
 )
 

@@ -7,7 +7,8 @@ Proved by: tests/lesson/test_exercises.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 Batch = tuple[int, int, int]
 NAMES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -65,27 +66,10 @@ EXERCISES = [
         par=Case(1, 8),
         label=lambda case: "{} ranks; train, micro, steps = {}, {}, {}".format(*file_of(case)),
         communicates=False,
-        hints=(
-            Hint(
-                should_be_none,
-                "return None where the three do not fit: train must be micro x steps x ranks, all of them at least 1,"
-                " and without train and micro nothing is determined",
-            ),
-            Hint(
-                says_none,
-                "these numbers determine a batch: compute what is missing from the others, with steps 1 where train or"
-                " micro stands alone",
-            ),
-            Hint(
-                lambda f: sorted(f.answers[0]) == sorted(determined(*file_of(f.case)) or ()),
-                "the numbers are right, in another order: return (train, micro, steps)",
-            ),
-            Hint(
-                accumulates,
-                "steps is what is left of train when micro and the ranks are divided out; it is 1 where only one of"
-                " train and micro is given",
-            ),
-            Hint(lambda f: f.kind == "wrong", "train = micro x steps x ranks: the ranks are in it, too"),
+        hints=hints_of(
+            globals(),
+            "10.batch_sizes",
+            every_size=lambda f: sorted(f.answers[0]) == sorted(determined(*file_of(f.case)) or ()),
         ),
     )
 ]

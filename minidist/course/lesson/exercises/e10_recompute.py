@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 # Picking segments -----------------------------------------------------------------------------------------------------
 
@@ -120,34 +121,7 @@ EXERCISES = [
         par=Case(1, 5),
         unit="layer",
         communicates=False,
-        hints=(
-            Hint(
-                lambda f: "return None" in f.message,
-                "no cut meets this budget: say so with None, and compute the peak of your answer before you return it",
-            ),
-            Hint(
-                lambda f: "you found no cut" in f.message,
-                "even more and smaller segments may fit: try up to one per layer; with k segments budget - k * boundary"
-                " is left for what is inside one, and each begins with 0 B",
-            ),
-            Hint(
-                inputs_forgotten,
-                "each segment keeps its input until its turn in backward: with k segments only budget - k * boundary is"
-                " left for what is inside one",
-            ),
-            Hint(
-                lambda f: " needs " in f.message,
-                "layers save different amounts: segments with equally many layers are not equally large",
-            ),
-            Hint(
-                lambda f: "fewer segments" in f.message,
-                "it fits, and larger segments fit too: try 1 segment, then 2, and stop at the first that fits",
-            ),
-            Hint(
-                lambda f: "are not segments" in f.message,
-                "return the number of layers of each segment; they add up to all",
-            ),
-        ),
+        hints=hints_of(globals(), "10.pick_segments"),
     ),
     Exercise(
         name="10.recompute",
@@ -159,25 +133,13 @@ EXERCISES = [
         par=Case(1, 2),
         communicates=False,
         label=lambda case: f"{8 * case.size} elements, seed {case.seed}",
-        hints=(
-            Hint(
-                lambda f: wrong_at(2)(f) and np.allclose(f.answers[0][2], 2 * f.expected[0][2]),
-                "the mask is right and the gradient is twice as large: segment.gradient multiplies by g already",
-            ),
-            Hint(
-                wrong_at(2),
-                "the gradient belongs to another mask than the output: the replay must draw what forward drew, so keep"
-                " the generator as it was *before* forward (copy.deepcopy)",
-            ),
-            Hint(
-                wrong_at(3),
-                "the second backward differs from the first: a replay uses its copy up; give each replay a fresh one",
-            ),
-            Hint(
-                wrong_at(0, 1, 4),
-                "later draws differ from those of a run without recomputation: forward must advance the generator that"
-                " it was given, and backward must leave it alone",
-            ),
+        hints=hints_of(
+            globals(),
+            "10.recompute",
+            twice_the_gradient=lambda f: wrong_at(2)(f) and np.allclose(f.answers[0][2], 2 * f.expected[0][2]),
+            wrong_gradient=wrong_at(2),
+            wrong_second_gradient=wrong_at(3),
+            wrong_draws=wrong_at(0, 1, 4),
         ),
     ),
 ]

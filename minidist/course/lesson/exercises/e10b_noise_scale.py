@@ -5,16 +5,8 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import (
-    Case,
-    Exercise,
-    Failure,
-    Hint,
-    drawing,
-    is_wrong,
-    reduced_to_all,
-    standard_cases,
-)
+from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong, reduced_to_all, standard_cases
+from minidist.course.lesson.hint_file import hints_of
 
 WIDTH = 3  # numbers of a row's gradient
 
@@ -63,49 +55,13 @@ EXERCISES = [
         draw=drawing((2, 9), (0, 40)),
         label=lambda case: f"{case.ranks} ranks with {', '.join(map(str, shares_of(case)))} rows",
         limits=("bytes", "messages"),
-        hints=(
-            Hint(
-                lambda f: "got shape" in f.message,
-                "return one array: the gradient, then its square without noise, then the noise",
-            ),
-            Hint(
-                lambda f: f.answers_are([np.append(a[:-2], a[:-3:-1]) for a in answer(f.case)]),
-                "the last two numbers are exchanged: the squared gradient first, then the noise",
-            ),
-            Hint(
-                lambda f: f.answers_are(answer(f.case, "mean of means")),
-                "this is the mean of the ranks' means, which counts the rows of a small share more: divide each rank's"
-                " sum by the rows of the whole batch, and add",
-            ),
-            Hint(
-                lambda f: f.answers_are(answer(f.case, "not scaled")),
-                "the squares are those of shares of a gradient: divide their sum by s = sum b_r^2 / B^2",
-            ),
-            Hint(
-                lambda f: f.answers_are(answer(f.case, "equal shares")),
-                "right for equal shares, of which s is 1/n; here s = sum b_r^2 / B^2",
-            ),
-            Hint(
-                lambda f: right_at(f, slice(None, -2)) and right_at(f, slice(-1, None)),
-                "the square without noise alone is wrong: it is that of the gradient minus noise / B",
-            ),
-            Hint(
-                lambda f: right_at(f, slice(None, -2)),
-                "the gradient is right and the noise is not: (small - big) / (1 / (s B) - 1 / B), with small the sum of"
-                " squares over s and big the square of the gradient",
-            ),
-            Hint(
-                lambda f: is_wrong(f) and right_at(f, slice(0, 0)),
-                "the gradient is wrong: divide each rank's sum of rows by the rows of the whole batch, and add",
-            ),
-            Hint(
-                lambda f: f.kind == "limit" and f.metric == "messages",
-                "right, but with too many messages: append the square to the gradient, and all-reduce both at once",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many bytes: the sum of a rank's rows and one square are enough, not the rows",
-            ),
+        hints=hints_of(
+            globals(),
+            "10b.gradient_and_noise",
+            last_two_exchanged=lambda f: f.answers_are([np.append(a[:-2], a[:-3:-1]) for a in answer(f.case)]),
+            noise_is_wrong=lambda f: right_at(f, slice(None, -2)) and right_at(f, slice(-1, None)),
+            gradient_is_right=lambda f: right_at(f, slice(None, -2)),
+            something_is_right=lambda f: right_at(f, slice(0, 0)),
         ),
     )
 ]

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, drawing, says
+from minidist.course.lesson.exercise import Case, Exercise, Least, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 
 def sizes_of(case: Case) -> list[int]:
@@ -78,23 +79,6 @@ EXERCISES = [
         par=Case(3, 8),
         label=lambda case: f"{case.size} layer{'s' * (case.size != 1)} on {case.ranks} rank{'s' * (case.ranks != 1)}",
         limits=("bytes",),
-        hints=(
-            Hint(says("return a list"), "a list of whole numbers, one for each stage, the same on every rank"),
-            Hint(
-                says("and rank"),
-                "each rank has cut by what it knows alone: all of them need the times of all layers, so gather them"
-                " first (`all_gather(comm, array, counts=sizes)`)",
-            ),
-            Hint(says("at least one"), "every layer is in one stage, and every stage has a layer"),
-            Hint(
-                says("are possible"),
-                "on another rank a layer takes other seconds: divide its seconds by the pace of the rank that measured"
-                " them (all of its seconds by all of its FLOPs), and multiply by the pace of the rank that gets it",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many bytes: two numbers of each layer, once from its rank to every other",
-            ),
-        ),
+        hints=hints_of(globals(), "10b.stages_by_time"),
     )
 ]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import MismatchError, UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, difference, is_wrong, reduced_to_all
+from minidist.course.lesson.exercise import Case, Exercise, Failure, difference, is_wrong, reduced_to_all
+from minidist.course.lesson.hint_file import hints_of
 
 RATE = 0.5
 
@@ -96,50 +96,17 @@ EXERCISES = [
         par=Case(4, 16),
         unit="parameter",
         limits=("bytes",),
-        hints=(
-            Hint(
-                lambda f: right_in_places(f) and all((w == flat(data(f.case, 0))).all() for w, _ in f.answers),
-                "the weights are as they were: write the result into the arrays of `weights`",
+        hints=hints_of(
+            globals(),
+            "11.zero_step",
+            only_the_first_rank=lambda f: (
+                right_in_places(f) and all(((w == flat(data(f.case, 0))).all() for w, _ in f.answers))
             ),
-            Hint(
-                lambda f: right_in_places(f) and not all(np.array_equal(w, f.answers[0][0]) for w, _ in f.answers),
-                "each rank has its own shard's new weights only, and the replicas differ: gather the shards after the"
-                " update",
+            not_gathered=lambda f: (
+                right_in_places(f) and (not all((np.array_equal(w, f.answers[0][0]) for w, _ in f.answers)))
             ),
-            Hint(
-                right_in_places,
-                "some elements never get an update: numel // n forgets the rest; pad the flat array to a multiple of n",
-            ),
-            Hint(
-                lambda f: "its share is" in f.message,
-                "a rank does more than 1/n of the update (and would keep more than 1/n of the optimizer's state): cut"
-                " the flat array, not the list of parameters",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many bytes: a rank needs the summed gradient of its own shard only, so a reduce-scatter"
-                " is enough",
-            ),
-            Hint(
-                lambda f: stepped_by(f, lambda gradients: np.mean(gradients, axis=0)),
-                "this is a step by the mean of the ranks' gradients; the sum is asked for",
-            ),
-            Hint(
-                lambda f: stepped_by(f, own_shards),
-                "each shard steps by the gradient of its own rank: reduce-scatter adds up those of all ranks",
-            ),
-            Hint(
-                lambda f: f.raised(ValueError, IndexError) and f.case.size == 0,
-                "the list of weights may be empty: np.concatenate needs one array at least, such as the padding",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and f.case.size > 1,
-                "each array gets back its own part of the flat one: the next begins where the one before ends",
-            ),
-            Hint(
-                lambda f: f.raised(MismatchError, UsageError, ValueError),
-                "do the shards have equal sizes? Pad the flat array to a multiple of n first",
-            ),
+            averaged=lambda f: stepped_by(f, lambda gradients: np.mean(gradients, axis=0)),
+            of_own_shards=lambda f: stepped_by(f, own_shards),
         ),
     )
 ]

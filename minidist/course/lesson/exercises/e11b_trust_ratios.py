@@ -6,7 +6,8 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, cut
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, returns
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
+from minidist.course.lesson.hint_file import hints_of
 
 
 def layers(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -96,43 +97,6 @@ EXERCISES = [
             f"{case.ranks} rank{'s' * (case.ranks != 1)}, {len(layers(case))} layer{'s' * (len(layers(case)) != 1)}"
         ),
         limits=("bytes", "messages"),
-        hints=(
-            Hint(
-                not_a_number_or_stuck,
-                "a layer whose weights are all zero would never move (or become nan): its ratio is 1",
-            ),
-            Hint(
-                lambda f: f.answers_are(stepped(f.case, "own shard")),
-                "each rank takes the ratio of its own shard, so one layer is stepped by several rates: add the squares"
-                " over the ranks before the root",
-            ),
-            Hint(
-                lambda f: f.answers_are(stepped(f.case, "model")),
-                "this is one ratio for the whole model; each layer has its own",
-            ),
-            returns(
-                lambda case: stepped(case, "inverse"),
-                "the ratio is upside down: the norm of the weights over that of the update, so that a layer of large"
-                " weights makes large steps",
-            ),
-            returns(
-                lambda case: stepped(case, "no root"),
-                "this is the ratio of the sums of squares; that of the norms is its root",
-            ),
-            Hint(
-                is_wrong,
-                "the norm of a layer is the root of the sum of the squares of all of its elements: add squares over the"
-                " ranks, not norms and not means, then take the root",
-            ),
-            Hint(
-                lambda f: f.kind == "limit" and f.metric == "messages",
-                "right, but with too many messages: put the squares of all layers into one array, and that into one"
-                " all-reduce",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many bytes: a rank needs two numbers per layer of the others, not their elements",
-            ),
-        ),
+        hints=hints_of(globals(), "11b.trust_ratio_step"),
     )
 ]

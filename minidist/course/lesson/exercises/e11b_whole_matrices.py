@@ -6,7 +6,8 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, cut
-from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, is_wrong
+from minidist.course.lesson.exercise import Case, Exercise, Least
+from minidist.course.lesson.hint_file import hints_of
 from minidist.optim.muon import newton_schulz
 
 COLUMNS = 3
@@ -57,25 +58,10 @@ EXERCISES = [
             f"{'x' if len(matrices(case)) == 1 else 'ces'}"
         ),
         limits=("bytes",),
-        hints=(
-            Hint(
-                lambda f: f.answers_are(of_own_rows(f.case)),
-                "Newton-Schulz of a shard is not the shard of Newton-Schulz: the owner needs all rows first",
-            ),
-            Hint(
-                lambda f: f.answers_are(shards(f.case, matrices(f.case))),
-                "these are the rows that came in; return those of the orthogonalised matrices",
-            ),
-            Hint(
-                is_wrong,
-                "a matrix is the rows of rank 0, then those of rank 1, and so on; what is returned is a list with"
-                " matrix k in place k, and of each the rank's own rows",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many bytes: only the owner of a matrix needs its rows, and each rank only its own rows"
-                " of the result",
-            ),
+        hints=hints_of(
+            globals(),
+            "11b.owners_compute",
+            shards_of_the_whole=lambda f: f.answers_are(shards(f.case, matrices(f.case))),
         ),
     )
 ]

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from minidist.base.memory import MemoryAccount
-from minidist.core.base.errors import UnwaitedRequestError
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, drawing, is_wrong, returns
+from minidist.course.lesson.exercise import Case, Exercise, Least, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 SECONDS = 2e-6  # of computing, for each rank that takes part: longer than a gather takes
 
@@ -95,35 +95,11 @@ EXERCISES = [
         par=Case(4, 6),
         unit="layer",
         limits=("bytes", "time", "memory"),
-        hints=(
-            Hint(lambda f: f.raised(IndexError) and f.case.size == 0, "there may be no layer at all: gather none then"),
-            Hint(lambda f: f.raised(IndexError), "after the last layer there is none to gather ahead"),
-            Hint(
-                lambda f: f.raised(UnwaitedRequestError),
-                "a gather was started and never waited for: each layer is gathered once and waited for once",
-            ),
-            Hint(
-                lambda f: f.metric == "memory",
-                "more than two whole layers are alive at once: gather one layer ahead, not all, and keep no list of"
-                " what has been used",
-            ),
-            Hint(
-                lambda f: f.metric == "time",
-                "the ranks wait for gathers that could have run earlier: start the gather of the next layer"
-                " *before* you compute this one, and wait for it after",
-            ),
-            Hint(lambda f: f.metric == "bytes", "some layer is gathered more than once"),
-            Hint(
-                lambda f: (
-                    f.kind == "wrong" and None not in f.answers and bool(np.isnan(np.asarray(f.answers, float)).any())
-                ),
-                "weights were used before they had arrived: wait() first",
-            ),
-            returns(
-                lambda case: [float(rank) for rank in range(case.ranks)],
-                "x is what came in: each layer replaces it, x = compute(layer, weights, x)",
-            ),
-            Hint(is_wrong, "layer i is computed from its own weights and from what layer i - 1 returned, in order"),
+        hints=hints_of(
+            globals(),
+            "12.prefetch",
+            not_a_number=lambda f: None not in f.answers and bool(np.isnan(np.asarray(f.answers, float)).any()),
+            own_ranks=lambda case: [float(rank) for rank in range(case.ranks)],
         ),
     )
 ]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from minidist.base.memory import MemoryAccount
-from minidist.core.base.errors import UnwaitedRequestError
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing
+from minidist.course.lesson.exercise import Case, Exercise, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 SECONDS = 1e-5  # a piece on the link, each way
 STEPS = (0.5, 1.0, 2.0)  # times as long the host needs for a piece, by the case's seed
@@ -104,24 +104,6 @@ EXERCISES = [
         par=Case(1, 6, 1),
         unit="piece",
         limits=("time", "memory"),
-        hints=(
-            Hint(lambda f: f.raised(IndexError), "after the last piece there is none to bring down"),
-            Hint(
-                lambda f: f.raised(UnwaitedRequestError),
-                "something was sent over the link and never waited for: wait for every way down and for every way up,"
-                " the last one too",
-            ),
-            Hint(
-                lambda f: f.metric == "memory",
-                "more than two gradients are on the host at once: begin to bring down one piece ahead, not all, and"
-                " keep none that has been used",
-            ),
-            Hint(
-                lambda f: f.metric == "time",
-                "link and host wait for each other: begin to bring down piece i + 1 *before* you step piece i, and wait"
-                " for the way up of piece i - 1 only after that",
-            ),
-            Hint(lambda f: f.kind == "wrong", "each piece comes down, is stepped, and its new values go up, once"),
-        ),
+        hints=hints_of(globals(), "12b.offloaded_step"),
     )
 ]

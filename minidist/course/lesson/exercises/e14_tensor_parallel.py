@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, is_wrong, reduced_to_all, returns
+from minidist.course.lesson.exercise import Case, Exercise, Failure, reduced_to_all
+from minidist.course.lesson.hint_file import hints_of
 
 ROWS, WIDTH, HEAD = 3, 4, 2
 
@@ -118,40 +118,16 @@ EXERCISES = [
         unit="column",
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} columns of A on each",
         limits=("bytes",),
-        hints=(
-            Hint(
-                lambda f: f.answers_are([mlp_truth(f.case, f.case.ranks)] * f.case.ranks),
-                "the bias is in the sum n times: add it once, after the all-reduce",
-            ),
-            returns(
-                lambda case: [mlp_truth(case, backward=False)] * case.ranks,
-                "y is right, x's gradient is without the mask of the ReLU: it is 0 where hidden is not positive",
-            ),
-            returns(
-                lambda case: [mlp_truth(case, forward=False)] * case.ranks,
-                "y is without the ReLU between A and B: np.maximum(x @ a, 0)",
-            ),
-            returns(
-                lambda case: [mlp_truth(case, mean=True)] * case.ranks,
-                "the ranks' parts of y are averaged: each is a summand, so they are added",
-            ),
-            Hint(
-                lambda f: answers(f, partial), "nothing is summed: a rank has a summand of y only, and of x's gradient"
-            ),
-            Hint(
-                lambda f: answers(f, lambda case, rank: (mlp_truth(case)[0], partial(case, rank)[1])),
-                "y is right, x's gradient is a summand: x went into every rank's columns, so backward sums over the"
-                " ranks (that is f)",
-            ),
-            Hint(
-                lambda f: answers(f, lambda case, rank: (partial(case, rank)[0], mlp_truth(case)[1])),
-                "the gradient is right, y is a summand: the rows of B give parts of a sum (that is g)",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many bytes: neither matrices nor hidden columns need to travel, the rows of B take the"
-                " columns as they are",
-            ),
+        hints=hints_of(
+            globals(),
+            "14.parallel_mlp",
+            summed_twice=lambda f: f.answers_are([mlp_truth(f.case, f.case.ranks)] * f.case.ranks),
+            forward_not_summed=lambda case: [mlp_truth(case, backward=False)] * case.ranks,
+            gradient_not_summed=lambda case: [mlp_truth(case, forward=False)] * case.ranks,
+            averaged=lambda case: [mlp_truth(case, mean=True)] * case.ranks,
+            neither_summed=lambda f: answers(f, partial),
+            output_is_right=lambda f: answers(f, lambda case, rank: (mlp_truth(case)[0], partial(case, rank)[1])),
+            gradient_is_right=lambda f: answers(f, lambda case, rank: (partial(case, rank)[0], mlp_truth(case)[1])),
         ),
     ),
     Exercise(
@@ -161,32 +137,12 @@ EXERCISES = [
         par=Case(4, 2),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.ranks * max(1, case.size % 4)} heads",
         limits=("bytes",),
-        hints=(
-            Hint(
-                lambda f: f.answers_are(attention_by_tiles(f.case, contiguous=True)),
-                "a contiguous cut of Q|K|V gives rank 0 all of Q and a part of K: cut inside each of the three",
-            ),
-            Hint(
-                lambda f: f.answers_are(attention_by_tiles(f.case, summed=False)),
-                "each rank has the part of its own heads: the projection's rows give summands",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and f.answers_are(attention_by_tiles(f.case, all_heads=True)),
-                "a rank has heads / n heads; with `heads` its columns are cut into heads that are too narrow",
-            ),
-            Hint(
-                is_wrong,
-                "rank r has whole heads, heads / n of them: of each of Q, K and V, in this order, the columns r * width"
-                " // n to (r + 1) * width // n, and of the projection the rows of the same numbers",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many bytes: heads need nothing from each other, so only the last product is summed",
-            ),
-            Hint(
-                lambda f: f.raised(ValueError, UsageError),
-                "do the shapes fit? A rank's columns of V meet the same rows of the projection",
-            ),
+        hints=hints_of(
+            globals(),
+            "14.parallel_attention",
+            contiguous_heads=lambda f: f.answers_are(attention_by_tiles(f.case, contiguous=True)),
+            not_summed=lambda f: f.answers_are(attention_by_tiles(f.case, summed=False)),
+            all_heads=lambda f: f.answers_are(attention_by_tiles(f.case, all_heads=True)),
         ),
     ),
 ]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import MismatchError
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, is_wrong
+from minidist.course.lesson.hint_file import hints_of
 
 ROWS = 5
 
@@ -105,63 +105,12 @@ EXERCISES = [
         par=Case(4, 0),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {8 * case.ranks + case.size} words",
         limits=("bytes",),
-        hints=(
-            Hint(
-                lambda f: (
-                    f.kind == "wrong"
-                    and any(not np.isfinite(part).all() for a in f.answers if a is not None for part in a)
-                ),
-                "a logit of 1,000 overflows exp, or its logarithm: subtract the largest logit of *all* words from"
-                " every one",
-            ),
-            Hint(
-                lambda f: by_rank(f, own_softmax),
-                "every rank normalises its own words: the largest logit and the sum of exponentials are those of all"
-                " words",
-            ),
-            Hint(
-                lambda f: is_wrong(f) and "got shape" in f.message,
-                "there is a loss for each row: they are not averaged, and the gradient is that of the rank's own words",
-            ),
-            Hint(
-                lambda f: "result 1" in f.message and scaled_gradient(f),
-                "the losses are of single rows, not their mean: the gradient is not divided by the number of rows",
-            ),
-            Hint(
-                lambda f: "result 1" in f.message,
-                "the losses are right, the gradient is not: of the probability of each row's target 1 is subtracted, on"
-                " the one rank that has the target, at the place target - first",
-            ),
-            Hint(
-                own_maxima,
-                "exponentials that were shifted by different numbers cannot be added: what is subtracted must be the"
-                " largest logit of all words, the same on every rank",
-            ),
-            Hint(
-                losses_of_the_ranks,
-                "the ranks disagree on the loss: the largest logit, the target's logit and the sum of exponentials are"
-                " all three numbers of all words, so each is reduced",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many bytes: a row needs three numbers from the other ranks, not their logits",
-            ),
-            Hint(
-                lambda f: is_wrong(f) and all(np.all(np.asarray(a[0]) < 0) for a in f.answers),
-                "a loss is never negative: it is the logarithm of the sum minus the target's logit",
-            ),
-            Hint(
-                target_elsewhere,
-                "the target's logit is with one rank only: the one with first <= target < first + (its number of"
-                " words); the others add 0 (a negative index counts from the end, and the last word of a range belongs"
-                " to it)",
-            ),
-            Hint(
-                lambda f: f.raised(IndexError),
-                "a target that is not among a rank's words has no place in its logits: look at first <= target < first"
-                " + words",
-            ),
-            Hint(lambda f: f.raised(MismatchError), "do all ranks call the same reductions, with as many rows?"),
+        hints=hints_of(
+            globals(),
+            "14b.split_cross_entropy",
+            not_finite=lambda f: any(not np.isfinite(part).all() for a in f.answers if a is not None for part in a),
+            of_its_own_softmax=lambda f: by_rank(f, own_softmax),
+            always_negative=lambda f: all(np.all(np.asarray(a[0]) < 0) for a in f.answers),
         ),
     )
 ]

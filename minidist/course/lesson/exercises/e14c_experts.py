@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from minidist.core.autograd import Parameter, Tensor
-from minidist.core.base.errors import MismatchError
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 WIDTH = 3
 
@@ -148,38 +148,16 @@ EXERCISES = [
         par=Case(4, 10),
         communicates=False,
         label=lambda case: f"{case.size} tokens, {case.ranks} experts, capacity factor {routing(case)[1]}",
-        hints=(
-            Hint(
-                lambda f: right_slots(f, slots_with(f.case, int)) and "slots" in wrong_in(f),
-                "the capacity is rounded up here, not down: 7 tokens on 3 experts at 1.0 need 3 slots each",
-            ),
-            Hint(
-                lambda f: right_slots(f, slots_with(f.case, later_first=True)) and "slots" in wrong_in(f),
-                "slots are given out in token order: the first tokens get them, later ones are dropped",
-            ),
-            Hint(
-                lambda f: loss_is(f, lambda share, mean: float(len(share) * (mean @ mean))),
-                "f is the share of tokens that *chose* an expert (counts), P the mean probability; this is P times P",
-            ),
-            Hint(
-                lambda f: loss_is(f, lambda share, mean: float(share @ mean)),
-                "times the number of experts: then the loss of perfect balance is 1, however many experts there are",
-            ),
-            Hint(
-                lambda f: {"loss"} <= wrong_in(f) and counts_kept_tokens(f),
-                "f counts the tokens that found a slot; it is the share of all tokens that chose the expert,"
-                " dropped ones too",
-            ),
-            Hint(
-                lambda f: wrong_in(f) == {"gradient"},
-                "only the gradient is wrong: it runs through P alone (a count has no gradient), and P is a mean over"
-                " the tokens: N f / tokens in every row",
-            ),
-            Hint(
-                lambda f: wrong_in(f) == {"slots"},
-                "only the slots are wrong: slot number expert x capacity + place, and -1 for a token that finds its"
-                " expert full",
-            ),
+        hints=hints_of(
+            globals(),
+            "14c.slots_and_balance",
+            rounded_down=lambda f: right_slots(f, slots_with(f.case, int)) and "slots" in wrong_in(f),
+            later_first=lambda f: right_slots(f, slots_with(f.case, later_first=True)) and "slots" in wrong_in(f),
+            mean_squared=lambda f: loss_is(f, lambda share, mean: float(len(share) * (mean @ mean))),
+            not_times_experts=lambda f: loss_is(f, lambda share, mean: float(share @ mean)),
+            kept_tokens_only=lambda f: {"loss"} <= wrong_in(f) and counts_kept_tokens(f),
+            gradient_only=lambda f: wrong_in(f) == {"gradient"},
+            slots_only=lambda f: wrong_in(f) == {"slots"},
         ),
     ),
     Exercise(
@@ -192,33 +170,10 @@ EXERCISES = [
             f"{case.ranks} rank{'s' * (case.ranks != 1)}, {shapes(case)[0]} experts, {shapes(case)[1]} slots each"
         ),
         limits=("bytes",),
-        hints=(
-            Hint(
-                lambda f: f.raised(LookupError), "that expert's weights are on another rank: send it the rows instead"
-            ),
-            Hint(
-                lambda f: f.answers_are([slots_of(f.case, rank) for rank in range(f.case.ranks)]),
-                "the rows came back as they were: run the experts between the two all-to-alls",
-            ),
-            Hint(
-                lambda f: f.answers_are(swapped_back(f.case)),
-                "an all-to-all sends piece j to rank j, so on the way back the *source rank* is the first dim, as it"
-                " was when the rows arrived",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many bytes: an expert needs only its own slots from every rank",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and f.case.ranks == 1,
-                "each expert here computes its own rows, arrived[:, local], of every source rank",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and f.case.ranks > 1,
-                "compare with the picture: from rank r you got (experts here, capacity) rows, in the order of your"
-                " experts",
-            ),
-            Hint(lambda f: f.raised(MismatchError), "does every rank send and receive pieces of the same size, twice?"),
+        hints=hints_of(
+            globals(),
+            "14c.dispatch",
+            unchanged=lambda f: f.answers_are([slots_of(f.case, rank) for rank in range(f.case.ranks)]),
         ),
     ),
 ]

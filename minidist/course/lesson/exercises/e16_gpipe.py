@@ -9,7 +9,8 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan import Plan
-from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing, says
+from minidist.course.lesson.exercise import Case, Exercise, drawing
+from minidist.course.lesson.hint_file import hints_of
 from minidist.course.lesson.plain import form
 from minidist.pipeline.schedules import from_cells, get_schedule
 from minidist.pipeline.timing import time_plan
@@ -72,7 +73,7 @@ def describe(case: Case) -> str:
     return f"{case.size} stage{'s' * (case.size != 1)}, {case.seed} micro-batch{'es' * (case.seed != 1)}"
 
 
-def exercise(name: str, schedule: str, lives: bool, hints: tuple[Hint, ...]) -> Exercise:
+def exercise(name: str, schedule: str, lives: bool) -> Exercise:
     return Exercise(
         name=name,
         arguments=lambda case, rank: (case.size, case.seed),
@@ -84,39 +85,8 @@ def exercise(name: str, schedule: str, lives: bool, hints: tuple[Hint, ...]) -> 
         label=describe,
         communicates=False,
         written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
-        hints=(*hints, *COMMON),
+        hints=hints_of(globals(), name, "schedules"),
     )
 
 
-COMMON = (
-    Hint(says("one list for each"), "the answer is a list with one list of names for each stage: [['F0', 'B0'], ...]"),
-    Hint(
-        says("is missing", "has no action"),
-        "each stage runs each micro-batch forward and backward: m times F and m times B in each list",
-    ),
-    Hint(
-        says("and your lists go to", "outside"), "micro-batches are numbered from 0 to m-1; what if m is less than p?"
-    ),
-    Hint(says("is not an action"), "an action is a text of a letter and a number; the list it is in says its stage"),
-    Hint(says("appears twice"), "each stage runs each micro-batch once forward and once backward"),
-    Hint(
-        says("deadlock", "waits for", "before"),
-        "a stage waits for something that comes later: F needs the F of the stage before it, B the stage's own F and"
-        " the B of the stage after it",
-    ),
-)
-
-EXERCISES = [
-    exercise(
-        "16.gpipe",
-        "gpipe",
-        False,
-        (
-            Hint(
-                says("it takes"),
-                "stages wait for each other: let a stage start its next forward while the one after it works on the"
-                " last; no backward before all forwards, and the same order of backwards on all stages",
-            ),
-        ),
-    )
-]
+EXERCISES = [exercise("16.gpipe", "gpipe", lives=False)]

@@ -5,7 +5,8 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, returns, summed
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, summed
+from minidist.course.lesson.hint_file import hints_of
 
 EPS = 1e-5
 CHANNELS = 3
@@ -66,47 +67,6 @@ EXERCISES = [
         par=Case(4, 7),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, up to {case.size} rows each",
         limits=("bytes",),
-        hints=(
-            Hint(not_a_number, "a rank without rows has no mean, and 0/0 spreads to all: let it count as 0 rows"),
-            Hint(
-                lambda f: f.answers_are(normalised(f.case, "own")),
-                "each rank normalises by its own rows: that is batch norm of micro-batches, not of the batch",
-            ),
-            Hint(
-                lambda f: f.answers_are(normalised(f.case, "mean of variances")),
-                "the variance of all rows is more than the mean of the ranks' variances: add (mean of the rank - mean"
-                " of all)^2, weighted by rows",
-            ),
-            Hint(
-                lambda f: f.answers_are(normalised(f.case, "mean of means")),
-                "ranks have unequal numbers of rows: weight each rank's mean and variance by its rows",
-            ),
-            Hint(
-                lambda f: f.answers_are(normalised(f.case, "unbiased")),
-                "batch norm normalises by the variance of these rows: divide by their number, not by one less",
-            ),
-            Hint(
-                lambda f: f.answers_are(normalised(f.case, "eps outside")),
-                "eps is added to the variance, under the root",
-            ),
-            returns(
-                lambda case: normalised(case, "no root"),
-                "the rows are divided by the variance; divide them by its root, the standard deviation",
-            ),
-            returns(
-                lambda case: normalised(case, "not centred"),
-                "the mean of all rows is not subtracted: (x - mean) / sqrt(variance + eps)",
-            ),
-            Hint(
-                is_wrong,
-                "mean and variance are those of the rows of all ranks together, as if one rank had all of them: weight"
-                " what each rank sends by its rows, and take the variance around the mean of all",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but too many bytes: a number of rows, a mean and a variance per channel are enough, the rows"
-                " stay where they are",
-            ),
-        ),
+        hints=hints_of(globals(), "16b.sync_batch_norm"),
     )
 ]

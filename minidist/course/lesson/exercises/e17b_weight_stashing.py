@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, is_wrong
+from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong
+from minidist.course.lesson.hint_file import hints_of
 
 Gradient = Callable[[int, np.ndarray], np.ndarray]  # (mini-batch, weights) -> its gradient at these weights
 RATE = 0.25
@@ -106,45 +107,14 @@ EXERCISES = [
         par=Case(1, 3, 3),
         label=lambda case: f"{case.size} forwards ahead, {count(case)} mini-batches",
         communicates=False,
-        hints=(
-            Hint(
-                in_place,
-                "the history is the same array many times: `-=` changes the weights in place, and every reference to"
-                " them in the stash",
-            ),
-            Hint(
-                lambda f: same(f, latest_weights(*arguments(f.case))),
-                "this backward uses the newest weights, and the forward saw older ones: keep, for each mini-batch, what"
-                " its F saw",
-            ),
-            Hint(wrong_length, "return a list with the weights after each update, one for each B of the order"),
-            Hint(
-                lambda f: same(f, mistaken(f.case, "up")),
-                "the weights move up the gradient: subtract the learning rate times the gradient",
-            ),
-            Hint(
-                lambda f: same(f, mistaken(f.case, "from the stash")),
-                "each update starts from the weights that its F saw, so the updates in between are lost: only the"
-                " gradient is that of the stash, and it changes the newest weights",
-            ),
-            Hint(
-                lambda f: same(f, mistaken(f.case, "first")),
-                "every gradient is computed with the first weights: keep, for each mini-batch, what its F saw",
-            ),
-            Hint(
-                other_rate,
-                "the first update has the right direction and another length: the learning rate is 0.25, and counts"
-                " once",
-            ),
-            Hint(
-                is_wrong,
-                "the B of mini-batch i takes gradient(i, weights) of the same i, at the weights that F of i saw, and"
-                " changes the newest ones",
-            ),
-            Hint(
-                lambda f: count(f.case) > 10,
-                "right with up to 10 mini-batches: the number of F10 has two digits, int(action[1:])",
-            ),
+        hints=hints_of(
+            globals(),
+            "17b.stashing",
+            latest_weights_used=lambda f: same(f, latest_weights(*arguments(f.case))),
+            weights_go_up=lambda f: same(f, mistaken(f.case, "up")),
+            taken_from_the_stash=lambda f: same(f, mistaken(f.case, "from the stash")),
+            first_weights=lambda f: same(f, mistaken(f.case, "first")),
+            more_than_ten=lambda f: count(f.case) > 10,
         ),
     )
 ]

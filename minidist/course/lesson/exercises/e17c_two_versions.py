@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, difference, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, difference, drawing
 from minidist.course.lesson.exercises.e17b_weight_stashing import RATE, Gradient, gradient_of, start, wrong_length
+from minidist.course.lesson.hint_file import hints_of
 
 
 class CountedGradient:
@@ -99,41 +100,15 @@ EXERCISES = [
         ),
         communicates=False,
         generator=True,
-        hints=(
-            Hint(
-                lambda f: "alive at once" in f.message,
-                "two versions are enough: drop the older one when a batch has made its update; a list of all weights"
-                " keeps every one of them alive, `yield` does not",
-            ),
-            Hint(all_alike, "the history is the same array many times: make a new array for each version"),
-            Hint(
-                delayed_by(0),
-                "batch b used version b, which is not there when its first forwards run: it is the batch before that"
-                " delays it by one",
-            ),
-            Hint(
-                delayed_by(1, rate=-RATE),
-                "the weights move up the gradient: subtract the rate times the sum of gradients",
-            ),
-            Hint(
-                lambda f: f.raised(KeyError),
-                "a version is not there: an update makes the next one after the last micro-batch of a batch, k % m == m"
-                " - 1, and batch b uses max(b - 1, 0)",
-            ),
-            Hint(
-                delayed_by(1, mean=True),
-                "the micro-batches' gradients are added, not averaged: each has its share of the loss already",
-            ),
-            Hint(
-                delayed_by(2),
-                "the gradients are those of two batches ago: batch b uses the weights after batch b - 2 updates, which"
-                " is version max(b - 1, 0)",
-            ),
-            Hint(
-                lambda f: "expected" in f.message and "arrays" not in f.message and f.case.size == 0,
-                "is the sum of gradients set back to zero after each update?",
-            ),
-            Hint(wrong_length, "one update per batch: return one array for each m backwards"),
+        hints=hints_of(
+            globals(),
+            "17c.two_versions",
+            wrong_length=wrong_length,
+            not_delayed=delayed_by(0),
+            adds_the_gradient=delayed_by(1, rate=-RATE),
+            takes_the_mean=delayed_by(1, mean=True),
+            two_updates_late=delayed_by(2),
+            one_array_differs=lambda f: "arrays" not in f.message,
         ),
     )
 ]

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist.core.base.errors import UsageError
-from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing, says
-from minidist.course.lesson.exercises.e16_gpipe import COMMON, cases, describe, in_the_readers_words, plan_of
+from minidist.course.lesson.exercise import Case, Exercise, drawing
+from minidist.course.lesson.exercises.e16_gpipe import cases, describe, in_the_readers_words, plan_of
+from minidist.course.lesson.hint_file import hints_of
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 
@@ -44,34 +45,11 @@ EXERCISES = [
         label=describe,
         communicates=False,
         written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
-        hints=(
-            Hint(
-                says("holds"),
-                "a micro-batch is alive until its W: put W off only as long as the stage would have waited, s"
-                " micro-batches on stage s",
-            ),
-            Hint(
-                says("it takes"),
-                "the stage before waits for I, no stage waits for W: do I as soon as the gradient arrives, and W where"
-                " a stage would wait",
-            ),
-            Hint(
-                lambda f: says("before")(f) and says("W")(f),
-                "W needs the gradient that has arrived: on each stage a micro-batch's I comes before its W",
-            ),
-            Hint(
-                says("twice", "take one form"),
-                "a micro-batch is once F, once I and once W on each stage, or F and B: B is I and W at once",
-            ),
-            Hint(
-                says("one list for each"),
-                "the answer is a list with one list of names for each stage: [['F0', 'I0', 'W0'], ...]",
-            ),
-            Hint(
-                says("is missing", "has no action"),
-                "each micro-batch needs F, I and W (or B, which is I and W at once) on each stage",
-            ),
-            *COMMON,
+        hints=hints_of(
+            globals(),
+            "19.zero_bubble",
+            "schedules",
+            w_comes_before=lambda f: "before" in f.message and "W" in f.message,
         ),
     )
 ]

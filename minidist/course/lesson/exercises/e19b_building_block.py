@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 OFFSETS = {"V-Min": (1, 1, 1, 1), "V-Half": (2, 1, 2, 1), "ZB-V": (4, 2, 4, 2)}
 
@@ -78,25 +79,6 @@ EXERCISES = [
         label=lambda case: f"{case.size} rank{'s' * (case.size != 1)}, offsets {_offsets_of(case)}",
         communicates=False,
         written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
-        hints=(
-            Hint(
-                _says("same unit"),
-                "a rank has 6 units per micro-batch: wait longer at one of the three turns, until the four starts"
-                " differ modulo 6 on every rank",
-            ),
-            Hint(
-                _says("are possible"),
-                "a unit of waiting between F up and I up counts twice, because both chunks are alive: wait at another"
-                " turn",
-            ),
-            Hint(
-                _says("apart"),
-                "F and I of the first chunk: F starts later from rank to rank, I earlier; up the other way",
-            ),
-            Hint(_says("follow one another"), "each turn takes at least the one unit of the pass before it"),
-            Hint(
-                _says("one row"), "the answer is a list with four starts per rank: [(F down, F up, I up, I down), ...]"
-            ),
-        ),
+        hints=hints_of(globals(), "19b.building_block"),
     )
 ]

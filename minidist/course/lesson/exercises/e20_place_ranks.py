@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, says
+from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 
 def problem(case: Case) -> tuple[tuple[int, ...], list[float], int]:
@@ -82,24 +83,6 @@ EXERCISES = [
         par=Case(1, 8),
         label=lambda case: "mesh {}, traffic {}, nodes of {}".format(*problem(case)),
         communicates=False,
-        hints=(
-            Hint(
-                says("return one node"),
-                "a list with the node of rank 0, rank 1, and so on; np.ndindex(*shape) goes through them in order",
-            ),
-            Hint(
-                says("the nodes hold"),
-                "every node holds node_size ranks: number the ranks in some order, then divide by node_size",
-            ),
-            Hint(
-                has_the_fewest_bytes_inside,
-                "the other way round: the axis with the *most* bytes must be the fastest in your order",
-            ),
-            Hint(
-                says("between nodes"),
-                "the order in which you number the ranks may be another one than the mesh's: the axis with the most"
-                " bytes fastest, then the next",
-            ),
-        ),
+        hints=hints_of(globals(), "20.place_ranks"),
     )
 ]

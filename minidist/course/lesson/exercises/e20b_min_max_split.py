@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Hint, says
+from minidist.course.lesson.exercise import Case, Exercise
+from minidist.course.lesson.hint_file import hints_of
 from minidist.pipeline.partition import by_slowest
 
 
@@ -63,25 +64,10 @@ EXERCISES = [
         par=Case(1, 8, 4),
         label=lambda case: f"{case.size} layer{'s' * (case.size != 1)}, {case.seed} stage{'s' * (case.seed != 1)}",
         communicates=False,
-        hints=(
-            Hint(
-                lambda f: len(f.answers[0]) > 1 and f.answers[0][-1] == f.case.size != sum(f.answers[0]),
-                "these are the places where stages end; return the number of layers of each stage",
-            ),
-            Hint(
-                says("return a list"),
-                "a list of whole numbers, one for each stage, that add up to the number of layers",
-            ),
-            Hint(
-                says("without a layer", "stages instead", "layers together"),
-                "every layer is in one stage and every stage has a layer",
-            ),
-            Hint(
-                says("is possible"),
-                "stages with as many layers each do not take as long each, and filling stage after stage up to the"
-                " average leaves the last one with the rest: try every place where the last stage could begin, and cut"
-                " what is before it in the best way",
-            ),
+        hints=hints_of(
+            globals(),
+            "20b.min_max_split",
+            ends_not_sizes=lambda f: len(f.answers[0]) > 1 and f.answers[0][-1] == f.case.size != sum(f.answers[0]),
         ),
     )
 ]

@@ -7,7 +7,8 @@ import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.parallel.context.positions import sequence_positions
-from minidist.course.lesson.exercise import Case, Exercise, Hint, returns
+from minidist.course.lesson.exercise import Case, Exercise
+from minidist.course.lesson.hint_file import hints_of
 
 SEPARATOR = 0
 
@@ -73,32 +74,15 @@ EXERCISES = [
         par=Case(1, 8, 8 * 2 + 1),
         label=lambda case: f"rank {_place(case)[0]} of {_place(case)[1]}, tokens {text(case).tolist()}",
         communicates=False,
-        hints=(
-            Hint(lambda f: f.answers_are([~f.expected[0]]), "this is the reverse: True where a query sees a key"),
-            returns(
-                lambda case: [_right(case) & (np.arange(2 * case.size) != _rows(case)[:, None])],
-                "a query sees its own key, too: <=, not <",
-            ),
-            Hint(
-                lambda f: f.raised(IndexError),
-                "rank r holds chunk r and chunk 2P-1-r of 2P: chunks are numbered from 0, so the last one is 2P-1",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and "shape" not in f.message and bool(np.all(f.answers[0])),
-                "every query sees every key: it sees no key behind its own, and none of another document",
-            ),
-            Hint(
-                lambda f: f.answers_are([mistaken(f.case, "no documents")]),
-                "the causal mask alone: a query also sees keys of other documents before its own",
-            ),
-            Hint(
-                lambda f: f.answers_are([mistaken(f.case, "separator")]),
-                "a separator belongs to the document that it ends, and the next document begins behind it",
-            ),
-            Hint(
-                lambda f: f.answers_are([mistaken(f.case, "contiguous")]) or "shape" in f.message,
-                "rank r holds chunk r and chunk 2P-1-r of 2P; of chunks that are not equal the first ones are larger",
-            ),
+        hints=hints_of(
+            globals(),
+            "22.visible",
+            negated=lambda f: f.answers_are([~f.expected[0]]),
+            without_itself=lambda case: [_right(case) & (np.arange(2 * case.size) != _rows(case)[:, None])],
+            all_visible=lambda f: "shape" not in f.message and bool(np.all(f.answers[0])),
+            without_documents=lambda f: f.answers_are([mistaken(f.case, "no documents")]),
+            separator_stands_alone=lambda f: f.answers_are([mistaken(f.case, "separator")]),
+            contiguous=lambda f: f.answers_are([mistaken(f.case, "contiguous")]) or "shape" in f.message,
         ),
     )
 ]

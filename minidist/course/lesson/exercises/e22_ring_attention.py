@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import MismatchError
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, returns
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least
+from minidist.course.lesson.hint_file import hints_of
 
 SIZE = 2
 
@@ -100,53 +100,23 @@ EXERCISES = [
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.ranks + case.size} tokens",
         limits=("bytes", "messages"),
         tolerance=1e-8,
-        hints=(
-            Hint(not_finite, "scores of hundreds overflow exp: shift by the largest score so far, and remember it"),
-            Hint(
-                lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs.mean(axis=0))),
-                "the mean of the blocks' outputs gives every block the same weight; its weight is its sum of"
-                " exponentials",
+        hints=hints_of(
+            globals(),
+            "22.ring_attention",
+            averaged_blocks=lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs.mean(axis=0))),
+            first_block=lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs[0])),
+            other_scale=lambda f: any(
+                f.answers_are(split(f.case, attend(*scaled(f.case, by)))) for by in (SIZE**0.5, SIZE ** (-0.5))
             ),
-            Hint(
-                lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs[0])),
-                "a rank's queries have met its own keys only: pass K and V on, n - 1 times",
-            ),
-            Hint(
-                lambda f: any(
-                    f.answers_are(split(f.case, attend(*scaled(f.case, by)))) for by in (SIZE**0.5, SIZE**-0.5)
-                ),
-                "the scores are q k^T / sqrt(d), d being the length of a query",
-            ),
-            returns(
-                lambda case: split(case, attend(data(case)[0], *data(case)[:0:-1])),
-                "keys and values are exchanged: scores are made of the keys, and the output is a mean of values",
-            ),
-            Hint(
-                lambda f: any(
+            keys_for_values=lambda case: split(case, attend(data(case)[0], *data(case)[:0:-1])),
+            not_rescaled=lambda f: any(
+                (
                     f.answers_are(without_scaling(f.case, sums, outputs))
                     for sums, outputs in ((True, True), (True, False), (False, True))
-                ),
-                "when the maximum grows, what was summed before was shifted by less: multiply sum and output by exp(old"
-                " - new)",
+                )
             ),
-            Hint(
-                lambda f: (
-                    f.kind == "wrong"
-                    and bool(np.ptp(np.vstack(f.answers) / np.vstack(f.expected), axis=1).max() < 1e-9)
-                ),
-                "each row is a multiple of the right one: divide it by its sum of exponentials, of all blocks, once",
-            ),
-            Hint(
-                lambda f: f.raised(MismatchError),
-                "blocks are ragged: after s steps the block of rank (rank - s) % n is here, with rows[...] of it",
-            ),
-            Hint(
-                lambda f: f.kind == "limit",
-                "right, but more than K and V once round: n - 1 steps, and both in one message",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong" and f.case.ranks > 2,
-                "pass on the block that has just come, not your own again; after n - 1 steps each has seen all",
+            of_the_right_direction=lambda f: bool(
+                np.ptp(np.vstack(f.answers) / np.vstack(f.expected), axis=1).max() < 1e-09
             ),
         ),
     )

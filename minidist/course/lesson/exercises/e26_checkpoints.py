@@ -12,7 +12,8 @@ import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing, is_wrong, standard_cases
+from minidist.course.lesson.exercise import Case, Exercise, drawing, is_wrong, standard_cases
+from minidist.course.lesson.hint_file import hints_of
 
 # A save that may die --------------------------------------------------------------------------------------------------
 
@@ -167,38 +168,13 @@ EXERCISES = [
         par=Case(1, 3),
         communicates=False,
         unit="file",
-        hints=(
-            Hint(
-                lambda f: "left by a save that died" in f.message,
-                "a save may have died before, and its files lie where this one writes: remove them first, or find a"
-                " name that is free",
+        hints=hints_of(
+            globals(),
+            "26.save",
+            same_name_again=lambda f: f.case.seed == 1,
+            written_before_it_is_whole=lambda f: (
+                "half written" in f.message or ("not a whole checkpoint" in f.message and "step" in f.message)
             ),
-            Hint(
-                lambda f: "Directory not empty" in f.message,
-                "a rename does not replace a folder with files in it: find a name that is free",
-            ),
-            Hint(
-                lambda f: (
-                    f.case.seed == 1
-                    and any(words in f.message for words in ("half written", "'step-1' is not a whole"))
-                ),
-                "the name was taken by the only checkpoint that existed: write beside it, and find a name that is free",
-            ),
-            Hint(
-                lambda f: (
-                    "half written" in f.message or ("not a whole checkpoint" in f.message and "step" in f.message)
-                ),
-                "`latest` named the new checkpoint before all of it was written: first all files, then `latest`",
-            ),
-            Hint(
-                lambda f: "not a whole checkpoint" in f.message,
-                "writing `latest` is not atomic, and half of a name is not a name: write another file and rename it",
-            ),
-            Hint(
-                lambda f: f.raised(FileNotFoundError),
-                "what is renamed has been written before, under the name that `rename` is given first",
-            ),
-            Hint(lambda f: "at the end" in f.message, "`latest` must name the new checkpoint in the end"),
         ),
     ),
     Exercise(
@@ -209,25 +185,6 @@ EXERCISES = [
         cases=standard_cases,
         par=Case(4, 23, 12),
         limits=("time",),
-        hints=(
-            Hint(
-                lambda f: f.metric == "time",
-                "a rank reads pieces in which it has no element: compare the ranges first, and read what overlaps",
-            ),
-            Hint(
-                lambda f: is_wrong(f) and "got shape" in f.message,
-                "the number of elements need not be a multiple of the ranks: chunk_sizes gives some ranks one more",
-            ),
-            Hint(
-                lambda f: f.raised(ValueError) and "concatenate" in f.message,
-                "no piece may overlap a rank's chunk, which then is empty: begin with np.empty(size of the chunk), and"
-                " copy into it",
-            ),
-            Hint(
-                lambda f: is_wrong(f) or f.raised(ValueError),
-                "a piece may begin before your chunk or end after it, and pieces come in any order: copy the overlap to"
-                " its place",
-            ),
-        ),
+        hints=hints_of(globals(), "26.load", wrong_or_raised=lambda f: is_wrong(f) or f.raised(ValueError)),
     ),
 ]

@@ -5,7 +5,8 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 
 def replicas(case: Case) -> list[np.ndarray]:
@@ -49,21 +50,8 @@ EXERCISES = [
         par=Case(4, 100, 1),
         limits=("bytes",),
         unit="weight",
-        hints=(
-            Hint(
-                lambda f: f.kind == "limit",
-                "these are the weights themselves, or nearly; a digest of 16 bytes says as much",
-            ),
-            Hint(compared_sums, "two entries were exchanged: their sum is what it was. A digest of the bytes sees it"),
-            Hint(
-                lambda f: f.kind == "wrong" and any(answer != f.answers[0] for answer in f.answers),
-                "the ranks give different answers, and one that acts on it leaves the others waiting: every rank must"
-                " see the digest of every rank",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong",
-                "the lowest rank that differs from rank 0, in any bit, or -1; an almost equal array is not equal",
-            ),
+        hints=hints_of(
+            globals(), "28.first_difference", ranks_differ=lambda f: any(answer != f.answers[0] for answer in f.answers)
         ),
     )
 ]

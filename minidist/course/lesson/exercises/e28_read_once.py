@@ -5,7 +5,8 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing
+from minidist.course.lesson.hint_file import hints_of
 
 # What is read in place of what, by the seed: the same numbers of samples with the same sum, and with the same sum of
 # squares too.
@@ -42,18 +43,9 @@ def cases() -> list[Case]:
     return sorted([*small, Case(5, 60, 5), Case(8, 40, 1)])
 
 
-def missed(what: str) -> Hint:
-    """Return the hint for an answer that takes a wrong epoch of this kind for a right one."""
-
-    def when(failure: Failure) -> bool:
-        return failure.kind == "wrong" and kind(failure.case) == what and failure.answers[0] == 1
-
-    texts = {
-        "same sum": "0 and 3 were read as 1 and 2: the sum is what it was. Add a hash of each number in its place",
-        "same squares": "0, 4 and 5 were read as 1, 2 and 6: sums and sums of squares are what they were. Add a hash of"
-        " each number",
-    }
-    return Hint(when, texts[what])
+def missed(failure: Failure, what: str) -> bool:
+    """Return whether the answer takes a wrong epoch of this kind for a right one."""
+    return failure.kind == "wrong" and kind(failure.case) == what and failure.answers[0] == 1
 
 
 EXERCISES = [
@@ -67,22 +59,8 @@ EXERCISES = [
         par=Case(4, 80, 5),
         limits=("bytes",),
         unit="sample",
-        hints=(
-            Hint(
-                lambda f: f.kind == "limit",
-                "these are the numbers of the samples, or nearly; a count and a digest are 16 bytes",
-            ),
-            missed("same sum"),
-            missed("same squares"),
-            Hint(
-                lambda f: f.kind == "wrong" and any(answer != f.answers[0] for answer in f.answers),
-                "the ranks give different answers: each of them must add up what all have read",
-            ),
-            Hint(
-                lambda f: f.kind == "wrong",
-                "1 when all ranks together have read each of the samples once, and 0 when one was read twice, or by no"
-                " rank; a rank may have read none",
-            ),
+        hints=hints_of(
+            globals(), "28.read_once", ranks_differ=lambda f: any(answer != f.answers[0] for answer in f.answers)
         ),
     )
 ]

@@ -11,16 +11,21 @@ Proved by: tests/lesson/test_puzzles.py
 """
 
 import re
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import dedent
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from minidist.core.base.trace import Trace
-from minidist.course.lesson.exercise import Case, Exercise, Hint
+from minidist.course.lesson.exercise import Case, Exercise
+from minidist.course.lesson.hint_file import hint_of
 
 BLANK = "____"
 MESSAGES = ("bytes", "messages")
+Item = Mapping[str, Any]  # a puzzle as its row's file has it
+Kinds = Mapping[str, Callable[[Item], dict[str, Any]]]
 Picture = Callable[[Case, Any], Sequence[Trace]]  # from a case and rank 0's answer
 
 
@@ -55,51 +60,39 @@ def filled(stub: str, lines: Sequence[str]) -> str:
     return stub
 
 
-def puzzle(
-    text: str, cases: Sequence[Case], *hints: Hint, note: str = "", picture: Picture | None = None, **settings: Any
-) -> Puzzle:
-    """Return a puzzle of an exercise that has these cases, the last of which has the target.
+def puzzle_of(item: Item, names: Mapping[str, Any], kinds: Kinds) -> Puzzle:
+    """Return the puzzle of an item of a row's file: of an exercise that it makes, or of one of a lesson."""
+    stub, picture, text = item["stub"].strip("\n"), names.get(item.get("picture", "")), item["text"]
+    if "exercise" in item:
+        lesson = import_module(f"minidist.course.lesson.exercises.{item['file']}")
+        exercise = next(exercise for exercise in lesson.EXERCISES if exercise.name == item["exercise"])
+        return Puzzle(item["name"], item["title"], text, stub, exercise, picture)
 
-    text: a line of name and title, the task, an empty line, and the stub. note: the end of the task, which puzzles of a
-    kind have in common. settings: of Exercise.
-    """
-    head, _, stub = dedent(text).strip("\n").partition("\n\n")
-    title, *lines = head.split("\n")
-    name, _, title = title.partition(" ")
+    settings = kinds[item["kind"]](item) if "kind" in item else next(iter(kinds.values()))(item)
+    picture, note, common = settings.pop("picture", None), settings.pop("note", ""), settings.pop("hints", ())
+    cases = [Case(*numbers) for numbers in item["cases"]]
     exercise = Exercise(
-        name=f"puzzle.{name}",
+        name=f"puzzle.{item['name']}",
         cases=lambda: list(cases),
         draw=None,
         par=cases[-1],
         functions=(function_of(stub),),
-        hints=hints,
+        hints=(*(hint_of(row, names) for row in item.get("hint", ())), *common),
         **settings,
     )
-    return Puzzle(name, title, " ".join([*lines, note]).strip(), stub, exercise, picture)
+    return Puzzle(item["name"], item["title"], f"{text} {note}".strip(), stub, exercise, picture)
 
 
-def of_lesson(text: str, exercise: Exercise, picture: Picture | None = None) -> Puzzle:
-    """Return the puzzle of an exercise of a lesson. text: a line of name and title, the signature, the task."""
-    title, signature, *lines = dedent(text).strip("\n").split("\n")
-    name, _, title = title.partition(" ")
-    return Puzzle(name, title, " ".join(lines), f"def {signature}:\n    {BLANK}", exercise, picture)
+def puzzles_of(row: str, names: Mapping[str, Any], kinds: Kinds) -> list[Puzzle]:
+    """Return the puzzles of a row's file, the easiest first.
+
+    names: the functions that the file names. kinds: kind of an item -> the settings of its Exercise, and what the
+    puzzles of a kind have in common: `note` (the end of the task), `hints` and `picture`. The first is the usual one.
+    """
+    text = Path(__file__).with_name(f"{row}.toml").read_text(encoding="utf-8")
+    return [puzzle_of(item, names, kinds) for item in tomllib.loads(text)["puzzle"]]
 
 
-def says(words: str, text: str) -> Hint:
-    """Return a hint for a failure whose message has these words."""
-    return Hint(lambda failure: words in failure.message, text)
-
-
-def raises(kinds: type[BaseException] | tuple[type[BaseException], ...], text: str) -> Hint:
-    """Return a hint for an answer that raises one of these."""
-    return Hint(lambda failure: failure.raised(*(kinds if isinstance(kinds, tuple) else (kinds,))), text)
-
-
-def above(metric: str, text: str) -> Hint:
-    """Return a hint for a right answer that is above the target in this metric."""
-    return Hint(lambda failure: failure.kind == "limit" and failure.metric == metric, text)
-
-
-def too_few(text: str) -> Hint:
-    """Return a hint for right answers that no message has carried."""
-    return Hint(lambda failure: failure.kind in ("few", "shared"), text)
+def own_exercises(puzzles: Sequence[Puzzle]) -> list[Exercise]:
+    """Return the exercises that are not of a lesson."""
+    return [puzzle.exercise for puzzle in puzzles if puzzle.exercise.name.startswith("puzzle.")]

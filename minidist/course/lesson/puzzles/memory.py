@@ -15,17 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import MismatchError, UsageError
+from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
-from minidist.course.lesson.exercise import Case, Hint, Least, returns
-from minidist.course.lesson.exercises import (
-    e02_free_in_order,
-    e10_recompute,
-    e11_flat_partition,
-    e12_prefetch,
-    e12b_offload,
-)
-from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, says
+from minidist.course.lesson.exercise import Case, Least
+from minidist.course.lesson.hint_file import hint_of
+from minidist.course.lesson.puzzles import Item, own_exercises, puzzles_of
 
 KILOBYTE, MICROSECOND = 1000, 1e-6
 PURPOSES = {"a": "activation", "g": "activation_gradient", "w": "gradient", "p": "unsharded"}
@@ -143,241 +137,42 @@ def updates(n: int) -> list[str]:
     return [f"update {i}" for i in range(1, n + 1)]
 
 
-def program(
-    text: str, goal: Callable[[int], Sequence[str]], *hints: Hint, needs: Needs = network, **more: Any
-) -> Puzzle:
-    """Return the puzzle of a program on a Device. goal: what must have been done, of n layers."""
-    kilobytes, start = more.get("kilobytes", {}), more.get("start", ["a0"])
+# A part of a goal -> what must have been done, of n layers.
+DONE = {"forward": forward, "backward": backward, "updates": updates}
+NOTE = 'd.make("a1") makes an array in 1 µs; it has 1,000 B where nothing else is said, until d.free("a1").'
+TOO_EARLY = {
+    "says": "which is not in memory",
+    "text": "it was freed too early, or not made yet: name what each `make` needs",
+}
+
+
+def program(item: Item) -> dict[str, Any]:
+    """Return the settings of the puzzle of a program on a Device."""
+    needs: Needs = globals()[item.get("needs", "network")]
 
     def setup(comm: Comm, layers: int) -> tuple[Any, ...]:
-        device = Device(comm, layers, needs, kilobytes)
-        for array in start:
+        device = Device(comm, layers, needs, item.get("kilobytes", {}))
+        for array in item.get("start", ["a0"]):
             device.keep(array, 0.0)
         return (device, layers)
 
     def check_answers(case: Case, answers: Sequence[Any]) -> str:
-        missing = [item for item in goal(case.size) if item not in answers[0]]
+        goal = [name for part in item["goal"] for name in (DONE[part](case.size) if part in DONE else [part])]
+        missing = [name for name in goal if name not in answers[0]]
         return f"{missing[0]} is missing: what was done is {', '.join(answers[0]) or 'nothing'}" if missing else ""
 
-    return puzzle(
-        text,
-        [Case(1, n) for n in more.get("sizes", (2, 3, 4))],
-        *hints,
-        says("which is not in memory", "it was freed too early, or not made yet: name what each `make` needs"),
-        note='d.make("a1") makes an array in 1 µs; it has 1,000 B where nothing else is said, until d.free("a1").',
-        setup=setup,
-        arguments=lambda case, rank: (case.size,),
-        expected=lambda case: (),
-        answer=lambda arguments, returned: arguments[0].done,
-        check_answers=check_answers,
-        communicates=False,
-        limits=("time", "memory"),
-        unit="layer",
-    )
-
-
-TOO_LONG = above("memory", "some array is alive after its last use: write down, for each, which line needs it last")
-
-PUZZLES = [
-    program(
-        """
-        b01 What no line needs any more
-        A network of two layers runs forward: a1 is made from a0, and a2 from a1. Never have more than two arrays.
-
-        def forward(d, n):
-            d.make("a1")
-            ____
-            d.make("a2")
-        """,
-        forward,
-        TOO_LONG,
-        says("needs a1", "a2 is made from a1: the array that no line needs any more is a0"),
-        sizes=(2,),
-    ),
-    program(
-        """
-        b02 Any number of layers
-        The same for n layers: as soon as the output of a layer is there, its input can go.
-
-        def deep(d, n):
-            for i in range(1, n + 1):
-                d.make(f"a{i}")
-                ____
-        """,
-        forward,
-        TOO_LONG,
-        says("which is not in memory", "layer i + 1 needs a{i}: free the input, a{i-1}"),
-    ),
-    program(
-        """
-        b03 The large one first
-        w1 is made from a1 and g1. a1 is made from p1, which has 4,000 B; g1 from nothing. In which order do you
-        make, and free, so that the peak is 5,000 B? p1 is not needed in the end.
-
-        def two_parts(d, n):
-            ____
-            d.make("w1")
-        """,
-        lambda n: ["w1"],
-        above("memory", "g1 waits in memory while p1 is there: make p1 and a1, free p1, and only then make g1"),
-        needs=two_parts,
-        kilobytes={"p": 4},
-        start=[],
-        sizes=(1,),
-    ),
-    program(
-        """
-        b04 Backward frees what forward kept
-        Forward keeps every input. Backward makes w{i} from a{i-1} and g{i}, then g{i-1} from g{i}. Free each array
-        right after its last use; the weights' gradients w stay.
-
-        def train(d, n):
-            for i in range(1, n + 1):
-                d.make(f"a{i}")
-            d.make(f"g{n}")
-            d.free(f"a{n}")
-            for i in range(n, 0, -1):
-                d.make(f"w{i}")
-                ____
-                d.make(f"g{i - 1}")
-                ____
-        """,
-        lambda n: [*forward(n), *backward(n)],
-        TOO_LONG,
-        says("make('g", "g{i-1} is made from g{i}: free g{i} after it"),
-        says("free('a", "a{n} is gone already: layer i had the input a{i-1}"),
-    ),
-    program(
-        """
-        b05 Update at once
-        d.update(i) changes the weights of layer i by w{i}, which has 3,000 B here. Do it where w{i} need not wait
-        for the other layers.
-
-        def update_at_once(d, n):
-            for i in range(1, n + 1):
-                d.make(f"a{i}")
-            d.make(f"g{n}")
-            d.free(f"a{n}")
-            for i in range(n, 0, -1):
-                d.make(f"w{i}")
-                d.free(f"a{i - 1}")
-                ____
-                d.make(f"g{i - 1}")
-                d.free(f"g{i}")
-        """,
-        lambda n: [*forward(n), *backward(n), *updates(n)],
-        above("memory", "w{i} is not needed after its update: free it"),
-        says("update", "every layer gets an update, before its w{i} is freed"),
-        kilobytes={"w": 3},
-    ),
-    program(
-        """
-        b06 Make it again
-        In memory are a0, a2 and g3. Backward of layer 2 needs a1, which forward has freed: make it again from a0,
-        as late as possible, and free it after its last use.
-
-        def make_it_again(d, n):
-            d.make("w3")
-            d.free("a2")
-            d.make("g2")
-            d.free("g3")
-            ____
-            d.make("w2")
-            ____
-            d.make("g1")
-            d.free("g2")
-            d.make("w1")
-        """,
-        lambda n: ["w3", "w2", "w1"],
-        TOO_LONG,
-        says("make('w2') needs a1", "a1 is made from a0, by d.make, before w2 needs it"),
-        sizes=(3,),
-        start=["a0", "a2", "g3"],
-    ),
-    program(
-        """
-        b07 Keep every second one
-        n is even. Forward keeps a0, a2, a4, ... and frees the others; backward makes the freed inputs again. For
-        which i? The input of layer i is a{i-1}.
-
-        def every_second(d, n):
-            for i in range(1, n + 1):
-                d.make(f"a{i}")
-                if ____:
-                    d.free(f"a{i - 1}")
-            d.make(f"g{n}")
-            d.free(f"a{n}")
-            for i in range(n, 0, -1):
-                if ____:
-                    d.make(f"a{i - 1}")
-                d.make(f"w{i}")
-                d.free(f"a{i - 1}")
-                d.make(f"g{i - 1}")
-                d.free(f"g{i}")
-        """,
-        lambda n: [*forward(n), *backward(n)],
-        says("which is not in memory", "a{i-1} has an odd number where i is even: those are freed, and made again"),
-        says("already", "what forward kept need not be made again: a{i-1} is missing where i is even"),
-        sizes=(2, 4, 8),
-    ),
-    program(
-        """
-        b08 One micro-batch after the other
-        Micro-batch i has the activations a{i}, and its gradient w{i} is added to the sum by d.update(i). The batch
-        must not need more memory than one micro-batch.
-
-        def accumulate(d, m):
-            for i in range(1, m + 1):
-                d.make(f"a{i}")
-                d.make(f"w{i}")
-                ____
-        """,
-        updates,
-        TOO_LONG,
-        says("update", "each micro-batch is added to the sum while its w{i} is there"),
-        needs=micro_batches,
-        start=[],
-    ),
-    program(
-        """
-        b09 Gather, use, drop
-        With ZeRO 3 a rank has shards. Layer i runs with its whole weights p{i}, of 4,000 B, which d.make gathers.
-        Have one layer's weights at a time.
-
-        def gather_use_drop(d, n):
-            for i in range(1, n + 1):
-                d.make(f"p{i}")
-                d.make(f"a{i}")
-                ____
-        """,
-        forward,
-        TOO_LONG,
-        needs=sharded,
-        kilobytes={"p": 4},
-    ),
-    program(
-        """
-        b10 And gather again
-        In memory are a0, a1, a2 and g3. Backward of layer i needs its weights a second time: g{i-1} is made from
-        g{i} with p{i}, of 4,000 B. Gather them as late, and drop them as early, as you can.
-
-        def gather_again(d, n):
-            for i in range(n, 0, -1):
-                d.make(f"w{i}")
-                d.free(f"a{i - 1}")
-                ____
-                d.make(f"g{i - 1}")
-                ____
-        """,
-        backward,
-        TOO_LONG,
-        says("needs p", "g{i-1} needs p{i}, which forward has dropped: make it again"),
-        needs=sharded,
-        kilobytes={"p": 4},
-        sizes=(3,),
-        start=["a0", "a1", "a2", "g3"],
-    ),
-]
+    return {
+        "setup": setup,
+        "arguments": lambda case, rank: (case.size,),
+        "expected": lambda case: (),
+        "answer": lambda arguments, returned: arguments[0].done,
+        "check_answers": check_answers,
+        "communicates": False,
+        "limits": ("time", "memory"),
+        "unit": "layer",
+        "note": NOTE,
+        "hints": (hint_of(TOO_EARLY, {}),),
+    }
 
 
 # ZeRO on several ranks ------------------------------------------------------------------------------------------------
@@ -408,8 +203,9 @@ def gathered(case: Case) -> Least:
     return Least(messages, 8 * case.size * case.ranks * (case.ranks - 1))
 
 
-SHARDED = (Case(2, 1), Case(3, 2), Case(4, 3))
-ZERO: dict[str, Any] = {"arguments": two_arrays, "expected": stepped, "limits": ("bytes",), "least": gathered}
+def zero(item: Item) -> dict[str, Any]:
+    """Return the settings of the puzzle of a step with shards."""
+    return {"arguments": two_arrays, "expected": stepped, "limits": ("bytes",), "least": gathered}
 
 
 # Bytes of a parameter -------------------------------------------------------------------------------------------------
@@ -423,173 +219,15 @@ def bytes_held(case: Case) -> list[float]:
     return [sum(PARAMETERS * each / (case.size if case.seed >= stage else 1) for each, stage in parts)]
 
 
-PUZZLES += [
-    puzzle(
-        """
-        b11 Only my shard
-        With ZeRO 1 each rank updates 1/n of the weights, then all ranks gather the whole. The gradients are summed
-        already. Take the rank's slice of both.
-
-        from minidist.core.collectives import all_gather, all_reduce
-
-
-        def only_my_shard(comm, weights, gradient):
-            all_reduce(comm, gradient)
-            size = weights.size // comm.size
-            mine = ____
-            mine -= ____
-            return all_gather(comm, mine.copy())
-        """,
-        SHARDED,
-        raises(ValueError, "both slices have `size` elements"),
-        says("shape", "every rank gathers everything: rank r has elements r * size to (r + 1) * size"),
-        says("expected", "the slice of the gradient is that of the weights, and another one on each rank"),
-        **ZERO,
-    ),
-    puzzle(
-        """
-        b12 Only its gradient, too
-        With ZeRO 2 no rank needs the whole sum of the gradients. reduce_scatter(comm, array) returns a rank's shard
-        of it, for half the bytes of all_reduce.
-
-        from minidist.core.collectives import all_gather, all_reduce, reduce_scatter
+def sixteen_bytes(item: Item) -> dict[str, Any]:
+    """Return the settings of the puzzle of the bytes of a parameter."""
+    return {
+        "arguments": lambda case, rank: (case.seed, case.size, PARAMETERS),
+        "expected": bytes_held,
+        "label": lambda case: f"stage {case.seed}, {case.size} ranks, {PARAMETERS:,} parameters",
+        "communicates": False,
+    }
 
 
-        def only_its_gradient(comm, weights, gradient):
-            size = weights.size // comm.size
-            mine = weights[comm.rank * size : (comm.rank + 1) * size]
-            mine -= ____
-            return all_gather(comm, mine.copy())
-        """,
-        SHARDED,
-        above("bytes", "an all-reduce is a reduce-scatter and an all-gather: the first half is enough here"),
-        returns(own_shards, "this is the rank's own gradient: the others' have to be added"),
-        raises((ValueError, MismatchError), "what is subtracted has `size` elements"),
-        **ZERO,
-    ),
-    puzzle(
-        """
-        b13 Sixteen bytes
-        Mixed precision with Adam holds 16 B per parameter: 2 for the weight, 2 for the gradient, 12 for the
-        optimizer. From which stage on is which of them 1/n?
-
-        def sixteen_bytes(stage, n, parameters):
-            weights, gradients, optimizer = 2 * parameters, 2 * parameters, 12 * parameters
-            if stage >= 1:
-                ____
-            if stage >= 2:
-                ____
-            if stage >= 3:
-                ____
-            return weights + gradients + optimizer
-        """,
-        [Case(1, n, stage) for n, stage in ((4, 0), (4, 1), (4, 2), (8, 3))],
-        says("expected", "the largest goes first: stage 1 shards the optimizer, 2 the gradients, 3 the weights"),
-        arguments=lambda case, rank: (case.seed, case.size, PARAMETERS),
-        expected=bytes_held,
-        label=lambda case: f"stage {case.seed}, {case.size} ranks, {PARAMETERS:,} parameters",
-        communicates=False,
-    ),
-    program(
-        """
-        b14 Off to the host
-        d.out("a1") copies an array to the host and frees it here; d.back("a1") brings it back. Each layer's input
-        leaves after its use in forward, and comes back for its w.
-
-        def off_to_the_host(d, n):
-            for i in range(1, n + 1):
-                d.make(f"a{i}")
-                ____
-            d.make(f"g{n}")
-            d.free(f"a{n}")
-            for i in range(n, 0, -1):
-                ____
-                d.make(f"w{i}")
-                d.free(f"a{i - 1}")
-                d.update(i)
-                d.free(f"w{i}")
-                d.make(f"g{i - 1}")
-                d.free(f"g{i}")
-        """,
-        lambda n: [*forward(n), *backward(n), *updates(n)],
-        TOO_LONG,
-        says("the host has no", "the input of layer i is a{i-1}: it goes out and comes back under this name"),
-        says("which is not in memory", "layer i + 1 needs a{i}: what leaves is the input, a{i-1}"),
-    ),
-    program(
-        """
-        b15 One ahead
-        d.back returns at once, and whoever needs the array waits for the copy, which takes 2 µs. Start the copy for
-        the next layer of backward before you compute this one: two copies in memory, and no more.
-
-        def one_ahead(d, n):
-            for i in range(1, n + 1):
-                d.make(f"a{i}")
-                d.out(f"a{i - 1}")
-            d.back(f"a{n - 1}")
-            d.make(f"g{n}")
-            d.free(f"a{n}")
-            for i in range(n, 0, -1):
-                if i > 1:
-                    ____
-                d.make(f"w{i}")
-                d.free(f"a{i - 1}")
-                d.update(i)
-                d.free(f"w{i}")
-                d.make(f"g{i - 1}")
-                d.free(f"g{i}")
-        """,
-        lambda n: [*forward(n), *backward(n), *updates(n)],
-        says("already", "a{i-1} is on its way since the step before: bring the one after it"),
-        says("which is not in memory", "the next layer of backward is i - 1, and its input is a{i-2}"),
-    ),
-    of_lesson(
-        """
-        b16 Free in order
-        free_in_order(layers, x, loss_gradient)
-        One step of a network with as few bytes alive as possible: layer.forward(x), loss_gradient(y),
-        layer.weight_gradient(x, g), layer.input_gradient(g), layer.update(weight_gradient). An array is freed when
-        no name refers to it.
-        """,
-        e02_free_in_order.EXERCISES[0],
-    ),
-    of_lesson(
-        """
-        b17 Where to cut
-        pick_segments(saved, boundary, budget)
-        Layer i saves saved[i] bytes. With recomputation a segment keeps its input, of `boundary` bytes, and one
-        segment at a time keeps all. Return the number of layers of each segment, as few segments as fit into
-        `budget`, or None.
-        """,
-        e10_recompute.EXERCISES[0],
-    ),
-    of_lesson(
-        """
-        b18 A flat partition
-        zero_step(comm, weights, gradients, update)
-        Step the weights, arrays of any shapes, as one flat array with padding: each rank calls update(shard,
-        gradient) once, on its shard and the summed gradient of it, and all ranks end with the new weights.
-        """,
-        e11_flat_partition.EXERCISES[0],
-    ),
-    of_lesson(
-        """
-        b19 Prefetch
-        prefetch(comm, layers, x, gather, compute)
-        gather(layer) starts to gather a layer's weights; its .wait() returns them; compute(layer, weights, x)
-        returns the next x. Return the last x; hide each gather behind a computation, with two layers in memory at
-        most.
-        """,
-        e12_prefetch.EXERCISES[0],
-    ),
-    of_lesson(
-        """
-        b20 Three streams
-        offloaded_step(comm, pieces, down, step, up)
-        down(i) starts to bring the gradient of piece i to the host, step(i, gradient) returns its new values, and
-        up(i, values) starts to bring them back; wait with .wait(). Keep both directions and the host busy at once.
-        """,
-        e12b_offload.EXERCISES[0],
-    ),
-]
-EXERCISES = [item.exercise for item in PUZZLES if item.exercise.name.startswith("puzzle.")]
+PUZZLES = puzzles_of("memory", globals(), {"program": program, "zero": zero, "bytes": sixteen_bytes})
+EXERCISES = own_exercises(PUZZLES)

@@ -1,24 +1,3 @@
-"""The script and style of the stepper's page.
-
-Proved by: tests/report/test_stepper.py
-"""
-
-STYLE = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #222; --faint: #666; --line: #ccc; --new: #cc3311; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #1b1b1d; --ink: #ddd; --faint: #a0a0a0; --line: #555; --new: #ff7a5c; }
-}
-body { font: 15px/1.4 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: .5rem; }
-.controls { display: flex; gap: .3rem; align-items: center; } .controls input { flex: 1; max-width: 24rem; }
-button { font: inherit; min-width: 2.6rem; } p { margin: .4rem 0; } .said { min-height: 2.8em; }
-svg { width: 100%; height: auto; display: block; } text { fill: var(--ink); font: 13px system-ui, sans-serif; }
-text.faint { fill: var(--faint); } text.cell { font-size: 12px; text-anchor: middle; fill: #111; }
-text.bar { font-size: 11px; text-anchor: middle; fill: #fff; }
-rect.cell { stroke: var(--line); } rect.new { stroke: var(--new); stroke-width: 2.5; }
-path.arrow { fill: none; stroke: var(--new); stroke-width: 2.5; }
-"""
-
-SCRIPT = r"""
 (() => {
   "use strict";
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -164,4 +143,3 @@ SCRIPT = r"""
   slider.addEventListener("input", () => { stop(); go(+slider.value); });
   draw();
 })();
-"""

@@ -15,21 +15,17 @@ from minidist.job.checkpoint.huggingface import HuggingFaceFolder, is_huggingfac
 from minidist.job.checkpoint.resume import read_job_state
 from minidist.job.checkpoint.saved_model import load_weights, named_checkpoint
 from minidist.job.config.train_config import TrainConfig, flag
-from minidist.techniques import begins_with
 
 # The settings that make the model; heads do not show in any shape.
 ARCHITECTURE = ("model", "layers", "width", "heads", "kv_heads", "ffn", "experts")
 
 
-def initial_checkpoint(config: TrainConfig) -> Checkpoint | HuggingFaceFolder | None:
-    """Return what --init-from names, or None without the flag.
+def initial_checkpoint(directory: str, config: TrainConfig) -> Checkpoint | HuggingFaceFolder:
+    """Return what --init-from names: a checkpoint or a folder of Hugging Face.
 
     Of a --save directory it is the latest checkpoint, and of a folder in it that one. UsageError when there is none,
     and when its model is not the job's.
     """
-    directory = begins_with(config)
-    if directory is None:
-        return None
     if is_huggingface_folder(directory):
         folder = HuggingFaceFolder(directory)
         folder.check(config)
@@ -52,10 +48,10 @@ def initial_checkpoint(config: TrainConfig) -> Checkpoint | HuggingFaceFolder | 
     return checkpoint
 
 
-def load_initial_weights(config: TrainConfig, model: Any) -> None:
-    """Give a whole new model the weights, and running statistics, of --init-from; without the flag do nothing."""
-    source = initial_checkpoint(config)
+def load_initial_weights(directory: str, config: TrainConfig, model: Any) -> None:
+    """Give a whole new model the weights, and running statistics, of --init-from."""
+    source = initial_checkpoint(directory, config)
     if isinstance(source, HuggingFaceFolder):
         source.load(model)
-    elif source is not None:
+    else:
         load_weights(source, model)

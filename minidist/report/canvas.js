@@ -1,9 +1,3 @@
-"""The script of a page's canvas: it draws lines, bars and arrows, and zooms and moves along the axis of time.
-
-Proved by: tests/report/test_canvas.py
-"""
-
-SCRIPT = r"""
 (() => {
   "use strict";
   const data = JSON.parse(document.getElementById("space-time-data").textContent);
@@ -218,4 +212,3 @@ SCRIPT = r"""
   dark.addEventListener("change", again);
   draw();
 })();
-"""

@@ -1,6 +1,6 @@
-"""The planner's predictions next to the tables of papers, by source: docs/planner.md, its tables and its picture.
+"""The planner's predictions next to the tables of papers, by source: docs/planner_tables.md, part of docs/planner.md.
 
-    python -m minidist.planning.cluster.published docs
+    python docs/planner_tables.py        writes both pages and the picture
 
 Counts and rates that follow from a formula (parameters, days, MFU) are calculated from the published step times, and
 must agree exactly. Peaks and step times are predictions of one calibration for all tables.
@@ -8,9 +8,9 @@ must agree exactly. Peaks and step times are predictions of one calibration for 
 Proved by: tests/planning/test_published.py
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from math import log
 from pathlib import Path
 from statistics import fmean, median
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PREDICTED = ("s per step", "TFLOP/s per GPU", "tokens per second and GPU", "thousand GPU hours", "GB", "GiB")
 GIB = 2**30
 DAY = 86_400
+START = "<!-- from here on: python docs/planner_tables.py -->\n"
 
 
 @dataclass(frozen=True)
@@ -452,9 +453,10 @@ def deepseek_v3() -> Table:
     return Table("DeepSeek-V3, table 1", "DeepSeek-AI, 2024 (arXiv:2412.19437)", rows, note)
 
 
-def tables() -> Iterator[Table]:
-    """Yield all tables."""
-    yield from (
+@cache
+def tables() -> tuple[Table, ...]:
+    """Return all tables."""
+    return (
         weak_scaling(),
         zero_or_pipeline(),
         activations(),
@@ -539,7 +541,7 @@ def scatter() -> "Figure":
         axis.set_major_formatter("{x:,.0f}")
     tidy(axes)
     axes.set_title("steps (s, tokens/s, TFLOP/s) and memory (GB, GiB) of papers", fontsize=10, loc="left")
-    return finish(figure, handles, "python -m minidist.planning.cluster.published docs")
+    return finish(figure, handles, "python docs/planner_tables.py")
 
 
 def fits_markdown() -> str:
@@ -582,143 +584,24 @@ def markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-INTRODUCTION = """# The planner
-
-`minidist plan` answers four questions before a cluster is rented: which layouts of a job fit, how long a step takes,
-which layout is best, and how many GPUs to rent.
-
-```console
-$ minidist plan --model llama-3.1-70b --seq 8192 --gpu h100 --ranks 256 --global-batch 512
-$ minidist plan --model llama-3.1-70b --seq 8192 --ranks 32,64,128 --global-batch 512 --tokens 2e12 --price 2.5
-$ minidist plan path/to/config.json --gpu h100 --ranks 64 --global-batch 1024 --explain
-$ minidist plan mpi_examples/job.toml --gpu h100 --ranks 4 --global-batch 8
-$ minidist plan --layers 48 --hidden 8192 --heads 64 --gpu a100-80gb --ranks 512 --global-batch 1536 --tp 8 --json
-$ minidist plan --model gpt3-175b --gpu a100-80gb --ranks 1024 --global-batch 1536 -o frontier.svg
-```
-
-A model is a Hugging Face `config.json`, a name, sizes given as flags, or a job of `minidist train` (the file that
-`--print-config` writes), whose settings are fixed. The counts of parameters are exact: those of the module that
-`transformers` 5.24 builds of the file, for more than a hundred kinds of models
-([families.toml](../minidist/planning/families.toml)), among them models with experts, state-space layers, attention
-windows and vision towers. It is the causal language model where `transformers` has one (`AutoModelForCausalLM`), and
-else the whole model, as `AutoModel` builds it. The output projection, which `AutoModel` leaves out, is planned, too;
-the number with it is printed next, and is `parameters_with_projection` in the JSON object. A kind that is not in
-the table is counted by `transformers` itself, if it is installed. What the time or the activations of a model leave
-out is printed. A GPU is named as people and drivers name it (`"H100 SXM 80GB"`, `rtx4090`); any other one is
-described by a file. Each of `--dp --tp --pp --cp --ep --vp --zero --sequence-parallel --micro-batch --recompute` that
-is given is fixed, and the others are searched. Without `--seq`, a model that can have more than 8,192 tokens is
-planned with 8,192, and `plan` says so. For the layout that comes first, `plan` prints two commands: a dry run of it
-on arrays without data, and a comparison of its axes on a small model with one device.
-
-The layouts that fit with their whole range come first, the fastest at the top. Those that fit only if memory is at the
-low end of its range follow where they would be faster. Rows whose ranges of a step overlap are equal within the error:
-their order says little. With several numbers in `--ranks`, `plan` prints one row for each of them: its best layout,
-tokens per second, and with `--tokens` the days, GPU hours and with `--price` (of a GPU hour) the cost of a run, each as
-a range; then the smallest number that surely fits, and which numbers cost the same within the error.
-
-When no layout fits, those that keep the optimizer, the activations or the parameters in host memory are searched, too
-([host.py](../minidist/planning/cluster/host.py)), with the share of a step for which GPUs wait for the host;
-`--offload` fixes the choice. The speeds of the host are those of a node with PCIe 4, 200 GB/s and 1 TB for eight GPUs.
-
-`minidist memory` prints the same bytes for each ZeRO stage of one layout. What else a GPU holds is an interval for each
-source ([fit.py](../minidist/planning/cluster/fit.py)):
-
-- Kernels of a gated block: from none (fused: Megatron-LM, Transformer Engine, compiled programs) to 8 bytes per element
-  of the width and 2 per inner element and token (eager PyTorch: RMS norms keep float32 inputs and normalized values,
-  SwiGLU keeps silu(gate)). What PyTorch's autograd saves in a block of `transformers`' Llama is this, to the byte, and
-  4 bytes per token and norm.
-- The loss: 6 bytes per logit with a fused cross-entropy, and 12 with PyTorch's, which holds the float32 log-softmax,
-  its gradient and that of the logits at one time.
-- Unfused attention: per pair of positions and head 2 bytes, 5 with dropout (Korthikanti et al.), and 6 in a gated
-  block with eager kernels, whose softmax LLaMA's code computes in float32.
-- The allocator: 0.95 to 1.1 times the peak, from the measured peaks of the tables.
-- The device's context and the communication library: 1 GB. All else that a program allocates: 0.1 GB, the median of
-  what Megatron-LM's functional tests allocate in addition to what is counted.
-
-`--kernels fused` or `eager` says which kernels a program has, `--framework megatron`, `pytorch` or `deepspeed` implies
-them, and `--attention` names the attention kernel (`fused`, `flash-1`, `flash-2`, `unfused`). Without them the central
-estimate is in the middle between fused and eager kernels; with `--precision fp8` they are fused. So "yes" means that a
-layout fits with eager kernels, too; nothing here is fitted to jobs that ran out of memory.
-
-`minidist check-plan rows.json` compares the planner with runs that you have measured
-([measured.py](../minidist/planning/cluster/measured.py) says what a row is), and prints for each source the error of
-seconds and bytes, the order of the runs, and the rows that are furthest off.
-
-Memory is computed from shapes ([memory.py](../minidist/planning/cluster/memory.py)). The time of a step is computed
-from the FLOPs of its matrix products, the bytes of its other operations and the bytes of its messages
-([step_time.py](../minidist/planning/cluster/step_time.py)). About twenty constants that no formula gives are fitted to
-published measurements; they are the same for all models and layouts
-([calibration.py](../minidist/planning/cluster/calibration.py)). Every prediction is a range. A pipeline's time has what
-each message between two stages costs: its bytes, over the network where the pipeline is on several nodes, and 0.2 ms
-for which both ranks wait.
-
-A model with experts has four more terms. The tokens that an exchange sends to other nodes leave through one network
-adapter per GPU; tokens are permuted four times in each direction; the products of experts reach a smaller share of the
-peak; and the blocks launch more kernels. The first two are counted. The others are fitted to the runs in
-Megatron-Bridge's documentation, whose releases differ by up to 2.5 times for one layout, so the range of a step is
-wider than that of other models.
-
-In the JSON object, `fits` is about the central estimate, `fits_with_range` about the upper end of its range, and
-`margin_bytes` is the GPU's memory less the central estimate.
-
-By default, tokens are divided equally among the experts. With `--expert-imbalance 1.3`, the busiest rank receives 1.3
-times the mean, and the other ranks wait for it. `--etp` fixes the number of tensor-parallel ranks that share an expert.
-
-With `--precision fp8`, the inputs of matrix products are kept as 8-bit floats, as Transformer Engine does; attention's
-output is also kept in 2 bytes, for its own backward pass. Gradients are summed in float32, as in Megatron-LM;
-`--grad-accum-dtype bf16` (or fp16) is for programs that sum them in 2 bytes.
-
-The planner does not know your own kernels, other traffic on the network, or the fragmentation of an allocator. Use it
-to compare layouts, and measure the one that you choose.
-"""
-
-PICTURE = """## Against published measurements
-
-![Predicted against published steps and memory, on logarithmic axes](pictures/planner.svg)
-
-The rows of each source were split into two halves by a hash of model and layout. The constants were fitted to one half;
-this is the error of the seconds of a step in the other half, with Spearman's rank correlation:
-
-| source | rows | mean error | median ratio | order |
-|---|---|---|---|---|
-| Megatron-LM on A100 (Narayanan et al., tables 1 and 2) | 11 | 5 % | 1.00 | 0.99 |
-| Activation recomputation on A100 (Korthikanti et al., table 5) | 4 | 3 % | 1.02 | 1.00 |
-| vTrain, several nodes of A100 (Bang et al.; full recomputation) | 34 | 8 % | 1.01 | 0.94 |
-| vTrain, one node of A100, if its runs did not recompute, which it does not say | 392 | 10 % | 0.97 | 0.99 |
-| the same, if they did | 392 | 25 % | 1.24 | 0.98 |
-| MPT on A100 (llm-foundry, FSDP) | 63 | 5 % | 1.02 | 1.00 |
-| MPT on H100 (llm-foundry, FSDP; with fp8) | 28; 4 | 5 %; 5 % | 1.02; 0.95 | 1.00; 1.00 |
-| torchtitan on H100 and H200 | 13 | 8 % | 1.00 | 0.96 |
-| Llama 2 with FSDP on A100 and H100 (fms-fsdp) | 6 | 9 % | 1.06 | 1.00 |
-| Megatron-Bridge on H100, B200 and GB200, without experts | 32 | 12 % | 0.97 | 0.98 |
-| Megatron-Bridge, with experts | 34 | 25 % | 0.78 | 0.96 |
-| Zero Bubble on A100, 1F1B and interleaved (no row was used to fit) | 24 | 5 % | 1.00 | 0.99 |
-| MegaScale on A100 to 12,288 GPUs, both programs (no row was used to fit) | 16 | 7 % | 0.97 | 0.98 |
-| MT-NLG 530B on A100 (no row was used to fit) | 3 | 25 % | 0.75 | 1.00 |
-
-Where the goal, 15 %, is missed, the program decides, and not the layout: MT-NLG's runs took 1.3 times as long as those
-of Narayanan et al. for the same model on as many GPUs of the same cluster, and one layout of a model with experts takes
-2.5 times as long in one release of Megatron-Bridge as in another.
-
-The published tables that may be quoted, with all of their rows:
-
-Every value is in [planner_tables.md](planner_tables.md). `python -m minidist.planning.cluster.published docs` writes
-both pages and the picture.
-"""
-
 TABLES = """# The planner against published tables
 
-The tables compare published values with predictions of [the planner](planner.md). `python -m
-minidist.planning.cluster.published docs` writes this page. The tolerance is 10 % for memory and 20 % for times and
-rates; values that a formula gives must be equal. The constants were fitted to several of these tables.
+The tables compare published values with predictions of [the planner](planner.md). `python docs/planner_tables.py`
+writes this page. The tolerance is 10 % for memory and 20 % for times and rates; values that a formula gives must be
+equal. The constants were fitted to several of these tables.
 """
 
 
-def document() -> str:
-    """Return the content of docs/planner.md."""
+def kinds_markdown() -> str:
+    """Format the kinds of models that are counted for docs/planner.md."""
     kinds = ", ".join(f"`{kind}`" for kind in families())
-    counted = f"## Kinds of models that are counted\n\n{len(families())} values of `model_type`: {kinds}.\n"
-    return "\n".join([INTRODUCTION, PICTURE, summary_markdown(), fits_markdown(), counted])
+    return f"## Kinds of models that are counted\n\n{len(families())} values of `model_type`: {kinds}.\n"
+
+
+def document(page: str) -> str:
+    """Return docs/planner.md, whose prose is written by hand, with its generated part as it is now."""
+    before = page.partition(START)[0]
+    return before + START + "\n" + "\n".join([summary_markdown(), fits_markdown(), kinds_markdown()])
 
 
 def tables_document() -> str:
@@ -727,12 +610,12 @@ def tables_document() -> str:
 
 
 def write(folder: Path) -> None:
-    """Write the page, its tables and its picture into a folder."""
-    (folder / "planner.md").write_text(document(), encoding="utf-8")
+    """Write the pages and the picture."""
+    page = folder / "planner.md"
+    page.write_text(document(page.read_text(encoding="utf-8")), encoding="utf-8")
     (folder / "planner_tables.md").write_text(tables_document(), encoding="utf-8")
-    (folder / "pictures").mkdir(exist_ok=True)
     save(scatter(), folder / "pictures" / "planner.svg")
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(__file__).parent)
