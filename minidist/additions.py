@@ -175,6 +175,12 @@ def _refusals() -> Any:
     return refusals
 
 
+def _buffers(module: Any) -> dict[str, Any]:
+    from minidist.nn.buffers import named_buffers
+
+    return dict(named_buffers(module))
+
+
 def _load_state_dict(module: Any, state: Any, strict: bool) -> tuple[list[str], list[str]]:
     from minidist.nn.state import load_state_dict
 
@@ -329,6 +335,7 @@ hooks.operation_checks = _operation_checks
 hooks.tensor_methods = _tensor_methods
 hooks.map_object = _map_object
 hooks.refusals = _refusals
+hooks.buffers = _buffers
 hooks.load_state_dict = _load_state_dict
 hooks.optimizer_checks = _optimizer_checks
 hooks.checked_setting = _checked_setting

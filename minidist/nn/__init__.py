@@ -2,6 +2,7 @@
 
 ops/                operations that the core does without
 containers.py       lists and dicts of modules
+buffers.py          arrays that are state and not trained
 state.py            loading the values of a model
 refusals.py         what a module's call refuses
 moving.py           how a model gets to a device
@@ -22,6 +23,7 @@ from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.nn.batch_norm import BatchNorm as BatchNorm
+    from minidist.nn.buffers import named_buffers as named_buffers
     from minidist.nn.cnn import CNN as CNN
     from minidist.nn.containers import ModuleDict as ModuleDict
     from minidist.nn.containers import ModuleList as ModuleList

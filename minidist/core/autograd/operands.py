@@ -32,7 +32,7 @@ def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     elif not isinstance(b, Tensor):
         b = as_tensor(b, a)
     if a.dtype != b.dtype:
-        return hooks.precision().of_one_dtype(name, a, b)  # type: ignore[no-any-return]
+        return hooks.precision().of_one_dtype(name, a, b)
     return a, b
 
 

@@ -63,12 +63,12 @@ def _nothing(*_: Any) -> None:
     """Do nothing, and return None."""
 
 
-def _no_arrivals(messages: Any) -> dict[int, list[Any]]:
-    return {}
-
-
 def _unchanged(value: Any, function: Any) -> Any:
     return value
+
+
+def _none(_: Any) -> dict[Any, Any]:
+    return {}
 
 
 def _as_given(name: str, value: Any) -> Any:
@@ -112,6 +112,8 @@ map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 refusals: Callable[[], Any] = _NoChecks
 # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
 load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]] = _not_in_the_core
+# A module of a model -> its arrays that are state and not trained, by qualified name.
+buffers: Callable[[Any], dict[str, Any]] = _none
 # The module optim/checks.py: what an optimizer refuses.
 optimizer_checks: Callable[[], Any] = _NoChecks
 # (name, value) -> the value of an optimizer's setting as it is kept.
@@ -133,7 +135,7 @@ validate_plan: Callable[[Any, bool], Any] = _nothing
 # (plan with transfers, its orders, (stage, micro-batch) -> rank): posts receives earlier where a send would block.
 prevent_deadlocks: Callable[[Any, Any, Any], None] = _nothing
 # (messages of a pipeline) -> item of the rank's order -> the sent gradients that have arrived when it is done.
-arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _no_arrivals
+arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _none
 # The module pipeline/runtime/refusals.py: what a pipeline refuses.
 pipeline_refusals: Callable[[], Any] = _NoChecks
 # (reducer of gradients, state, hook): lets hook(state, bucket) reduce each bucket.

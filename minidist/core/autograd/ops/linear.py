@@ -126,7 +126,7 @@ def matmul(a: Any, b: Any) -> Tensor:
     """
     a, b = pair("matmul", a, b)
     if a.ndim < 2 or b.ndim < 2:
-        return hooks.tensor_methods().product_with_vector(a, b)  # type: ignore[no-any-return]
+        return hooks.tensor_methods().product_with_vector(a, b)
     a, b = operand(a), operand(b)
     try:
         data = a.data @ b.data
