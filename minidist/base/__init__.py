@@ -1,5 +1,6 @@
 """What every folder uses and the core does without: files, meta arrays, kernels of a GPU, other kinds of fibers.
 
+arrays.py          the array functions that the core does without
 array_interface.py  what may be used of an array: by NumPy, CuPy and meta arrays
 limits.py         the limits of sizes
 half.py           float16 and bfloat16

@@ -14,9 +14,9 @@ Proved by: tests/nn/test_module_to.py, tests/cupy/test_device.py
 
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.base.device import device_of, moved
 from minidist.core.autograd import AutogradError, Parameter
-from minidist.core.base import arrays as xp
 from minidist.core.base.watchers import track
 from minidist.nn.buffers import own_buffers
 

@@ -8,8 +8,8 @@ Proved by: tests/nn/test_modules.py, tests/nn/test_flat.py
 from collections.abc import Mapping
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.core.autograd import AutogradError, Parameter, ShapeError
-from minidist.core.base import arrays as xp
 from minidist.core.base.errors import nearest
 from minidist.core.nn.module import Module
 from minidist.nn.buffers import named_buffers, own_buffers

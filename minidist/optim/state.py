@@ -6,7 +6,7 @@ Proved by: tests/optim/test_optimizers.py
 from collections.abc import Mapping
 from typing import Any
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.errors import UsageError, nearest
 from minidist.core.base.limits import check_whole
 from minidist.optim.runs import cut_run

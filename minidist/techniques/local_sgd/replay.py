@@ -9,7 +9,7 @@ Proved by: tests/techniques/test_local_steps.py, tests/techniques/test_streaming
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.nn.buffers import named_buffers
 from minidist.techniques.local_sgd.averaging import OuterOptimizer
 from minidist.techniques.local_sgd.meetings import with_outer_steps

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.core.autograd import Tensor, gelu, is_grad_enabled, linear
-from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.base.watchers import track
 from minidist.core.nn.layers import Conv1D, Linear
