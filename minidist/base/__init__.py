@@ -7,7 +7,7 @@ half.py           float16 and bfloat16
 cuda.py           the whole operations of arrays of a GPU, in one module
 cuda_products.py  products by one call of cuBLAS
 cuda_attention.py causal attention
-cuda_kernels.py   whole operations as kernels in CUDA C
+cuda_kernels.py   whole operations as kernels in CUDA C, cuda_kernels.cu
 meta_kernels.py   the same operations on arrays without data
 device.py         where new arrays are made: on the host, on a GPU, or nowhere
 meta.py           arrays with a shape and no data

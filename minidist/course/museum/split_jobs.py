@@ -105,25 +105,32 @@ def long_context(name: str = "gpt", kind: str = "ring") -> Callable[[], Recordin
     return lambda: recorded(2, main)
 
 
+def four_experts(comm: Comm, divisor: float, **sizes: Any) -> tuple[Mesh, Any, Any, Any]:
+    """Return the mesh of two ranks that share out four experts, the model, its loss, and what joins its tiles."""
+    mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
+    config = GPTConfig(WORDS, LENGTH, 8, 2, 2, n_experts=4, **sizes)
+    model = parallelize_module(
+        GPT(config, dtype=np.float64, seed=3), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
+    )
+    parallel = ExpertDataParallel(model, mesh)
+    mine = slice(2 * comm.rank, 2 * comm.rank + 2)
+
+    def whole(parameter: Any, tile: Array) -> Array:
+        return np.array(full_tensor(tile, parameter.layout, mesh))
+
+    def loss_of(step: int) -> Any:
+        inputs, targets = tokens(step)
+        return parallel(inputs[mine], targets[mine], divisor)
+
+    return mesh, parallel, loss_of, whole
+
+
 def with_experts(factor: float = 4.0) -> Callable[[], Recording]:
     """Return a job that trains four experts distributed over two ranks."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
-        mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
-        sizes = GPTConfig(WORDS, LENGTH, 8, 2, 2, n_experts=4, capacity_factor=factor, aux_loss_weight=0.1)
-        model = parallelize_module(
-            GPT(sizes, dtype=np.float64, seed=3), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
-        )
-        parallel = ExpertDataParallel(model, mesh)
-        mine = slice(2 * comm.rank, 2 * comm.rank + 2)
-
-        def whole(parameter: Any, tile: Array) -> Array:
-            return np.array(full_tensor(tile, parameter.layout, mesh))
-
-        def loss_of(step: int) -> Tensor:
-            inputs, targets = tokens(step)
-            return parallel(inputs[mine], targets[mine], BATCH * LENGTH)
-
+        settings = {"capacity_factor": factor, "aux_loss_weight": 0.1}
+        _, parallel, loss_of, whole = four_experts(comm, BATCH * LENGTH, **settings)
         return loop(parallel, loss_of, EveryFlat(parallel.flats), whole=whole, total=summed(comm), lr=0.3)
 
     return lambda: recorded(2, main)
