@@ -195,9 +195,9 @@ def _optimizer_checks() -> Any:
 
 
 def _checked_setting(name: str, value: Any) -> Any:
-    from minidist.optim.checks import checked_setting
+    from minidist.optim.checks import CHECKS
 
-    return checked_setting(name, value)
+    return CHECKS[name](name, value)
 
 
 def _describe_step(optimizer: Any) -> str:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from numpy import (
     absolute,
     argsort,
-    array_equal,
     bincount,
     compress,
     cos,

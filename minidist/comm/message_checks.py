@@ -10,7 +10,7 @@ import operator
 import sys
 from typing import Any, NoReturn
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import UsageError
 from minidist.core.comm.call_site import call_site
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint
 
@@ -85,9 +85,3 @@ def _why_not(array: Any) -> str:
             "pass numpy.ascontiguousarray(array) or receive into a fresh one"
         )
     return "an array that is read-only; receive into one that may be written"
-
-
-def check_record(record: bool | str) -> None:
-    """Raise UsageError unless it says what a world is to keep: every event, none, or the bytes by purpose."""
-    if record not in (True, False, "totals"):
-        raise UsageError(f'record={quoted(record)}; it must be True, False or "totals"')

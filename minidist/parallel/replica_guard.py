@@ -20,9 +20,9 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.base import arrays as xp
 from minidist.comm.header import OVER
 from minidist.core.autograd import BackwardPass, MeanOfRows, Node, Parameter
+from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.fingerprint import fingerprint

@@ -38,6 +38,7 @@ from minidist.comm.header import (
     KEY_BYTES,
     NO_CHECKSUM,
     check_checks,
+    check_record,
     checksum_bytes,
     compare,
     dtype_name,
@@ -49,7 +50,6 @@ from minidist.comm.header import (
     unpack,
 )
 from minidist.comm.launched import check_launcher, launched_rank, launched_size
-from minidist.comm.message_checks import check_record
 from minidist.comm.mpi.ending import end_later, finalize_at_exit
 from minidist.comm.mpi.interrupts import InterruptWatch, say_past_the_launcher
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders

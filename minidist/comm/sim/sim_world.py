@@ -17,8 +17,7 @@ import numpy as np
 
 from minidist.base.interrupts import interruptible
 from minidist.comm.has_run import LAZY, has_run
-from minidist.comm.header import check_checks
-from minidist.comm.message_checks import check_record
+from minidist.comm.header import check_checks, check_record
 from minidist.comm.sim.any_source import Chooser, earliest, match_waiting
 from minidist.comm.sim.checks.buffer_watch import BufferWatch
 from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch

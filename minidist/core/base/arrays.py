@@ -25,6 +25,7 @@ import numpy as np
 from numpy import (
     add,
     arange,
+    array_equal,
     broadcast_to,
     concatenate,
     copyto,

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.nn.layers import Linear
-from minidist.core.nn.module import Sequential
+from minidist.core.nn.module import Sequential, run_blocks
 
 
 class MLP(Sequential):
     """Linear layers of the given sizes with an activation after each but the last: MLP([64, 256, 256, 10]).
 
-    (batch, sizes[0]) -> (batch, sizes[-1]). A pipeline cuts between its layers, and FSDP shards them one by one.
+    A pipeline cuts between its layers, and FSDP shards them one by one.
     Parameters are called "layers.0.weight", "layers.0.bias", ...
     """
 
@@ -35,3 +36,7 @@ class MLP(Sequential):
         ]
         super().__init__(*layers)
         self.initialize(seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sizes[0]) -> (batch, sizes[-1])."""
+        return run_blocks(self.layers, x)

@@ -270,7 +270,9 @@ class Sequential(Module):
 
     def forward(self, x: Any) -> Any:
         """The last layer's output."""
-        return run_blocks(self.layers, x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
 
 
 def run_blocks(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *others: Any) -> Tensor:

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from minidist.base import arrays as xp
 from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, UsageError, nearest
 from minidist.core.comm import Comm
 from minidist.core.nn import Module
