@@ -5,7 +5,7 @@ All names and shapes are checked before any value is copied, so an error leaves 
 Proved by: tests/nn/test_modules.py, tests/nn/test_flat.py
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from minidist.base import arrays as xp
@@ -43,7 +43,8 @@ def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = Tru
 
 def _load_buffers(model: Module, state: Mapping[str, Any], buffers: Mapping[str, xp.Array]) -> None:
     """Give each module its own buffers, by its own names for them."""
-    for path, module in model.named_modules():
+    modules: Iterable[tuple[str, Any]] = model.named_modules()
+    for path, module in modules:
         names = {key: f"{path}.{key}" if path else key for key in own_buffers(module)}
         values = {
             key: xp.on_device_of(buffers[name], xp.array(state[name], xp.float64))
