@@ -409,8 +409,9 @@ def _comparison_of(
 
 
 def _agreed(settings: dict[str, Any], main: Callable[..., Any], comm: Comm, *arguments: Any) -> Any:
-    """Run a rank's part of a job after a check that all ranks have the same settings."""
-    check_same_settings(comm, settings)
+    """Run a rank's part of a job after a check that all processes of mpiexec have the same settings."""
+    if settings:
+        check_same_settings(comm, settings)
     return main(comm, *arguments)
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from minidist.base.memory import account_memory
-from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.autograd import FlopCounter, ShapeError, Tensor, causal_attention
 from minidist.core.base.errors import UsageError
@@ -482,12 +481,3 @@ def test_rounds_are_charged_between_their_messages_and_hide_them():
     assert names.count("forward") >= ranks
     last = 2 * length // ranks * width * 8 * 1e-9  # the gradients' last hop home has nothing to hide behind
     assert world.end_time - slow.end_time <= 2.1 * last
-
-
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_under_mpi_the_same_messages_and_the_same_numbers(comm, kind):
-    assert_equal(context_train(comm, "llama", kind, "sgd"), one_device_llama_of(2, "sgd"))
-    world = SimWorld(2)
-    world.run(context_train, "llama", kind, "sgd")
-    assert sequences(comm.trace) == sequences(world.traces[comm.rank])

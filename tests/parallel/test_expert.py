@@ -9,7 +9,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, concatenate, gelu, linear, softmax
 from minidist.core.base.errors import UsageError
@@ -456,31 +455,3 @@ def test_recomputation_that_would_lose_the_auxiliary_loss_is_refused():
     model.transformer.h[0] = type("Again", (), {"mlp": block.mlp, "__call__": lambda self, x: checkpoint(block, x)})()
     with pytest.raises(UsageError, match="auxiliary loss was computed without gradient"):
         model(*text(0, 2, LENGTH, WORDS))
-
-
-@pytest.mark.mpi(2)
-def test_under_mpi_the_same_messages_and_the_same_numbers(comm):
-    assert_equal(expert_train(comm, 2, 1.0, "sgd", (1, 2)), one_device(2, 2, 1.0, "sgd")[0])
-    world = SimWorld(2)
-    world.run(expert_train, 2, 1.0, "sgd", (1, 2))
-    assert sequences(comm.trace) == sequences(world.traces[comm.rank])
-
-
-def cut_twice(comm, shape=(1, 1, 2)):
-    mesh = init_device_mesh(comm, shape, ("dp", "ep", "tp"))
-    model = parallelize_module(model_of(4, 2, 1.0), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
-    model = parallelize_module(model, mesh["tp"], expert_gpt_plan(WORDS, True))
-    parallel = ExpertDataParallel(model, mesh)
-    return train(
-        model, lambda _, step: parallel(*group(step, 0, 2, 1), 2 * LENGTH), "sgd", mesh, flat=Both(parallel.flats)
-    )
-
-
-@pytest.mark.mpi(2)
-def test_cut_experts_under_mpi(comm):
-    history = cut_twice(comm)
-    expected = train(model_of(4, 2, 1.0), lambda model, step: model(*group(step, 0, 2, 1), 2 * LENGTH), "sgd")
-    assert_equal(history, expected)
-    world = SimWorld(2)
-    world.run(cut_twice)
-    assert sequences(comm.trace) == sequences(world.traces[comm.rank])

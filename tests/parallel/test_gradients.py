@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, Tensor
-from minidist.core.base.errors import MismatchError, UsageError
+from minidist.core.base.errors import UsageError
 from minidist.core.comm import LinkModel
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.gradients import GradientReducer, make_buckets
@@ -106,15 +106,3 @@ def test_each_bucket_leaves_at_the_time_that_backward_has_reached():
     world = SimWorld(2, links=LinkModel(alpha=0.0, beta=0.0))
     buckets = world.run(program)[0]
     assert len({m.posted for m in world.traces[0].sent("gradient_reduce")}) > buckets // 2
-
-
-def test_a_parameter_that_is_frozen_on_one_rank_only_is_refused():
-    def program(comm):
-        from minidist.core.parallel.data_parallel import DistributedDataParallel
-
-        model = Nested()
-        model.scale.requires_grad = comm.rank != 1
-        DistributedDataParallel(model, comm)
-
-    with pytest.raises(MismatchError, match="rank 1: its model differs from rank 0's"):
-        SimWorld(3).run(program)

@@ -272,11 +272,3 @@ def test_a_parameter_costs_2_and_2_and_12_bytes_and_sharding_divides_them(ranks)
             assert held["parameter"] == 2 * (shard if name == "zero3" else whole)
             assert held["gradient"] == 2 * (shard + (whole if name == "zero1" else 0))
             assert held.get("optimizer", 0) == 12 * owned
-
-
-@pytest.mark.mpi(3)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["ddp", "zero1", "zero3"])
-def test_mpi_gives_the_simulated_bits(comm, name, dtype):
-    expected = SimWorld(comm.size).run(train, name, dtype, steps=2)[comm.rank]
-    assert_equal_bits(train(comm, name, dtype, steps=2), expected)

@@ -94,8 +94,7 @@ def one_device(workers, steps, optimizer, compute=gradient, shapes=SHAPES):
     return weights
 
 
-# assignment
-# ---------------------------------------------------------------------------------------------------------------
+# --- assignment ---
 
 
 @given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 8))
@@ -106,8 +105,7 @@ def test_keys_are_balanced_within_the_largest(sizes, servers):
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 
-# bsp
-# ----------------------------------------------------------------------------------------------------------------------
+# --- bsp ---
 
 
 @each("consistency", ["bsp", "delay:0"])
@@ -136,8 +134,7 @@ def test_only_rank_0s_initial_weights_count():
     assert all(same(weights, one_device(2, 2, "momentum")) for weights in SimWorld(3).run(program))
 
 
-# every interleaving
-# -------------------------------------------------------------------------------------------------------
+# --- every interleaving ---
 
 
 def ahead(worker, updates, pushes):
@@ -257,8 +254,7 @@ def test_the_rate_is_that_of_the_pushs_clock(consistency):
     assert sorted(clock for ((_, clock),) in record.updates) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-# traffic and time
-# ---------------------------------------------------------------------------------------------------------
+# --- traffic and time ---
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
@@ -349,8 +345,7 @@ def test_bsp_takes_the_closed_form_time():
     assert world.end_time == pytest.approx(start + steps * (step + alpha + beta * nbytes), rel=1e-12)
 
 
-# bad input
-# ----------------------------------------------------------------------------------------------------------------
+# --- bad input ---
 
 BAD = {
     "no worker": (lambda c: (config(3, "bsp"), initial(), gradient, 1), "3 servers among 3 ranks"),
@@ -465,8 +460,7 @@ def test_wrong_input_is_one_sentence(what):
         SimWorld(3).run(lambda comm: ps.run(comm, *arguments(comm)))
 
 
-# MPI
-# ----------------------------------------------------------------------------------------------------------------------
+# --- MPI ---
 
 
 @pytest.mark.mpi(4)

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.memory import account_memory
-from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, no_grad
 from minidist.core.base.errors import MismatchError, UsageError
@@ -959,19 +958,3 @@ def test_the_classes_take_this_rank_s_part_of_a_layer_of_one_device():
         for state, module in zip(states, expected, strict=True):
             assert all(np.array_equal(state[name], value) for name, value in module.state_dict().items())
         assert np.abs(out - y.data).max() < 1e-12
-
-
-# --- MPI ---
-
-
-@pytest.mark.mpi(2)
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_under_mpi_the_same_messages_and_the_same_numbers(comm, sequence_parallel):
-    def main(comm):
-        mesh = init_device_mesh(comm, (2,), ("tp",))
-        return parallel_gpt(mesh["tp"], "adam", sequence_parallel=sequence_parallel)[0]
-
-    assert_equal(main(comm), one_device(4, 13, "adam", 0.0))
-    world = SimWorld(2)
-    world.run(main)
-    assert sequences(comm.trace) == sequences(world.traces[comm.rank])

@@ -231,6 +231,7 @@ def record(comm):
     return repr(told), outcomes, {str(k): np.asarray(v).tobytes() for k, v in tensors.items()}, sequences(comm.trace)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.mpi(2)
 def test_under_mpi_it_has_the_same_bits_and_messages(comm):
     assert record(comm) == SimWorld(2).run(record)[comm.rank]

@@ -133,6 +133,7 @@ def test_zero_2_gives_a_stages_gradients_back_while_backward_runs():
 
 
 @pytest.mark.exhaustive  # tests/equality/test_layout_sweep.py does the same with four processes
+@pytest.mark.exhaustive
 @pytest.mark.mpi(8, timeout=120)
 def test_eight_processes_print_the_digits_of_eight_simulated_ranks(comm):
     config = TrainConfig.make(

@@ -264,7 +264,7 @@ else:
     # What a technique is told by its flags, only its own folder knows.
     TrainConfig = create_model(
         "TrainConfig",
-        __base__=(*(kind.Settings for kind in reversed(installed())), JobSettings),
+        __base__=(*(kind.Settings for kind in reversed(installed()) if kind.Settings.model_fields), JobSettings),
         __module__=__name__,
         __doc__="A job: `JobSettings` and the settings of every technique. `_` in a name is `-` in its flag.",
     )

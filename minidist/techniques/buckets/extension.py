@@ -6,6 +6,10 @@
 The bytes of all buckets together do not depend on their size; the number of messages does, and so does how much of
 their time backward hides.
 
+A rank sends per step: what data parallelism or ZeRO sends, in messages of another size.
+Equal to: one device, bit for bit, with `--reduction ordered`.
+Lesson: 06b_buckets_and_overlap.
+
 Proved by: tests/config/test_no_setting_is_ignored.py, tests/config/test_rules.py
 """
 

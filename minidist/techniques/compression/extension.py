@@ -4,6 +4,10 @@ Each data axis has a compressor (`by_name.py`) that takes the place of the reduc
 sent yet is in checkpoints, by rank; the rest of its state is equal on all ranks of the axis. One device replays what
 every replica sends (`replay.py`).
 
+A rank sends per step: what the formula of the method says.
+Equal to: one device that compresses the same buckets, bit for bit.
+Lesson: 06d_fewer_bytes.
+
 Proved by: tests/techniques/test_compression.py
 """
 

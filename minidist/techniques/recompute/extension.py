@@ -10,6 +10,10 @@
 Messages inside a block are sent again. The plan of a pipeline runs the forward pass of a whole stage again with `full`,
 so nothing inside the stage does, unless a technique keeps the blocks' inputs elsewhere.
 
+A rank sends per step: nothing more in data parallelism; messages inside a block once more.
+Equal to: one device, bit for bit.
+Lesson: 02_what_a_step_costs, 10_accumulate_and_recompute, 16_naive_pipeline_and_gpipe.
+
 Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/config/test_rules.py
 """
 

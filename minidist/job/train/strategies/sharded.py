@@ -74,7 +74,7 @@ class ShardedOptimizer(data_axis.ShardedOptimizer, Sharded):
 
     def __init__(self, job: Job, group: Group) -> None:
         super().__init__(job, group)
-        self.take_place(group.comm)
+        self.place = group.comm
 
     def replicas_on(self, comm: Comm) -> Replicas:
         return Replicas(ReplicaId(comm.rank, comm.size))
@@ -85,13 +85,21 @@ class FullySharded(data_axis.FullySharded, Sharded):
 
     def __init__(self, job: Job, group: Group) -> None:
         super().__init__(job, group)
-        self.copies, self.algorithm = job.config.dp_replicate, group.reduction
-        self.replica, self.state_replica, self.state_prefix = _replicas(group.mesh)
+        self.copies, self.mesh, self.algorithm = job.config.dp_replicate, group.mesh, group.reduction
         # Units of small parameters stay gathered between steps, so they are counted apart.
         self.resident = sum(unit.flat.padded_numel for unit in self.units if unit.reshard.persistent)
 
-    def replicas_on(self, comm: Comm) -> Replicas:
-        return _replicas(mesh_of(comm, self.copies))
+    @property
+    def replicas(self) -> Replicas:
+        # Which of the copies of a shard, and so of its optimizer state, this rank has.
+        copies = self.mesh["replicate"] if isinstance(self.mesh, Mesh) else None
+        replica = SINGLE if copies is None else ReplicaId(copies.rank, copies.size)
+        return Replicas(replica, replica)
+
+    def seen_from(self, comm: Comm) -> Self:
+        other = super().seen_from(comm)
+        other.mesh = mesh_of(comm, self.copies)
+        return other
 
     def shards_on(self, comm: Comm) -> Comm:
         return shard_comm(mesh_of(comm, self.copies))
@@ -116,12 +124,6 @@ class FullySharded(data_axis.FullySharded, Sharded):
         if self.algorithm not in ("ring", "ordered"):
             reduced = sum(map(reduced_elements.of_unit, self.units))
         return replace(sizes, buckets=sizes.units, resident=self.resident, reduced=reduced)
-
-
-def _replicas(mesh: Comm | Mesh) -> Replicas:
-    """Return which of the copies of a shard, and so of its optimizer state, this rank has."""
-    replica = ReplicaId(mesh["replicate"].rank, mesh["replicate"].size) if isinstance(mesh, Mesh) else SINGLE
-    return Replicas(replica, replica)
 
 
 def unit_parameters(
