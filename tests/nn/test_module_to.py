@@ -11,9 +11,9 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import GPT, MLP, GPTConfig
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.nn import CNN
 from minidist.nn.buffers import named_buffers
+from minidist.parallel.data_parallel import DistributedDataParallel
 from tests.cupy.stand_in import Device, DeviceArray
 
 ROWS = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)

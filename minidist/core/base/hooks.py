@@ -35,9 +35,6 @@ backward_checks: list[Callable[[Any, Any, Any], None]] = []
 # The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
 guards: list[Callable[..., Any]] = []
 
-# What ZeRO adds to the arguments of an optimizer: (optimizer's class, parameters, communicator) -> further arguments.
-shard_arguments: list[Callable[[Any, Any, Any], dict[str, Any]]] = []
-
 # Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
 one_event: list[Callable[[], Any]] = []
 
@@ -81,8 +78,8 @@ def _no_text(_: Any) -> str:
 
 def _not_in_the_core(*_: Any) -> Any:
     raise UsageError(
-        "minidist/core has no half precision, devices, loading of weights or receives from any rank; import all of"
-        " minidist"
+        "minidist/core has no half precision, devices, loading of weights, receives from any rank or further options of"
+        " its wrappers; import all of minidist"
     )
 
 
@@ -138,8 +135,10 @@ prevent_deadlocks: Callable[[Any, Any, Any], None] = _nothing
 arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _none
 # The module pipeline/runtime/refusals.py: what a pipeline refuses.
 pipeline_refusals: Callable[[], Any] = _NoChecks
-# (reducer of gradients, state, hook): lets hook(state, bucket) reduce each bucket.
-register_comm_hook: Callable[..., None] = _not_in_the_core
+# (module, mesh, settings of `fully_shard`, options): shards a module in a way that the core does not know.
+shard_with_options: Callable[..., None] = _not_in_the_core
+# (flat parameters by stage, communicator, algorithm) -> by stage what sums their gradients over replicas.
+replica_reducers: Callable[..., Any] = _not_in_the_core
 # (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
 # its layers after a step, or None.
 combine_statistics: Callable[..., Callable[[], None] | None] = _nothing
