@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_582,
     "comm": 5_382,
     "commands": 5_451,
-    "course": 12_827,
+    "course": 12_769,
     "core": 14_057,
     "data": 1_609,
     "debug": 9_992,
@@ -28,7 +28,7 @@ LINES = {
     "optim": 1_220,
     "parallel": 4_780,
     "pipeline": 4_011,
-    "planning": 5_795,
+    "planning": 5_746,
     "report": 6_860,
     "techniques": 11_391,
 }
