@@ -4,6 +4,11 @@ The gradient noise scale says how large a batch is worth its samples (`noise_sca
 training (`meter.py`); with --adaptive-batch the batch grows up to it. With --weights measured:K the rows of a replica
 follow from the speed of its ranks (`plan.py`).
 
+A rank sends per step: for the noise scale 2 (n-1)/n of 8 B per step, or of 16 B where gradients are sharded; for the
+speeds of the ranks 8 (n-1) B every K steps.
+Equal to: one device that is told the batches, bit for bit.
+Lesson: 10b_batch_size_and_noise, 06d_fewer_bytes.
+
 Proved by: tests/techniques/test_noise_scale.py, tests/techniques/test_batch_plan.py
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_BATCH
+from minidist.base.limits import MAX_BATCH
 from minidist.core.pipeline.plan.registry import SCHEDULES
 from minidist.data import measured_every
 from minidist.techniques.extension import Settings
