@@ -40,6 +40,7 @@ from minidist.comm.header import (
     KEY_BYTES,
     NO_CHECKSUM,
     check_checks,
+    check_record,
     checksum_bytes,
     compare,
     dtype_name,
@@ -72,7 +73,7 @@ from minidist.core.base.errors import (
     UsageError,
 )
 from minidist.core.base.fibers import current, spawn
-from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
+from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request, Work
 
 HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.collectives.closed_forms import volume
-from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half
 from minidist.core.base.errors import UsageError
 from minidist.core.base.watchers import track

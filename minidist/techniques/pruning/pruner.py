@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.collectives.closed_forms import volume
-from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
 from minidist.core.base.watchers import track
