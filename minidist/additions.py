@@ -280,10 +280,10 @@ def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
     return UlyssesRingAttention(comm, length, neighbours)
 
 
-def _check_layout(layout: Any, comm: Any) -> None:
-    from minidist.parallel.axes_check import check_layout
+def _refuse_layout(layout: Any, comm: Any) -> None:
+    from minidist.parallel.axes_check import refuse_layout
 
-    check_layout(layout, comm)
+    refuse_layout(layout, comm)
 
 
 def _check_schedule(*arguments: Any) -> None:
@@ -368,7 +368,7 @@ hooks.cut_run = _cut_run
 hooks.load_optimizer = _load_optimizer
 hooks.describe = _describe
 hooks.move = _move
-hooks.check_layout = _check_layout
+hooks.refuse_layout = _refuse_layout
 hooks.check_schedule = _check_schedule
 hooks.validate_plan = _validate_plan
 hooks.prevent_deadlocks = _prevent_deadlocks

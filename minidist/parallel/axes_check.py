@@ -11,7 +11,7 @@ Proved by: tests/misuse/test_misuse.py
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError, quoted
@@ -61,8 +61,8 @@ def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comm
             )
 
 
-def check_layout(layout: ParallelDims, comm: Comm) -> None:
-    """Raise UsageError when the degrees of a `ParallelLayout` do not fit the ranks of `comm`, or are none."""
+def refuse_layout(layout: ParallelDims, comm: Comm) -> NoReturn:
+    """Raise UsageError for a `ParallelLayout` whose degrees do not fit the ranks of `comm`, or are none."""
     zero = getattr(layout, "zero", 0)
     if zero not in range(4):
         raise UsageError(f"ParallelLayout(zero={quoted(zero)}); the stage of ZeRO is 0, 1, 2 or 3")
@@ -72,7 +72,4 @@ def check_layout(layout: ParallelDims, comm: Comm) -> None:
             f"ParallelLayout({degrees}) is for {layout.ranks} ranks, and there are {comm.size}; make the product of"
             " the degrees equal to the number of ranks"
         )
-    if layout.dp % layout.ep:
-        raise UsageError(
-            f"ParallelLayout(dp={layout.dp}, ep={layout.ep}): ep divides dp; choose a divisor of {layout.dp}"
-        )
+    raise UsageError(f"ParallelLayout(dp={layout.dp}, ep={layout.ep}): ep divides dp; choose a divisor of {layout.dp}")

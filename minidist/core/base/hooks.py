@@ -129,7 +129,7 @@ describe: Callable[[Any], str] = object.__repr__
 # (module, device) -> None: moves a model's parameters, gradients and buffers.
 move: Callable[[Any, Any], None] = _not_in_the_core
 # (layout, communicator): UsageError where the degrees of a `ParallelLayout` do not fit the ranks.
-check_layout: Callable[[Any, Any], None] = _nothing
+refuse_layout: Callable[[Any, Any], None] = _nothing
 # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
 check_schedule: Callable[..., None] = _nothing
 # (plan, allow_wrong_gradients): PlanError for a plan that cannot be executed, or whose result would be wrong.
