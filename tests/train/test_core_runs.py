@@ -68,6 +68,7 @@ CHECKS = {
     "nn/ops/in_place.py",
     "base/memory.py",
     "collectives/call_checks.py",
+    "nn/ops/refusals.py",
     "nn/refusals.py",
     "optim/checks.py",
     "parallel/replica_guard.py",
