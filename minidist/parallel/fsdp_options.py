@@ -13,6 +13,7 @@ Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_mixed_precisi
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter
@@ -23,13 +24,13 @@ from minidist.core.base.limits import check_number, check_whole
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, all_reduce, broadcast
-from minidist.core.comm import Comm, Mesh, Work, check_communicator
+from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK
 from minidist.core.parallel.flat_shards import Shard, sharded_flat
 from minidist.core.parallel.fsdp import gathers_of
 from minidist.core.parallel.fsdp_state import FSDPState, ignored_in
-from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
+from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.guard import Guard, new_guard, operation_of
 from minidist.parallel.unused import used_anywhere
 
@@ -136,8 +137,7 @@ def shard_with_options(
         guard.wraps(
             "fully_shard", module if over is comm else None, shard.flat, settings, *filter(None, (over, copies))
         )
-        reduce = ReduceCopies(settings["algorithm"], copies, chosen.find_unused_parameters)
-        unit = OptionalUnit(shard, guard, gathers_of(over), reduce, chosen.mp_policy)
+        unit = OptionalUnit(shard, guard, gathers_of(over), settings["algorithm"], copies, chosen)
         unit.keep_parts(settings["reshard_after_forward"], small)
         units.append(unit)
     OptionalState(module, comm, units, guard, settings["prefetch"], ignored, chosen.mp_policy)
@@ -183,55 +183,30 @@ class PlacedShard(Shard):
             return super().grad_buffer()
 
 
-class ReduceCopies(Reduce):
-    """A reduce-scatter, and with copies an all-reduce of the shard among the ranks that hold equal copies of it.
-
-    replicas: these ranks, which have seen other rows (hybrid sharding). find_unused: missing gradients are zeros.
-    """
-
-    def __init__(self, algorithm: str, replicas: Comm | None, find_unused: bool) -> None:
-        super().__init__(algorithm)
-        self.replicas, self.find_unused = replicas, find_unused
-
-    def start(self, unit: FSDPUnit, root: Any, whole: xp.Array, out: xp.Array) -> Work:
-        """Start to sum each rank's part of `whole` there, in `out`, whose dtype the messages have."""
-        return super().start(unit, root, track(downcast(whole, out.dtype), "communication"), out)
-
-    def finish(self, unit: Any, root: Any, piece: xp.Array) -> xp.Array:
-        """Return the sum over the replicas, from what a reduction has brought."""
-        if self.find_unused:
-            used = unit.brought
-            for comm in filter(None, (unit.shard.comm, self.replicas)):
-                used = used_anywhere(comm, unit.trainable, used)
-            unit.shard.used = used | (unit.shard.used or set())
-        if self.replicas is not None:
-            equal = root.guard.of_copies(unit.shard, unit.guard)
-            with purpose("gradient_reduce"):
-                all_reduce(self.replicas, piece, unit.guard.op, algorithm=self.algorithm, equal=equal)
-        return piece
-
-
 class OptionalUnit(FSDPUnit):
     """A unit with other dtypes than its shard, parts that stay whole, copies of the shard, or a shard elsewhere.
 
-    subgroup: what is left of the whole after its forward is a part, from which these neighbours gather it for
-    backward. persistent: it stays whole always, and is gathered anew only after an update.
+    replicas: the ranks that hold equal copies of the shard, and have seen other rows (hybrid sharding). subgroup: what
+    is left of the whole after its forward is a part, from which these neighbours gather it for backward. persistent: it
+    stays whole always, and is gathered anew only after an update.
     """
 
     def __init__(
-        self, shard: PlacedShard, guard: Guard, gathers: Comm, reduce: ReduceCopies, precision: Precision
+        self, shard: PlacedShard, guard: Guard, gathers: Comm, algorithm: str, replicas: Comm | None, chosen: Sharding
     ) -> None:
-        self.placement, self.find_unused = shard.placement, reduce.find_unused
+        self.placement, self.find_unused, self.replicas = shard.placement, chosen.find_unused_parameters, replicas
         self.subgroup: Comm | None = None
         self.part: xp.Array | None = None  # what this rank keeps of the unit for its subgroup
         self.persistent = False
         self.brought: set[Parameter] = set()  # whose gradients this rank has brought in this backward pass
 
         # Rank 0's values count: along the replicas first, so that rank 0 of each shard group has them.
-        if reduce.replicas is not None:
+        if replicas is not None:
             with purpose("startup"):
-                broadcast(reduce.replicas, shard.flat.data)
-        super().__init__(shard, guard, gathers, reduce)
+                broadcast(replicas, shard.flat.data)
+        super().__init__(shard, guard, gathers, algorithm)
+        self.deliver = partial(self.placement.deliver, self)
+        precision = chosen.mp_policy
         if precision.param_dtype is not None:
             self.flat.dtype = xp.dtype(precision.param_dtype)
         self.reduce_dtype = self.flat.dtype if precision.reduce_dtype is None else xp.dtype(precision.reduce_dtype)
@@ -306,9 +281,25 @@ class OptionalUnit(FSDPUnit):
             return track(xp.empty(shard.size, self.reduce_dtype, self.device), "communication")
         return super().destination()
 
-    def deliver(self, piece: xp.Array) -> None:
-        """Bring a reduced gradient to where the shard lives."""
-        self.placement.deliver(self, piece)
+    def reduce_scatter(self, whole: xp.Array, counts: list[int], out: xp.Array, equal: str) -> Any:
+        """Start to sum each rank's part of `whole` there, in `out`, whose dtype the messages have."""
+        return super().reduce_scatter(track(downcast(whole, out.dtype), "communication"), counts, out, equal)
+
+    def finish_reduce(self, root: Any) -> None:
+        """Wait for the reduction, sum over the replicas, and bring the sum to where the shard lives."""
+        assert self.reduction is not None
+        piece = self.reduction.wait()
+        self.reduction = None
+        if self.find_unused:
+            used = self.brought
+            for comm in filter(None, (self.shard.comm, self.replicas)):
+                used = used_anywhere(comm, self.trainable, used)
+            self.shard.used = used | (self.shard.used or set())
+        if self.replicas is not None:
+            equal = root.guard.of_copies(self.shard, self.guard)
+            with purpose("gradient_reduce"):
+                all_reduce(self.replicas, piece, self.guard.op, algorithm=self.algorithm, equal=equal)
+        self.deliver(piece)
 
     def add_reduced(self, piece: xp.Array) -> None:
         """Add a reduced gradient to the shard's, in its dtype."""

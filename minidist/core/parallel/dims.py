@@ -49,11 +49,6 @@ class ParallelDims:
         return Axes(self, comm)
 
 
-def gradient_axes(mesh: Mesh) -> Comm:
-    """Return the communicator over which a gradient is summed: of the axes dp and cp, those that the mesh has."""
-    return mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp"))]
-
-
 class Axes:
     """This rank's communicator on each axis, and on the two products over which gradients are summed.
 

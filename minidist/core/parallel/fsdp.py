@@ -26,7 +26,7 @@ from minidist.core.nn.module import Module
 from minidist.core.optim import FlatSlice
 from minidist.core.parallel.flat_shards import Shard, sharded_flat
 from minidist.core.parallel.fsdp_state import FSDPState, ignored_in, states_of, units_of
-from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
+from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.guard import new_guard, operation_of
 
 # Communicator -> the stream of its all-gathers, so that they do not queue behind reductions. All models that are
@@ -85,7 +85,7 @@ def fully_shard(
     if parameters:
         shard = Shard(sharded_flat(parameters, mesh), mesh)
         guard.wraps("fully_shard", module, shard.flat, settings, mesh)
-        units = [FSDPUnit(shard, guard, gathers_of(mesh), Reduce(algorithm), keep=not reshard_after_forward)]
+        units = [FSDPUnit(shard, guard, gathers_of(mesh), algorithm, keep=not reshard_after_forward)]
 
     # Its hooks attach it to the module.
     FSDPState(module, mesh, units, guard, prefetch, ignored)

@@ -71,7 +71,7 @@ class FSDPState(BackwardObserver):
         prefetch: int,
         ignored: Collection[Parameter] = (),
     ) -> None:
-        self.module, self.comm, self.units, self.guard = module, comm, units, guard
+        self.guard, self.module, self.comm, self.units = guard, module, comm, units
         self.prefetch, self.ignored = prefetch, set(ignored)  # the user takes care of these parameters
         self.forward_order: list[FSDPState] = []  # as forwards began in the last pass, and how they ended: reversed,
         self.ended_order: list[FSDPState] = []  # the order in which backward will reach them
@@ -91,13 +91,6 @@ class FSDPState(BackwardObserver):
                 parameter.register_post_accumulate_grad_hook(partial(self._weight_ready, unit))
         module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._post_forward)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise UsageError(
-            f"rank {self.comm.rank}: a sharded module cannot be copied or pickled, because each rank has a part of it;"
-            " copy the model before fully_shard, or load gather_tensors(shards_of(model), optimizer)['weights'] into"
-            " another one"
-        )
 
     # --- forward ---
 
