@@ -98,7 +98,7 @@ class ZeroOptimizer(zero.ZeroOptimizer):
         """
         if self.stage == 2:
             raise UsageError("no_sync with stage 2, which keeps no whole gradient between micro-batches; use stage=1")
-        return super().no_sync()
+        return self.reducer.no_sync()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Clip by the norm of the whole gradient (see `clip_shards_`); return the norm before.

@@ -13,7 +13,6 @@ Source: Zhao et al., PyTorch FSDP, VLDB 2023.
 Proved by: tests/parallel/test_fully_shard.py
 """
 
-import weakref
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
@@ -32,14 +31,10 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.guard import Guard
 
-# A state is kept alive by the hooks of its module; this only finds it.
-_states: "weakref.WeakKeyDictionary[Module, weakref.ref[FSDPState]]" = weakref.WeakKeyDictionary()
-
 
 def states_of(module: Module) -> "list[FSDPState]":
     """Return the states of `module` and of the modules inside it that have one, in the order of the module tree."""
-    references = (_states.get(m) for m in module.modules())
-    return [state for reference in references if reference is not None and (state := reference()) is not None]
+    return [state for m in module.modules() if (state := vars(m).get("fsdp_state")) is not None]
 
 
 def ignored_in(module: Module) -> set[Parameter]:
@@ -83,7 +78,7 @@ class FSDPState(BackwardObserver):
 
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
         self.root = self
-        _states[module] = weakref.ref(self)
+        vars(module)["fsdp_state"] = self
         for state in states_of(module):
             state.root = self
         for unit in units:
@@ -94,9 +89,7 @@ class FSDPState(BackwardObserver):
 
     # --- forward ---
 
-    def _pre_forward(
-        self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _pre_forward(self, module: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """[1] Gather this module, start to gather the next ones, and mark the inputs for backward."""
         root = self.root
         if root.running is not None and root.running.over:

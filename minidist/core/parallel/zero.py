@@ -18,7 +18,6 @@ Proved by: tests/parallel/test_zero.py
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -193,10 +192,6 @@ class ZeroOptimizer(OptimizerWrapper):
         self.reducer = self.reducer_type(self.shard, algorithm, reduce_bucket_size, keep_whole=stage == 1, guard=guard)
         self.reducer.observe()
         guard.covers(module, self.flat.parameters)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Stage 1: backward passes in the block add to the local gradient; the next one outside reduces the total."""
-        return self.reducer.no_sync()
 
     def zero_grad(self) -> None:
         """Forget local and reduced gradients."""

@@ -90,14 +90,9 @@ class ShardContext:
 
         # The first split of this parameter, or one more (experts over ep, then their matrices over tp).
         if before is None or not before.axes:
+            shape = tuple(whole.shape)
             layout = Layout(
-                tuple(whole.shape),
-                (self.axis,),
-                (dim,),
-                blocks=blocks,
-                padding=padding,
-                copies=replicas,
-                ranks=(ranks,),
+                shape, (self.axis,), (dim,), blocks=blocks, padding=padding, copies=replicas, ranks=(ranks,)
             )
         else:
             axes, dims = (*before.axes, self.axis), (*before.dims, dim)
