@@ -34,6 +34,11 @@ def dims_of(ranks: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: 
     return ParallelDims(pp, dp, cp, tp, ep)
 
 
+def splits_sums(dims: ParallelDims) -> bool:
+    """Return whether a sum of one micro-batch is split over ranks, so that its rounding differs from one device's."""
+    return dims.tp > 1 or dims.cp > 1 or dims.ep > 1
+
+
 def gradient_axes(mesh: Mesh) -> Comm:
     """Return the communicator over which a gradient is summed: of the axes dp and cp, those that the mesh has."""
     return mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp"))]

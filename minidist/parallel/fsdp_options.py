@@ -29,7 +29,7 @@ from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK
 from minidist.core.parallel.flat_shards import Shard, sharded_flat
 from minidist.core.parallel.fsdp import gathers_of
-from minidist.core.parallel.fsdp_state import FSDPState, ignored_in
+from minidist.core.parallel.fsdp_state import FSDPState, states_of
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.guard import Guard, new_guard, operation_of
 from minidist.parallel.unused import used_anywhere
@@ -117,7 +117,8 @@ def shard_with_options(
             raise UsageError(f"fully_shard has no option {name!r}{nearest(name, known)}; there are {', '.join(known)}")
     chosen, op = Sharding(**options), operation_of(settings["reduction"])
     check_number("persistence_threshold", chosen.persistence_threshold)
-    ignored = ignored_in(module).union(chosen.ignored_params)
+    inside = (getattr(state, "ignored", ()) for state in states_of(module))
+    ignored = set(chosen.ignored_params).union(*inside)
 
     # Who communicates: the ranks that share the shards, and those with equal copies.
     comm, replicas = _axes(mesh)
@@ -140,7 +141,8 @@ def shard_with_options(
         unit = OptionalUnit(shard, guard, gathers_of(over), settings["algorithm"], copies, chosen)
         unit.keep_parts(settings["reshard_after_forward"], small)
         units.append(unit)
-    OptionalState(module, comm, units, guard, settings["prefetch"], ignored, chosen.mp_policy)
+    OptionalState(module, comm, units, guard, settings["prefetch"], chosen.mp_policy).ignored = ignored
+    guard.covers(module, (*module.parameters(), *ignored))
 
 
 def _parts(module: Module, ignored: set[Parameter], chosen: Sharding) -> dict[tuple[bool, bool], list[Parameter]]:
@@ -322,6 +324,7 @@ class OptionalState(FSDPState):
 
     def __init__(self, *arguments: Any) -> None:
         *others, self.precision = arguments
+        self.ignored: set[Parameter] = set()  # the user takes care of these
         super().__init__(*others)
 
     def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ Source: Zhao et al., PyTorch FSDP, VLDB 2023.
 Proved by: tests/parallel/test_fully_shard.py
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -37,11 +37,6 @@ def states_of(module: Module) -> "list[FSDPState]":
     return [state for m in module.modules() if (state := vars(m).get("fsdp_state")) is not None]
 
 
-def ignored_in(module: Module) -> set[Parameter]:
-    """Return the parameters of `module` of which the user takes care, by what the modules inside it were told."""
-    return set[Parameter]().union(*(state.ignored for state in states_of(module)))
-
-
 def units_of(module: Module) -> list[FSDPUnit]:
     """Return the units of a sharded module and of those inside it, in the order of the module tree."""
     states = states_of(module)
@@ -57,24 +52,16 @@ class FSDPState(BackwardObserver):
     running pass, and the reduction in flight.
     """
 
-    def __init__(
-        self,
-        module: Module,
-        comm: Comm,
-        units: Sequence[FSDPUnit],
-        guard: Guard,
-        prefetch: int,
-        ignored: Collection[Parameter] = (),
-    ) -> None:
+    def __init__(self, module: Module, comm: Comm, units: Sequence[FSDPUnit], guard: Guard, prefetch: int) -> None:
         self.guard, self.module, self.comm, self.units = guard, module, comm, units
-        self.prefetch, self.ignored = prefetch, set(ignored)  # the user takes care of these parameters
+        self.prefetch = prefetch
         self.forward_order: list[FSDPState] = []  # as forwards began in the last pass, and how they ended: reversed,
         self.ended_order: list[FSDPState] = []  # the order in which backward will reach them
         self.began: list[FSDPState] = []  # the same of the pass that is running
         self.ended: list[FSDPState] = []
         self.running: BackwardPass | None = None  # the backward pass; a forward inside it is a replayed one
         self.reducing: FSDPUnit | None = None  # whose reduction is in flight
-        guard.covers(module, (*module.parameters(), *self.ignored))
+        guard.covers(module, module.parameters())
 
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
         self.root = self

@@ -91,6 +91,8 @@ class VocabParallel(ParallelStyle):
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a VocabParallelEmbedding or a VocabParallelHead."""
         self.expect(module, name, Embedding, TiedHead, Linear)
+        if getattr(module, "bias", None) is not None:
+            raise UsageError(f"the head {module.name!r} has a bias; a vocabulary-parallel head has none")
         return (VocabParallelEmbedding if isinstance(module, Embedding) else VocabParallelHead)(module, context)
 
 

@@ -104,8 +104,6 @@ class VocabParallelHead(ColumnParallelLinear):
     bias = activation = None
 
     def __init__(self, whole: TiedHead | Linear, context: ShardContext, name: str = "") -> None:
-        if getattr(whole, "bias", None) is not None:
-            raise UsageError(f"the head {whole.name!r} has a bias; a vocabulary-parallel head has none")
         self.comm, self.name = context.comm, whole.name
         self.weight = shard_words(whole.weight, context)
 
