@@ -11,9 +11,7 @@ Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_mixed_precisi
 """
 
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter
@@ -32,47 +30,8 @@ from minidist.core.parallel.fsdp import gathers_of
 from minidist.core.parallel.fsdp_state import FSDPState, states_of
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.guard import Guard, new_guard, operation_of
+from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 from minidist.parallel.unused import used_anywhere
-
-
-class Precision:
-    """The dtypes of a unit: those of its parameters. `MixedPrecisionPolicy` has others."""
-
-    param_dtype: Any = None  # in which the unit is gathered and computes
-    reduce_dtype: Any = None  # in which its gradient is reduced
-
-    def inputs(self, values: Any) -> Any:
-        """Return the arguments of the module as it computes with them."""
-        return values
-
-    def outputs(self, values: Any) -> Any:
-        """Return the results of the module as its caller gets them."""
-        return values
-
-
-class Placement:
-    """Where shards live: here in the memory in which the whole is. `host_pool.CPUOffloadPolicy` has another one."""
-
-    apart = False  # must a sum of gradients move before it can be added to the shard's?
-
-    def keep(self, values: xp.Array) -> xp.Array:
-        """Return a copy of a shard's values, where it lives."""
-        return track(xp.array(values), "parameter")
-
-    def memory(self) -> AbstractContextManager[None]:
-        """Return the context in which arrays that live with the shard are allocated."""
-        return nullcontext()
-
-    def gather(self, comm: Comm, mine: xp.Array, out: xp.Array, equal: str) -> Any:
-        """Start to gather the values `mine` of all ranks into `out`; return what waits for it."""
-        return all_gather(comm, mine, out=out, async_op=True, equal=equal)
-
-    def deliver(self, unit: Any, piece: xp.Array) -> None:
-        """Add the reduced gradient of an FSDP unit to its shard's, or start to move it to where the shard lives."""
-        unit.add_reduced(piece)
-
-    def finish(self, keep: bool = True) -> None:
-        """Wait for what `deliver` has started; keep: add it to the shard's gradient."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +50,18 @@ class Sharding:
     experts. The unit is then two flat arrays, which are gathered and reduced over different ranks at the same time.
     """
 
-    mp_policy: Precision = Precision()  # noqa: RUF009  it cannot change
-    offload_policy: Placement | None = None
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy()  # noqa: RUF009  it cannot change
+    offload_policy: Any = None
     alignment: int = NORM_BLOCK
     find_unused_parameters: bool = False
     ignored_params: Collection[Parameter] = ()
     persistence_threshold: int = 0
     expert_mesh: Mesh | Comm | None = None
+
+    @property
+    def kinds(self) -> tuple[Any, Any]:
+        """What makes a shard, and a unit."""
+        return (Shard, OptionalUnit) if self.offload_policy is None else self.offload_policy.kinds
 
 
 def shard_with_options(
@@ -134,11 +98,12 @@ def shard_with_options(
     for (expert, small), parameters in sorted(_parts(module, ignored, chosen).items(), key=lambda part: part[0]):
         over, copies = _axes(chosen.expert_mesh) if expert and chosen.expert_mesh is not None else (comm, replicas)
         flat = sharded_flat(parameters, over, chosen.alignment)
-        shard = PlacedShard(flat, over, chosen.alignment, chosen.offload_policy or DEVICE)
+        make_shard, make_unit = chosen.kinds
+        shard = make_shard(flat, over, chosen.alignment)
         guard.wraps(
             "fully_shard", module if over is comm else None, shard.flat, settings, *filter(None, (over, copies))
         )
-        unit = OptionalUnit(shard, guard, gathers_of(over), settings["algorithm"], copies, chosen)
+        unit = make_unit(shard, guard, gathers_of(over), settings["algorithm"], copies, chosen)
         unit.keep_parts(settings["reshard_after_forward"], small)
         units.append(unit)
     OptionalState(module, comm, units, guard, settings["prefetch"], chosen.mp_policy).ignored = ignored
@@ -168,23 +133,6 @@ def _axes(mesh: Mesh | Comm) -> tuple[Comm, Comm | None]:
     return shard, copies[0] if copies else None
 
 
-class PlacedShard(Shard):
-    """A shard that lives where `placement` says."""
-
-    def __init__(self, flat: Any, comm: Comm, alignment: int, placement: Placement) -> None:
-        super().__init__(flat, comm, alignment)
-        self.placement = placement
-
-    def detach(self) -> None:
-        """Keep the values in a separate array where the shard lives, so that the whole can be released."""
-        self.own = self.placement.keep(self.flat.data[self.start : self.stop])
-
-    def grad_buffer(self) -> xp.Array:
-        """Return the array of the shard's gradient, which lies where the shard lives."""
-        with self.placement.memory():
-            return super().grad_buffer()
-
-
 class OptionalUnit(FSDPUnit):
     """A unit with other dtypes than its shard, parts that stay whole, copies of the shard, or a shard elsewhere.
 
@@ -194,9 +142,9 @@ class OptionalUnit(FSDPUnit):
     """
 
     def __init__(
-        self, shard: PlacedShard, guard: Guard, gathers: Comm, algorithm: str, replicas: Comm | None, chosen: Sharding
+        self, shard: Shard, guard: Guard, gathers: Comm, algorithm: str, replicas: Comm | None, chosen: Sharding
     ) -> None:
-        self.placement, self.find_unused, self.replicas = shard.placement, chosen.find_unused_parameters, replicas
+        self.find_unused, self.replicas = chosen.find_unused_parameters, replicas
         self.subgroup: Comm | None = None
         self.part: xp.Array | None = None  # what this rank keeps of the unit for its subgroup
         self.persistent = False
@@ -207,7 +155,6 @@ class OptionalUnit(FSDPUnit):
             with purpose("startup"):
                 broadcast(replicas, shard.flat.data)
         super().__init__(shard, guard, gathers, algorithm)
-        self.deliver = partial(self.placement.deliver, self)
         precision = chosen.mp_policy
         if precision.param_dtype is not None:
             self.flat.dtype = xp.dtype(precision.param_dtype)
@@ -235,14 +182,17 @@ class OptionalUnit(FSDPUnit):
         """Start to gather the values of all ranks into `whole`, from the shards or from parts of the subgroup."""
         # Kept in parts since forward: gather among the neighbours only, from parts of the size 1/g.
         if self.subgroup is not None and self.part is not None:
-            return all_gather(self.subgroup, self._cast(self.part), out=whole, async_op=True, equal=equal)
+            return all_gather(self.subgroup, self.cast(self.part), out=whole, async_op=True, equal=equal)
 
         # The cast comes before the values cross any link: half precision halves the bytes there, too.
-        with self.placement.memory():
-            mine = self._cast(self.shard.data)
-        return self.placement.gather(self.gathers, mine, whole, equal)
+        return self.gather_shards(whole, equal)
 
-    def _cast(self, values: xp.Array) -> xp.Array:
+    def gather_shards(self, whole: xp.Array, equal: str) -> Any:
+        """Start to gather the shards of all ranks into `whole`."""
+        return all_gather(self.gathers, self.cast(self.shard.data), out=whole, async_op=True, equal=equal)
+
+    def cast(self, values: xp.Array) -> xp.Array:
+        """Return values in the dtype in which the unit is gathered."""
         return track(downcast(values, self.flat.dtype), "communication")
 
     def finish_gather(self) -> None:
@@ -279,7 +229,7 @@ class OptionalUnit(FSDPUnit):
     def destination(self) -> xp.Array:
         """Return the array for a sum: the shard's gradient, unless that has another dtype or memory."""
         shard = self.shard
-        if self.placement.apart or self.reduce_dtype != shard.dtype:
+        if self.reduce_dtype != shard.dtype:
             return track(xp.empty(shard.size, self.reduce_dtype, self.device), "communication")
         return super().destination()
 
@@ -308,15 +258,9 @@ class OptionalUnit(FSDPUnit):
         super().add_reduced(downcast(piece, self.shard.dtype))
 
     def settle(self) -> None:
-        """All gradients of a pass are reduced: wait for their way to the shards."""
-        self.placement.finish()
+        """All gradients of a pass are reduced."""
         super().settle()
         self.brought = set()
-
-    def forget(self) -> None:
-        """Undo what a backward pass has left behind that an error ended."""
-        self.placement.finish(keep=False)
-        super().forget()
 
 
 class OptionalState(FSDPState):
@@ -335,6 +279,3 @@ class OptionalState(FSDPState):
     def outputs(self, output: Any) -> Any:
         """Return the module's results, cast before they are marked."""
         return super().outputs(self.precision.outputs(output))
-
-
-DEVICE = Placement()

@@ -220,9 +220,7 @@ def check_same_model(flat: FlatParameters, comm: Comm, wrapper: str, settings: M
     words: dict[str, Any] = {}
     for name, value in settings.items():
         if name == "mp_policy":
-            from minidist.parallel.mixed_precision import MixedPrecisionPolicy
-
-            words |= (value if isinstance(value, MixedPrecisionPolicy) else MixedPrecisionPolicy()).in_words()
+            words |= value.in_words()
         else:
             words[name] = value
     said = ", ".join(f"{name}={_in_words(value)}" for name, value in words.items())
