@@ -14,6 +14,7 @@ from itertools import islice, product
 from operator import itemgetter
 from typing import Any
 
+from minidist.base.process import infrequent_gc
 from minidist.core.base.errors import UsageError
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.fit import Fit, gigabytes
@@ -39,14 +40,14 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 class Plan:
     """A layout of a job on a machine. Memory and time are computed when they are read.
 
-    whole: of the pipeline ranks that decide, the bytes by kind as if nothing were on the host; None computes them.
+    whole: the memory of the pipeline ranks that decide as if nothing were on the host; None computes it.
     """
 
     layout: ClusterLayout
     job: Job
     machine: Machine
     calibration: Calibration = CALIBRATION
-    whole: dict[int, dict[str, int]] | None = field(default=None, repr=False, compare=False)
+    whole: dict[int, RankMemory] | None = field(default=None, repr=False, compare=False)
 
     def on_host(self, host: str) -> "Plan":
         """Return the plan of the same layout with another part in host memory."""
@@ -80,10 +81,10 @@ class Plan:
     def _deciding(self) -> list[tuple[int, RankMemory]]:
         layout, job = self.layout, self.job
         stages = stage_layers(layout, job.model.layers)
-        return [(rank, kept_on_gpu(layout, job, rank, stages[rank], kinds)) for rank, kinds in self._whole.items()]
+        return [(rank, kept_on_gpu(layout, job, rank, stages[rank], whole)) for rank, whole in self._whole.items()]
 
     @cached_property
-    def _whole(self) -> dict[int, dict[str, int]]:
+    def _whole(self) -> dict[int, RankMemory]:
         if self.whole is not None:
             return self.whole
         stages = stage_layers(self.layout, self.job.model.layers)
@@ -290,6 +291,7 @@ def _zero_stages(ranks: int, pp: int, host: str | None) -> list[int]:
     return [0, 1, 2, 3] if pp == 1 else [0, 1]
 
 
+@infrequent_gc()
 def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> Search:
     """Return the layouts that fit, those that do not fit, and those that are impossible.
 
