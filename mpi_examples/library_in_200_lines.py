@@ -14,7 +14,7 @@ Start reading here: the rest of minidist builds on the same four parts.
 
 Each program is a function of a communicator, and its result equals that of one device bit for bit.
 
-Proved by: tests/parallel/test_small_clients.py
+Proved by: tests/test_mpi_examples.py
 """
 
 import numpy as np

@@ -3,7 +3,8 @@
 Both run in the process of the test, which has imported NumPy and minidist already: a process of its own takes half a
 second for each rank. The first example, and those whose process ends with a report, are started as a user does. What
 differs between the worlds is how messages travel, so under MPI `make test` runs one or two examples of each chapter,
-and `make exhaustive` all. Of the three that train for longest `make test` runs the imports.
+and `make exhaustive` all. Of those that train for longest, and whose technique other tests train, `make test` runs the
+imports.
 """
 
 import os
@@ -65,9 +66,14 @@ def test_hello(world):
     assert output == "rank 0 of 3 has [0.0, 10.0, 20.0]\n"
 
 
-@each("name", ["lr_scaling", "adaptive_batch", "optimizers"])
+# Each takes about a second or longer.
+LONG = ["lr_scaling", "adaptive_batch", "optimizers", "bf16_tensor_parallel", "data_stages", "distillation"]
+LONG += ["image_classifier", "memory_budget", "offload", "recompute", "repartition", "sparsity"]
+
+
+@each("name", LONG)
 def test_what_an_example_imports_is_there(name):
-    assert callable(runpy.run_path(str(path_of(name)))["main"])
+    assert callable(runpy.run_path(str(path_of(name)))["launch"])
 
 
 @in_both_worlds(3)
@@ -195,6 +201,7 @@ def test_mixed_precision(world, example):
     assert sorted(re.findall(r"(\d+) B of overflow flags", output)) == ["20", "20", "40"]
 
 
+@pytest.mark.exhaustive
 @in_both_worlds(4, always=False)
 def test_bf16_tensor_parallel(world, example):
     code, output = example(world, 4, "bf16_tensor_parallel")
@@ -380,6 +387,7 @@ def test_quantization(world, example):
     assert "ranges: 1,280 bytes from all ranks, the formula says 1,280" in output  # 40 steps x 2 ranks x 2 layers x 8 B
 
 
+@pytest.mark.exhaustive
 @in_both_worlds(3, always=False)
 def test_sparsity(world, example):
     code, output = example(world, 3, "sparsity")
@@ -459,6 +467,7 @@ def test_checkpoint_reshard(world, example):
     assert len(output.splitlines()[-1].split()) == 7  # the word, three losses of the first run, three of the second
 
 
+@pytest.mark.exhaustive
 @in_both_worlds(2, always=False)
 def test_recompute(world, example):
     code, output = example(world, 2, "recompute")
@@ -470,6 +479,7 @@ def test_recompute(world, example):
     assert peaks[-1] < 0.7 * peaks[0]
 
 
+@pytest.mark.exhaustive
 @in_both_worlds(2, always=False)
 def test_offload(world, example):
     code, output = example(world, 2, "offload")
@@ -499,6 +509,7 @@ def test_uneven_ranks(world, example):
         assert ratio < 0.7
 
 
+@pytest.mark.exhaustive
 @in_both_worlds(2, always=False)
 def test_repartition(world, example):
     code, output = example(world, 2, "repartition")
@@ -577,6 +588,7 @@ def test_the_state_of_every_optimizer_is_sharded(world, example):
     assert all(float(last) < float(first) - 0.3 for first, last in falls)
 
 
+@pytest.mark.exhaustive
 @in_both_worlds(3, always=False)
 def test_a_student_learns_from_the_logits_of_another_rank(world, example):
     code, output = example(world, 3, "distillation")
@@ -609,6 +621,7 @@ def test_workers_make_the_batches_of_the_rank(world, example):
     assert output.count("a thread made 10, equal: True; 1 worker made 10, equal: True") == ranks
 
 
+@pytest.mark.exhaustive
 @in_both_worlds(2, always=False)
 def test_workers_prepare_the_samples_and_a_rank_waits_less(world, example):
     code, output = example(world, 1, "data_stages")
@@ -698,10 +711,9 @@ def test_deepspeed_file(world, example):
     assert losses[-1] < losses[0] - 1
 
 
+@pytest.mark.exhaustive
 @in_both_worlds(2, always=False)
-@pytest.mark.parametrize(
-    ("batch_norm", "sent"), [("sync", "47,520"), pytest.param("local", "0", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize(("batch_norm", "sent"), [("sync", "47,520"), ("local", "0")])
 def test_image_classifier(world, batch_norm, sent, example):
     code, output = example(world, 2, "image_classifier", "--batch-norm", batch_norm)
     assert code == 0, output

@@ -1,6 +1,7 @@
 """The runner of `mpi` tests, run on small modules: what passes, what fails, what hangs, and what is said about it.
 
-Each module goes through a pytest of its own (a subprocess), because the runner is a plugin of a whole session.
+Each module goes through a pytest of its own (a subprocess), because the runner is a plugin of a whole session. What
+happens before any rank starts is tried in `make exhaustive`.
 """
 
 import os
@@ -112,9 +113,9 @@ def wrong(tmp_path_factory):
     return *outcomes_in(folder, WRONG), folder
 
 
+@pytest.mark.exhaustive
 def test_only_what_the_parent_selects_runs_although_its_settings_leave_it_out(run):
-    outcomes, output = run(
-        """
+    program = """
 @pytest.mark.slow
 @pytest.mark.mpi(2)
 def test_slow():
@@ -124,12 +125,8 @@ def test_slow():
 @pytest.mark.mpi(2)
 def test_other():
     raise ValueError("not selected")
-""",
-        "-m",
-        "slow",
-        "-k",
-        "test_slow",
-    )
+"""
+    outcomes, output = run(program, "-m", "slow", "-k", "test_slow")
     assert outcomes == {"test_slow": "PASSED"}, output
 
 
@@ -141,8 +138,7 @@ def test_the_same_processes():
     assert int(open(f"pid-{world().rank}").read()) == os.getpid()
 """
     (tmp_path / "test_second.py").write_text(PREAMBLE + second)
-    outcomes, output = run(
-        """
+    program = """
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("root", [0, 2])
 def test_sum(root):
@@ -155,9 +151,8 @@ def test_two():
 
 def test_parent():
     assert "mpi4py" not in sys.modules
-""",
-        "test_second.py",
-    )
+"""
+    outcomes, output = run(program, "test_second.py")
     assert "PASSED test_second.py::test_the_same_processes" in output
     names = ["test_sum[0]", "test_sum[2]", "test_two", "test_parent"]
     assert outcomes == dict.fromkeys(names, "PASSED"), output
@@ -207,8 +202,7 @@ def test_comm_is_a_communicator_that_must_be_left_empty(wrong):
 
 
 def test_ranks_that_do_not_end_after_all_tests_are_a_failure(run):
-    outcomes, output = run(
-        """
+    program = """
 @pytest.mark.mpi(2)
 def test_leaves_something():
     import atexit
@@ -218,14 +212,14 @@ def test_parent():
     import tests.mpi_runner
     tests.mpi_runner.STARTUP_TIMEOUT = 1
 """
-    )
+    outcomes, output = run(program)
     assert outcomes == {"test_leaves_something": "ERROR", "test_parent": "PASSED"}, output
     assert "all tests ended but the ranks did not" in output
 
 
+@pytest.mark.exhaustive
 def test_hypothesis_is_refused(run):
-    _, output = run(
-        """
+    program = """
 from hypothesis import given, strategies
 
 @pytest.mark.mpi(2)
@@ -233,10 +227,11 @@ from hypothesis import given, strategies
 def test_drawn(number):
     pass
 """
-    )
+    _, output = run(program)
     assert "hypothesis would draw apart on the ranks" in output
 
 
+@pytest.mark.exhaustive
 def test_a_launcher_of_another_library_is_named(run, tmp_path):
     """Then every process is rank 0 of 1 and a test about two ranks would pass without testing anything."""
     launcher = tmp_path / "bin" / "mpiexec"
@@ -249,6 +244,7 @@ def test_a_launcher_of_another_library_is_named(run, tmp_path):
     assert "asked for 2 ranks, but MPI says that this is rank 0 of 1" in output
 
 
+@pytest.mark.exhaustive
 def test_without_mpiexec_the_tests_are_skipped_with_the_remedy(run):
     source = "\n@pytest.mark.mpi(2)\ndef test_two():\n    pass\n"
     _, output = run("import tests.mpi_runner as r; r.mpiexec = lambda: None\n" + source)

@@ -93,6 +93,10 @@ def started(command, folder):
 
 # These take seconds, and another test runs each of them, with other flags or in its own process.
 LONG = {
+    "python axes.py --ranks 8",
+    "mpiexec -n 4 minidist train --dp 4 --steps 5",
+    "mpiexec -n 4 python mpi_examples/2_data_parallel/data_parallel_gpt.py",
+    "minidist plan --model llama-3.1-70b --seq 8192 --ranks 32,64,128 --global-batch 512 --tokens 2e12 --price 2.5",
     "python lessons/00_start_here.py",
     "mpiexec -n 4 python ranks.py",
     "minidist compare --matrix --sample 4",

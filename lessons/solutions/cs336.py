@@ -9,21 +9,9 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives import all_gather, broadcast, reduce_scatter
 from minidist.core.comm import Comm
-from minidist.core.nn import MLP
-from minidist.core.optim import AdamW
-from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.core.nn import Module
 from minidist.course.lesson.assignments.cs336 import use_ddp, use_fsdp, use_sharded_optimizer
-
-
-class CountedAdamW(AdamW):
-    """AdamW that counts the elements it is given on this rank."""
-
-    def __init__(
-        self, parameters: Iterable[Parameter], counter: list[int], **settings: Any
-    ) -> None:
-        owned = list(parameters)
-        counter[0] += sum(parameter.data.size for parameter in owned)
-        super().__init__(owned, **settings)
+from minidist.parallel.data_parallel import DistributedDataParallel
 
 
 class ShardedOptimizer:
@@ -47,6 +35,8 @@ class ShardedOptimizer:
         if self.inner is not None:
             self.inner.step()
         for parameter, owner in zip(self.params, self.owners, strict=True):
+            if not parameter.requires_grad:
+                continue
             value = np.ascontiguousarray(parameter.data)
             broadcast(self.comm, value, root=owner)
             parameter.data[...] = value
@@ -58,57 +48,69 @@ class ShardedOptimizer:
 
 
 class FullySharded:
-    """The module's parameters as one array, of which each rank has a part: Psi to gather, Psi to reduce per step."""
+    """Each parameter is cut into one part per rank: its elements are gathered, and their gradients reduced, per step.
 
-    def __init__(self, module: MLP, comm: Comm) -> None:
-        self.module, self.comm = module, comm
-        flat = np.concatenate([parameter.data.reshape(-1) for parameter in module.parameters()])
-        broadcast(comm, flat)
-        self.counts = chunk_sizes(flat.size, comm.size)
-        first = offsets(self.counts)[comm.rank]
-        self.shard = Parameter(flat[first : first + self.counts[comm.rank]].copy())
+    compute_dtype: in which they travel and are multiplied; the shards, and their gradients, stay as they are.
+    """
+
+    def __init__(self, module: Module, comm: Comm, compute_dtype: Any = None) -> None:
+        self.module, self.comm, self.dtype = module, comm, compute_dtype
+        self.named = list(module.named_parameters())
+        self.shards = []
+        for _, parameter in self.named:
+            flat = parameter.data.reshape(-1).copy()
+            broadcast(comm, flat)
+            counts = chunk_sizes(flat.size, comm.size)
+            first = offsets(counts)[comm.rank]
+            own = flat[first : first + counts[comm.rank]].copy()
+            self.shards.append(Parameter(own, requires_grad=parameter.requires_grad))
 
     def parameters(self) -> list[Parameter]:
-        """Return this rank's shard."""
-        return [self.shard]
+        """Return this rank's shards."""
+        return self.shards
 
-    def gathered(self) -> dict[str, np.ndarray]:
+    def gathered(self, dtype: Any = None) -> dict[str, np.ndarray]:
         """Return the whole parameters by name."""
-        flat = np.asarray(all_gather(self.comm, self.shard.data, counts=self.counts)).reshape(-1)
-        whole, start = {}, 0
-        for name, parameter in self.module.named_parameters():
-            size = int(np.prod(parameter.shape))
-            whole[name] = flat[start : start + size].reshape(parameter.shape)
-            start += size
+        whole = {}
+        for (name, parameter), shard in zip(self.named, self.shards, strict=True):
+            counts = chunk_sizes(int(np.prod(parameter.shape)), self.comm.size)
+            own = shard.data if dtype is None else shard.data.astype(dtype)
+            gathered = np.asarray(all_gather(self.comm, own, counts=counts))
+            whole[name] = gathered.reshape(parameter.shape)
         return whole
 
     def __call__(self, x: np.ndarray) -> Any:
-        for parameter, value in zip(
-            self.module.parameters(), self.gathered().values(), strict=True
+        for (_, parameter), value in zip(
+            self.named, self.gathered(self.dtype).values(), strict=True
         ):
             parameter.data = value
-        return self.module(x)
+        return self.module(x if self.dtype is None else x.astype(self.dtype))
 
     def reduce(self) -> None:
-        """Reduce-scatter the gradients into the shard."""
-        flat = np.concatenate(
-            [np.asarray(parameter.grad).reshape(-1) for parameter in self.module.parameters()]
-        )
-        self.module.zero_grad()
-        self.shard.grad = reduce_scatter(self.comm, flat, counts=self.counts) / self.comm.size
+        """Reduce-scatter the gradients, each into its shard."""
+        for (_, parameter), shard in zip(self.named, self.shards, strict=True):
+            if parameter.grad is None:
+                continue
+            flat = np.asarray(parameter.grad).reshape(-1)
+            counts = chunk_sizes(flat.size, self.comm.size)
+            mine = reduce_scatter(self.comm, flat, counts=counts)
+            shard.grad = mine.astype(shard.data.dtype) / self.comm.size
+            parameter.grad = None
 
 
-def _fsdp_solution(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
-    """Train with one flat array, cut among the ranks."""
+def _fsdp_solution(
+    comm: Comm, model: Module, rows: Sequence[tuple[np.ndarray, np.ndarray]], dtype: Any
+) -> Any:
+    """Train with each parameter cut among the ranks."""
     functions = {
         "get_fsdp": FullySharded,
         "fsdp_on_after_backward": lambda model, optimizer: model.reduce(),
         "fsdp_gather_full_params": FullySharded.gathered,
     }
-    return use_fsdp(functions)(comm, model, rows)
+    return use_fsdp(functions)(comm, model, rows, dtype)
 
 
-def _ddp_solution(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
+def _ddp_solution(comm: Comm, model: Module, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
     """Train with DistributedDataParallel."""
     functions = {
         "get_ddp": DistributedDataParallel,
@@ -117,7 +119,9 @@ def _ddp_solution(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.nd
     return use_ddp(functions)(comm, model, rows)
 
 
-def _sharded_solution(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
+def _sharded_solution(
+    comm: Comm, model: Module, rows: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> Any:
     """Train with an owner for each parameter."""
     return use_sharded_optimizer({"get_sharded_optimizer": ShardedOptimizer})(comm, model, rows)
 
@@ -127,4 +131,5 @@ SOLUTIONS = {
     "cs336.ddp_tied": _ddp_solution,
     "cs336.sharded_optimizer": _sharded_solution,
     "cs336.fsdp": _fsdp_solution,
+    "cs336.fsdp_fp16": _fsdp_solution,
 }

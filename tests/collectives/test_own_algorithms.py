@@ -13,7 +13,7 @@ from minidist.comm import SimWorld
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.collectives import ALGORITHMS
 from minidist.core.nn import MLP
-from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.data_parallel import DistributedDataParallel
 from tests.cases import each
 
 STAR = textwrap.dedent(
@@ -119,14 +119,13 @@ def test_auto_takes_an_algorithm_from_the_moment_of_its_registration_if_it_has_a
 
 
 def test_a_mismatch_in_it_names_its_own_line(file):
-    path = file(
-        """
+    program = """
         import numpy as np
         def all_reduce(comm, array, op):
             other = 1 - comm.rank
             comm.sendrecv(array, other, np.empty(array.size + comm.rank), other)
         """
-    )
+    path = file(program)
     with pytest.raises(MismatchError) as caught:
         SimWorld(2).run(total, f"{path}:all_reduce")
     assert str(caught.value).count("mine.py:5") == 1

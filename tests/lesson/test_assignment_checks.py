@@ -45,27 +45,31 @@ def test_weights_that_are_expected_are_those_of_gradient_descent_written_out(cas
 @pytest.mark.parametrize("name", ["cs336.ddp", "cs336.fsdp"])
 def test_each_rank_has_two_rows_of_the_batch_and_a_model_of_its_own(name):
     case = Case(3, 1)
-    of_rank = [EVERY[name].arguments(case, rank) for rank in range(3)]
+    of_rank = [EVERY[name].arguments(case, rank)[:2] for rank in range(3)]
     for step, (x, y) in enumerate(cs336.batches(case)):
         assert [rows[step][0].shape for _, rows in of_rank] == [(2, 3)] * 3
         assert np.array_equal(np.concatenate([rows[step][0] for _, rows in of_rank]), x)
         assert np.array_equal(np.concatenate([rows[step][1] for _, rows in of_rank]), y)
     # Ranks that keep their own model are found, because no two are alike.
-    first = [cs336.weights(model)[0] for model, _ in of_rank]
+    first = [cs336.weights(model)[-1] for model, *_ in of_rank]
     assert not any(np.array_equal(first[a], first[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
 def share(case):
-    """The elements of a model with 2 + size hidden features, and the most that a rank may have of them."""
+    """The elements of the model with a layer that is used twice, and the most that a rank may have of them."""
     h = 2 + case.size
-    sizes = [3 * h, h, 2 * h, 2]
+    sizes = [2, 3 * h, h, h * h, h, 2 * h, 2]
     return sum(sizes), (sum(sizes) + case.ranks - 1) // case.ranks + max(sizes)
+
+
+def trained(optimizer, case):
+    return cs336.trained(case, optimizer, cs336.tied_model_of, lr=0.1)
 
 
 @pytest.mark.parametrize("case", [Case(2, 0), Case(3, 1), Case(4, 3)])
 def test_an_optimizer_may_have_a_share_and_the_largest_parameter_and_no_element_more(case):
     whole, most = share(case)
-    right = cs336.trained(case, cs336.AdamW, lr=0.1)
+    right = trained(cs336.AdamW, case)
     for rank in range(case.ranks):
         for more in (0, 1):
             answers = [(right, most + more * (other == rank)) for other in range(case.ranks)]
@@ -78,14 +82,14 @@ def test_an_optimizer_may_have_a_share_and_the_largest_parameter_and_no_element_
 def test_one_rank_may_have_every_element_however_often():
     case = Case(1, 3)
     whole, _ = share(case)
-    assert cs336.check_sharded(case, [(cs336.trained(case, cs336.AdamW, lr=0.1), 10 * whole)]) == ""
+    assert cs336.check_sharded(case, [(trained(cs336.AdamW, case), 10 * whole)]) == ""
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_weights_that_are_wrong_on_any_rank_are_named_with_the_rank(rank):
     case = Case(3, 1)
-    right = cs336.trained(case, cs336.AdamW, lr=0.1)
-    wrong = (*right[:3], right[3] + 1e-6)
+    right = trained(cs336.AdamW, case)
+    wrong = (*right[:3], right[3] + 1e-6, *right[4:])
     answers = [(wrong if other == rank else right, 0) for other in range(3)]
     assert cs336.check_sharded(case, answers).startswith(f"rank {rank}: result 3: got ")
     assert cs336.apart(Failure("wrong", "", case, answers=[answer[0] for answer in answers]))
@@ -101,17 +105,65 @@ def test_the_elements_of_several_optimizers_of_a_rank_are_added():
 
 @each("case", CASES)
 def test_the_least_that_is_sent_is_that_of_three_steps(case):
-    """Between ranks go weights (6 h + 2 numbers for h hidden features), and of gradients what two rows have: 10."""
-    n, (numbers, _) = case.ranks, share(case)
-    assert numbers == 6 * (2 + case.size) + 2
+    """Between ranks go weights (6 h + 2 numbers for h hidden features, h^2 + h more for the layer that is used twice),
+    and of gradients what two rows have: 10."""
+    n, h = case.ranks, 2 + case.size
+    trained = 6 * h + 2 + h * h + h
+    assert share(case)[0] == trained + 2
     expected = {
-        "cs336.ddp": numbers + 2 * 3 * 10,
-        "cs336.sharded_optimizer": 3 * numbers,
-        "cs336.fsdp": 3 * (numbers + 10),
+        "cs336.ddp": 8 * (6 * h + 2 + 2 * 3 * 10),
+        "cs336.sharded_optimizer": 8 * 3 * trained,
+        "cs336.fsdp": 8 * 3 * (trained + 10),
+        "cs336.fsdp_fp16": 2 * 3 * (trained + 10),
     }
     assert {name: EVERY[name].least(case) for name in expected} == {
-        name: Least(3 * (n - 1), 8 * (n - 1) * count) for name, count in expected.items()
+        name: Least(3 * (n - 1), (n - 1) * nbytes) for name, nbytes in expected.items()
     }
+
+
+def shards_of(case, rank):
+    """What `use_fsdp` says of a rank that has an equal part of each parameter."""
+    h = 2 + case.size
+    sizes = (2, 3 * h, h, h * h, h, 2 * h, 2)
+    return [(size // case.ranks + (rank < size % case.ranks), "float64", n > 0) for n, size in enumerate(sizes)]
+
+
+@each(
+    ("number", "own", "sentence"),
+    [
+        (3, (4, "float64", True), ""),
+        (0, (1, "float64", True), ""),
+        (0, (1, "float16", False), "shard 0 is float16 without a gradient; shards are float64, and those of trained"),
+        (3, (4, "float64", False), "shard 3 is float64 without a gradient; shards are"),
+        (3, (4, "float16", True), "shard 3 is float16 with a gradient; shards are"),
+        (5, (14, "float64", True), ""),
+        (5, (15, "float64", True), "has in its shards 27 of 34 elements; with 2 ranks at most 26 are its share"),
+    ],
+)
+def test_shards_have_the_dtype_of_the_weights_and_a_gradient_and_are_a_share(number, own, sentence):
+    case = Case(2, 1)
+    right, forms = trained(SGD, case), [shards_of(case, rank) for rank in range(2)]
+    forms[1][number] = own
+    problem = cs336.check_fsdp(case, [(right, shards, "float16") for shards in forms], "float16")
+    assert problem.startswith("rank 1") == bool(sentence)
+    assert sentence in problem
+
+
+def test_an_output_of_another_dtype_and_flat_shards_are_named():
+    case = Case(2, 1)
+    right, forms = trained(SGD, case), [shards_of(case, rank) for rank in range(2)]
+    answers = [(right, own, dtype) for own, dtype in zip(forms, ("float16", "float64"), strict=True)]
+    sentence = "rank 1: the output is float64; with compute_dtype float16 it is float16"
+    assert cs336.check_fsdp(case, answers, "float16") == sentence
+    sentence = "rank 0: the output is float16; with compute_dtype None it is float64"
+    assert cs336.check_fsdp(case, answers, None) == sentence
+    flat = [(right, own[:1], "float64") for own in forms]
+    sentence = "rank 0: 1 shards, and the model has 7 parameters: one shard for each"
+    assert cs336.check_fsdp(case, flat, None) == sentence
+    # In float16 weights may differ as its numbers do, and not as a sum differs from a mean.
+    for off, dtype, wrong in ((1e-3, "float16", False), (0.05, "float16", True), (1e-6, None, True)):
+        moved = [(tuple(array + off for array in right), own, dtype or "float64") for own in forms]
+        assert bool(cs336.check_fsdp(case, moved, dtype)) == wrong
 
 
 # CSE 234 --------------------------------------------------------------------------------------------------------------
@@ -157,6 +209,38 @@ def test_the_groups_are_those_that_differ_in_one_coordinate():
             assert mp_group.tolist() == [rank for rank, place in enumerate(places) if place[1] == d]
             assert dp_group.tolist() == [rank for rank, place in enumerate(places) if place[0] == m]
     assert layers == {False, True}
+
+
+def test_the_ranks_of_a_model_parallel_group_train_on_the_rows_of_their_replica():
+    exercise = EVERY["cse234.split_data"]
+    for case in {*exercise.cases(), *exercise.pool()}:
+        x, y, mp, dp = exercise.arguments(case, 0)
+        assert (mp, dp) == EVERY["cse234.get_info"].arguments(case, 0)[:2]
+        rows = len(y) // dp
+        for rank, (own, labels) in enumerate(exercise.expected(case)):
+            first = rank // mp * rows
+            assert labels.tolist() == list(range(first, first + rows))
+            assert own.tolist() == x[first : first + rows].tolist()
+
+
+@each("case", CASES)
+def test_a_mixture_of_experts_is_that_of_its_experts_one_row_at_a_time(case):
+    exercise = EVERY["cse234.MoE_EP"]
+    router, x, topk, _ = exercise.arguments(case, 0)
+    experts = [exercise.arguments(case, rank)[3] for rank in range(case.ranks)]
+    indices, gates = router(x, topk)
+    assert topk == min(2, case.ranks)
+    np.testing.assert_allclose(gates.sum(axis=1), 1)
+    wanted, needed = [], [0] * case.ranks
+    for row, numbers, weights in zip(x, indices, gates, strict=True):
+        logits = [row @ column for column in router.weight.T]
+        assert sorted(logits)[::-1][:topk] == [logits[number] for number in numbers]
+        wanted.append(sum(w * experts[e](row[None])[0] for e, w in zip(numbers, weights, strict=True)))
+        needed = [count + any(number != rank for number in numbers) for rank, count in enumerate(needed)]
+    for answer in exercise.expected(case):
+        np.testing.assert_allclose(answer, np.reshape(wanted, answer.shape), rtol=1e-12)
+    # A rank must be told two numbers of every row of which it has not all experts.
+    assert exercise.least(case) == Least(sum(count > 0 for count in needed), 8 * 2 * sum(needed))
 
 
 @each("case", CASES)

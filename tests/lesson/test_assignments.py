@@ -45,6 +45,28 @@ def get_info(comm, rank, mp_size, dp_size, fc_layer, in_dim, out_dim):
     return rank % mp_size, rank // mp_size, mp_comm, dp_comm, in_dim, out_dim
 
 
+def split_data(x_train, y_train, mp_size, dp_size, rank):
+    rows = len(x_train) // dp_size
+    replica = rank // mp_size
+    return x_train[replica * rows : (replica + 1) * rows], y_train[replica * rows : (replica + 1) * rows]
+
+
+class MoE_EP:
+    def __init__(self, router, expert, topk, comm):
+        self.router, self.expert, self.topk, self.comm = router, expert, topk, comm
+
+    def forward(self, x):
+        from minidist.core.collectives import all_reduce
+
+        indices, gates = self.router(x, self.topk)
+        own = indices == self.comm.rank
+        chosen = own.any(axis=1)
+        results = self.expert(x[chosen])
+        outputs = np.zeros((len(x), results.shape[1]))
+        outputs[chosen] = results * (gates * own).sum(axis=1)[chosen, None]
+        return all_reduce(self.comm, outputs)
+
+
 def gathered(x, comm):
     from minidist.core.collectives import all_gather
 
@@ -106,8 +128,8 @@ def get_sharded_optimizer(params, optimizer_cls, comm, **kwargs):
     return ShardedOptimizer(params, optimizer_cls, comm, **kwargs)
 
 
-def get_fsdp(module, comm):
-    return FullySharded(module, comm)
+def get_fsdp(module, comm, compute_dtype=None):
+    return FullySharded(module, comm, compute_dtype)
 
 
 def fsdp_on_after_backward(fsdp_model, optimizer):
@@ -124,7 +146,7 @@ def fsdp_gather_full_params(fsdp_model):
     .replace("Iterable[Parameter]", "list")
     .replace("Any", "object")
     .replace("Comm,", "object,")
-    .replace("MLP", "object")
+    .replace("Module,", "object,")
 )
 CS336 = CS336.replace("comm: Comm)", "comm: object)")
 
@@ -163,25 +185,38 @@ def test_a_submission_by_hand_is_right(tmp_path, name, text):
         ("cs336.ddp_tied", CS336, " / ddp_model.comm.size", "", "the mean of the ranks' gradients"),
         ("cs336.sharded_optimizer", CS336, "if owner == comm.rank]", "]", "its own parameters only"),
         ("cs336.sharded_optimizer", CS336, "broadcast(self.comm, value, root=owner)", "pass", "from its owner"),
-        ("cs336.fsdp", CS336, ") / self.comm.size", ")", ""),
+        ("cs336.fsdp", CS336, ") / self.comm.size", ")", "the mean over the ranks"),
+        ("cs336.fsdp_fp16", CS336, ") / self.comm.size", ")", "the mean over the ranks"),
+        (
+            "cs336.fsdp_fp16",
+            CS336,
+            "Parameter(own,",
+            "Parameter(own.astype(compute_dtype),",
+            "the dtype of the weights",
+        ),
+        ("cs336.fsdp_fp16", CS336, "self.gathered(self.dtype)", "self.gathered()", "float16"),
+        ("cs336.fsdp_fp16", CS336, "comm, compute_dtype)", "comm, None)", "cast the input in compute_dtype"),
+        ("cs336.fsdp", CS336, "            if parameter.grad is None:\n                continue\n", "", ""),
         (
             "cs336.fsdp",
             CS336,
-            "= chunk_sizes(flat.size, comm.size)",
-            "= [flat.size] + [0] * (comm.size - 1)",
+            "counts = chunk_sizes(",
+            "counts = (lambda size, ranks: [size] + [0] * (ranks - 1))(",
             "shards only",
         ),
         (
             "cs336.ddp",
             CS336,
             "return Replica",
-            "from minidist.core.parallel.data_parallel import DistributedDataParallel\n"
-            "    return DistributedDataParallel",
+            "from minidist.parallel.data_parallel import DistributedDataParallel\n    return DistributedDataParallel",
             "asks you to write",
         ),
         ("cse234.myAllreduce", CSE234, "FOLD[op](dest_array, incoming", "np.add(dest_array, incoming", "expected"),
         ("cse234.myAlltoall", CSE234, "mine[to], to", "mine[comm.rank], to", "expected"),
         ("cse234.get_info", CSE234, 'fc_layer == "fc_o"', 'fc_layer != "fc_o"', "expected"),
+        ("cse234.split_data", CSE234, "rank // mp_size\n    return x", "rank % dp_size\n    return x", "rank // mp"),
+        ("cse234.MoE_EP", CSE234, "(gates * own)", "own", "counts with its weight"),
+        ("cse234.MoE_EP", CSE234, "return all_reduce(self.comm, outputs)", "return outputs", "the results of all"),
         (
             "cse234.naive_collect_forward_input",
             CSE234,

@@ -106,10 +106,13 @@ def test_the_package_takes_par_along_and_no_solution():
     assert settings["packages"]["find"] == {"include": ["minidist*"]}
     assert settings["package-data"] == {
         "minidist": ["py.typed"],
+        "minidist.base": ["*.cu"],
         "minidist.course.lesson": ["*.json", "*.toml", "*.html"],
         "minidist.course.lesson.puzzles": ["*.toml"],
         "minidist.course.museum": ["*.toml"],
+        "minidist.debug.dumps": ["*.toml"],
         "minidist.report": ["*.css", "*.js"],
+        "minidist.planning.cluster": ["*.toml"],
         "minidist.planning": ["families.toml", "class_defaults.json"],
     }
     assert [path.name for path in ROOT.glob("minidist*") if (path / "__init__.py").exists()] == ["minidist"]

@@ -19,6 +19,7 @@ from tests.mpi_ranks.on_ranks import on_ranks, program
 from tests.mpi_runner import mpiexec
 
 ROOT = Path(__file__).parents[2]
+COURSE = Path(__file__).with_name("cse234.py")
 EXAMPLE = ROOT / "mpi_examples" / "1_messages" / "heat.py"
 
 
@@ -208,3 +209,15 @@ def test_the_example_prints_the_same_under_mpiexec(minidist):
     assert real.stdout == out.splitlines(keepends=True)[0]
     assert "2 ranks: heat" in real.stdout
     assert np.isfinite(float(out.split()[3].rstrip(",")))
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_what_a_course_demands_of_its_assignments_is_met_on_simulated_ranks(minidist, ranks):
+    code, out, err = minidist("--ranks", ranks, COURSE)
+    assert (code, out.splitlines()[:1]) == (0, [f"{ranks} ranks passed"]), err
+
+
+@pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec")
+def test_what_a_course_demands_of_its_assignments_is_met_on_processes():
+    real = subprocess.run([mpiexec(), "-n", "4", sys.executable, COURSE], capture_output=True, text=True, timeout=60)
+    assert (real.stdout, real.returncode) == ("4 ranks passed\n", 0), real.stderr

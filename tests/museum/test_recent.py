@@ -103,13 +103,13 @@ def test_every_label_counts_once_in_a_validation():
 def test_means_of_experts_are_the_mean_over_all_rows(monkeypatch):
     """The program without means: every loss is divided by the rows of all ranks, and gradients are sums."""
     monkeypatch.setattr(jobs, "STEPS", 4)
-    monkeypatch.setattr(split_jobs, "GPTConfig", lambda *sizes, aux_loss_weight, **more: right(*sizes, **more))
+    monkeypatch.setattr(split_jobs, "GPTConfig", lambda *sizes, aux_loss_weight=0, **more: right(*sizes, **more))
     loop = split_jobs.loop
     monkeypatch.setattr(split_jobs, "loop", lambda *parts, **more: loop(*parts, steps=4, **more))
     same(split_jobs.with_experts(4.0)(), recent_parallel.means_of_experts(), 1e-12)
 
 
-right = recent_parallel.GPTConfig
+right = split_jobs.GPTConfig
 
 
 def test_dropped_tokens_give_the_router_no_gradient():

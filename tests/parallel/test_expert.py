@@ -17,11 +17,11 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, GPTConfig, Module, cross_entropy
 from minidist.core.nn.experts import Assignment, MixtureOfExperts, expert_capacity
-from minidist.core.parallel.context.positions import sequence_positions
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.context.ulysses import UlyssesAttention
 from minidist.core.parallel.expert.dispatch import ExpertParallel, exchange
 from minidist.core.parallel.tensor.parallelize import parallelize_module
+from minidist.parallel.context.orders import sequence_positions
+from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.expert import ExpertDataParallel, ExpertTensorParallel, expert_gpt_plan
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor.grad_norm import global_square_sum
@@ -455,31 +455,3 @@ def test_recomputation_that_would_lose_the_auxiliary_loss_is_refused():
     model.transformer.h[0] = type("Again", (), {"mlp": block.mlp, "__call__": lambda self, x: checkpoint(block, x)})()
     with pytest.raises(UsageError, match="auxiliary loss was computed without gradient"):
         model(*text(0, 2, LENGTH, WORDS))
-
-
-@pytest.mark.mpi(2)
-def test_under_mpi_the_same_messages_and_the_same_numbers(comm):
-    assert_equal(expert_train(comm, 2, 1.0, "sgd", (1, 2)), one_device(2, 2, 1.0, "sgd")[0])
-    world = SimWorld(2)
-    world.run(expert_train, 2, 1.0, "sgd", (1, 2))
-    assert comm.trace.sequences() == world.traces[comm.rank].sequences()
-
-
-def cut_twice(comm, shape=(1, 1, 2)):
-    mesh = init_device_mesh(comm, shape, ("dp", "ep", "tp"))
-    model = parallelize_module(model_of(4, 2, 1.0), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
-    model = parallelize_module(model, mesh["tp"], expert_gpt_plan(WORDS, True))
-    parallel = ExpertDataParallel(model, mesh)
-    return train(
-        model, lambda _, step: parallel(*group(step, 0, 2, 1), 2 * LENGTH), "sgd", mesh, flat=Both(parallel.flats)
-    )
-
-
-@pytest.mark.mpi(2)
-def test_cut_experts_under_mpi(comm):
-    history = cut_twice(comm)
-    expected = train(model_of(4, 2, 1.0), lambda model, step: model(*group(step, 0, 2, 1), 2 * LENGTH), "sgd")
-    assert_equal(history, expected)
-    world = SimWorld(2)
-    world.run(cut_twice)
-    assert comm.trace.sequences() == world.traces[comm.rank].sequences()

@@ -17,7 +17,8 @@ from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
 from minidist.core.base.errors import MismatchError, RankDeadError, UsageError
 from minidist.core.comm import LinkModel
-from minidist.core.optim import SGD, Adam, ParameterSlice
+from minidist.core.optim import SGD, Adam
+from minidist.optim import ParameterSlice
 from minidist.techniques import parameter_server as ps
 from minidist.techniques.parameter_server.server import Server
 from tests.cases import each
@@ -93,8 +94,7 @@ def one_device(workers, steps, optimizer, compute=gradient, shapes=SHAPES):
     return weights
 
 
-# assignment
-# ---------------------------------------------------------------------------------------------------------------
+# --- assignment ---
 
 
 @given(st.lists(st.integers(0, 1000), max_size=30), st.integers(1, 8))
@@ -105,8 +105,7 @@ def test_keys_are_balanced_within_the_largest(sizes, servers):
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 
-# bsp
-# ----------------------------------------------------------------------------------------------------------------------
+# --- bsp ---
 
 
 @each("consistency", ["bsp", "delay:0"])
@@ -135,8 +134,7 @@ def test_only_rank_0s_initial_weights_count():
     assert all(same(weights, one_device(2, 2, "momentum")) for weights in SimWorld(3).run(program))
 
 
-# every interleaving
-# -------------------------------------------------------------------------------------------------------
+# --- every interleaving ---
 
 
 def ahead(worker, updates, pushes):
@@ -256,8 +254,7 @@ def test_the_rate_is_that_of_the_pushs_clock(consistency):
     assert sorted(clock for ((_, clock),) in record.updates) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-# traffic and time
-# ---------------------------------------------------------------------------------------------------------
+# --- traffic and time ---
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
@@ -348,8 +345,7 @@ def test_bsp_takes_the_closed_form_time():
     assert world.end_time == pytest.approx(start + steps * (step + alpha + beta * nbytes), rel=1e-12)
 
 
-# bad input
-# ----------------------------------------------------------------------------------------------------------------
+# --- bad input ---
 
 BAD = {
     "no worker": (lambda c: (config(3, "bsp"), initial(), gradient, 1), "3 servers among 3 ranks"),
@@ -464,8 +460,7 @@ def test_wrong_input_is_one_sentence(what):
         SimWorld(3).run(lambda comm: ps.run(comm, *arguments(comm)))
 
 
-# MPI
-# ----------------------------------------------------------------------------------------------------------------------
+# --- MPI ---
 
 
 @pytest.mark.mpi(4)

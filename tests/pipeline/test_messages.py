@@ -188,6 +188,7 @@ def test_stages_between_hold_nothing_of_a_skip_and_send_nothing_of_it():
     assert with_[3][0]["communication"] == without[3][0]["communication"] + 2 * size  # one in use and one posted ahead
 
 
+@pytest.mark.exhaustive
 @pytest.mark.mpi(3)
 def test_skips_under_mpi(comm):
     expected = SimWorld(3).run(run_unet, plan_of("1f1b", 3, 4))[comm.rank]

@@ -152,16 +152,6 @@ def test_the_stability_bound_of_delayed_gradients(p):
     assert max(unstable[-20:]) > 1e2
 
 
-def record(comm):
-    _, history, *_ = run(comm, plan_of("pipedream", 2, 5), "adam")
-    return [array.tobytes() for array in history], comm.trace.sequences()
-
-
-@pytest.mark.mpi(2)
-def test_mpi_has_the_same_bits_and_the_same_messages(comm):
-    assert record(comm) == SimWorld(2).run(record)[comm.rank]
-
-
 def test_a_stream_longer_than_there_are_tags(monkeypatch):
     expected = SimWorld(2).run(run, plan_of("pipedream", 2, 20), "adam")
     monkeypatch.setattr(messages, "MAX_TAG", 32)  # four messages of eight tensors
@@ -313,17 +303,6 @@ def test_two_replicas_of_a_slow_stage_double_the_throughput():
     m = 40
     assert time_plan(plan_of("pipedream", 2, m), slow).makespan == 6 * m + 1
     assert time_plan(plan_of("pipedream", 3, m, replicas="2,1"), slow).makespan <= 3 * m + 12
-
-
-def record_replicated(comm):
-    plan = plan_of("pipedream", 3, 5, replicas=(2, 1))
-    _, history, *_ = run_replicated(comm, plan, "adam", None)
-    return [array.tobytes() for array in history], comm.trace.sequences()
-
-
-@pytest.mark.mpi(3)
-def test_replicas_under_mpi_have_the_same_bits_and_messages(comm):
-    assert record_replicated(comm) == SimWorld(3).run(record_replicated)[comm.rank]
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_mlp_in_the_exact_tier(name, optimizer):
     once.
     """
     ran = 0
-    for p, m in itertools.product((1, 2, 3, 4, 5, 8), range(1, 10)):
+    for p, m in itertools.product((1, 2, 3, 4, 5, 8), (1, 2, 3, 5, 8)):
         if takes(name, p, m) and (optimizer == "sgd" or (p + m) % 3 == 1):
             plan = plan_of(name, p, m)
             ((_, gradients, _, _),) = equal_mlp(plan, optimizer)
@@ -343,6 +343,7 @@ def test_the_measured_bubble_is_the_timing_tools(name, cost):
             assert sum(end - start for _, start, end in spans) == pytest.approx(expected.busy[rank])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.mpi(2)
 def test_under_mpi_every_rank_acts_in_the_order_of_the_timing_tool(comm):
     """With the test above: the simulated world, MPI and the timing tool have one order."""
@@ -381,20 +382,6 @@ def test_volume():
     for rank, sent in enumerate(world.run(main)):
         assert sent.get("pipeline_activation", 0) == (rank < 2) * rows * 4 * 8
         assert sent.get("pipeline_gradient", 0) == (rank > 0) * rows * 4 * 8
-
-
-def record(comm):
-    plan = plan_of("zb-v", 2, 4)
-    history = pipeline_main(comm, partial(gpt, 4), gpt_loss(96.0), partial(gpt_batches, 4), plan)
-    return [value.tobytes() for _, value in history[0][1]], comm.trace.sequences()
-
-
-@pytest.mark.mpi(2)
-def test_mpi_has_the_same_bits_and_the_same_messages(comm):
-    expected = SimWorld(2).run(record)[comm.rank]
-    bits, sequences = record(comm)
-    assert bits == expected[0]
-    assert sequences == expected[1]
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from minidist.core.base.random import Key, normal
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import volume
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.gradients import make_buckets
 from minidist.core.parallel.guard import new_guard
+from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.techniques.compression import (
     NAMES,
     QSGD,
@@ -76,8 +76,7 @@ def everything(gradients, ranks):
     return sum(sum(gradients(rank)) for rank in range(ranks))
 
 
-# error feedback
-# -----------------------------------------------------------------------------------------------------------
+# --- error feedback ---
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(1, 4), st.integers(0, 99), st.data())
@@ -119,8 +118,7 @@ def test_the_mean_is_the_sum_divided():
             assert np.array_equal(mean, total / 4)
 
 
-# each compressor
-# ----------------------------------------------------------------------------------------------------------
+# --- each compressor ---
 
 
 @given(st.integers(1, 60), st.data())
@@ -319,8 +317,7 @@ def test_a_cast_is_an_all_reduce_in_half_precision(dtype):
     assert np.isfinite(run(lambda comm: Cast(comm, dtype), large, 4)[1][0][0][0]).all()
 
 
-# bytes
-# --------------------------------------------------------------------------------------------------------------------
+# --- bytes ---
 
 
 def ring(elements, ranks, rank, itemsize):
@@ -375,8 +372,7 @@ def test_a_matrix_of_fewer_rows_than_the_rank_has_factors_of_as_many_columns(ran
         assert sent == ring(2 * 2, ranks, rank, 4) + ring(50 * 2, ranks, rank, 4)
 
 
-# in a checkpoint
-# ----------------------------------------------------------------------------------------------------------
+# --- in a checkpoint ---
 
 STATEFUL = {
     "TopK": lambda comm: TopK(comm, 0.3, "sum"),
@@ -432,8 +428,7 @@ def test_a_residual_of_another_model_is_refused():
         SimWorld(2).run(program)
 
 
-# by name
-# ------------------------------------------------------------------------------------------------------------------
+# --- by name ---
 
 
 def test_a_compressor_by_its_name():
@@ -482,8 +477,7 @@ def test_on_any_numbers_what_top_k_sends_and_keeps_is_what_it_had(numbers, share
     assert np.count_nonzero(left) <= x.size - np.ceil(share * x.size)
 
 
-# with DistributedDataParallel
-# ---------------------------------------------------------------------------------------------
+# --- with DistributedDataParallel ---
 
 
 def ddp_gradient(comm, make, bucket_cap_mb=25.0):
@@ -540,8 +534,7 @@ def test_descent_reaches_the_common_minimum(make):
         assert np.abs(weight - sum(targets) / 3).max() < 0.05
 
 
-# bad input
-# ----------------------------------------------------------------------------------------------------------------
+# --- bad input ---
 
 BAD = {
     "k": (lambda c: TopK(c, 0), "top-k: k=0; it must be a finite number above 0"),

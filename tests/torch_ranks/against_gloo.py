@@ -27,6 +27,7 @@ PROGRAMS = {
     "grid": (4, "torchrun"),
     "checkpoint.py": (2, "torchrun"),
     "hooks_and_stores.py": (2, "torchrun"),
+    "cs336.py": (2, "torchrun"),
 }
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 LIMIT_S = 120

@@ -4,6 +4,7 @@ step.
 
 import pytest
 
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.commands.runner import number_of_ranks
 from minidist.job.config.train_config import TrainConfig
@@ -132,6 +133,7 @@ def test_zero_2_gives_a_stages_gradients_back_while_backward_runs():
 
 
 @pytest.mark.exhaustive  # tests/equality/test_layout_sweep.py does the same with four processes
+@pytest.mark.exhaustive
 @pytest.mark.mpi(8, timeout=120)
 def test_eight_processes_print_the_digits_of_eight_simulated_ranks(comm):
     config = TrainConfig.make(
@@ -151,4 +153,4 @@ def test_eight_processes_print_the_digits_of_eight_simulated_ranks(comm):
         world = SimWorld(8)
         simulated = world.run(train, config)[0]
         assert (real.losses, real.digest) == (simulated.losses, simulated.digest)
-        assert comm.trace.sequences() == world.traces[0].sequences()
+        assert sequences(comm.trace) == sequences(world.traces[0])

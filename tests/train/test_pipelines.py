@@ -10,7 +10,6 @@ from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.runtime.shared import SharedGradients
 from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import TrainConfig, resolve_batches
-from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from tests.cases import each
 from tests.equality.test_equality import verdict
@@ -129,13 +128,6 @@ def test_volumes_equal_the_closed_form(ranks, values, tmp_path):
         summary.bytes_by_purpose
     )
     assert summary.volumes_hold(), summary.table()
-
-
-@pytest.mark.mpi(3)
-def test_under_mpi_the_comparison_is_equal_too(comm):
-    config = TrainConfig.make(**SMALL, pp=3, layers=3, schedule="zb-h1", microbatches=4, clip=0.5)
-    result = compare_rank(comm, config)
-    assert result.equal, result.first_difference
 
 
 @each(

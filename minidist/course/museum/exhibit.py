@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -45,6 +46,24 @@ class Patch:
         """Revert every change, the last one first."""
         while self._undo:
             self._undo.pop()()
+
+
+def replaces(target: Any, name: str) -> Callable[[Callable[..., Any]], Callable[[Patch], None]]:
+    """Make a bug of a function that takes the place of target.name: what was there is its first argument."""
+
+    def bug(function: Callable[..., Any]) -> Callable[[Patch], None]:
+        @wraps(function)
+        def inject(patch: Patch) -> None:
+            right = getattr(target, name)
+
+            def wrong(*arguments: Any, **keywords: Any) -> Any:
+                return function(right, *arguments, **keywords)
+
+            patch.setattr(target, name, wrong)
+
+        return inject
+
+    return bug
 
 
 @dataclass

@@ -12,7 +12,7 @@ from minidist.core.comm.mesh import Mesh
 from minidist.core.optim import Adam
 from minidist.core.parallel import data_parallel, gradients, zero
 from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Patch
+from minidist.course.museum.exhibit import Patch, replaces
 
 
 def only_top_level(patch: Patch) -> None:
@@ -37,26 +37,19 @@ def only_top_level(patch: Patch) -> None:
     patch.setattr(gradients.GradientReducer, "parameter_ready", ready)
 
 
-def transposed_axes(patch: Patch) -> None:
+@replaces(Mesh, "_slice")
+def transposed_axes(_: Any, self: Mesh, names: tuple[str, ...]) -> Any:
     """the group of an axis is made of the ranks with the same coordinate on it"""
-
-    def slice_(self: Mesh, names: tuple[str, ...]) -> Any:
-        axes = [self._index(name) for name in names]
-        index = tuple(self.coordinate[a] if a in axes else slice(None) for a in range(len(self.shape)))
-        label = "x".join(names) + "".join(f"_{self.coordinate[a]}" for a in axes)
-        return self.comm.group(self.ranks[index].reshape(-1).tolist(), label)
-
-    patch.setattr(Mesh, "_slice", slice_)
+    axes = [self._index(name) for name in names]
+    index = tuple(self.coordinate[a] if a in axes else slice(None) for a in range(len(self.shape)))
+    label = "x".join(names) + "".join(f"_{self.coordinate[a]}" for a in axes)
+    return self.comm.group(self.ranks[index].reshape(-1).tolist(), label)
 
 
-def always_sum(patch: Patch) -> None:
+@replaces(gradients.GradientReducer, "__init__")
+def always_sum(original: Any, self: Any, flat: Any, comm: Any, **options: Any) -> None:
     """gradients are summed where the mean was asked for"""
-    original = gradients.GradientReducer.__init__
-
-    def init(self: Any, flat: Any, comm: Any, **options: Any) -> None:
-        original(self, flat, comm, **options | {"op": "sum"})
-
-    patch.setattr(gradients.GradientReducer, "__init__", init)
+    original(self, flat, comm, **options | {"op": "sum"})
 
 
 def mean_of_means(patch: Patch) -> None:
@@ -70,16 +63,13 @@ def no_broadcast(patch: Patch) -> None:
     patch.setattr(data_parallel, "broadcast", lambda comm, array: array)
 
 
-def counted_once_per_parameter(patch: Patch) -> None:
+@replaces(Adam, "_step_runs")
+def counted_once_per_parameter(_: Any, self: Any, runs: list[Any]) -> None:
     """Adam's bias correction counts the ranges of parameters that it has updated, not the steps"""
-
-    def wrong(self: Any, runs: list[Any]) -> None:
-        for run in runs:
-            run.count = self.step_count
-            self._each_block(run, self.update)
-            self.step_count += 1
-
-    patch.setattr(Adam, "_step_runs", wrong)
+    for run in runs:
+        run.count = self.step_count
+        self._each_block(run, self.update)
+        self.step_count += 1
 
 
 def not_divided(patch: Patch) -> None:
@@ -87,15 +77,12 @@ def not_divided(patch: Patch) -> None:
     patch.setattr(jobs, "divisor_of_micro_batch", lambda counts, number: counts[number])
 
 
-def divided_again(patch: Patch) -> None:
+@replaces(jobs, "after_micro_batch")
+def divided_again(_: Any, flat: Any, micro_batches: int) -> None:
     """what has been accumulated so far is divided by the number of micro-batches after each of them"""
-
-    def divide(flat: Any, micro_batches: int) -> None:
-        for parameter in flat.parameters:
-            if parameter.grad is not None:
-                parameter.grad[...] /= micro_batches
-
-    patch.setattr(jobs, "after_micro_batch", divide)
+    for parameter in flat.parameters:
+        if parameter.grad is not None:
+            parameter.grad[...] /= micro_batches
 
 
 def mean_of_the_micro_batches_means(patch: Patch) -> None:
@@ -108,43 +95,32 @@ def averaged_though_divided(patch: Patch) -> None:
     patch.setattr(zero.ShardReducer, "op", property(lambda self: "avg", lambda self, op: None))
 
 
-def incomplete_buckets_are_forgotten(patch: Patch) -> None:
+@replaces(gradients.GradientReducer, "finished")
+def incomplete_buckets_are_forgotten(_: Any, self: Any) -> None:
     """the reducer waits for what was sent, and does not report what never was"""
-
-    def finished(self: Any) -> None:
-        for work in self.works:
-            work.wait()
-        for parameter in self.bucket_of:
-            parameter.gradient.was_reduced()
-        self.works, self.missing = [], [set(bucket.parameters) for bucket in self.buckets]
-
-    patch.setattr(gradients.GradientReducer, "finished", finished)
+    for work in self.works:
+        work.wait()
+    for parameter in self.bucket_of:
+        parameter.gradient.was_reduced()
+    self.works, self.missing = [], [set(bucket.parameters) for bucket in self.buckets]
 
 
-def twice(patch: Patch) -> None:
+@replaces(WeightGradStore, "put")
+def twice(put: Any, self: Any, parameter: Any, *rest: Any) -> None:
     """the deferred weight-gradient pass counts a weight again at its second site"""
-    put = WeightGradStore.put
-
-    def doubled(self: Any, parameter: Any, *rest: Any) -> None:
-        if any(work[0] is parameter for work in self._work):
-            put(self, parameter, *rest)
-            with contextlib.suppress(KeyError):
-                self._owner.sites[parameter] += 1
+    if any(work[0] is parameter for work in self._work):
         put(self, parameter, *rest)
+        with contextlib.suppress(KeyError):
+            self._owner.sites[parameter] += 1
+    put(self, parameter, *rest)
 
-    patch.setattr(WeightGradStore, "put", doubled)
 
-
-def twice_at_once(patch: Patch) -> None:
+@replaces(BackwardPass, "contribute")
+def twice_at_once(once: Any, self: Any, parameter: Any, *work: Any) -> None:
     """each site of a weight adds its contribution, and then once more for each other site"""
-    once = BackwardPass.contribute
-
-    def doubled(self: Any, parameter: Any, *work: Any) -> None:
-        for _ in range(2):
-            with contextlib.suppress(KeyError):
-                once(self, parameter, *work)
-
-    patch.setattr(BackwardPass, "contribute", doubled)
+    for _ in range(2):
+        with contextlib.suppress(KeyError):
+            once(self, parameter, *work)
 
 
 def ordered_is_a_ring(patch: Patch) -> None:

@@ -9,17 +9,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from minidist.core.autograd import Parameter, Tensor
-from minidist.core.collectives import all_gather
 from minidist.core.optim import block_square_sums, clip_by_norm_, norm_from_blocks
-from minidist.core.parallel import flat_shards, zero
+from minidist.core.parallel import flat_shards
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.train import data_axis
 from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Patch, Recording
+from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.job.checkpoint import resume
 from minidist.job.train import run
 from minidist.nn.ops.in_place import SampledTensor
 from minidist.parallel import overflow
+from minidist.parallel import zero as parallel_zero
 from minidist.techniques.loss_scaling import extension as loss_scaling
 
 
@@ -30,19 +30,15 @@ def norm_of_the_shard(patch: Patch) -> None:
         for part in parts:
             clip_by_norm_(part, norm_from_blocks(block_square_sums(part.grad)), limit)
 
-    patch.setattr(zero, "clip_shards_", clip)
+    patch.setattr(parallel_zero, "clip_shards_", clip)
     patch.setattr(data_axis, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
 
 
-def norm_counted_once_per_rank(patch: Patch) -> None:
+@replaces(flat_shards, "all_gather")
+def norm_counted_once_per_rank(right: Any, comm: Any, array: Any, **keywords: Any) -> Any:
     """every rank contributes the squares of the same shard"""
-    right = all_gather
-
-    def repeated(comm: Any, array: Any, **keywords: Any) -> Any:
-        whole = right(comm, array, **keywords)
-        return whole if array.dtype.itemsize == 4 else whole.reshape(comm.size, -1)[[0] * comm.size].reshape(-1)
-
-    patch.setattr(flat_shards, "all_gather", repeated)
+    whole = right(comm, array, **keywords)
+    return whole if array.dtype.itemsize == 4 else whole.reshape(comm.size, -1)[[0] * comm.size].reshape(-1)
 
 
 def new_mask(patch: Patch) -> None:
@@ -57,14 +53,10 @@ def overflow_of_the_shard(patch: Patch) -> None:
         patch.setattr(module, "agree_on_overflow", lambda comm, seen, equal="": seen)
 
 
-def rank_0_saves(patch: Patch) -> None:
+@replaces(run, "save_job")
+def rank_0_saves(right: Any, comm: Any, *arguments: Any) -> Any:
     """`if rank == 0:` around a save in which every rank has a part"""
-    right = resume.save_job
-
-    def alone(comm: Any, *arguments: Any) -> Any:
-        return right(comm, *arguments) if comm.rank == 0 else None
-
-    patch.setattr(run, "save_job", alone)
+    return right(comm, *arguments) if comm.rank == 0 else None
 
 
 def state_of_rank_0(patch: Patch) -> None:

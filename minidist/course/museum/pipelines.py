@@ -10,9 +10,8 @@ import numpy as np
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MinidistError
 from minidist.core.pipeline.runtime import Pipeline, messages, pipeline, shared
-from minidist.core.pipeline.runtime.shapes import exchange_shapes
 from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Patch, Recording
+from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.schedules import from_text, get_schedule
 from minidist.pipeline.validate import validate
@@ -55,28 +54,18 @@ def tied_copies_apart(patch: Patch) -> None:
     patch.setattr(shared.SharedGradients, "add", lambda self: None)
 
 
-def largest_buffer(patch: Patch) -> None:
+@replaces(pipeline, "exchange_shapes")
+def largest_buffer(right: Any, comm: Any, rank_of: Any, stages: Any, inputs: Any, run: Any) -> Any:
     """all micro-batches are received into buffers of the first one's size"""
-    right = exchange_shapes
-
-    def largest(comm: Any, rank_of: Any, stages: Any, inputs: Any, run: Any) -> Any:
-        found = right(comm, rank_of, stages, inputs, run)
-        found.tensors = {
-            (a, b, i): found.tensors.get((a, b, 0), tensors) for (a, b, i), tensors in found.tensors.items()
-        }
-        return found
-
-    patch.setattr(pipeline, "exchange_shapes", largest)
+    found = right(comm, rank_of, stages, inputs, run)
+    found.tensors = {(a, b, i): found.tensors.get((a, b, 0), tensors) for (a, b, i), tensors in found.tensors.items()}
+    return found
 
 
-def overflow_seen_by_one_stage(patch: Patch) -> None:
+@replaces(PostValidation, "_coefficient")
+def overflow_seen_by_one_stage(right: Any, self: Any, squares: float) -> Any:
     """each rank looks at its own gradients: the one with the overflow reverts its step, the others keep theirs"""
-    right = PostValidation._coefficient
-
-    def own(self: Any, squares: float) -> float | None:
-        return right(self, float(sum(blocks.sum() for blocks in self._sums.values())))
-
-    patch.setattr(PostValidation, "_coefficient", own)
+    return right(self, float(sum(blocks.sum() for blocks in self._sums.values())))
 
 
 def plan_text() -> str:

@@ -11,54 +11,40 @@ from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
 from minidist.core.parallel.tensor import vocabulary
 from minidist.core.parallel.tensor.regions import gather_from_tensor_parallel_region
-from minidist.course.museum.exhibit import Patch
+from minidist.course.museum.exhibit import Patch, replaces
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
 
 
-def words_of_other_ranks(patch: Patch) -> None:
+@replaces(vocabulary, "vocab_parallel_cross_entropy")
+def words_of_other_ranks(right: Any, logits: Tensor, targets: Any, *rest: Any, comm: Comm, vocab_size: int) -> Any:
     """the target's logit is summed over ranks in a way that the tape does not record"""
-    right = vocabulary.vocab_parallel_cross_entropy
-
-    def partly_detached(logits: Tensor, targets: Any, *rest: Any, comm: Comm, vocab_size: int) -> Tensor:
-        # A token whose word is on another rank has no gradient here; the softmax's part of it is lost.
-        first, last = vocabulary.vocab_range(vocab_size, comm.rank, comm.size)
-        mine = ((targets >= first) & (targets < last)).astype(logits.dtype)[..., None]
-        logits = logits * Tensor(mine) + logits.detach() * Tensor(1 - mine)
-        return right(logits, targets, *rest, comm=comm, vocab_size=vocab_size)
-
-    patch.setattr(vocabulary, "vocab_parallel_cross_entropy", partly_detached)
+    # A token whose word is on another rank has no gradient here; the softmax's part of it is lost.
+    first, last = vocabulary.vocab_range(vocab_size, comm.rank, comm.size)
+    mine = ((targets >= first) & (targets < last)).astype(logits.dtype)[..., None]
+    logits = logits * Tensor(mine) + logits.detach() * Tensor(1 - mine)
+    return right(logits, targets, *rest, comm=comm, vocab_size=vocab_size)
 
 
-def gathered_and_split_again(patch: Patch) -> None:
+@replaces(vocabulary, "vocab_parallel_cross_entropy")
+def gathered_and_split_again(right: Any, logits: Tensor, targets: Any, *rest: Any, comm: Comm, vocab_size: int) -> Any:
     """the logits are gathered, and go to a loss that takes them for this rank's part of the vocabulary"""
-    right = vocabulary.vocab_parallel_cross_entropy
-
-    def of_whole(logits: Tensor, targets: Any, *rest: Any, comm: Comm, vocab_size: int) -> Tensor:
-        whole = gather_from_tensor_parallel_region(logits, comm)
-        return right(whole, targets, *rest, comm=comm, vocab_size=whole.shape[-1] * comm.size)
-
-    patch.setattr(vocabulary, "vocab_parallel_cross_entropy", of_whole)
+    whole = gather_from_tensor_parallel_region(logits, comm)
+    return right(whole, targets, *rest, comm=comm, vocab_size=whole.shape[-1] * comm.size)
 
 
-def multiplied_by_context_ranks(patch: Patch) -> None:
+@replaces(run, "parallelize")
+def multiplied_by_context_ranks(_: Any, job: Any, comm: Comm, *rest: Any) -> Any:
     """the loss is multiplied by the ranks of a sequence, and the sum over them is not divided by their number"""
-
-    def parallelize(job: Any, comm: Comm, *rest: Any) -> Any:
-        job.targets_per_sample //= job.batches.dims.cp
-        return recipe.parallelize(job, comm, *rest)
-
-    patch.setattr(run, "parallelize", parallelize)
+    job.targets_per_sample //= job.batches.dims.cp
+    return recipe.parallelize(job, comm, *rest)
 
 
-def divided_by_context_ranks(patch: Patch) -> None:
+@replaces(run, "parallelize")
+def divided_by_context_ranks(_: Any, job: Any, comm: Comm, *rest: Any) -> Any:
     """the divisor has the tokens of all ranks, and the ranks of a sequence are counted once more"""
-
-    def parallelize(job: Any, comm: Comm, *rest: Any) -> Any:
-        job.targets_per_sample *= job.batches.dims.cp
-        return recipe.parallelize(job, comm, *rest)
-
-    patch.setattr(run, "parallelize", parallelize)
+    job.targets_per_sample *= job.batches.dims.cp
+    return recipe.parallelize(job, comm, *rest)
 
 
 def balance_over_all_tokens(patch: Patch) -> None:

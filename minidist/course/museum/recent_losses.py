@@ -17,7 +17,7 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD, clip
 from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Patch, Recording
+from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.optim import clip_grad_norm_
@@ -175,14 +175,11 @@ def mean_of_batch_means(patch: Patch) -> None:
     patch.setitem(globals(), "mean_over_batches", means)
 
 
-def multiplied_by_all_processes(patch: Patch) -> None:
+@replaces(run, "parallelize")
+def multiplied_by_all_processes(_: Any, job: Any, comm: Comm, *rest: Any) -> Any:
     """the loss is multiplied by the number of all processes where that of the data-parallel ones is meant"""
-
-    def parallelize(job: Any, comm: Comm, *rest: Any) -> Any:
-        job.targets_per_sample //= comm.size // job.batches.dp
-        return recipe.parallelize(job, comm, *rest)
-
-    patch.setattr(run, "parallelize", parallelize)
+    job.targets_per_sample //= comm.size // job.batches.dp
+    return recipe.parallelize(job, comm, *rest)
 
 
 def whole_window(patch: Patch) -> None:

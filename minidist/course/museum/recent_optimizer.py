@@ -13,7 +13,7 @@ from minidist.core.comm import Comm
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.zero import ShardReducer
 from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Patch, Recording
+from minidist.course.museum.exhibit import Recording, replaces
 from minidist.job.checkpoint import resume
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.mesh import MeshStrategy
@@ -24,156 +24,107 @@ from minidist.techniques.local_sgd.averaging import OuterOptimizer
 TINY: dict[str, Any] = {"width": 8, "layers": 1, "context": 4, "precision": "fp64"}
 
 
-def every_pass_is_the_last(patch: Patch) -> None:
+@replaces(ShardReducer, "started")
+def every_pass_is_the_last(right: Any, self: Any) -> None:
     """every backward pass is taken for the last one before the update, and the next one begins with an empty sum"""
-    right = ShardReducer.started
-
-    def started(self: Any) -> None:
-        right(self)
-        self.shard.filled = self.shard.filled and self.keep_whole
-
-    patch.setattr(ShardReducer, "started", started)
+    right(self)
+    self.shard.filled = self.shard.filled and self.keep_whole
 
 
-def first_use_alone(patch: Patch) -> None:
+@replaces(Parameter, "accumulate")
+def first_use_alone(right: Any, self: Any, compute: Any) -> None:
     """of a weight that is used twice, the gradient of one use is reduced, and that of the other is lost"""
-    right = Parameter.accumulate
-
-    def accumulate(self: Any, compute: Any) -> None:
-        sharded = any(isinstance(o, ShardReducer) and not o.keep_whole for o in self.observers)
-        if not (sharded and self.gradient.local is not None):
-            right(self, compute)
-
-    patch.setattr(Parameter, "accumulate", accumulate)
+    sharded = any(isinstance(o, ShardReducer) and not o.keep_whole for o in self.observers)
+    if not (sharded and self.gradient.local is not None):
+        right(self, compute)
 
 
-def doubled_by_a_group_of_one(patch: Patch) -> None:
+@replaces(FSDPUnit, "add_reduced")
+def doubled_by_a_group_of_one(right: Any, self: Any, piece: Array) -> None:
     """with one rank in the group, the sum of earlier micro-batches is doubled before the next gradient is added"""
-    right = FSDPUnit.add_reduced
-
-    def add_reduced(self: Any, piece: Array) -> None:
-        if self.shard.filled and self.shard.comm.size == 1:
-            self.shard.grad_buffer()[...] *= 2
-        right(self, piece)
-
-    patch.setattr(FSDPUnit, "add_reduced", add_reduced)
+    if self.shard.filled and self.shard.comm.size == 1:
+        self.shard.grad_buffer()[...] *= 2
+    right(self, piece)
 
 
-def overwritten_by_a_group_of_one(patch: Patch) -> None:
+@replaces(FSDPUnit, "add_reduced")
+def overwritten_by_a_group_of_one(right: Any, self: Any, piece: Array) -> None:
     """with one rank in the group, the gradient of a micro-batch is copied over the sum of the earlier ones"""
-    right = FSDPUnit.add_reduced
-
-    def add_reduced(self: Any, piece: Array) -> None:
-        self.shard.filled = self.shard.filled and self.shard.comm.size > 1
-        right(self, piece)
-
-    patch.setattr(FSDPUnit, "add_reduced", add_reduced)
+    self.shard.filled = self.shard.filled and self.shard.comm.size > 1
+    right(self, piece)
 
 
-def sum_divided_again(patch: Patch) -> None:
+@replaces(FSDPUnit, "add_reduced")
+def sum_divided_again(right: Any, self: Any, piece: Array) -> None:
     """in place of the new gradient, what is accumulated so far is divided by the number of ranks"""
-    right = FSDPUnit.add_reduced
-
-    def add_reduced(self: Any, piece: Array) -> None:
-        if self.shard.filled:
-            self.shard.grad_buffer()[...] /= self.shard.comm.size
-        piece *= self.shard.comm.size  # not divided: here the loss's divisor has the rows of all ranks
-        right(self, piece)
-
-    patch.setattr(FSDPUnit, "add_reduced", add_reduced)
+    if self.shard.filled:
+        self.shard.grad_buffer()[...] /= self.shard.comm.size
+    piece *= self.shard.comm.size  # not divided: here the loss's divisor has the rows of all ranks
+    right(self, piece)
 
 
-def loss_not_scaled(patch: Patch) -> None:
+@replaces(run, "parallelize")
+def loss_not_scaled(_: Any, made: Any, comm: Comm, *rest: Any) -> Any:
     """backward begins with the loss itself, and the gradient is divided by the loss scale"""
-
-    def parallelize(made: Any, comm: Comm, *rest: Any) -> Any:
-        for extension in made.extensions:
-            extension.scaled = lambda loss: loss
-        return recipe.parallelize(made, comm, *rest)
-
-    patch.setattr(run, "parallelize", parallelize)
+    for extension in made.extensions:
+        extension.scaled = lambda loss: loss
+    return recipe.parallelize(made, comm, *rest)
 
 
-def one_step_too_many(patch: Patch) -> None:
+@replaces(run, "parallelize")
+def one_step_too_many(_: Any, made: Any, comm: Comm, *rest: Any) -> Any:
     """a step that made the optimizer's state, before training, is counted"""
-
-    def parallelize(made: Any, comm: Comm, *rest: Any) -> Any:
-        strategy = recipe.parallelize(made, comm, *rest)
-        for axis in strategy.data_axes:
-            axis.optimizer.step_count += 1
-            for counted in axis.optimizer._runs:
-                counted.count += 1
-        return strategy
-
-    patch.setattr(run, "parallelize", parallelize)
+    strategy = recipe.parallelize(made, comm, *rest)
+    for axis in strategy.data_axes:
+        axis.optimizer.step_count += 1
+        for counted in axis.optimizer._runs:
+            counted.count += 1
+    return strategy
 
 
-def masters_alone(patch: Patch) -> None:
+@replaces(FullySharded, "step")
+def masters_alone(right: Any, self: Any) -> None:
     """a step updates the float32 masters, and the 16-bit weights of forward stay as they are"""
-    right = FullySharded.step
-
-    def step(self: Any) -> None:
-        before = [shard.data.copy() for shard in self.shards]
-        right(self)
-        for shard, values in zip(self.shards, before, strict=True):
-            shard.data[...] = values
-
-    patch.setattr(FullySharded, "step", step)
+    before = [shard.data.copy() for shard in self.shards]
+    right(self)
+    for shard, values in zip(self.shards, before, strict=True):
+        shard.data[...] = values
 
 
-def norm_over_replicas(patch: Patch) -> None:
+@replaces(MeshStrategy, "square_sums_of")
+def norm_over_replicas(right: Any, self: Any, axis: Any, skip: Any = ()) -> Any:
     """the squares of the shards are summed over all ranks, also over those that hold copies of a shard"""
-    right = MeshStrategy.square_sums_of
-
-    def summed(self: Any, axis: Any, skip: Any = ()) -> Any:
-        return right(self, axis, skip) * self.job.config.dp_replicate
-
-    patch.setattr(MeshStrategy, "square_sums_of", summed)
+    return right(self, axis, skip) * self.job.config.dp_replicate
 
 
-def mean_of_expert_norms(patch: Patch) -> None:
+@replaces(MeshStrategy, "square_sums_of")
+def mean_of_expert_norms(right: Any, self: Any, axis: Any, skip: Any = ()) -> Any:
     """the squares of experts on different ranks are averaged, and not summed"""
-    right = MeshStrategy.square_sums_of
-
-    def averaged(self: Any, axis: Any, skip: Any = ()) -> Any:
-        return right(self, axis, skip) / (self.axes.ep.size if axis.experts else 1)
-
-    patch.setattr(MeshStrategy, "square_sums_of", averaged)
+    return right(self, axis, skip) / (self.axes.ep.size if axis.experts else 1)
 
 
-def warmup_subtracted_twice(patch: Patch) -> None:
+@replaces(WarmupLinear, "__call__")
+def warmup_subtracted_twice(right: Any, self: Any, step: int) -> Any:
     """the schedule is told the steps of the decay where it expects the step in which the decay ends"""
-    right = WarmupLinear.__call__
-
-    def ends_early(self: Any, step: int) -> float:
-        if step < self.warmup_steps:
-            return right(self, step)
-        decay = self.total_steps - self.warmup_steps
-        return float(self.at(min(1.0, (step - self.warmup_steps) / (decay - self.warmup_steps))))
-
-    patch.setattr(WarmupLinear, "__call__", ends_early)
+    if step < self.warmup_steps:
+        return right(self, step)
+    decay = self.total_steps - self.warmup_steps
+    return float(self.at(min(1.0, (step - self.warmup_steps) / (decay - self.warmup_steps))))
 
 
-def moments_dropped(patch: Patch) -> None:
+@replaces(resume, "_state")
+def moments_dropped(right: Any, *place: Any) -> dict[str, Array]:
     """a resumed job has the weights of the checkpoint, and an optimizer whose moments begin with zeros"""
-    right = resume._state
-
-    def zeros(*place: Any) -> dict[str, Array]:
-        return {name: array * 0 for name, array in right(*place).items()}
-
-    patch.setattr(resume, "_state", zeros)
+    return {name: array * 0 for name, array in right(*place).items()}
 
 
-def opposite_sign(patch: Patch) -> None:
+@replaces(OuterOptimizer, "outer_step")
+def opposite_sign(_: Any, self: Any) -> None:
     """the outer optimizer's gradient is the average less the common weights, and its step leads away from it"""
-
-    def outer_step(self: Any) -> None:
-        self.common.grad = self.flat.data - self.common.data
-        self.outer.step()
-        self.flat.data[...] = self.common.data
-        self.flat.updated()
-
-    patch.setattr(OuterOptimizer, "outer_step", outer_step)
+    self.common.grad = self.flat.data - self.common.data
+    self.outer.step()
+    self.flat.data[...] = self.common.data
+    self.flat.updated()
 
 
 def resumed() -> Recording:

@@ -10,23 +10,19 @@ import numpy as np
 
 from minidist.core.autograd import Function, Tensor, reshape, softmax
 from minidist.core.base.arrays import Array
-from minidist.core.comm import Comm, init_device_mesh
-from minidist.core.nn import GPT, GPTConfig, experts
+from minidist.core.comm import Comm
+from minidist.core.nn import experts
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.expert.dispatch import ExpertParallel
 from minidist.core.parallel.tensor import vocabulary
-from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.core.parallel.tensor.regions import own_part
-from minidist.course.museum import jobs
-from minidist.course.museum.exhibit import Patch, Recording
+from minidist.course.museum import jobs, split_jobs
+from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.job.train import recipe, run
 from minidist.job.train.job import build
 from minidist.job.train.strategies.data_axis import DataAxis
 from minidist.job.train.strategies.mesh import MeshStrategy
-from minidist.parallel.expert import ExpertDataParallel
 from minidist.parallel.expert import tensor_parallel as expert_tensor_parallel
-from minidist.parallel.tensor import full_tensor
 
 
 def summands(group: Comm, all_ranks: Comm) -> int:
@@ -41,21 +37,8 @@ def means_of_experts() -> Recording:
     """Train four experts on two ranks; every rank's loss is a mean over its rows, and gradients are averaged."""
 
     def main(comm: Comm) -> Any:
-        mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
-        sizes = GPTConfig(jobs.WORDS, jobs.LENGTH, 8, 2, 2, n_experts=4, capacity_factor=4.0)
-        model = parallelize_module(
-            GPT(sizes, dtype=np.float64, seed=3), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
-        )
-        parallel = ExpertDataParallel(model, mesh)
+        mesh, parallel, loss_of, whole = split_jobs.four_experts(comm, 2 * jobs.LENGTH, capacity_factor=4.0)
         shared, own = parallel.flats
-        mine = slice(2 * comm.rank, 2 * comm.rank + 2)
-
-        def whole(parameter: Any, tile: Array) -> Array:
-            return np.array(full_tensor(tile, parameter.layout, mesh))
-
-        def loss_of(step: int) -> Tensor:
-            inputs, targets = jobs.tokens(step)
-            return parallel(inputs[mine], targets[mine], 2 * jobs.LENGTH)  # type: ignore[no-any-return]
 
         def average() -> None:
             for flat, count in ((shared, comm.size), (own, summands(mesh["dp"], comm))):
@@ -106,42 +89,31 @@ def divided_by_the_group(patch: Patch) -> None:
     patch.setitem(globals(), "summands", lambda group, all_ranks: group.size)
 
 
-def norm_without_other_experts(patch: Patch) -> None:
+@replaces(MeshStrategy, "square_sums_of")
+def norm_without_other_experts(right: Any, self: Any, axis: Any, skip: Any = ()) -> Array:
     """the norm has the experts of this rank, and not those of the others"""
-    right = MeshStrategy.square_sums_of
-
-    def own(self: Any, axis: Any, skip: Any = ()) -> Array:
-        return np.asarray(axis.square_sums(set(skip)) if axis.experts else right(self, axis, skip))
-
-    patch.setattr(MeshStrategy, "square_sums_of", own)
+    return np.asarray(axis.square_sums(set(skip)) if axis.experts else right(self, axis, skip))
 
 
-def router_detached(patch: Patch) -> None:
+@replaces(experts, "reshape")
+def router_detached(_: Any, x: Tensor, shape: Any) -> Tensor:
     """the gates are copied in a way that the tape does not record"""
-
-    def detached(x: Tensor, shape: Any) -> Tensor:
-        # The gates of a choice are (tokens,), and become a column.
-        return reshape(x.detach() if x.ndim == 1 else x, shape)
-
-    patch.setattr(experts, "reshape", detached)
+    # The gates of a choice are (tokens,), and become a column.
+    return reshape(x.detach() if x.ndim == 1 else x, shape)
 
 
-def idle_experts_left_out(patch: Patch) -> None:
+@replaces(DataAxis, "step")
+def idle_experts_left_out(right: Any, self: Any) -> None:
     """an expert that no token was sent to has no gradient, and the optimizer leaves it out"""
-    right = DataAxis.step
-
-    def step(self: Any) -> None:
-        before = []
-        for parameter in self.parameters if self.experts else ():
-            idle = ~parameter.grad.reshape(len(parameter.grad), -1).any(axis=1)
-            state = self.optimizer.state.get(parameter.name, {}).values()
-            arrays = [parameter.data, *(array.reshape(parameter.shape) for array in state)]
-            before += [(array, idle, array[idle].copy()) for array in arrays]
-        right(self)
-        for array, idle, values in before:
-            array[idle] = values
-
-    patch.setattr(DataAxis, "step", step)
+    before = []
+    for parameter in self.parameters if self.experts else ():
+        idle = ~parameter.grad.reshape(len(parameter.grad), -1).any(axis=1)
+        state = self.optimizer.state.get(parameter.name, {}).values()
+        arrays = [parameter.data, *(array.reshape(parameter.shape) for array in state)]
+        before += [(array, idle, array[idle].copy()) for array in arrays]
+    right(self)
+    for array, idle, values in before:
+        array[idle] = values
 
 
 def scores_of_own_experts(patch: Patch) -> None:
@@ -186,35 +158,25 @@ def gradient_of_unserved_slots(patch: Patch) -> None:
     patch.setattr(experts, "reshape", weights)
 
 
-def own_initial_values(patch: Patch) -> None:
+@replaces(run, "build")
+def own_initial_values(_: Any, config: Any, batches: Any, comm: Comm) -> Any:
     """the position embedding, which every rank holds whole, has initial values that each rank draws for itself"""
-
-    def build_differently(config: Any, batches: Any, comm: Comm) -> Any:
-        made = build(config, batches, comm)
-        weight = made.model.transformer.wpe.weight
-        weight.data[...] = 0.02 * np.random.default_rng(comm.rank).standard_normal(weight.shape)
-        return made
-
-    patch.setattr(run, "build", build_differently)
+    made = build(config, batches, comm)
+    weight = made.model.transformer.wpe.weight
+    weight.data[...] = 0.02 * np.random.default_rng(comm.rank).standard_normal(weight.shape)
+    return made
 
 
-def noise_by_rank(patch: Patch) -> None:
+@replaces(run, "parallelize")
+def noise_by_rank(_: Any, made: Any, comm: Comm, *rest: Any) -> Any:
     """dropout is seeded with the rank, also on ranks that split a layer"""
-
-    def parallelize(made: Any, comm: Comm, *rest: Any) -> Any:
-        strategy = recipe.parallelize(made, comm, *rest)
-        made.seed = comm.rank
-        return strategy
-
-    patch.setattr(run, "parallelize", parallelize)
+    strategy = recipe.parallelize(made, comm, *rest)
+    made.seed = comm.rank
+    return strategy
 
 
-def first_keys_in_backward(patch: Patch) -> None:
+@replaces(RingAttention, "_round")
+def first_keys_in_backward(right: Any, self: Any, block: Array, why: str) -> Any:
     """in backward every step of the ring computes with the keys and values of the first one"""
-    right = RingAttention._round
-
-    def keep_first(self: Any, block: Array, why: str) -> Any:
-        for owner, here in right(self, block, why):
-            yield owner, block if why == "tensor_backward" else here
-
-    patch.setattr(RingAttention, "_round", keep_first)
+    for owner, here in right(self, block, why):
+        yield owner, block if why == "tensor_backward" else here

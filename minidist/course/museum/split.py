@@ -13,24 +13,21 @@ from minidist.core.base.layout import Layout
 from minidist.core.nn import GPT, experts
 from minidist.core.parallel.context import ring_attention
 from minidist.core.parallel.expert import dispatch
-from minidist.core.parallel.tensor import layers, regions, sequence_parallel, sharding, vocabulary
+from minidist.core.parallel.tensor import layers, regions, sharding, vocabulary
 from minidist.course.museum import split_jobs as jobs
-from minidist.course.museum.exhibit import Patch
+from minidist.course.museum.exhibit import Patch, replaces
 from minidist.nn import Llama
 from minidist.optim.muon import newton_schulz
 from minidist.parallel import WholeMatrices, replica_guard
 from minidist.parallel.expert import data_parallel as expert_data_parallel
-from minidist.parallel.tensor import full_state, grad_norm, llama
+from minidist.parallel.tensor import full_state, grad_norm, llama, sequence_layers, sequence_parallel
 
 
-def bias_on_every_rank(patch: Patch) -> None:
+@replaces(layers.RowParallelLinear, "forward")
+def bias_on_every_rank(_: Any, self: Any, x: Any) -> Any:
     """the bias of a row-parallel layer goes into each rank's product, so the sum contains it once per rank"""
-
-    def forward(self: Any, x: Any) -> Any:
-        y = linear(x, self.weight, self.bias, None, self.weight_is_in_out)
-        return regions.reduce_from_tensor_parallel_region(y, self.comm)
-
-    patch.setattr(layers.RowParallelLinear, "forward", forward)
+    y = linear(x, self.weight, self.bias, None, self.weight_is_in_out)
+    return regions.reduce_from_tensor_parallel_region(y, self.comm)
 
 
 def contiguous_qkv(patch: Patch) -> None:
@@ -44,15 +41,11 @@ def contiguous_qkv(patch: Patch) -> None:
     patch.setattr(full_state, "join_shards", lambda shards, layout: join(shards, plain(layout)))
 
 
-def short_vocabulary(patch: Patch) -> None:
+@replaces(vocabulary, "vocab_range")
+def short_vocabulary(right: Any, size: int, rank: int, ranks: int) -> tuple[int, int]:
     """the last word of each rank's range is treated as another rank's"""
-    right = vocabulary.vocab_range
-
-    def short(size: int, rank: int, ranks: int) -> tuple[int, int]:
-        first, last = right(size, rank, ranks)
-        return first, max(first, last - 1)
-
-    patch.setattr(vocabulary, "vocab_range", short)
+    first, last = right(size, rank, ranks)
+    return first, max(first, last - 1)
 
 
 def padded_softmax(patch: Patch) -> None:
@@ -72,8 +65,7 @@ def norms_not_reduced(patch: Patch) -> None:
 
 def biases_not_reduced(patch: Patch) -> None:
     """every rank keeps the gradient of a row-parallel bias of its tokens alone"""
-    right = regions.copy_to_tensor_parallel_region
-    patch.setattr(layers, "copy_to_tensor_parallel_region", lambda x, comm: x if x.ndim == 1 else right(x, comm))
+    patch.setattr(sequence_layers, "copy_to_tensor_parallel_region", lambda x, comm: x)
 
 
 def norm_of_own_tiles(patch: Patch) -> None:
@@ -110,13 +102,10 @@ def _restarted(forward: Any) -> Any:
     return restarted
 
 
-def shards_orthogonalized(patch: Patch) -> None:
+@replaces(WholeMatrices, "_orthogonal")
+def shards_orthogonalized(_: Any, self: Any, parameter: Any, update: Any, shapes: Any) -> Any:
     """Muon orthogonalises each rank's shard of a matrix instead of the matrix"""
-
-    def own_shard(self: Any, parameter: Any, update: Any, shapes: Any) -> Any:
-        return newton_schulz(update.reshape(parameter.shape)).reshape(-1)
-
-    patch.setattr(WholeMatrices, "_orthogonal", own_shard)
+    return newton_schulz(update.reshape(parameter.shape)).reshape(-1)
 
 
 def last_maximum(patch: Patch) -> None:
@@ -140,12 +129,8 @@ def capacity_of_the_batch(patch: Patch) -> None:
     patch.setattr(experts, "expert_capacity", lambda tokens, *rest: right(2 * tokens, *rest))
 
 
-def slots_in_the_first_order(patch: Patch) -> None:
+@replaces(dispatch, "exchange")
+def slots_in_the_first_order(right: Any, comm: Any, slots: Any, to_experts: bool) -> Any:
     """the experts' results are read in the order in which the tokens were sent"""
-    right = dispatch.exchange
-
-    def wrong(comm: Any, slots: Any, to_experts: bool) -> Any:
-        result = right(comm, slots, to_experts)
-        return result if to_experts else result[::-1].copy()
-
-    patch.setattr(dispatch, "exchange", wrong)
+    result = right(comm, slots, to_experts)
+    return result if to_experts else result[::-1].copy()

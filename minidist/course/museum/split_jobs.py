@@ -13,18 +13,19 @@ from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm, Mesh, init_device_mesh
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.context.positions import sequence_positions
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.context.ulysses import UlyssesAttention
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.dims import gradient_axes as axes_of_a_sequence
 from minidist.core.parallel.expert.dispatch import ExpertParallel
-from minidist.core.parallel.tensor.parallelize import gpt_plan, parallelize_module
+from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.course.museum.exhibit import Recording
 from minidist.course.museum.jobs import BATCH, LENGTH, WORDS, EveryFlat, Tensors, loop, recorded, summed, tokens
 from minidist.nn import Llama, LlamaConfig
+from minidist.parallel.context.orders import sequence_positions
+from minidist.parallel.context.ulysses import UlyssesAttention
+from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.expert import ExpertDataParallel
 from minidist.parallel.tensor import clip_grad_norm_, full_tensor, llama_plan
+from minidist.parallel.tensor.sequence_layers import gpt_plan
 
 
 def gradient_axes(mesh: Mesh) -> Comm:
@@ -105,25 +106,32 @@ def long_context(name: str = "gpt", kind: str = "ring") -> Callable[[], Recordin
     return lambda: recorded(2, main)
 
 
+def four_experts(comm: Comm, divisor: float, **sizes: Any) -> tuple[Mesh, Any, Any, Any]:
+    """Return the mesh of two ranks that share out four experts, the model, its loss, and what joins its tiles."""
+    mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
+    config = GPTConfig(WORDS, LENGTH, 8, 2, 2, n_experts=4, **sizes)
+    model = parallelize_module(
+        GPT(config, dtype=np.float64, seed=3), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
+    )
+    parallel = ExpertDataParallel(model, mesh)
+    mine = slice(2 * comm.rank, 2 * comm.rank + 2)
+
+    def whole(parameter: Any, tile: Array) -> Array:
+        return np.array(full_tensor(tile, parameter.layout, mesh))
+
+    def loss_of(step: int) -> Any:
+        inputs, targets = tokens(step)
+        return parallel(inputs[mine], targets[mine], divisor)
+
+    return mesh, parallel, loss_of, whole
+
+
 def with_experts(factor: float = 4.0) -> Callable[[], Recording]:
     """Return a job that trains four experts distributed over two ranks."""
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
-        mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
-        sizes = GPTConfig(WORDS, LENGTH, 8, 2, 2, n_experts=4, capacity_factor=factor, aux_loss_weight=0.1)
-        model = parallelize_module(
-            GPT(sizes, dtype=np.float64, seed=3), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
-        )
-        parallel = ExpertDataParallel(model, mesh)
-        mine = slice(2 * comm.rank, 2 * comm.rank + 2)
-
-        def whole(parameter: Any, tile: Array) -> Array:
-            return np.array(full_tensor(tile, parameter.layout, mesh))
-
-        def loss_of(step: int) -> Tensor:
-            inputs, targets = tokens(step)
-            return parallel(inputs[mine], targets[mine], BATCH * LENGTH)
-
+        settings = {"capacity_factor": factor, "aux_loss_weight": 0.1}
+        _, parallel, loss_of, whole = four_experts(comm, BATCH * LENGTH, **settings)
         return loop(parallel, loss_of, EveryFlat(parallel.flats), whole=whole, total=summed(comm), lr=0.3)
 
     return lambda: recorded(2, main)

@@ -7,13 +7,16 @@
     decoder.layers.0.self_attention.linear_qkv...   q_proj, k_proj and v_proj, cut by groups of heads: megatron
 
 A fused matrix gives several tensors. Every rule is a permutation of elements, so values, gradients and dtypes pass
-through unchanged.
+through unchanged. Which rule is for which name is in dump_names.toml.
 
 Proved by: tests/equality/test_dump_names.py
 """
 
 import re
+import tomllib
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +42,7 @@ def to_ours(names: str, model: str, tensors: Named, heads: Heads) -> Named:
         raise UsageError(f"names {quoted(names)}{nearest(names, NAMES)}; there are {', '.join(NAMES)}")
     result: Named = {}
     for name, value in tensors.items():
-        for pattern, rule in RULES.get((names, model), ()):
+        for pattern, rule in rules().get((names, model), ()):
             if match := re.fullmatch(pattern, name):
                 try:
                     result |= rule(value, heads, match)
@@ -116,65 +119,20 @@ def gate_and_up(names: tuple[str, str]) -> Rule:
     return rule
 
 
-_L, _G = "model.layers.{0}.", "transformer.h.{0}."
-_MEGATRON = r"(?:module\.)*decoder\.layers\.(\d+)\."
-_TITAN = r"layers\.(\d+)\."
-
-RULES: dict[tuple[str, str], list[tuple[str, Rule]]] = {
-    ("huggingface", "gpt"): [(r"((?:wte|wpe|ln_f)\..*|h\.\d+(?:\..*)?)", renamed("transformer.{0}"))],
-    ("torchtitan", "llama"): [
-        (r"layers\.(\d+)", renamed("model.layers.{0}")),
-        (r"tok_embeddings\.weight", renamed("model.embed_tokens.weight")),
-        (r"norm\.weight", renamed("model.norm.weight")),
-        (r"output\.weight", renamed("lm_head.weight")),
-        (_TITAN + r"attention\.wq\.weight", halves_from_pairs(_L + "self_attn.q_proj.weight")),
-        (_TITAN + r"attention\.wk\.weight", halves_from_pairs(_L + "self_attn.k_proj.weight", of_keys=True)),
-        (_TITAN + r"attention\.wv\.weight", renamed(_L + "self_attn.v_proj.weight")),
-        (_TITAN + r"attention\.wo\.weight", renamed(_L + "self_attn.o_proj.weight")),
-        (_TITAN + r"feed_forward\.w1\.weight", renamed(_L + "mlp.gate_proj.weight")),
-        (_TITAN + r"feed_forward\.w2\.weight", renamed(_L + "mlp.down_proj.weight")),
-        (_TITAN + r"feed_forward\.w3\.weight", renamed(_L + "mlp.up_proj.weight")),
-        (_TITAN + r"attention_norm\.weight", renamed(_L + "input_layernorm.weight")),
-        (_TITAN + r"ffn_norm\.weight", renamed(_L + "post_attention_layernorm.weight")),
-    ],
-    ("megatron", "llama"): [
-        (r"(?:module\.)*decoder\.layers\.(\d+)", renamed("model.layers.{0}")),
-        (r"(?:module\.)*embedding\.word_embeddings\.weight", renamed("model.embed_tokens.weight")),
-        (r"(?:module\.)*decoder\.final_layernorm\.weight", renamed("model.norm.weight")),
-        (r"(?:module\.)*output_layer\.weight", renamed("lm_head.weight")),
-        (
-            _MEGATRON + r"self_attention\.linear_qkv\.weight",
-            grouped_qkv(
-                (_L + "self_attn.q_proj.weight", _L + "self_attn.k_proj.weight", _L + "self_attn.v_proj.weight")
-            ),
-        ),
-        (_MEGATRON + r"self_attention\.linear_proj\.weight", renamed(_L + "self_attn.o_proj.weight")),
-        (_MEGATRON + r"mlp\.linear_fc1\.weight", gate_and_up((_L + "mlp.gate_proj.weight", _L + "mlp.up_proj.weight"))),
-        (_MEGATRON + r"mlp\.linear_fc2\.weight", renamed(_L + "mlp.down_proj.weight")),
-        (
-            _MEGATRON + r"(?:input_layernorm\.|self_attention\.linear_qkv\.layer_norm_)weight",
-            renamed(_L + "input_layernorm.weight"),
-        ),
-        (
-            _MEGATRON + r"(?:pre_mlp_layernorm\.|mlp\.linear_fc1\.layer_norm_)weight",
-            renamed(_L + "post_attention_layernorm.weight"),
-        ),
-    ],
-    ("megatron", "gpt"): [
-        (r"(?:module\.)*decoder\.layers\.(\d+)", renamed("transformer.h.{0}")),
-        (r"(?:module\.)*embedding\.word_embeddings\.weight", renamed("transformer.wte.weight")),
-        (r"(?:module\.)*embedding\.position_embeddings\.weight", renamed("transformer.wpe.weight")),
-        (r"(?:module\.)*decoder\.final_layernorm\.(weight|bias)", renamed("transformer.ln_f.{0}")),
-        (_MEGATRON + r"self_attention\.linear_qkv\.(?:weight)", conv1d_qkv(_G + "attn.c_attn.weight")),
-        (_MEGATRON + r"self_attention\.linear_qkv\.(?:bias)", conv1d_qkv(_G + "attn.c_attn.bias")),
-        (_MEGATRON + r"self_attention\.linear_proj\.(weight|bias)", renamed(_G + "attn.c_proj.{1}", transposed=True)),
-        (_MEGATRON + r"mlp\.linear_fc1\.(weight|bias)", renamed(_G + "mlp.c_fc.{1}", transposed=True)),
-        (_MEGATRON + r"mlp\.linear_fc2\.(weight|bias)", renamed(_G + "mlp.c_proj.{1}", transposed=True)),
-        (
-            _MEGATRON + r"(?:input_layernorm\.|self_attention\.linear_qkv\.layer_norm_)(weight|bias)",
-            renamed(_G + "ln_1.{1}"),
-        ),
-        (_MEGATRON + r"(?:pre_mlp_layernorm\.|mlp\.linear_fc1\.layer_norm_)(weight|bias)", renamed(_G + "ln_2.{1}")),
-    ],
+_MAKERS: dict[str, Callable[..., Rule]] = {
+    make.__name__: make for make in (renamed, halves_from_pairs, grouped_qkv, conv1d_qkv, gate_and_up)
 }
-NAMES = tuple(dict.fromkeys(("minidist", "huggingface", *(names for names, _ in RULES))))
+
+
+@cache
+def rules() -> dict[tuple[str, str], list[tuple[str, Rule]]]:
+    """Return dump_names.toml: (names, model) -> the pattern of a whole name, and the rule of the first that fits."""
+    table = tomllib.loads(Path(__file__).with_name("dump_names.toml").read_text(encoding="utf-8"))
+    return {
+        (names, model): [(row.pop("name"), _MAKERS[row.pop("rule", "renamed")](row.pop("to"), **row)) for row in found]
+        for names, models in table.items()
+        for model, found in models.items()
+    }
+
+
+NAMES = ("minidist", *dict.fromkeys(names for names, _ in rules()))

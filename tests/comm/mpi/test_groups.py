@@ -38,16 +38,12 @@ def test_unlike_communicators_are_one_sentence(run, what):
 
 def test_a_rank_that_has_made_it_and_gone_on_is_named_by_the_report(run):
     """A group of one rank waits for nobody, so the others wait for a claim that never comes."""
-    code, output = run(
-        """
+    program = """
 def main(comm):
     comm.group([0] if comm.rank == 0 else [0, 1, 2], "part")
     comm.barrier()
-""",
-        3,
-        "--timeout",
-        "1",
-    )
+"""
+    code, output = run(program, 3, "--timeout", "1")
     assert code == 1
     assert re.search(
         r"hint: members differ: rank 0 makes the communicator world\.1part of the world's ranks \[0\], but rank [12]"
@@ -58,8 +54,7 @@ def main(comm):
 
 def test_a_claim_that_comes_late_is_told_by_the_rank_that_went_on(run):
     """Rank 1 makes its pair with rank 2 and is done; rank 0's claim is still in its queue."""
-    code, output = run(
-        """
+    program = """
 def main(comm):
     if comm.rank == 0:
         time.sleep(0.5)
@@ -67,9 +62,8 @@ def main(comm):
     if comm.rank:
         time.sleep(1)
         comm.group([1, 2], "again")
-""",
-        3,
-    )
+"""
+    code, output = run(program, 3)
     assert code == 1
     assert re.search(
         r"members differ: rank 0 makes the communicator world\.1pair of the world's ranks \[0, 1\], but rank 1 makes"

@@ -8,8 +8,7 @@ from tests.comm.mismatches import TABLE
 def test_mpi_ranks_that_disagree(run):
     """All rows in which both ranks raise, in one launch: each on a communicator of its own."""
     rows = [row for row in TABLE if row.both]
-    _, output = run(
-        """
+    program = """
 from minidist.core.base.errors import CommunicationError
 from tests.comm.mismatches import TABLE
 def main(comm):
@@ -26,11 +25,8 @@ def main(comm):
     comm.world.base.Barrier()
     time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
     comm.world.MPI.COMM_WORLD.Abort(0)  # what was sent and refused is on its way
-""",
-        2,
-        "--timeout",
-        "2",
-    )
+"""
+    _, output = run(program, 2, "--timeout", "2")
     said = dict(re.findall(r"^(\w+@\d):(.*)$", output, flags=re.M))
     for row in rows:
         for rank in range(2):

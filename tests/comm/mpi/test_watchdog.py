@@ -242,17 +242,13 @@ def test_a_rank_that_comes_to_another_step_is_not_silent(tmp_path, capfd):
 
 def test_all_ranks_compute_without_end(run):
     """Under mpiexec: both ranks are named, and the job goes on to its end."""
-    code, output = run(
-        """
+    program = """
 def main(comm):
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
         pass
-""",
-        2,
-        "--timeout",
-        "0.4",
-    )
+"""
+    code, output = run(program, 2, "--timeout", "0.4")
     assert code == 0
     assert "all ranks have computed for" in output, output
     for rank in range(2):
@@ -264,8 +260,7 @@ def main(comm):
 
 def test_a_stream_that_goes_on_is_no_hang(run):
     """The main program waits in one work for longer than the timeout, and the work's messages come one by one."""
-    code, output = run(
-        """
+    program = """
 def receive_all(call):
     for _ in range(8):
         call.recv(one(), 1)
@@ -277,11 +272,8 @@ def main(comm):
         for _ in range(8):
             time.sleep(0.25)
             call.send(one(), 0)
-""",
-        2,
-        "--timeout",
-        "1",
-    )
+"""
+    code, output = run(program, 2, "--timeout", "1")
     assert code == 0, output
 
 
@@ -289,18 +281,14 @@ def main(comm):
 
 
 def test_a_rank_of_numpy_s_and_a_working_directory_that_is_gone(run):
-    code, output = run(
-        """
+    program = """
 def main(comm):
     os.makedirs(str(comm.rank))
     os.chdir(str(comm.rank))
     os.rmdir(os.getcwd())
     comm.recv(one(), np.int64(1 - comm.rank))
-""",
-        2,
-        "--timeout",
-        "1",
-    )
+"""
+    code, output = run(program, 2, "--timeout", "1")
     assert code != 0
     for rank in range(2):
         assert f"rank {rank}: waits in receive from rank {1 - rank}, tag 0, 8 B, at" in output, output

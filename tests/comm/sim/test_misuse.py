@@ -13,7 +13,7 @@ from minidist.comm import SimWorld, buffers
 from minidist.comm.buffers import OpenMessages
 from minidist.core.base.errors import BufferReuseError, DeadlockError, MismatchError, UsageError
 from minidist.core.base.trace import SpanEvent, purpose
-from minidist.core.collectives import all_reduce, broadcast
+from minidist.core.collectives import all_reduce
 from tests.cases import each
 
 
@@ -379,15 +379,6 @@ def test_a_mismatch_inside_a_collective_of_ones_own_names_its_line_once():
     with pytest.raises(MismatchError) as caught:
         SimWorld(2).run(same_line)
     assert str(caught.value).count(line(same_line, "sendrecv")) == 1
-
-
-def test_a_mismatch_of_a_collective_on_one_line_names_it_once():
-    def program(comm):
-        broadcast(comm, np.zeros(2 + comm.rank))
-
-    with pytest.raises(MismatchError) as caught:
-        SimWorld(2).run(program)
-    assert str(caught.value).count(line(program, "broadcast")) == 1
 
 
 # --- runs, ranks and threads ---

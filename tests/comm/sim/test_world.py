@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidist.base.traces import signature
 from minidist.comm import SimWorld, launch, seeded
 from minidist.comm.buffers import checksum
 from minidist.core.base.errors import (
@@ -25,7 +26,7 @@ from minidist.core.base.errors import (
     UsageError,
 )
 from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_reduce, broadcast
+from minidist.core.collectives import all_reduce
 from minidist.core.comm import ANY, LinkModel
 from minidist.core.comm.sim.world import Sim
 from minidist.core.comm.waiting import Waiting, circle_text, find_cycle
@@ -43,17 +44,6 @@ def line(function, text):
 
 
 # --- messages ---
-
-
-@pytest.mark.parametrize("eager_bytes", [0, 1 << 20])
-def test_a_ring_of_sendrecv(eager_bytes):
-    def program(comm):
-        got = numbers(-1)
-        comm.sendrecv(numbers(comm.rank), (comm.rank + 1) % comm.size, got, (comm.rank - 1) % comm.size)
-        return got[0]
-
-    for ranks in (1, 2, 7):
-        assert SimWorld(ranks, eager_bytes=eager_bytes).run(program) == [(r - 1) % ranks for r in range(ranks)]
 
 
 def test_messages_of_one_pair_and_tag_keep_their_order_and_tags_choose():
@@ -93,16 +83,6 @@ def test_a_message_to_oneself():
         return request.wait()[0]
 
     assert SimWorld(2).run(program) == [5, 6]
-
-
-def test_objects():
-    def program(comm):
-        if comm.rank == 0:
-            comm.send_object({"a": [1, 2], "b": None}, 1, tag=3)
-            return None
-        return comm.recv_object(ANY, tag=3)
-
-    assert SimWorld(2).run(program)[1] == {"a": [1, 2], "b": None}
 
 
 @each("dtype", ["bfloat16", "float16", "int8", "bool", "complex128"])
@@ -183,16 +163,6 @@ def test_sending_first_deadlocks_when_synchronous_and_only_then():
         SimWorld(3, eager_bytes=15).run(send_first)
 
 
-def test_an_empty_send_is_synchronous_too():
-    def program(comm):
-        comm.send(np.empty(0), 1 - comm.rank)
-        comm.recv(np.empty(0), 1 - comm.rank)
-
-    with pytest.raises(DeadlockError):
-        SimWorld(2).run(program)
-    SimWorld(2, eager_bytes=1).run(program)
-
-
 def test_a_deadlock_says_who_has_returned():
     def program(comm):
         if comm.rank == 1:
@@ -249,15 +219,6 @@ def test_a_deadlock_in_a_stream_names_the_collective_and_its_line():
     assert "rank 0 waits in wait() of all_reduce/ring" in text
     assert "rank 0 (lane:world) waits in all_reduce/ring: " in text
     assert text.count(line(program, "all_reduce")) >= 2
-
-
-def test_a_rank_that_skips_a_collective_is_named():
-    def program(comm):
-        if comm.rank != 2:
-            comm.barrier()
-
-    with pytest.raises(DeadlockError, match="rank 2 has returned"):
-        SimWorld(4).run(program)
 
 
 def test_a_report_of_many_ranks_is_short_and_quick():
@@ -361,23 +322,6 @@ def test_a_receive_that_was_posted_late_lands_no_earlier():
 def test_a_mismatch_of_shapes(a, b):
     """Uneven micro-batches received into a buffer for the largest (museum 18), and what only a count would not see."""
     assert "shape mismatch" in mismatch(np.ones(a), np.ones(b))
-
-
-def test_a_mismatch_of_collectives():
-    def program(comm):
-        if comm.rank == 0:
-            all_reduce(comm, numbers(1, 2))
-        else:
-            broadcast(comm, numbers(1, 2), root=1)
-
-    with pytest.raises(MismatchError) as caught:
-        SimWorld(2, eager_bytes=100).run(program)
-    text = str(caught.value)
-    assert "all_reduce/ring" in text
-    assert "broadcast/naive" in text
-    assert "same collectives in the same order" in text
-    assert line(program, "all_reduce") in text
-    assert line(program, "broadcast") in text
 
 
 def test_a_send_that_is_never_received():
@@ -1005,7 +949,7 @@ def test_times_and_results_do_not_depend_on_the_schedule(program_seed, ranks, ea
     def run(world):
         results = world.run(busy_program, program_seed)
         ends = [
-            [(m.posted, m.start, m.end, *m.signature()) for m in trace.messages if m.lane == "main"]
+            [(m.posted, m.start, m.end, *signature(m)) for m in trace.messages if m.lane == "main"]
             for trace in world.traces
         ]
         messages = [sorted((m.lane, m.posted, m.end, m.tag) for m in trace.messages) for trace in world.traces]
@@ -1094,8 +1038,8 @@ def test_the_trace_has_both_sides_of_a_message():
     world = SimWorld(2, links=LinkModel(alpha=0.5, beta=0.0))
     world.run(program)
     sent, received = world.traces[0].messages[0], world.traces[1].messages[0]
-    assert sent.signature() == ("send", 1, 4, 12, "metrics", "message", "world")
-    assert received.signature() == ("receive", 0, 4, 12, "metrics", "message", "world")
+    assert signature(sent) == ("send", 1, 4, 12, "metrics", "message", "world")
+    assert signature(received) == ("receive", 0, 4, 12, "metrics", "message", "world")
     assert received.wildcard
     assert (sent.dtype, sent.posted, received.end) == ("float32", 1.0, 1.5)
     span = world.traces[0].spans[0]

@@ -5,26 +5,33 @@
         in one of two models a layer is used twice, and a parameter is not trained
     get_sharded_optimizer(params, optimizer_cls, comm, **kwargs)
         an optimizer with `step()` and `zero_grad()`; each rank gives `optimizer_cls` about 1/n of the parameters
-    get_fsdp(module, comm)                          is called as `module` is; its `parameters()` are this rank's shards
+    get_fsdp(module, comm, compute_dtype)           is called as `module` is; its `parameters()` are this rank's shards,
+        one for each parameter. compute_dtype: in which weights are gathered, inputs cast and products computed, float16
+        or None, the weights' own
     fsdp_on_after_backward(fsdp_model, optimizer)   leaves the mean gradients in the shards
-    fsdp_gather_full_params(fsdp_model)             name -> whole array
+    fsdp_gather_full_params(fsdp_model)             name -> whole array, in the dtype of the shards
+
+The last two train the model with a layer that is used twice and a parameter that is not trained.
 
 Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from minidist.core.autograd import Parameter, mse_loss
+from minidist.core.autograd import Parameter
 from minidist.core.comm import Comm
 from minidist.core.nn import MLP, Linear, Module
 from minidist.core.optim import SGD, AdamW
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, difference, drawing
 from minidist.course.lesson.hint_file import hints_of
+from minidist.nn import mse_loss
 
 STEPS, RATE = 3, 0.1
+HALF_TOLERANCE = 1e-2  # three steps in float16, whose numbers are 1e-3 apart, in any order of additions
 
 
 class TiedModel(Module):
@@ -86,6 +93,24 @@ def trained(case: Case, optimizer_class: Any, make: Any = model_of, **settings: 
     return weights(model)
 
 
+def wrong_weights(case: Case, answers: Sequence[Any], wanted: tuple[np.ndarray, ...], tolerance: float) -> str:
+    """Return a sentence about the first rank whose weights, which its answer begins with, differ from these, or ""."""
+    problems = [difference(answer[0], wanted, tolerance) for answer in answers]
+    return next((f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem), "")
+
+
+def over_share(case: Case, sizes: Sequence[int], elements: Sequence[int], who: str) -> str:
+    """Return a sentence about the first rank that has more than a share and the largest parameter, or ""."""
+    allowed = -(-sum(sizes) // case.ranks) + max(sizes)
+    for rank, own in enumerate(elements):
+        if own > allowed and case.ranks > 1:
+            return (
+                f"rank {rank} {who} {own} of {sum(sizes)} elements; with {case.ranks} ranks at most"
+                f" {allowed} are its share"
+            )
+    return ""
+
+
 # Data parallel --------------------------------------------------------------------------------------------------------
 
 
@@ -132,7 +157,7 @@ class CountedAdamW(AdamW):
 def use_sharded_optimizer(functions: Mapping[str, Any]) -> Callable[..., Any]:
     """Train the same model on the same rows on every rank, as the course's test does."""
 
-    def run(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
+    def run(comm: Comm, model: Module, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
         counter = [0]
         optimizer = functions["get_sharded_optimizer"](
             list(model.parameters()), CountedAdamW, comm, counter=counter, lr=RATE
@@ -147,40 +172,68 @@ def use_sharded_optimizer(functions: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def check_sharded(case: Case, answers: Sequence[Any]) -> str:
-    wanted = trained(case, AdamW, lr=RATE)
-    sizes = [array.size for array in wanted]
-    allowed = -(-sum(sizes) // case.ranks) + max(sizes)
-    for rank, (values, elements) in enumerate(answers):
-        problem = difference(values, wanted, 1e-9)
-        if problem:
-            return f"rank {rank}: {problem}"
-        if elements > allowed and case.ranks > 1:
-            return (
-                f"rank {rank} gives its optimizer {elements} of {sum(sizes)} elements; with {case.ranks} ranks at most"
-                f" {allowed} are its share"
-            )
-    return ""
+    wanted = trained(case, AdamW, tied_model_of, lr=RATE)
+    elements = [counted for _, counted in answers]
+    return wrong_weights(case, answers, wanted, 1e-9) or over_share(
+        case, [array.size for array in wanted], elements, "gives its optimizer"
+    )
 
 
 # Fully sharded --------------------------------------------------------------------------------------------------------
 
 
 def use_fsdp(functions: Mapping[str, Any]) -> Callable[..., Any]:
-    """Train as the course's test does: each rank on its rows, with an optimizer of the shards."""
+    """Train as the course's test does: each rank on its rows, with an optimizer of the shards.
 
-    def run(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
-        counter = [0]
+    Returns the whole weights; size and dtype of each shard, and whether it has a gradient, whose shape and dtype the
+    parameter ensures; the dtype of the output.
+    """
+
+    def run(comm: Comm, model: Module, rows: Sequence[tuple[np.ndarray, np.ndarray]], dtype: Any) -> Any:
         names = [name for name, _ in model.named_parameters()]
-        wrapped = functions["get_fsdp"](model, comm)
-        optimizer = CountedAdamW(wrapped.parameters(), counter, lr=RATE)
+        wrapped = functions["get_fsdp"](model, comm, dtype)
+        shards = list(wrapped.parameters())
+        optimizer = SGD(shards, lr=RATE)
         for x, y in rows:
-            mse_loss(wrapped(x), y).backward()
+            for shard in shards:
+                shard.grad = None
+            output = wrapped(x)
+            mse_loss(output, y.astype(output.data.dtype)).backward()
             functions["fsdp_on_after_backward"](wrapped, optimizer)
             optimizer.step()
         whole = functions["fsdp_gather_full_params"](wrapped)
-        return tuple(np.asarray(whole[name]) for name in names), counter[0]
+        forms = [(shard.data.size, shard.data.dtype.name, shard.grad is not None) for shard in shards]
+        return tuple(np.asarray(whole[name]) for name in names), forms, output.data.dtype.name
 
     return run
+
+
+def wrong_forms(forms: Sequence[Any], output: str, parameters: int, dtype: Any) -> str:
+    """Return a sentence about a rank's shards or the dtype of its output, or ""."""
+    if len(forms) != parameters:
+        return f"{len(forms)} shards, and the model has {parameters} parameters: one shard for each"
+    for number, (_, own, has_gradient) in enumerate(forms):
+        # The first parameter is not trained.
+        if own != "float64" or (number and not has_gradient):
+            return (
+                f"shard {number} is {own} with{'' if has_gradient else 'out'} a gradient; shards are float64, and those"
+                f" of trained parameters have gradients"
+            )
+    wanted = dtype or "float64"
+    return "" if output == wanted else f"the output is {output}; with compute_dtype {dtype} it is {wanted}"
+
+
+def check_fsdp(case: Case, answers: Sequence[Any], dtype: Any) -> str:
+    wanted = trained(case, SGD, tied_model_of, lr=RATE)
+    sizes = [array.size for array in wanted]
+    for rank, (_, forms, output) in enumerate(answers):
+        problem = wrong_forms(forms, output, len(sizes), dtype)
+        if problem:
+            return f"rank {rank}: {problem}"
+    elements = [sum(size for size, *_ in forms) for _, forms, _ in answers]
+    return over_share(case, sizes, elements, "has in its shards") or wrong_weights(
+        case, answers, wanted, HALF_TOLERANCE if dtype else 1e-9
+    )
 
 
 def _cases() -> list[Case]:
@@ -204,17 +257,42 @@ def ddp(name: str, make: Any) -> Exercise:
     )
 
 
+def fsdp(name: str, dtype: str | None) -> Exercise:
+    """Return the exercise in which weights are gathered, and products computed, in this dtype; None: in float64."""
+    itemsize = np.dtype(dtype or "float64").itemsize
+
+    def fewest(case: Case) -> Least:
+        sent = numbers(case, tied_model_of) + summands(case, tied_model_of)
+        return Least(STEPS * (case.ranks - 1), itemsize * (case.ranks - 1) * STEPS * sent)
+
+    return Exercise(
+        name=name,
+        arguments=lambda case, rank: (tied_model_of(case, rank), rows_of(case, rank), dtype),
+        expected=lambda case: (),
+        check_answers=partial(check_fsdp, dtype=dtype),
+        cases=_cases,
+        draw=drawing((1, 6), (0, 8)),
+        least=fewest,
+        par=Case(4, 3),
+        unit="hidden feature",
+        hints=hints_of(globals(), "cs336.fsdp"),
+        written_by_hand=("minidist.core.parallel", "minidist.parallel"),
+        functions=("get_fsdp", "fsdp_on_after_backward", "fsdp_gather_full_params"),
+        adapter=use_fsdp,
+    )
+
+
 EXERCISES = [
     ddp("cs336.ddp", model_of),
     ddp("cs336.ddp_tied", tied_model_of),
     Exercise(
         name="cs336.sharded_optimizer",
-        arguments=lambda case, rank: (model_of(case, 0), batches(case)),
+        arguments=lambda case, rank: (tied_model_of(case, 0), batches(case)),
         expected=lambda case: (),
         check_answers=check_sharded,
         cases=_cases,
         draw=drawing((1, 6), (0, 8)),
-        least=lambda case: least(case, STEPS * numbers(case)),
+        least=lambda case: least(case, STEPS * numbers(case, tied_model_of)),
         par=Case(4, 3),
         unit="hidden feature",
         hints=hints_of(globals(), "cs336.sharded_optimizer"),
@@ -222,19 +300,6 @@ EXERCISES = [
         functions=("get_sharded_optimizer",),
         adapter=use_sharded_optimizer,
     ),
-    Exercise(
-        name="cs336.fsdp",
-        arguments=lambda case, rank: (model_of(case, rank), rows_of(case, rank)),
-        expected=lambda case: (),
-        check_answers=check_sharded,
-        cases=_cases,
-        draw=drawing((1, 6), (0, 8)),
-        least=lambda case: least(case, STEPS * (numbers(case) + summands(case))),
-        par=Case(4, 3),
-        unit="hidden feature",
-        hints=hints_of(globals(), "cs336.fsdp"),
-        written_by_hand=("minidist.core.parallel", "minidist.parallel"),
-        functions=("get_fsdp", "fsdp_on_after_backward", "fsdp_gather_full_params"),
-        adapter=use_fsdp,
-    ),
+    fsdp("cs336.fsdp", None),
+    fsdp("cs336.fsdp_fp16", "float16"),
 ]

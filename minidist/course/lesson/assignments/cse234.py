@@ -1,18 +1,23 @@
-"""UCSD CSE 234, programming assignment 2: two collectives from send and receive, and naive tensor parallelism.
+"""UCSD CSE 234, programming assignments 2 and 3: collectives from send and receive, naive tensor parallelism, experts.
 
     myAllreduce(comm, src_array, dest_array, op)          op: "sum", "min" or "max"; fills dest_array
     myAlltoall(comm, src_array, dest_array)               fills dest_array
     get_info(comm, rank, mp_size, dp_size, fc_layer, in_dim, out_dim)
         returns mp_idx, dp_idx, mp_comm, dp_comm, part_in_dim, part_out_dim
+    split_data(x_train, y_train, mp_size, dp_size, rank)  the rows of this rank's replica of mp_size ranks
     naive_collect_forward_input(x, mp_comm, mp_size)      the last dimension, gathered
     naive_collect_forward_output(out, mp_comm, mp_size)
     naive_collect_backward_output(output_grad, mp_group_idx, mp_size)   this rank's part of the last dimension
     naive_collect_backward_x(grad_x, mp_comm, mp_size)    summed, this rank's part of the last dimension
+    MoE_EP(router, expert, topk, comm)                    `forward(x)` returns every row's mixture of experts
+        Rank r has expert r; all ranks have the router and the rows x. `router(x, topk)` returns the numbers of each
+        row's experts and their weights, (rows, topk) both, and `expert(rows)` this rank's results
 
 Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -86,6 +91,23 @@ def info(case: Case) -> list[tuple[np.ndarray, ...]]:
     ]
 
 
+def use_split_data(functions: Mapping[str, Any]) -> Callable[..., Any]:
+    return lambda comm, x, y, mp, dp: tuple(functions["split_data"](x, y, mp, dp, comm.rank))
+
+
+def training_set(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Return images and labels, as many for each replica, all different."""
+    _, dp, *_ = shape(case)
+    rows = dp * case.size
+    return np.arange(rows * 6.0).reshape(rows, 2, 3), np.arange(rows)
+
+
+def splits(case: Case) -> list[tuple[np.ndarray, ...]]:
+    mp, dp, *_ = shape(case)
+    parts = [np.split(array, dp) for array in training_set(case)]
+    return [tuple(part[rank // mp] for part in parts) for rank in range(case.ranks)]
+
+
 def whole(case: Case) -> np.ndarray:
     """Return (batch, sequence, features) numbers, as many features on each rank."""
     return case.generator().integers(-9, 9, (2, 3, case.ranks * (1 + case.size % 4))).astype(float)
@@ -113,6 +135,72 @@ def use_backward_x(functions: Mapping[str, Any]) -> Callable[..., Any]:
 
 def gradients(case: Case, rank: int) -> np.ndarray:
     return case.generator(rank, 3).integers(-9, 9, whole(case).shape).astype(float)
+
+
+WIDTH, HIDDEN, OUT = 3, 4, 2
+
+
+@dataclass
+class Expert:
+    """Two layers with a ReLU between them, different for each number."""
+
+    number: int
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        first, second = (
+            np.random.default_rng([self.number, *sizes]).normal(size=sizes)
+            for sizes in ((WIDTH, HIDDEN), (HIDDEN, OUT))
+        )
+        result: np.ndarray = np.maximum(rows @ first, 0) @ second
+        return result
+
+
+@dataclass
+class Router:
+    """Returns the `topk` experts of each row and the softmax of their logits."""
+
+    weight: np.ndarray
+
+    def __call__(self, x: np.ndarray, topk: int) -> tuple[np.ndarray, np.ndarray]:
+        logits = x @ self.weight
+        indices = np.argsort(-logits, axis=1)[:, :topk]
+        gates = np.exp(np.take_along_axis(logits, indices, axis=1))
+        return indices, gates / gates.sum(axis=1, keepdims=True)
+
+
+def mixture(case: Case) -> tuple[Router, np.ndarray, int]:
+    """Return the router, the rows, and the number of experts of a row."""
+    draw = case.generator()
+    return Router(draw.normal(size=(WIDTH, case.ranks))), draw.normal(size=(case.size, WIDTH)), min(2, case.ranks)
+
+
+def use_moe(functions: Mapping[str, Any]) -> Callable[..., Any]:
+    def run(comm: Comm, router: Router, x: np.ndarray, topk: int, expert: Expert) -> Any:
+        return functions["MoE_EP"](router, expert, topk, comm).forward(x)
+
+    return run
+
+
+def mixed(case: Case, gated: bool = True) -> np.ndarray:
+    """Return the outputs of all rows, with every expert on one device."""
+    router, x, topk = mixture(case)
+    indices, gates = router(x, topk)
+    of_expert = np.stack([Expert(number)(x) for number in range(case.ranks)], axis=1)
+    chosen = np.take_along_axis(of_expert, indices[..., None], axis=1)
+    total: np.ndarray = (chosen * (gates[..., None] if gated else 1)).sum(axis=1)
+    return total
+
+
+def without_gates(case: Case) -> list[np.ndarray]:
+    return [mixed(case, gated=False)] * case.ranks
+
+
+def from_other_ranks(case: Case) -> Least:
+    """Return the least with which each rank knows every row of which another rank has an expert."""
+    router, x, topk = mixture(case)
+    indices, _ = router(x, topk)
+    rows = [np.count_nonzero(np.any(indices != rank, axis=1)) for rank in range(case.ranks)]
+    return Least(sum(int(count > 0) for count in rows), 8 * OUT * int(sum(rows)))
 
 
 def _cases() -> list[Case]:
@@ -178,6 +266,31 @@ EXERCISES = [
         hints=hints_of(globals(), "cse234.get_info"),
         functions=("get_info",),
         adapter=use_get_info,
+    ),
+    Exercise(
+        name="cse234.split_data",
+        arguments=lambda case, rank: (*training_set(case), *shape(case)[:2]),
+        expected=splits,
+        cases=lambda: [Case(ranks, size) for ranks in (1, 2, 4, 6, 8) for size in (1, 3)],
+        draw=drawing((1, 12), (1, 9)),
+        par=Case(8, 1),
+        label=lambda case: "mp {}, dp {}, {} rows".format(*shape(case)[:2], len(training_set(case)[1])),
+        hints=hints_of(globals(), "cse234.split_data"),
+        functions=("split_data",),
+        adapter=use_split_data,
+    ),
+    Exercise(
+        name="cse234.MoE_EP",
+        arguments=lambda case, rank: (*mixture(case), Expert(rank)),
+        expected=lambda case: [mixed(case)] * case.ranks,
+        cases=_cases,
+        draw=drawing((1, 8), (1, 9)),
+        least=from_other_ranks,
+        par=Case(4, 8),
+        unit="row",
+        hints=hints_of(globals(), "cse234.MoE_EP"),
+        functions=("MoE_EP",),
+        adapter=use_moe,
     ),
     _tensor_parallel(
         "naive_collect_forward_input",
