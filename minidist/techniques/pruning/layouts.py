@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.arrays import downcast
 from minidist.core.base.layout import cut
 from minidist.core.base.trace import new_purpose, purpose

@@ -20,6 +20,7 @@ from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
 from minidist.job.train.job import Job, mesh_of, shard_comm
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
+from minidist.optim.runs import empty_state
 from minidist.parallel import gather_tensors, reduced_elements
 from minidist.parallel.shards import ranges, seen_from, state_ranges
 
@@ -62,7 +63,7 @@ class _EmptyOptimizer:
     def __init__(self, optimizer: Optimizer, shards: Sequence[Shard]) -> None:
         # Before the first step there is no state.
         self.state = {
-            p.name: optimizer.empty_state(p.name, shard.data[place])
+            p.name: empty_state(optimizer, p.name, shard.data[place])
             for shard in (shards if optimizer.step_count else ())
             for p, place, _, _ in ranges(shard)
             if p.requires_grad
