@@ -131,8 +131,7 @@ def test_zero_2_gives_a_stages_gradients_back_while_backward_runs():
     assert most(2) < 0.5 * most(1)
 
 
-@pytest.mark.exhaustive  # tests/equality/test_layout_sweep.py does the same with four processes
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive  # tests/train/test_under_mpi.py does the same with two and three processes
 @pytest.mark.mpi(8, timeout=120)
 def test_eight_processes_print_the_digits_of_eight_simulated_ranks(comm):
     config = TrainConfig.make(
