@@ -141,17 +141,14 @@ def in_own_words(words: Sequence[str], parse: Any, first: str) -> list[str]:
     command = getattr(parse, "commands", {}).get(first)
     if first not in COMMANDS or first in OF_THE_SCRIPT or command is None:
         return list(words)
-    known = {name for parameter in command.params for name in parameter.opts}
-    own: dict[str, str] = {}
-    for names in SYNONYMS:
-        mine = [name for name in names if name in known]
-        own |= {name: mine[0] for name in names if mine and name not in known}
-
-    def replaced(word: str) -> str:
+    known, own = {name for parameter in command.params for name in parameter.opts}, []
+    for word in words:
         name, equals, value = word.partition("=")
-        return f"{own.get(name, name)}{equals}{value}"
-
-    return [replaced(word) for word in words]
+        for names in SYNONYMS:
+            if name in names and name not in known:
+                name = next((mine for mine in names if mine in known), name)
+        own.append(f"{name}{equals}{value}")
+    return own
 
 
 def loaded(name: str) -> Any:

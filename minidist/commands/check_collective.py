@@ -1,6 +1,6 @@
 """`minidist check-collective`: whether a collective of one's own is right.
 
-Proved by: tests/equality/test_collective_check.py
+Proved by: tests/collectives/test_collective_check.py
 """
 
 from typing import Annotated
@@ -19,7 +19,7 @@ def check_collective(
     ranks: Annotated[int, typer.Option(help="run on 1 to this many simulated ranks")] = 9,
 ) -> Result:
     """Check a collective of your own against NumPy: every number of ranks, size, root, reduction and way to send."""
-    from minidist.job.equality.collective_check import check_collective as check
+    from minidist.collectives.collective_check import check_collective as check
 
     report = check(source, operation, ranks)
     return Result(report.as_dict(), lambda: print("\n".join(report.sentences())), 0 if report.passed else 1)

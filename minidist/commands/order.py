@@ -36,7 +36,7 @@ def order(
 
     Two results that differ in their last bits are added in different orders, or not from the same numbers.
     """
-    from minidist.job.equality.reduction_order import find_reduction_orders
+    from minidist.collectives.reduction_order import find_reduction_orders
 
     numbers = whole_numbers(ranks, "--ranks") if ranks is not None else None
     report = find_reduction_orders(source, terms, numbers, dtype, operation, elements)

@@ -10,7 +10,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -83,6 +83,31 @@ def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]
     flag = inspect.Parameter("json_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in signature.parameters.values()]
     return with_parameters(command, function, [*own, flag])
+
+
+def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command a flag for each field of the dataclasses that its parameters have as types.
+
+    A field has the annotation and the default of a flag; the command gets the dataclass, made from what was typed.
+    """
+    groups: dict[str, Any] = {}
+    parameters = []
+    for parameter in inspect.signature(function).parameters.values():
+        if not is_dataclass(parameter.annotation):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[parameter.name] = parameter.annotation
+        for one in fields(parameter.annotation):
+            default = inspect.Parameter.empty if one.default is MISSING else one.default
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(one.name, keyword, default=default, annotation=one.type))
+
+    def command(**values: Any) -> Any:
+        for name, kind in groups.items():
+            values[name] = kind(**{one.name: values.pop(one.name) for one in fields(kind)})
+        return function(**values)
+
+    return with_parameters(command, function, parameters)
 
 
 def with_parameters(

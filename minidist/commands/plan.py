@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minidist.base.limits import check_count
 from minidist.commands.flags import above_zero, command_line, described_model, one_of, picture_file, whole_numbers
-from minidist.commands.output import Result, json_or_table, say
+from minidist.commands.output import Result, grouped, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted, quoted_path
-from minidist.core.base.limits import check_count
 
 if TYPE_CHECKING:
     from minidist.planning.architecture import Architecture
@@ -31,21 +31,25 @@ DEGREES = ("dp", "tp", "pp", "cp")
 BEST = 10  # layouts that are printed
 
 
+def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
 @dataclass(frozen=True)
 class ModelFlags:
     """The flags of a model's sizes; one that is not given has its default."""
 
-    layers: int | None = None
-    hidden: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    ffn: int | None = None
-    vocab: int | None = None
-    seq: int | None = None
-    gated: bool = False
-    tied: bool | None = None
-    experts: int = 0
-    top_k: int | None = None
+    layers: Annotated[int | None, _option(MODEL, "without --model: the number of layers")] = None
+    hidden: Annotated[int | None, _option(MODEL, "the hidden size")] = None
+    heads: Annotated[int | None, _option(MODEL, "attention heads")] = None
+    kv_heads: Annotated[int | None, _option(MODEL, "key-value heads (default: as many as heads)")] = None
+    ffn: Annotated[int | None, _option(MODEL, "the size of the MLP, or of an expert (default: 4 x hidden)")] = None
+    vocab: Annotated[int | None, _option(MODEL, "the vocabulary (default: 51,200)")] = None
+    seq: Annotated[int | None, _option(CLUSTER, "tokens per sequence (default: the model's positions)")] = None
+    gated: Annotated[bool, _option(MODEL, "gated MLPs, RMS norms, no biases, as in LLaMA", "--gated")] = False
+    tied: Annotated[bool | None, _option(MODEL, "the output projection is the embedding", "--tied/--untied")] = None
+    experts: Annotated[int, _option(MODEL, "experts per layer")] = 0
+    top_k: Annotated[int | None, _option(MODEL, "with --experts: experts per token (default: 2)")] = None
 
     def given(self) -> list[str]:
         """Return the flags that are given, as they are written."""
@@ -54,36 +58,50 @@ class ModelFlags:
 
 @dataclass(frozen=True)
 class JobFlags:
-    """The flags of what is trained, apart from the model."""
+    """The flags of what is trained on which GPUs, apart from the model."""
 
-    seq: int | None
-    global_batch: int | None
-    precision: str | None
-    attention: str
-    kernels: str
-    framework: str
-    dropout: bool
-    grad_accum_dtype: str
-    expert_imbalance: float | None
+    gpu: Annotated[str, _option(CLUSTER, "a100-80gb, h100, h200, b200, ..., or a .json or .toml file")] = "h100"
+    ranks: Annotated[
+        str | None,
+        _option(CLUSTER, "GPUs; several, such as 32,64,128, for a table of what each costs", "--ranks", "--gpus"),
+    ] = None
+    global_batch: Annotated[int | None, _option(CLUSTER, "sequences per step")] = None
+    precision: Annotated[str | None, _option(CLUSTER, "fp16, bf16 (default) or fp8")] = None
+    attention: Annotated[str, _option(CLUSTER, "fused (scores are never stored), flash-1, flash-2 or unfused")] = (
+        "fused"
+    )
+    kernels: Annotated[
+        str, _option(CLUSTER, "of norms and activations of gated blocks, and the loss: fused, eager or any (unknown)")
+    ] = "any"
+    framework: Annotated[str, _option(CLUSTER, "megatron, pytorch, deepspeed or any: its kernels")] = "any"
+    dropout: Annotated[bool, _option(CLUSTER, "blocks keep masks of dropout", "--dropout")] = False
+    grad_accum_dtype: Annotated[str, _option(CLUSTER, "of the sum of gradients: fp32, bf16 or fp16")] = "fp32"
+    expert_imbalance: Annotated[
+        float | None,
+        _option(
+            CLUSTER,
+            "with experts: tokens of the busiest rank, as a multiple of the mean (default: 1)",
+            callback=above_zero,
+        ),
+    ] = None
 
     def over(self, file: "PlannedJob") -> "JobFlags":
         """Return the flags with what a job file says where a flag is not given."""
         return replace(
             self,
-            seq=file.model.positions if self.seq is None else self.seq,
             global_batch=file.global_batch if self.global_batch is None else self.global_batch,
             precision=self.precision or file.precision,
             dropout=self.dropout or file.dropout,
         )
 
-    def job(self, model: "Architecture", name: str, gpus: int) -> "Job":
+    def job(self, model: "Architecture", seq: int | None, name: str, gpus: int) -> "Job":
         """Return the job; UsageError for what is missing or out of range."""
         from minidist.planning.cluster.layout import ATTENTION, FRAMEWORKS, KERNELS, Job, sequence_length
 
         if self.global_batch is None:
             raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
         check_count(self.global_batch, "--global-batch", 1, 10**9)
-        length, note = sequence_length(self.seq, model, name)
+        length, note = sequence_length(seq, model, name)
         if note:
             say(note)
         return Job(
@@ -102,77 +120,73 @@ class JobFlags:
         )
 
 
-def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+@dataclass(frozen=True)
+class CostFlags:
+    """The flags of what a whole run costs."""
+
+    tokens: Annotated[
+        float | None, _option(COST, "tokens of the whole run, such as 2e12: days and GPU hours", callback=above_zero)
+    ] = None
+    price: Annotated[
+        float | None, _option(COST, "with --tokens: of a GPU hour, in any currency: the cost", callback=above_zero)
+    ] = None
+
+    def check(self) -> None:
+        """Raise UsageError for a price without the number of tokens, of which the GPU hours are a multiple."""
+        if self.price is not None and self.tokens is None:
+            raise UsageError(
+                f"--price {self.price:g} is of a GPU hour, and their number is unknown; add --tokens, such as 2e12"
+            )
+
+
+@dataclass(frozen=True)
+class LayoutFlags:
+    """The flags of a layout, by the name of what they fix."""
+
+    dp: Annotated[int | None, _option(LAYOUT, "data-parallel ranks")] = None
+    tp: Annotated[int | None, _option(LAYOUT, "tensor-parallel ranks")] = None
+    pp: Annotated[int | None, _option(LAYOUT, "pipeline ranks")] = None
+    cp: Annotated[int | None, _option(LAYOUT, "context-parallel ranks")] = None
+    ep: Annotated[int | None, _option(LAYOUT, "expert-parallel ranks")] = None
+    etp: Annotated[
+        int | None,
+        _option(LAYOUT, "tensor-parallel ranks that share an expert (default: tp, or 1 where ep needs them)"),
+    ] = None
+    vp: Annotated[int | None, _option(LAYOUT, "chunks of layers per pipeline rank")] = None
+    zero: Annotated[int | None, _option(LAYOUT, "ZeRO stage")] = None
+    sequence_parallel: Annotated[
+        bool | None, _option(LAYOUT, "norms on 1/tp of the sequence", "--sequence-parallel/--no-sequence-parallel")
+    ] = None
+    micro_batch: Annotated[int | None, _option(LAYOUT, "sequences of a forward pass")] = None
+    recompute: Annotated[str | None, _option(LAYOUT, "none, selective, full or sqrt (which is not searched)")] = None
+    offload: Annotated[
+        str | None,
+        _option(LAYOUT, "in host memory: none, optimizer, activations or parameters (searched when nothing fits)"),
+    ] = None
+
+    def fixed(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is given of a layout, by its field; UsageError for a number that is out of range.
+
+        written: what a job file fixes, where no flag does.
+        """
+        given = vars(self) | {"host": self.offload}
+        del given["offload"]
+        given |= {axis: written.get(axis) for axis in DEGREES if given[axis] is None}
+        return {**written, **_checked_layout(given)}
 
 
 @json_or_table
+@grouped
 def plan(
+    *,
     config: Annotated[
         Path | None, typer.Argument(help="a Hugging Face config.json, or a job file (.toml) of minidist train")
     ] = None,
     model: Annotated[str | None, _option(MODEL, "a name, such as gpt3-175b or llama-3.1-8b, or a config.json")] = None,
-    layers: Annotated[int | None, _option(MODEL, "without --model: the number of layers")] = None,
-    hidden: Annotated[int | None, _option(MODEL, "the hidden size")] = None,
-    heads: Annotated[int | None, _option(MODEL, "attention heads")] = None,
-    kv_heads: Annotated[int | None, _option(MODEL, "key-value heads (default: as many as heads)")] = None,
-    ffn: Annotated[int | None, _option(MODEL, "the size of the MLP, or of an expert (default: 4 x hidden)")] = None,
-    vocab: Annotated[int | None, _option(MODEL, "the vocabulary (default: 51,200)")] = None,
-    seq: Annotated[int | None, _option(CLUSTER, "tokens per sequence (default: the model's positions)")] = None,
-    gated: Annotated[bool, _option(MODEL, "gated MLPs, RMS norms, no biases, as in LLaMA", "--gated")] = False,
-    tied: Annotated[bool | None, _option(MODEL, "the output projection is the embedding", "--tied/--untied")] = None,
-    experts: Annotated[int, _option(MODEL, "experts per layer")] = 0,
-    top_k: Annotated[int | None, _option(MODEL, "with --experts: experts per token (default: 2)")] = None,
-    gpu: Annotated[str, _option(CLUSTER, "a100-80gb, h100, h200, b200, ..., or a .json or .toml file")] = "h100",
-    ranks: Annotated[
-        str | None,
-        _option(CLUSTER, "GPUs; several, such as 32,64,128, for a table of what each costs", "--ranks", "--gpus"),
-    ] = None,
-    global_batch: Annotated[int | None, _option(CLUSTER, "sequences per step")] = None,
-    precision: Annotated[str | None, _option(CLUSTER, "fp16, bf16 (default) or fp8")] = None,
-    attention: Annotated[
-        str, _option(CLUSTER, "fused (scores are never stored), flash-1, flash-2 or unfused")
-    ] = "fused",
-    kernels: Annotated[
-        str, _option(CLUSTER, "of norms and activations of gated blocks, and the loss: fused, eager or any (unknown)")
-    ] = "any",
-    framework: Annotated[str, _option(CLUSTER, "megatron, pytorch, deepspeed or any: its kernels")] = "any",
-    dropout: Annotated[bool, _option(CLUSTER, "blocks keep masks of dropout", "--dropout")] = False,
-    grad_accum_dtype: Annotated[str, _option(CLUSTER, "of the sum of gradients: fp32, bf16 or fp16")] = "fp32",
-    expert_imbalance: Annotated[
-        float | None,
-        _option(
-            CLUSTER,
-            "with experts: tokens of the busiest rank, as a multiple of the mean (default: 1)",
-            callback=above_zero,
-        ),
-    ] = None,
-    tokens: Annotated[
-        float | None, _option(COST, "tokens of the whole run, such as 2e12: days and GPU hours", callback=above_zero)
-    ] = None,
-    price: Annotated[
-        float | None, _option(COST, "with --tokens: of a GPU hour, in any currency: the cost", callback=above_zero)
-    ] = None,
-    dp: Annotated[int | None, _option(LAYOUT, "data-parallel ranks")] = None,
-    tp: Annotated[int | None, _option(LAYOUT, "tensor-parallel ranks")] = None,
-    pp: Annotated[int | None, _option(LAYOUT, "pipeline ranks")] = None,
-    cp: Annotated[int | None, _option(LAYOUT, "context-parallel ranks")] = None,
-    ep: Annotated[int | None, _option(LAYOUT, "expert-parallel ranks")] = None,
-    etp: Annotated[
-        int | None,
-        _option(LAYOUT, "tensor-parallel ranks that share an expert (default: tp, or 1 where ep needs them)"),
-    ] = None,
-    vp: Annotated[int | None, _option(LAYOUT, "chunks of layers per pipeline rank")] = None,
-    zero: Annotated[int | None, _option(LAYOUT, "ZeRO stage")] = None,
-    sequence_parallel: Annotated[
-        bool | None, _option(LAYOUT, "norms on 1/tp of the sequence", "--sequence-parallel/--no-sequence-parallel")
-    ] = None,
-    micro_batch: Annotated[int | None, _option(LAYOUT, "sequences of a forward pass")] = None,
-    recompute: Annotated[str | None, _option(LAYOUT, "none, selective, full or sqrt (which is not searched)")] = None,
-    offload: Annotated[
-        str | None,
-        _option(LAYOUT, "in host memory: none, optimizer, activations or parameters (searched when nothing fits)"),
-    ] = None,
+    sizes: ModelFlags,
+    flags: JobFlags,
+    cost: CostFlags,
+    layout: LayoutFlags,
     explain: Annotated[
         bool, _option(OUTPUT, "print the formulas with the numbers of the best layout", "--explain")
     ] = False,
@@ -188,53 +202,35 @@ def plan(
     from minidist.planning.cluster.search import search
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
-    sizes = ModelFlags(layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k)
-    flags = JobFlags(
-        seq, global_batch, precision, attention, kernels, framework, dropout, grad_accum_dtype, expert_imbalance
-    )
-    given: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
-    given |= {"micro_batch": micro_batch, "sequence_parallel": sequence_parallel, "recompute": recompute}
-    given["host"] = offload
-    architecture, flags, written = _of_a_file(config, model, sizes, flags)
+    seq = sizes.seq
+    if config is None or config.suffix != ".toml":
+        architecture, written = _architecture(config, model, sizes), {}
+    else:
+        file = _job_file(config, model, sizes)
+        architecture, flags, written = file.model, flags.over(file), file.fixed
+        seq = file.model.positions if seq is None else seq
 
     # The layout: what is given is fixed, and the number of GPUs follows where all degrees are.
-    given |= {axis: written.get(axis) for axis in DEGREES if given[axis] is None}
-    fixed = written | _checked_layout(given)
-    counts = [_gpus(fixed)] if ranks is None else whole_numbers(ranks, "--ranks")
+    fixed = layout.fixed(written)
+    counts = [_gpus(fixed)] if flags.ranks is None else whole_numbers(flags.ranks, "--ranks")
     for count in counts:
         check_count(count, "--ranks", 1, 10**6)
     check_count(best, "--best", 1, 1000)
-    _check_price(tokens, price)
-    job = flags.job(architecture, str(config or model), counts[0])
-    machine = machine_of(gpu)
+    cost.check()
+    job = flags.job(architecture, seq, str(config or model), counts[0])
+    machine = machine_of(flags.gpu)
     machine.peak(job.precision)
 
     if len(counts) > 1:
         _refuse_of_one({"--explain": explain, "--output": output, "--best": best != BEST})
-        return _decision(offers(job, machine, fixed, counts, tokens, price), job, fixed, gpu)
+        return _decision(offers(job, machine, fixed, counts, cost.tokens, cost.price), job, fixed, flags.gpu)
     found = search(job, machine, fixed)
     if output is not None:
         _draw(found, job, output)
     shown = _shown(found)
-    result = _as_dict(found, shown[:best], gpu, explain) | _sizes(job) | _cost(shown[:1], tokens, price)
+    result = _as_dict(found, shown[:best], flags.gpu, explain) | _sizes(job) | _cost(shown[:1], cost)
     # A script sees by the exit code that nothing fits.
     return Result(result, partial(_print, shown, best, found, job, fixed, result), 0 if found.plans else 1)
-
-
-def _of_a_file(
-    config: Path | None, model: str | None, sizes: ModelFlags, flags: JobFlags
-) -> "tuple[Architecture, JobFlags, dict[str, Any]]":
-    """Return the model, the flags with what a job file says, and the parts of the layout that it fixes."""
-    if config is None or config.suffix != ".toml":
-        return _architecture(config, model, sizes), flags, {}
-    job_file = _job_file(config, model, sizes)
-    return job_file.model, flags.over(job_file), job_file.fixed
-
-
-def _check_price(tokens: float | None, price: float | None) -> None:
-    """Raise UsageError for a price without the number of tokens, of which the GPU hours are a multiple."""
-    if price is not None and tokens is None:
-        raise UsageError(f"--price {price:g} is of a GPU hour, and their number is unknown; add --tokens, such as 2e12")
 
 
 def _sizes(job: "Job") -> dict[str, Any]:
@@ -246,11 +242,12 @@ def _sizes(job: "Job") -> dict[str, Any]:
     return sizes | ({"approximations": list(model.approximations)} if model.approximations else {})
 
 
-def _cost(plans: "Sequence[Plan]", tokens: float | None, price: float | None) -> dict[str, dict[str, float]]:
+def _cost(plans: "Sequence[Plan]", cost: CostFlags) -> dict[str, dict[str, float]]:
     """Return what a run of so many tokens takes with the first layout; nothing without their number."""
     from minidist.planning.cluster.decision import ranges, ranges_as_dict
 
-    return ranges_as_dict(ranges(plans[0], tokens, price)) if plans and tokens is not None else {}
+    tokens = cost.tokens
+    return ranges_as_dict(ranges(plans[0], tokens, cost.price)) if plans and tokens is not None else {}
 
 
 def _refuse_of_one(flags: Mapping[str, object]) -> None:

@@ -6,7 +6,7 @@ Proved by: tests/commands/test_schedule.py
 import shutil
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,30 +14,25 @@ import typer
 
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
+from minidist.base.limits import whole_number
 from minidist.comm.launching import writable
 from minidist.commands.flags import above_zero, command_line, one_of
-from minidist.commands.output import Json, say
+from minidist.commands.output import Json, grouped, say
 from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
-from minidist.core.base.limits import whole_number
 
 if TYPE_CHECKING:
     from minidist.core.pipeline.plan import Plan
 
 
-def schedule(
-    plans: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared; none: what there is"
-        ),
-    ] = None,
-    stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None,
+@dataclass(frozen=True)
+class PlanFlags:
+    """The flags of what a plan is, and how it is timed."""
+
+    stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None
     microbatches: Annotated[
         int | None, typer.Option(help="micro-batches of a step (of a batch, for pipedream-2bw)")
-    ] = None,
-    chunks: Annotated[
-        int | None, typer.Option(help="stages on a rank, for the schedules that leave the choice")
-    ] = None,
+    ] = None
+    chunks: Annotated[int | None, typer.Option(help="stages on a rank, for the schedules that leave the choice")] = None
     times: Annotated[
         str,
         typer.Option(
@@ -46,27 +41,39 @@ def schedule(
                 " stages per rank, those of a rank's whole part of the model"
             )
         ),
-    ] = "F=1,I=1,W=1,comm=0",
+    ] = "F=1,I=1,W=1,comm=0"
     profile: Annotated[
         str | None, typer.Option(help="a JSON file with each stage's times and bytes, instead of --times")
-    ] = None,
+    ] = None
     memory_limit: Annotated[
         float | None,
         typer.Option(
             help="exit 1 when a rank needs more bytes (micro-batches, without a profile)", callback=above_zero
         ),
-    ] = None,
+    ] = None
     receives: Annotated[
         str,
         typer.Option(help="latency, blocking: receives stop the rank where they stand, as in some runtimes, or both"),
-    ] = "latency",
+    ] = "latency"
     recompute: Annotated[
         bool, typer.Option("--recompute", help="run every stage's forward again before its backward")
-    ] = False,
-    lowered: Annotated[bool, typer.Option("--lowered", help="show sends, posted receives and reductions too")] = False,
+    ] = False
+    lowered: Annotated[bool, typer.Option("--lowered", help="show sends, posted receives and reductions too")] = False
     option: Annotated[
         list[str] | None, typer.Option(help="a schedule's own option, such as backward_order=forward or stashing=0")
+    ] = None
+
+
+@grouped
+def schedule(
+    *,
+    plans: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared; none: what there is"
+        ),
     ] = None,
+    flags: PlanFlags,
     form: Annotated[
         str | None,
         typer.Option(
@@ -86,11 +93,10 @@ def schedule(
     json_output: Json = False,
 ) -> None:
     """Validate, time and draw pipeline schedules: their order, their picture, and their cost in time and memory."""
-    from minidist.pipeline.schedules import load_plan, schedules
-    from minidist.pipeline.schedules.load import is_name
-    from minidist.report.schedules import ENDINGS, FORMATS, evaluate, is_large, limit_sentence, stage_shares
+    from minidist.pipeline.schedules import schedules
+    from minidist.report.schedules import ENDINGS, FORMATS, limit_sentence
 
-    one_of(receives, "--receives", ("latency", "blocking", "both"))
+    one_of(flags.receives, "--receives", ("latency", "blocking", "both"))
     form, flag = ("json", "--json") if json_output else (form, "--format")
     if form is not None and form not in FORMATS:
         raise UsageError(f"--format {quoted(form)}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
@@ -104,24 +110,35 @@ def schedule(
             print(f"{name:24} {entry.about()}")
         return
 
-    # Every plan is validated and timed before the first one is printed.
-    loaded, evaluated = [], []
-    for name in plans:
-        plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
-        loaded.append(passed(plan, recompute, lowered, is_valid=is_name(name)))
-    spans = form in ("svg", "versions", "perfetto", "steps")
-    for name, plan, share in zip(plans, loaded, stage_shares(loaded), strict=True):
-        shown = spans or (form == "text" and not is_large(plan))
-        for one, how in in_both_ways(plan) if receives == "both" else [(plan, receives)]:
-            evaluated.append(evaluate(one, times, profile, how, spans=shown, named=is_name(name), stage_share=share))
-
+    evaluated = timed(plans, flags, form)
     write_result(evaluated, form, output)
 
     # The result is written before the exit code 1, so that a script has both.
-    too_much = limit_sentence(evaluated, memory_limit)
+    too_much = limit_sentence(evaluated, flags.memory_limit)
     if too_much:
         say(f"minidist: {too_much}")
         raise typer.Exit(1)
+
+
+def timed(plans: Iterable[str], flags: PlanFlags, form: str) -> list[Any]:
+    """Return every plan, validated and timed as the flags say. form: what is written of them."""
+    from minidist.pipeline.schedules import load_plan
+    from minidist.pipeline.schedules.load import is_name
+    from minidist.report.schedules import evaluate, is_large, stage_shares
+
+    # Every plan is validated before the first one is timed.
+    loaded, evaluated = [], []
+    options = options_of(flags.option or [])
+    for name in plans:
+        plan = load_plan(name, flags.stages, flags.microbatches, flags.chunks, **options)
+        loaded.append(passed(plan, flags.recompute, flags.lowered, is_valid=is_name(name)))
+    spans = form in ("svg", "versions", "perfetto", "steps")
+    for name, plan, share in zip(plans, loaded, stage_shares(loaded), strict=True):
+        shown = spans or (form == "text" and not is_large(plan))
+        for one, how in in_both_ways(plan) if flags.receives == "both" else [(plan, flags.receives)]:
+            found = evaluate(one, flags.times, flags.profile, how, spans=shown, named=is_name(name), stage_share=share)
+            evaluated.append(found)
+    return evaluated
 
 
 def in_both_ways(plan: "Plan") -> "list[tuple[Plan, str]]":

@@ -3,6 +3,7 @@
 Proved by: tests/torch_ranks/test_program.py
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minidist.base.extras import extra
+from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace_file import write_traces
 from minidist.base.user_file import is_user_function, load_function
 from minidist.commands.flags import Timeout, within_limits
-from minidist.commands.output import Result, json_or_table, say
+from minidist.commands.output import Result, grouped, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import check_count, check_ranks
 
 if TYPE_CHECKING:
     from minidist.debug.torch_ranks.program import TorchRun
@@ -32,23 +33,83 @@ class Cuda(StrEnum):
 MAX_RANKS = 1_024  # each is a thread with the stack and the memory of its program
 
 
-def _tolerance(given: float | None, rounding: str | None, compare: str | None) -> float:
-    """Return the tolerance of a comparison, as a share of a tensor's largest entry; with `rounding` that of a dtype."""
-    if rounding is None:
-        return 1e-5 if given is None else given
-    from minidist.job.equality.rounding import MARGIN, UNIT
+@dataclass(frozen=True)
+class ComparisonFlags:
+    """The flags of a comparison with one device."""
 
-    if rounding not in UNIT:
-        raise UsageError(f"--rounding {quoted(rounding)}; give one of {', '.join(UNIT)}")
-    if compare is None:
-        raise UsageError(f"--rounding {rounding} is of --compare; give --compare FILE.py:FUNCTION, or leave it out")
-    if given is not None:
-        raise UsageError(f"--rounding {rounding} with --tolerance {given:g}; each gives the tolerance: leave one out")
-    return MARGIN * UNIT[rounding]
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help="FILE.py:FUNCTION of one device: its tensors must be those that every rank's FUNCTION returns"
+        ),
+    ] = None
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="with --compare: largest difference, as a share of a tensor's largest entry; 1e-5 if not given",
+            callback=within_limits,
+        ),
+    ] = None
+    rounding: Annotated[
+        str | None,
+        typer.Option(help="with --compare: fp32, fp16 or bf16; the tolerance is 8 times the error of one rounding"),
+    ] = None
+
+    def allowed(self) -> float:
+        """Return the tolerance, as a share of a tensor's largest entry; with `rounding` that of a dtype."""
+        given, rounding = self.tolerance, self.rounding
+        if rounding is None:
+            return 1e-5 if given is None else given
+        from minidist.job.equality.rounding import MARGIN, UNIT
+
+        if rounding not in UNIT:
+            raise UsageError(f"--rounding {quoted(rounding)}; give one of {', '.join(UNIT)}")
+        if self.compare is None:
+            raise UsageError(f"--rounding {rounding} is of --compare; give --compare FILE.py:FUNCTION, or leave it out")
+        if given is not None:
+            raise UsageError(
+                f"--rounding {rounding} with --tolerance {given:g}; each gives the tolerance: leave one out"
+            )
+        return MARGIN * UNIT[rounding]
+
+    def verdict(self, run: "TorchRun", seed: int) -> "ReturnedComparison | None":
+        """Return how every rank's tensors differ from those of one device; None where nothing is compared."""
+        if self.compare is None:
+            return None
+        from minidist.debug.torch_ranks.isolation import random_numbers_from
+        from minidist.debug.torch_ranks.program import as_arrays
+        from minidist.job.equality.own_functions import compare_returned, returned_tensors
+
+        with random_numbers_from(seed):
+            alone = as_arrays(load_function(self.compare)())
+        of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(run.results)]
+        return compare_returned(returned_tensors("one device", alone), of_ranks, self.allowed())
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """The flags of how the ranks run."""
+
+    check_buffers: Annotated[
+        bool, typer.Option(help="report who uses a tensor before its operation has been waited for")
+    ] = True
+    interleavings: Annotated[
+        int, typer.Option(help="run N times more, the ranks in other orders, and compare what they print and send")
+    ] = 0
+    eager_bytes: Annotated[int, typer.Option(help="sends of up to this many bytes are buffered")] = 0
+    timeout: Timeout = 60.0
+    trace: Annotated[Path | None, typer.Option(help="where the trace goes, for `minidist report`")] = None
+
+    def write(self, world: Any) -> None:
+        """Write the trace of a world, where one is asked for."""
+        if self.trace is not None:
+            say(f"written: {write_traces(self.trace, world.traces, world='simulated')}")
 
 
 @json_or_table
+@grouped
 def torch(
+    *,
     script: Annotated[
         str,
         typer.Argument(
@@ -67,32 +128,8 @@ def torch(
         typer.Option(help="an installed package that every rank imports for itself, because it keeps state in globals"),
     ] = None,
     seed: Annotated[int, typer.Option(help="every rank's random numbers begin with it", min=0)] = 0,
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            help="FILE.py:FUNCTION of one device: its tensors must be those that every rank's FUNCTION returns"
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            help="with --compare: largest difference, as a share of a tensor's largest entry; 1e-5 if not given",
-            callback=within_limits,
-        ),
-    ] = None,
-    rounding: Annotated[
-        str | None,
-        typer.Option(help="with --compare: fp32, fp16 or bf16; the tolerance is 8 times the error of one rounding"),
-    ] = None,
-    check_buffers: Annotated[
-        bool, typer.Option(help="report who uses a tensor before its operation has been waited for")
-    ] = True,
-    interleavings: Annotated[
-        int, typer.Option(help="run N times more, the ranks in other orders, and compare what they print and send")
-    ] = 0,
-    eager_bytes: Annotated[int, typer.Option(help="sends of up to this many bytes are buffered")] = 0,
-    timeout: Timeout = 60.0,
-    trace: Annotated[Path | None, typer.Option(help="where the trace goes, for `minidist report`")] = None,
+    comparison: ComparisonFlags,
+    run: RunFlags,
 ) -> Result:
     """Run a program of torch.distributed, unchanged, on simulated ranks of this process, on the CPU.
 
@@ -100,57 +137,50 @@ def torch(
     counted. The flags stand before the script.
     """
     check_ranks(ranks, most=MAX_RANKS)
-    check_count(interleavings, "--interleavings", most=10_000)
-    if compare is not None and not is_user_function(script):
+    check_count(run.interleavings, "--interleavings", most=10_000)
+    compares = comparison.compare is not None
+    if compares and not is_user_function(script):
         raise UsageError(f"--compare with {script}; give FILE.py:FUNCTION, which returns the tensors to compare")
-    allowed = _tolerance(tolerance, rounding, compare)
+    comparison.allowed()
     installed = extra("torch", "minidist torch")
 
     from minidist.debug.torch_ranks import program
-    from minidist.debug.torch_ranks.isolation import random_numbers_from
-    from minidist.job.equality.own_functions import compare_returned, returned_tensors
 
     # The run, and the same in other orders.
     main = program.load_program(script, arguments or (), module)
-    if compare is not None:
+    if compares:
         returned: Any = main
         main = lambda: program.as_arrays(returned())  # noqa: E731
     settings = program.Settings(seed, own or (), cuda or ("real" if installed.cuda.is_available() else "cpu"))
     options: dict[str, Any] = {
         "settings": settings,
-        "timeout": timeout,
-        "eager_bytes": eager_bytes,
-        "checks": check_buffers or "headers",
+        "timeout": run.timeout,
+        "eager_bytes": run.eager_bytes,
+        "checks": run.check_buffers or "headers",
     }
     if warning := program.version_warning():
         say(warning)
     say(f"every rank's random numbers begin with --seed {seed}")
 
-    def write(world: Any) -> None:  # of a hang, too
-        if trace is not None:
-            say(f"written: {write_traces(trace, world.traces, world='simulated')}")
+    with program.groups_begin_when_asked(compares):
+        first, races = program.run_in_orders(main, ranks, run.interleavings, run.write, **options)
 
-    with program.groups_begin_when_asked(compare is not None):
-        first, races = program.run_in_orders(main, ranks, interleavings, write, **options)
+    verdict = comparison.verdict(first, seed)
+    silent = _say_what_is_missing(first, compares)
+    code = 1 if races or (verdict is not None and not verdict.equal) else 3 if silent else 0
+    return _result(first, races, run.interleavings, verdict, code)
 
-    # Every rank's tensors next to those of one device.
-    verdict = None
-    if compare is not None:
-        with random_numbers_from(seed):
-            alone = program.as_arrays(load_function(compare)())
-        of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(first.results)]
-        verdict = compare_returned(returned_tensors("one device", alone), of_ranks, allowed)
 
-    # What is not what the program asked for.
+def _say_what_is_missing(first: "TorchRun", compares: bool) -> bool:
+    """Say what is not what the program asked for; return whether no rank has communicated, and should have."""
     if first.first_cuda is not None:
         say(f"CUDA is named at {first.first_cuda}; all tensors are on the CPU (--cuda cpu)")
-    silent = compare is None and first.world.size > 1 and not first.has_communicated
+    silent = not compares and first.world.size > 1 and not first.has_communicated
     if silent:
         say(
             "no rank has communicated; a program starts its ranks with mp.spawn or Process, or calls init_process_group"
         )
-    code = 1 if races or (verdict is not None and not verdict.equal) else 3 if silent else 0
-    return _result(first, races, interleavings, verdict, code)
+    return silent
 
 
 def _result(

@@ -27,7 +27,7 @@ from minidist.core.pipeline.plan import Plan
 from minidist.data import Shares
 from minidist.job.config.models import ITEMSIZE
 from minidist.job.config.pipeline_plan import make_plan, period_of, streams
-from minidist.job.config.train_config import Batches, TrainConfig, updates_of
+from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.train.state import Phase
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.parallel.replica_guard import startup_bytes
@@ -40,6 +40,7 @@ from minidist.techniques import (
     AxisRun,
     Extension,
     Run,
+    drains,
     joins_replicas,
     of_job,
     reduces_each,
@@ -70,7 +71,7 @@ def closed_form_bytes(
 
     # Where a pipeline does not drain after every step, it does after every stream of batches.
     moments = config.steps
-    if dims.pp > 1 and updates_of(config.schedule) != "flush":
+    if not drains(config):
         moments = len(list(streams(config.model_copy(update={"steps": first_step + config.steps}), first_step)))
     itemsize, extensions = ITEMSIZE[config.precision], list(of_job(config))
     run = Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes, itemsize, runs, skipped)
@@ -231,7 +232,7 @@ def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
     """Return the bytes of losses."""
     dims = batches.dims
     # In an asynchronous pipeline the last stage sends them to every other rank.
-    asynchronous = dims.pp > 1 and updates_of(config.schedule) != "flush"
+    asynchronous = not drains(config)
     losses = (dims.pp - 1) * batches.accumulation * NUMBER if asynchronous else losses_bytes(batches)
     return Counter(metrics=config.steps * losses)
 
@@ -299,7 +300,7 @@ def _evaluation(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[
     elements = sum(forward_elements(config, batches).values()) + gathered + small
     # Every path of an asynchronous pipeline takes a micro-batch, so there may be more than a step has.
     losses = losses_bytes(batches)
-    if batches.dims.pp > 1 and updates_of(config.schedule) != "flush":
+    if not drains(config):
         period = period_of(config, batches.accumulation)
         taken = -(-batches.accumulation // period) * period
         elements += crossing_elements(config, batches, taken)

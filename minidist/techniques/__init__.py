@@ -1,37 +1,6 @@
 """The techniques that a job may use in addition to its layout, one folder each. `extension.py` is their interface.
 
-adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
-batch_norm       --batch-norm: over which rows a CNN normalises
-batches_ahead    --prefetch-batches, --loader-workers: a thread or processes make the batches of later steps
-buckets          --bucket-cap-mb, --reduce-bucket-size: how many gradients one message has
-checkpoint_history  --keep, --from-step, --overwrite: which checkpoints of a directory count
-clip             --clip: the gradient of a step has at most this norm
-compression      --compression: gradients are sent with fewer bytes; what is left is added to the next ones
-data_ledger      --check-data: every sample is read once per epoch
-distillation     --distill-from: a student learns from labels and from a trained model, its teacher
-documents        --document-separator: attention stays inside documents
-dropout          --dropout, --attention-dropout: activations are zeroed at random while the model trains
-expert_routing   --top-k, --capacity-factor, --aux-loss-weight: which experts a token gets
-initial_weights  --init-from: a new job begins with the weights of another one
-layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
-local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
-lr_scaling       --lr-scaling, --base-batch: the learning rate follows the size of the global batch
-lr_schedule      --warmup, --decay: the learning rate follows the number of the step
-loss_scaling     --precision fp16, --loss-scale: gradients are scaled, and steps that overflow are left out
-memory_budget    --memory-budget-file: the micro-batch follows the memory that a rank may use
-memory_trials    --memory-budget, --recompute-budget: trials before the job find what fits the memory of its ranks
-muon             --optimizer muon, --orthogonalize: whole matrices, of which each rank has a part, are orthogonalised
-offload          --offload: optimizer state, activations or parameters are kept in host memory
-optimizer_settings  --momentum, --nesterov, --betas, --eps: the symbols of an optimizer's formula
-parameter_server    --strategy ps: servers hold the weights, and workers push gradients to them
-pruning          --sparsity, --sparsity-pattern: weights become zero, and their gradients are not sent
-quantization     --quantize int8: linear layers train with operands rounded to 8 bits
-recompute        --recompute: activations are computed again in backward, and not kept
-repartition      --repartition-every: the stages of a pipeline are cut anew while it trains
-replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
-sharded_units    --prefetch, --reshard-after-forward, --persistence-threshold: when the units of ZeRO 3 are whole
-synchronize_each    --synchronize-each: gradients are reduced after every micro-batch, and not once per step
-trust_ratio      --optimizer lars, lamb: the learning rate of each layer follows from its norm, which ranks add together
+docs/techniques.md lists them: what each does, what a rank sends for it, its tests and its lesson.
 
 Adding a technique is adding a folder whose `extension.py` defines one subclass of `Extension`; deleting the folder
 deletes the technique with its flags, rules and bytes. `--extension FILE.py:CLASS` adds one from a user's file.
@@ -62,6 +31,7 @@ __all__ = [
     "Settings",
     "changes_batches",
     "defaults",
+    "drains",
     "history",
     "installed",
     "joins_replicas",
@@ -135,6 +105,11 @@ def changes_batches(config: Any) -> bool:
 def trains_alone(config: Any) -> bool:
     """Return whether each data-parallel rank of a job steps its replica alone, so that replicas differ."""
     return any(extension.trains_alone for extension in of_job(config))
+
+
+def drains(config: Any) -> bool:
+    """Return whether a job's pipeline is empty at the end of every step; also True without a pipeline."""
+    return all(extension.drains for extension in of_job(config))
 
 
 def own_loop(config: Any) -> OwnLoop | None:

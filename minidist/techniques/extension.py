@@ -10,9 +10,11 @@ the job at the same places. In the order of a job:
     model_options(config)        a model is made
     build(job, comm)             the model and the data are made, nothing is parallel yet
     meeting(replica)             replicas train alone (`trains_alone`); replay(...) is the same on one device
+    reference(config, batches, observers)    one device trains, in place of all that it does otherwise
     sum_of_replicas(bucket)      on one device, a bucket of gradients is added (`sums_buckets`)
     loss(loss, comm)             the model has its loss function; again when its vocabulary is split over `comm`
     layers_split(job, axes)      layers are split over ranks, and the model is not yet cut into stages
+    pipeline()                   the model is cut into stages
     axis_made(axis)              a data axis of the layout is made
     forget()                     layers were run to measure them, which is no part of the training
     packs_inputs(), pack(array)    blocks are recomputed, and each input waits
@@ -155,10 +157,11 @@ class Extension:
     `state`, because they name a place. evaluations: how many losses `evaluate` computes. periods: flags of what happens
     every N steps, and how many steps must follow for it to have an effect. jumps: the flag, where a number that differs
     in its last bit may change a choice. trains_alone: whether each data-parallel rank steps its replica with the
-    gradient of its own rows (`meeting.py`). weight_differences: the kinds of optimizer state that are differences of
-    weights, which `compare` holds to the rounding of weights. sums_buckets: whether the technique sums whole buckets of
-    gradients in its own order, in place of --reduction (`bucket.py`); both stages with a tied weight then have a bucket
-    for it.
+    gradient of its own rows (`meeting.py`). drains: whether a pipeline is empty at the end of every step, so that all
+    stages have the weights and the gradients of one step. weight_differences: the kinds of optimizer state that are
+    differences of weights, which `compare` holds to the rounding of weights. sums_buckets: whether the technique sums
+    whole buckets of gradients in its own order, in place of --reduction (`bucket.py`); both stages with a tied weight
+    then have a bucket for it.
     own_state: of each kind of state that `of_rank` returns, what a checkpoint holds with it, and what to resume with,
     in words, where a job has no place for it. trainers: what traces and reports call the ranks of the layout, where
     other ranks are `beside` it; one technique of a job may have such ranks. in_evaluations: whether evaluations have
@@ -185,6 +188,7 @@ class Extension:
     periods: ClassVar[Mapping[str, int]] = {}
     jumps: ClassVar[str] = ""
     trains_alone: ClassVar[bool] = False
+    drains: ClassVar[bool] = True
     weight_differences: ClassVar[tuple[str, ...]] = ()
     sums_buckets: ClassVar[bool] = False
     own_state: ClassVar[Mapping[str, tuple[str, str]]] = {}
@@ -283,6 +287,13 @@ class Extension:
         cut: why a sum inside a micro-batch has another order than on one device; empty where it has not.
         """
 
+    def reference(self, config: Any, batches: Any, observers: Sequence[Any]) -> list[float] | None:
+        """Train on one device what the job trains on many, in place of `job.equality.reference`; return the losses.
+
+        None: the technique leaves that to the trunk. Observers are called after every step, as on ranks.
+        """
+        return None
+
     def sum_of_replicas(self, bucket: ReplicaBucket) -> Any:
         """Return the sum of a bucket of gradients over the replicas, on one device, in a technique that `sums_buckets`.
 
@@ -352,6 +363,10 @@ class Extension:
 
         axes: None on a rank that has the whole model by itself.
         """
+
+    def pipeline(self) -> Any:
+        """Return the class of the strategy that runs a pipeline; None: the trunk's `PipelineParallel`."""
+        return None
 
     def packs_inputs(self) -> bool:
         """Return whether `pack` moves the inputs of recomputed blocks away; a pipeline's blocks then recompute, too."""

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 
 from minidist import all_reduce, launch
+from minidist.collectives.reduction_order import mpi_all_reduce
+from minidist.collectives.summation_order import find_orders_on_ranks
 from minidist.comm.launched import launched_size
-from minidist.job.equality.reduction_order import mpi_all_reduce
-from minidist.job.equality.summation_order import find_orders_on_ranks
 
 
 def by(algorithm, comm, terms):

@@ -16,10 +16,10 @@ from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.checkpoint.directory import complete_checkpoints
 from minidist.job.config.train_config import TrainConfig, resolve_batches
-from minidist.job.equality.delayed_replay import replay
 from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
 from minidist.pipeline.runtime.versions import UnitVersions
+from minidist.techniques.asynchronous.replay import replay
 from tests.cases import each
 from tests.equality.test_equality import verdict
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.parallel.dims import Axes
-from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId
+from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
 from minidist.techniques import Extension, installed
 
@@ -25,7 +25,9 @@ class NamedAxis(Protocol):
 
     stage: int
     experts: bool
-    replica: ReplicaId
+
+    @property
+    def replicas(self) -> Any: ...  # a `train.strategies.data_axis.Replicas`
 
 
 class StatefulJob(Protocol):
@@ -52,10 +54,10 @@ def axis_state_shards(strategy: StatefulStrategy) -> list[CheckpointShard]:
     for name, axis in _named(strategy):
         for extension in strategy.job.extensions:
             states = [RankState(f"{kind}/{name}", array) for kind, array in extension.of_rank(axis).items()]
-            shards += rank_state_shards(axis.replica.number, states)
+            shards += rank_state_shards(axis.replicas.weights.number, states)
             for key, array in extension.of_axis(axis).items():
                 path = f"{extension.key}/{name}/{key}"
-                shards.append(CheckpointShard(path, array.shape, array, replica=axis.replica))
+                shards.append(CheckpointShard(path, array.shape, array, replica=axis.replicas.weights))
     return shards
 
 
@@ -71,7 +73,7 @@ def load_axis_state(checkpoint: Checkpoint, strategy: StatefulStrategy) -> None:
 
     # State of a rank is this rank's own; the rest is the same on all ranks of the axis.
     for name, axis, extension, kinds in places:
-        found = {kind: read_rank_state(checkpoint, f"{kind}/{name}", *axis.replica) for kind in kinds}
+        found = {kind: read_rank_state(checkpoint, f"{kind}/{name}", *axis.replicas.weights) for kind in kinds}
         there = {kind: array for kind, array in found.items() if array is not None}
         if there:
             extension.load_of_rank(axis, there)

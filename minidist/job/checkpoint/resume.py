@@ -21,10 +21,10 @@ from typing import Annotated, Any, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from minidist.base import arrays as xp
 from minidist.base.meta import NoDevice
 from minidist.comm.sim.folded import others_of, seen_from
 from minidist.core.autograd import Parameter
-from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array, creating
 from minidist.core.base.errors import UsageError, quoted_path, reason
 from minidist.core.comm import Comm
@@ -101,8 +101,6 @@ class SavedAxis(NamedAxis, Protocol):
     """What a checkpoint asks of a data axis; see `train.strategies.data_axis.DataAxis`."""
 
     optimizer: Any
-    state_replica: ReplicaId
-    state_prefix: str
 
     def weights(self) -> list[LocalShard]: ...
     def state_ranges(self) -> list[tuple[Parameter, int, int]]: ...
@@ -274,17 +272,18 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
     result: list[CheckpointShard] = []
     for axis in strategy.data_axes:
         # (name, shard, replica on the data axis); on the other axes a parameter may have replicas, too.
-        tensors = [(f"weights/{shard.parameter.name}", shard, axis.replica) for shard in axis.weights()]
+        replicas = axis.replicas
+        tensors = [(f"weights/{shard.parameter.name}", shard, replicas.weights) for shard in axis.weights()]
         kept: dict[str, int] = {}
         for extension in strategy.job.extensions:
             for kind, shards in extension.shards(axis).items():
-                tensors += [(f"{kind}/{shard.parameter.name}", shard, axis.replica) for shard in shards]
+                tensors += [(f"{kind}/{shard.parameter.name}", shard, replicas.weights) for shard in shards]
             # Tensors with many zeros are stored without them.
             kept |= extension.kept(axis)
         for p, start, stop in axis.state_ranges():
             for key, array in axis.optimizer.state.get(p.name, {}).items():
-                name = f"{axis.state_prefix}optimizer/{p.name}/{key}"
-                tensors.append((name, LocalShard(p, array, start, stop), axis.state_replica))
+                name = f"{replicas.prefix}optimizer/{p.name}/{key}"
+                tensors.append((name, LocalShard(p, array, start, stop), replicas.state))
         for name, shard, replica in tensors:
             # A parameter that a pipeline holds on two stages is written by its first.
             if shard.start < shard.stop and strategy.owns(axis, shard.parameter):
@@ -318,7 +317,10 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         for shard in axis.weights()
     ]
     states = [
-        {p.name: _state(checkpoint, axes, p, start, stop, axis.state_prefix) for p, start, stop in axis.state_ranges()}
+        {
+            p.name: _state(checkpoint, axes, p, start, stop, axis.replicas.prefix)
+            for p, start, stop in axis.state_ranges()
+        }
         for axis in strategy.data_axes
     ]
     beside = [

@@ -7,12 +7,12 @@ import os
 from functools import cached_property
 from typing import Any
 
-from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.data import load_dataset
 from minidist.job.config.models import make_model, parameter_count
 from minidist.job.config.pipeline_plan import load_job_plan, make_plan, replicas_of
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
-from minidist.techniques import own_loop
+from minidist.parallel.context.orders import part_order, sequence_positions
+from minidist.techniques import drains, own_loop
 
 
 class ResolvedJob:
@@ -110,10 +110,10 @@ class ResolvedJob:
         """When the schedule updates the weights; "flush" without a pipeline."""
         return updates_of(self.config.schedule) if self.config.pp > 1 else "flush"
 
-    @property
+    @cached_property
     def asynchronous(self) -> bool:
         """Whether the pipeline never drains, so that no moment has all gradients of one step."""
-        return self.updates != "flush"
+        return not drains(self.config)
 
     @cached_property
     def plan(self) -> Any:

@@ -393,33 +393,6 @@ PIPELINE = (
         "--replicas {replicas} copies stages of --schedule pipedream, not of {schedule}",
         "use --dp for copies of whole pipelines",
     ),
-    Rule(
-        # Asynchronous schedules never drain: no moment has the gradients, or the weights, of one step on all stages.
-        "stashing-updates-every-micro-batch",
-        lambda j: j.updates in ("stash", "vertical-sync") and j.microbatches > 1,
-        "--schedule {schedule} updates after every micro-batch, and a step has {microbatches} of them",
-        "use --microbatches 1, or pipedream-2bw",
-    ),
-    *(
-        Rule(
-            f"asynchronous-with-{name}",
-            both("asynchronous", name, unless=1),
-            f"not built: --schedule {{schedule}} runs on one pipeline of whole layers, without --{name} {{{name}}}",
-            f"use {instead}",
-        )
-        for name, instead in (
-            ("dp", "--replicas 2,1,.."),
-            ("tp", "a synchronous schedule"),
-            ("cp", "a synchronous schedule"),
-        )
-    ),
-    Rule(
-        "asynchronous-with-zero",
-        both("asynchronous", "zero"),
-        "--zero {zero} is of the gradients that data-parallel ranks reduce, and --schedule {schedule} has no such"
-        " ranks",
-        "use a synchronous schedule, such as 1f1b",
-    ),
     # Plans that can be drawn and timed, but not trained with.
     Rule(
         "schedule-without-backward",

@@ -21,9 +21,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS
 from minidist.base.user_file import is_user_function
 from minidist.core.base.errors import UsageError, nearest, quoted
-from minidist.core.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range
+from minidist.core.base.limits import is_size, size_range
 from minidist.core.parallel.dims import ParallelDims
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.named import OPTIMIZERS
@@ -263,7 +264,7 @@ else:
     # What a technique is told by its flags, only its own folder knows.
     TrainConfig = create_model(
         "TrainConfig",
-        __base__=(*(kind.Settings for kind in reversed(installed())), JobSettings),
+        __base__=(*(kind.Settings for kind in reversed(installed()) if kind.Settings.model_fields), JobSettings),
         __module__=__name__,
         __doc__="A job: `JobSettings` and the settings of every technique. `_` in a name is `-` in its flag.",
     )

@@ -3,7 +3,6 @@
 reference.py        training on one device, each gradient added in the order that the layout declares
 gradient_order.py   these orders                    one_device.py       the strategy of the reference
 replicas_alone.py   that of replicas that train alone
-delayed_replay.py   that of an asynchronous pipeline
 bucket_sums.py      the gradients of replicas whose buckets a technique sums
 snapshot.py         all tensors of a step by name   expected.py         those that a run must equal
 compare.py          every tensor of every step of every rank beside the reference's
@@ -11,7 +10,4 @@ rounding.py         the tolerance of lower precision, measured on one device
 layout_sweep.py     the same for all layouts of some ranks
 difference_patterns.py  how a wrong gradient was made of the right one
 own_functions.py    what a user's own functions return, on ranks and on one device
-collective_check.py a collective of one's own beside NumPy
-summation_order.py  in which order a sum adds, found by calling it
-reduction_order.py  the same of sums over ranks, and whether it depends on their number
 """

@@ -32,19 +32,18 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
 from minidist.core.nn.experts import MixtureOfExperts
-from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.core.train.task import ordered_sum
 from minidist.data import GlobalBatchSampler, Shares
 from minidist.data.batch_plan import StepBatch, ToldPlan
 from minidist.data.sampler import Batch
-from minidist.job.config.train_config import Batches, TrainConfig, updates_of
-from minidist.job.equality.delayed_replay import replay
+from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.equality.gradient_order import addition_of
 from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.train.job import Job, build
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.update import finish_step
-from minidist.techniques import joins_replicas
+from minidist.parallel.context.orders import part_order, sequence_positions
+from minidist.techniques import joins_replicas, of_job
 
 
 def reference(
@@ -52,11 +51,12 @@ def reference(
 ) -> list[float]:
     """Train on one device as `batches` would be trained on many; returns the losses. Sends nothing.
 
-    The recipe is not applied: no shards, no parts of sequences, nothing recomputed or offloaded. An asynchronous
-    pipeline is replayed with its delays (delayed_replay.py). told: the batch of each step, where the ranks choose it.
+    The recipe is not applied: no shards, no parts of sequences, nothing recomputed or offloaded. A technique
+    may train in place of this (`Extension.reference`). told: the batch of each step, where the ranks choose it.
     """
-    if config.pp > 1 and updates_of(config.schedule) != "flush":
-        return replay(config, batches, observers)
+    for extension in of_job(config):
+        if (losses := extension.reference(config, batches, observers)) is not None:
+            return losses
 
     apart = batches
     config, batches, replicas = join_replicas(config, batches)

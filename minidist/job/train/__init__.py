@@ -10,8 +10,8 @@ trainer.py        a job on a rank
 run.py            a run on one rank: what it adds to a step, evaluations, checkpoints, the result
 update.py         what stands before and after the update of a step
 job.py            model, data and optimizer of a config
-recipe.py         settings -> layout           layers.py       what a job does with layers that are split
-strategies/       what a job asks of a strategy and of its data axes; asynchronous pipelines
+recipe.py         settings -> layout
+strategies/       what a job asks of a strategy and of its data axes
 state.py          what observers and callers get: StepState, TrainResult
 loss.py, evaluate.py, metrics.py, progress.py    one thing each that a step reports
 """

@@ -22,6 +22,7 @@ from minidist.core.comm.mesh import Mesh
 from minidist.core.optim import Optimizer
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.expert.dispatch import ExpertParallel
+from minidist.core.parallel.model_parallel import use_positions
 from minidist.core.train.data_axis import Group
 from minidist.core.train.task import Task
 from minidist.data import Dataset, GlobalBatchSampler, data_digest, hold_out, load_dataset
@@ -30,7 +31,6 @@ from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.models import activation_shape, make_model
 from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
-from minidist.job.train.layers import change_layers
 from minidist.optim.named import optimizer_named, takes
 from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.techniques import Extension, of_job
@@ -49,7 +49,7 @@ class Job(Task):
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
     extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
     profile: LayerProfile | None = None  # what measures the layers of a pipeline that drains
-    keep_gradients: bool = True  # whether an asynchronous pipeline keeps the gradients of its updates, for observers
+    observers: Sequence[Any] | None = None  # what looks at the job after every step; None: anything may
 
     def next_batch(self) -> None:
         """Make `batch` the batch of the next step."""
@@ -122,7 +122,18 @@ class Job(Task):
         return rows // (config.tp if config.sequence_parallel else 1), config.width
 
     def layers_split(self, axes: Axes) -> None:
-        change_layers(self, axes)
+        # Everything that sends inside a layer is in place: recomputing a block repeats its messages. Tensor
+        # parallelism has replaced the loss function.
+        config = self.config
+        if axes.tp.size > 1 and config.is_language_model:
+            self.model.loss_fn = self.loss_function(self.model.loss_fn, axes.tp)
+
+        # A stage that holds 1/tp of the sequence needs the angles of all of it.
+        if axes.cp.size == 1 and config.model == "llama":
+            use_positions(self.model, xp.device_arange(config.context))
+
+        for extension in self.extensions:
+            extension.layers_split(self, axes)
 
     def optimizer(self, group: Group) -> tuple[Any, dict[str, Any]]:
         return optimizer_class(self, group)
@@ -176,7 +187,7 @@ class Job(Task):
     @property
     def expert_style(self) -> ExpertParallel:
         """How experts are sharded: ranks with different numbers of rows have to agree on the experts' slots."""
-        if not has_ragged_shares(self.config, self.batches):
+        if not (self.config.experts and has_ragged_shares(self.config, self.batches)):
             return ExpertParallel()
         from minidist.parallel.expert.ragged import RaggedExpertParallel
 

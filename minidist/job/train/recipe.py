@@ -13,9 +13,8 @@ from functools import partial
 from minidist.core.comm import Comm
 from minidist.core.train import parallelize as core
 from minidist.core.train.task import ParallelLayout
-from minidist.job.config.train_config import TrainConfig, updates_of
+from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.job import Job, build, mesh_of
-from minidist.job.train.strategies.asynchronous_pipeline import AsynchronousPipeline
 from minidist.job.train.strategies.data_parallel import ReplicaAlone, Replicated
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.pipeline import PipelineParallel
@@ -50,10 +49,12 @@ def layout_of(job: Job) -> ParallelLayout:
 def parts_of(job: Job) -> core.Parts:
     """Return what the job's settings choose: classes, and what is left open."""
     alone = any(extension.trains_alone for extension in job.extensions)
-    drains = updates_of(job.config.schedule) == "flush"
+    pipeline: type[MeshStrategy] = PipelineParallel
+    for extension in job.extensions:
+        pipeline = extension.pipeline() or pipeline
     return core.Parts(
         MeshStrategy,
-        PipelineParallel if drains else AsynchronousPipeline,
+        pipeline,
         (ReplicaAlone if alone else Replicated, ShardedOptimizer, ShardedOptimizer, FullySharded),
         wrapper_options(job.config, job.extensions),
         partial(mesh_of, copies=job.config.dp_replicate),
@@ -68,6 +69,6 @@ def rebuild(job: Job, comm: Comm, config: TrainConfig) -> MeshStrategy:
     The model is new. What does not belong to it stays: data, batches and extensions.
     """
     fresh = build(config, job.batches, comm, job.plan)
-    fresh = replace(fresh, sampler=job.sampler, plan=job.plan, batch=job.batch, keep_gradients=job.keep_gradients)
+    fresh = replace(fresh, sampler=job.sampler, plan=job.plan, batch=job.batch, observers=job.observers)
     fresh = replace(fresh, extensions=job.extensions, profile=job.profile)
     return parallelize(fresh, comm)

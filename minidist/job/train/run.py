@@ -79,7 +79,7 @@ class Run(Loop):
 
     def before_step(self, step: int) -> None:
         self.began = self.comm.time()
-        self.comm.world.place = self.place(step)
+        self.comm.world.place = place_of(self.config, step, self.saved)
         self.job.next_batch()
 
     def after_forward_backward(self, step: int) -> None:
@@ -118,10 +118,6 @@ class Run(Loop):
         self.attached.close()
         for extension in self.job.extensions:
             self.attached.enter_context(extension.attached(self.strategy))
-
-    def place(self, step: int) -> str:
-        """Return where the job is, for the report on one that is interrupted."""
-        return place_of(self.config, step, self.saved)
 
     def evaluate(self, done: int) -> dict[str, float]:
         """Return the losses on held-out data by name, when `done` steps are a multiple of --evaluate-every."""
@@ -189,18 +185,18 @@ class Run(Loop):
 
 
 def begin(
-    comm: Comm, world: Comm, config: TrainConfig, batches: Batches, keep_gradients: bool, stack: ExitStack
+    comm: Comm, world: Comm, config: TrainConfig, batches: Batches, observers: Sequence[Observer], stack: ExitStack
 ) -> Run:
     """Make the model on this rank, from the seed or from a checkpoint, and its layout. Every rank of `comm` calls it.
 
-    world: all ranks, also those beside the layout. keep_gradients: for observers (`Job.keep_gradients`). stack: is
-    closed when the job ends.
+    world: all ranks, also those beside the layout. observers: are called after every step. stack: is closed when
+    the job ends.
     """
     # No other job saves into the same directory while this one runs.
     storage = stack.enter_context(saving_alone(comm, config))
 
     job = build(resumed_config(config, batches), batches, comm)
-    job.keep_gradients = keep_gradients
+    job.observers = observers
     strategy = parallelize(job, comm)
     done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
     for extension in job.extensions:
@@ -209,7 +205,7 @@ def begin(
         reading = extension.reading(job.sampler, strategy.axes.dp.rank, strategy.steps_read(done))
         job.sampler = stack.enter_context(reading)
     attached = stack.enter_context(ExitStack())
-    return Run(comm, config, job, strategy, done, losses, storage, attached, saved=done)
+    return Run(comm, config, job, strategy, done, losses, storage, attached, saved=done, observers=observers)
 
 
 def place_of(config: TrainConfig, step: int, saved: int) -> str:

@@ -12,7 +12,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.run import TIMELINE_RANKS, begin, serve
-from minidist.job.train.state import Observer, TrainResult, reads_tensors
+from minidist.job.train.state import Observer, TrainResult
 from minidist.techniques import of_job, own_loop
 
 
@@ -38,9 +38,9 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
     # quiet_overflow: an overflow is one error from `before_update`, not a warning in every step.
     with account_memory(clock=clock) as account, FlopCounter() as flops, xp.quiet_overflow(), ExitStack() as stack:
-        run = begin(comm, world, config, batches, reads_tensors(observers), stack)
+        run = begin(comm, world, config, batches, observers, stack)
         building = account.begin_peak()  # every rank builds the whole model, and keeps its part
         run.attach()
-        run.observers, run.flops, run.account = observers, flops, account if clock is not None else None
+        run.flops, run.account = flops, account if clock is not None else None
         run.train(range(run.done, config.steps))
         return run.result(building, account)

@@ -8,13 +8,12 @@ Proved by: tests/equality/test_equality.py, tests/techniques/test_extensions.py
 
 import math
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.core.train.task import NonFiniteError
-from minidist.job.config.train_config import updates_of
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.mesh import MeshStrategy
-from minidist.techniques import Moment, trains_alone
+from minidist.techniques import Moment, drains, trains_alone
 
 
 def finish_step(job: Job, strategy: MeshStrategy, step: int, loss: float, comm: Comm | None = None) -> None:
@@ -54,8 +53,7 @@ def after_update(job: Job, strategy: MeshStrategy, step: int, made: bool, comm: 
 def _or_clip(job: Job) -> str:
     """Return the second remedy for a diverging loss, where the rules allow --clip and it is not set."""
     config = job.config
-    asynchronous = config.pp > 1 and updates_of(config.schedule) != "flush"
-    refused = asynchronous or trains_alone(config) or job.clip is not None
+    refused = not drains(config) or trains_alone(config) or job.clip is not None
     return "" if refused else " or clip the gradient (--clip 1)"
 
 

@@ -4,6 +4,11 @@ The gradient noise scale says how large a batch is worth its samples (`noise_sca
 training (`meter.py`); with --adaptive-batch the batch grows up to it. With --weights measured:K the rows of a replica
 follow from the speed of its ranks (`plan.py`).
 
+A rank sends per step: for the noise scale 2 (n-1)/n of 8 B per step, or of 16 B where gradients are sharded; for the
+speeds of the ranks 8 (n-1) B every K steps.
+Equal to: one device that is told the batches, bit for bit.
+Lesson: 10b_batch_size_and_noise, 06d_fewer_bytes.
+
 Proved by: tests/techniques/test_noise_scale.py, tests/techniques/test_batch_plan.py
 """
 
@@ -51,10 +56,15 @@ class AdaptiveBatches(Extension):
             job.plan = VaryingPlan(job.config, job.batches, self.noise)
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+        self.strategy, self.first = strategy, strategy.job.batches
         self.meter = NoiseMeter(strategy, self.noise) if self.measures else None
         return nullcontext()
 
     def before_step(self, samples: int) -> None:
+        # A pipeline gets the plan for this step's number of micro-batches; of all else the first batch is the measure.
+        if self.job.config.pp > 1 and samples != self.first.global_batch:
+            number = samples * self.first.accumulation // self.first.global_batch
+            self.strategy.cut_batches(self.first.model_copy(update={"global_batch": samples, "accumulation": number}))
         self.comm.trace.take_computed()
 
     def after_forward_backward(self, strategy: Any, step: int) -> None:
@@ -65,8 +75,10 @@ class AdaptiveBatches(Extension):
             self.meter.measure()
 
     def after_update(self, moment: Any) -> None:
+        if self.strategy.job.batches is not self.first:
+            self.strategy.cut_batches(self.first)
         if self.job.plan.changes:
-            axes, rows = moment.strategy.axes, self.job.batch.shares.rows
+            axes, rows = moment.strategy.axes, moment.strategy.job.batch.shares.rows
             self.job.plan.grow()
             self.job.plan.measured(axes, self.seconds, sum(rows[axes.dp.rank]), moment.steps.stop)
 

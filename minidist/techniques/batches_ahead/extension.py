@@ -5,6 +5,10 @@
 
 The thread is in `data/prefetch.py`, the worker processes are in `data/workers.py`. Nothing is sent.
 
+A rank sends per step: nothing.
+Equal to: one device, bit for bit.
+Lesson: 06f_loading.
+
 Proved by: tests/techniques/test_batches_ahead.py, tests/data/test_loading.py, tests/data/test_workers.py
 """
 
@@ -15,7 +19,7 @@ from typing import Any
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_BATCH
+from minidist.base.limits import MAX_BATCH
 from minidist.core.comm import Comm
 from minidist.data import PrefetchingSampler, WorkerSampler, microbatch_numbers
 from minidist.data.workers import open_sampler

@@ -6,6 +6,10 @@
 The bytes of all buckets together do not depend on their size; the number of messages does, and so does how much of
 their time backward hides.
 
+A rank sends per step: what data parallelism or ZeRO sends, in messages of another size.
+Equal to: one device, bit for bit, with `--reduction ordered`.
+Lesson: 06b_buckets_and_overlap.
+
 Proved by: tests/config/test_no_setting_is_ignored.py, tests/config/test_rules.py
 """
 
@@ -14,7 +18,7 @@ from typing import Any
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_COUNT
+from minidist.base.limits import MAX_COUNT
 from minidist.core.parallel.gradients import BUCKET_MEGABYTES
 from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
 from minidist.techniques.extension import Extension, Settings

@@ -5,12 +5,16 @@
                                   --keep 2                         older ones of the same run are deleted
                                                   --overwrite      a new run begins beside them
 
+A rank sends per step: nothing.
+Equal to: the undisturbed job, bit for bit.
+Lesson: 26_it_will_fail.
+
 Proved by: tests/checkpoint/test_resume.py, tests/config/test_rules.py
 """
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_COUNT
+from minidist.base.limits import MAX_COUNT
 from minidist.techniques.extension import Extension, Settings
 from minidist.techniques.history import History
 from minidist.techniques.rule import Rule

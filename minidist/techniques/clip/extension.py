@@ -5,6 +5,10 @@
 Every layout takes the norm from sums of squares of blocks of `NORM_BLOCK` elements, which are gathered and then added
 in one order, so that its bits do not depend on the layout (`core/optim/clip.py`).
 
+A rank sends per step: where ranks have parts of the gradient, 8 B per block of it to each rank.
+Equal to: one device, bit for bit.
+Lesson: 11_zero_1_and_2.
+
 Proved by: tests/optim/test_clip.py, tests/planning/test_volumes.py, tests/equality/test_equality.py
 """
 

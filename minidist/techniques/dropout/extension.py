@@ -4,6 +4,9 @@
 
 The masks depend on the seed, the step and the sample, not on the rank, so they are those of one device in every layout.
 
+A rank sends per step: nothing.
+Equal to: one device, whose masks every layout has.
+
 Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.py, tests/equality/test_equality.py
 """
 

@@ -7,6 +7,10 @@
 --experts and --ep are settings of every job. Sources: Fedus et al., Switch Transformers, 2021 (arXiv:2101.03961);
 Lepikhin et al., GShard, 2020 (arXiv:2006.16668).
 
+A rank sends per step: what `--ep` sends, for k = `--top-k` and c = `--capacity-factor`.
+Equal to: one device to 1e-12.
+Lesson: 14c_experts.
+
 Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.py, tests/planning/test_volumes.py
 """
 

@@ -7,6 +7,10 @@
 Only the weights count: optimizer state, step count, losses, seed and data are those of a new job. Every rank puts them
 into the whole model before any axis cuts it (`weights.py`), so layouts do not matter.
 
+A rank sends per step: nothing.
+Equal to: the weights of the checkpoint, bit for bit, in every layout.
+Lesson: 26_it_will_fail.
+
 Proved by: tests/checkpoint/test_initial_weights.py
 """
 

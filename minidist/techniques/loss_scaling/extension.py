@@ -7,6 +7,10 @@
 
 Ranks agree on an overflow with one byte (`parallel.overflow`). The scale and its counters are in checkpoints.
 
+A rank sends per step: log₂ n B per step, for the overflow flag.
+Equal to: one device, bit for bit.
+Lesson: 09_mixed_precision.
+
 Proved by: tests/techniques/test_loss_scaling.py
 """
 

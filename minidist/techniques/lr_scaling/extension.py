@@ -18,6 +18,10 @@ Sources: Goyal et al., Accurate, large minibatch SGD, 2017 (arXiv:1706.02677), s
 (gradual warm-up); Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014 (arXiv:1404.5997),
 section 3.2 (square root).
 
+A rank sends per step: nothing.
+Equal to: a job with that learning rate, bit for bit.
+Lesson: 06_data_parallel_is_one_big_batch, 10_accumulate_and_recompute, 10b_batch_size_and_noise.
+
 Proved by: tests/techniques/test_lr_scaling.py
 """
 
@@ -26,8 +30,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from minidist.base.limits import MAX_BATCH, whole_number
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import MAX_BATCH, whole_number
 from minidist.core.comm import Comm
 from minidist.techniques import changes_batches
 from minidist.techniques.extension import Extension, Settings

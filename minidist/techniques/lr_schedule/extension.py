@@ -7,6 +7,9 @@
 
 The functions are in `optim/schedule.py`. They depend on the number of a step alone, so there is no state to save.
 
+A rank sends per step: nothing.
+Equal to: one device, bit for bit.
+
 Proved by: tests/config/test_train_config.py, tests/config/test_deepspeed.py, tests/train/test_against_numpy.py
 """
 
@@ -15,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_COUNT
+from minidist.base.limits import MAX_COUNT
 from minidist.core.comm import Comm
 from minidist.optim import WarmupCosine
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear

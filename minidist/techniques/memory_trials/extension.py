@@ -11,6 +11,10 @@ The file is a JSON list with the bytes of each rank, or of each rank of the pipe
 Both are chosen before the job begins, by trials of two steps (`commands/memory_budget.py`), and the job is the one that
 the chosen --micro-batch or --recompute gives.
 
+A rank sends per step: nothing.
+Equal to: the job with the numbers that are found, bit for bit.
+Lesson: 20b_plan_it.
+
 Proved by: tests/commands/test_memory_budget.py
 """
 

@@ -7,6 +7,11 @@
 
 The arithmetic is the same, and so are the bits. No rank sends more; what crosses the link to the host is reported.
 
+A rank sends per step: nothing to other ranks; 2 + 2 B per parameter to and from the host; each saved activation once
+each way.
+Equal to: one device, bit for bit.
+Lesson: 12b_offload.
+
 Proved by: tests/techniques/test_offload.py
 """
 

@@ -3,6 +3,10 @@
 A flag becomes the argument of the same name of the optimizer's class. A flag that the class has no argument for is
 refused. Nothing is sent, and the state in checkpoints is the optimizer's.
 
+A rank sends per step: nothing.
+Equal to: one device, bit for bit.
+Lesson: 11b_trust_ratios.
+
 Proved by: tests/optim/test_own_optimizer.py, tests/config/test_train_config.py, tests/config/test_rules.py
 """
 

@@ -2,6 +2,10 @@
 
 Its ranks have no common step, so the technique has a training loop in place of the trunk's: `loop.py`.
 
+A rank sends per step: a worker its gradient and 16 B for each server, the servers the weights to each worker.
+Equal to: one device, bit for bit, or a replay of the recorded order.
+Lesson: 06c_parameter_server.
+
 Proved by: tests/train/test_servers.py
 """
 

@@ -3,6 +3,11 @@
 Each data axis has a `Pruner` (`pruner.py`) for the weights that it has, and leaves what is pruned out of its
 reductions (`layouts.py`). The masks are in checkpoints beside the weights, as bits.
 
+A rank sends per step: data parallel 2 (n-1)/n of the kept gradients, ZeRO (n-1)/n of them and of the padding; ZeRO 3:
+256 counts per digit and layer for a mask.
+Equal to: one device, bit for bit.
+Lesson: 09c_pruning.
+
 Proved by: tests/techniques/test_pruning.py
 """
 

@@ -2,6 +2,10 @@
 
 An evaluation measures the model that trains, and the one that is converted to INT8.
 
+A rank sends per step: log₂ n times two numbers per layer.
+Equal to: one device, bit for bit.
+Lesson: 09b_eight_bits.
+
 Proved by: tests/techniques/test_quantization.py
 """
 

@@ -10,6 +10,10 @@
 Messages inside a block are sent again. The plan of a pipeline runs the forward pass of a whole stage again with `full`,
 so nothing inside the stage does, unless a technique keeps the blocks' inputs elsewhere.
 
+A rank sends per step: nothing more in data parallelism; messages inside a block once more.
+Equal to: one device, bit for bit.
+Lesson: 02_what_a_step_costs, 10_accumulate_and_recompute, 16_naive_pipeline_and_gpipe.
+
 Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/config/test_rules.py
 """
 
@@ -17,9 +21,10 @@ from typing import Any
 
 from pydantic import Field
 
+from minidist.base.limits import MAX_COUNT, whole_number
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import MAX_COUNT, whole_number
 from minidist.core.parallel.dims import Axes
+from minidist.nn.buffers import named_buffers
 from minidist.nn.recompute import budget_of, recompute
 from minidist.techniques import packs_inputs
 from minidist.techniques.extension import Extension, Settings
@@ -127,7 +132,7 @@ class Recompute(Extension):
         pack = next((extension.pack for extension in job.extensions if extension.packs_inputs()), None)
         if job.config.pp > 1 and what != "selective" and pack is None:
             return
-        buffers = dict(job.model.named_buffers())
+        buffers = dict(named_buffers(job.model))
         recompute(job.model, what, pack, (job.batches.micro_batch, *job.activation_shape), job.dtype)
 
         # A budget measures a block by running it, which is not a part of the training.

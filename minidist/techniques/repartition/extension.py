@@ -11,6 +11,11 @@ the start of a job, and the state of each layer moves to the ranks that hold it 
 While it moves, a rank holds its part of the model twice. A schedule that drains computes the same sums whatever the cut
 is, so the weights stay those of one device. The cut is in checkpoints.
 
+A rank sends per step: every K steps 16 (n-1) (L+1) B for L layers; weights and optimizer state of the layers that move,
+once per replica.
+Equal to: one device, bit for bit.
+Lesson: 10b_batch_size_and_noise.
+
 Proved by: tests/techniques/test_repartition.py
 """
 

@@ -1,5 +1,8 @@
 """`--check-replicas`: after every step the ranks compare fingerprints of the parameters that several of them hold.
 
+A rank sends per step: to every other rank its number of shards and a row for each of them.
+Equal to: one device, as without the check.
+
 Proved by: tests/train/test_replicas.py, tests/config/test_rules.py
 """
 

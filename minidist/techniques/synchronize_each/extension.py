@@ -5,6 +5,10 @@
 
 ZeRO 2 and 3 reduce after every micro-batch in any case, because a rank has no memory for whole gradients.
 
+A rank sends per step: 2 k (n-1)/n Ψ for k micro-batches, where one reduction sends 2 (n-1)/n Ψ.
+Equal to: one device, bit for bit.
+Lesson: 10_accumulate_and_recompute.
+
 Proved by: tests/config/test_rules.py, tests/train/test_sharded.py, tests/equality/test_equality.py
 """
 

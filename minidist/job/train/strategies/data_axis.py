@@ -66,20 +66,20 @@ class Replicas(NamedTuple):
 class DataAxis(data_axis.DataAxis):
     """Parameters that lie whole on this rank, as a job sees them.
 
-    replica, state_replica, state_prefix: see `Replicas`. techniques: what they keep of it, by their keys.
+    place: this rank among those of the data axis; None: no other rank holds the same. techniques: what they keep of it,
+    by their keys.
     """
 
-    replica: ReplicaId = SINGLE
-    state_replica: ReplicaId = SINGLE
-    state_prefix = ""
+    place: Comm | None = None
 
     @cached_property
     def techniques(self) -> dict[str, Any]:
         return {}
 
-    def take_place(self, comm: Comm) -> None:
-        """Note which replicas this rank holds, from its place among the ranks of the data axis."""
-        self.replica, self.state_replica, self.state_prefix = self.replicas_on(comm)
+    @property
+    def replicas(self) -> Replicas:
+        """Which replicas this rank holds."""
+        return Replicas() if self.place is None else self.replicas_on(self.place)
 
     def replicas_on(self, comm: Comm) -> Replicas:
         """Return which replicas rank `comm.rank` of the data axis holds."""
@@ -88,7 +88,7 @@ class DataAxis(data_axis.DataAxis):
     def seen_from(self, comm: Comm) -> Self:
         """Return this axis with what rank `comm.rank` of it has in a checkpoint: the shapes, and no values."""
         other = copy(self)
-        other.take_place(comm)
+        other.place = comm
         return other
 
     def gradients(self) -> list[Array]:

@@ -25,7 +25,7 @@ class Replicated(data_axis.Replicated, DataAxis):
 
     def __init__(self, job: Job, group: Group) -> None:
         super().__init__(job, group)
-        self.take_place(group.comm)
+        self.place = group.comm
 
     def replicas_on(self, comm: Comm) -> Replicas:
         replica = ReplicaId(comm.rank, comm.size)
@@ -53,7 +53,7 @@ class ReplicaAlone(DataAxis):
         )
         self.meeting = next(each for each in job.extensions if each.trains_alone).meeting(replica)
         super().__init__([flat], self.meeting.optimizer, model=group.module, stage=group.stage)
-        self.take_place(comm)
+        self.place = comm
 
     def step(self) -> None:
         # The loss was divided by the rows of all ranks, and this gradient is of one rank's rows.

@@ -6,7 +6,7 @@ not divide. Every rank adds its own from left to right and calls the reduction; 
     12 terms on 3 ranks    rank 0: 0 + 1 + 2 + 3    rank 1: 4 + 5 + 6 + 7    rank 2: 8 + 9 + 10 + 11
     an ordered all-reduce:    0 + 1 + 2 + 3 + (4 + 5 + 6 + 7) + (8 + 9 + 10 + 11)      on 1 rank: 0 + 1 + ... + 11
 
-Proved by: tests/equality/test_reduction_order.py
+Proved by: tests/collectives/test_reduction_order.py
 """
 
 import inspect
@@ -21,14 +21,7 @@ import numpy as np
 from minidist import collectives
 from minidist.base.extras import extra
 from minidist.base.user_file import is_user_function, load_function
-from minidist.comm.launched import load_mpi
-from minidist.comm.launching import execute, under_mpiexec
-from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
-from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.collectives import ALGORITHMS
-from minidist.core.comm import Comm
-from minidist.core.comm.waiting import error_line
-from minidist.job.equality.summation_order import (
+from minidist.collectives.summation_order import (
     DTYPES,
     MAX_PAIRED_TERMS,
     Order,
@@ -36,6 +29,13 @@ from minidist.job.equality.summation_order import (
     find_orders,
     find_orders_on_ranks,
 )
+from minidist.comm.launched import load_mpi
+from minidist.comm.launching import execute, under_mpiexec
+from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
+from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.collectives import ALGORITHMS
+from minidist.core.comm import Comm
+from minidist.core.comm.waiting import error_line
 
 OPERATIONS = ("all_reduce", "reduce", "reduce_scatter")
 MPI_SUM = "MPI_Allreduce"

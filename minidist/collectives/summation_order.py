@@ -15,7 +15,7 @@ numbers: what meets term 0 in partial sums of 2, 3, ... terms are its neighbours
 
 Source: Xie et al., "FPRev: Revealing the Order of Floating-Point Summation", arXiv:2411.00442, sections 4 and 5.
 
-Proved by: tests/equality/test_summation_order.py
+Proved by: tests/collectives/test_summation_order.py
 """
 
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ ranks must get the same bits of an all-reduce (replicas drift apart otherwise), 
 stay as it was, no message may be left over, and formulas that were registered must be those of the record and of the
 clock.
 
-Proved by: tests/equality/test_collective_check.py
+Proved by: tests/collectives/test_collective_check.py
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ began: jobs with other `--every` or `--evaluate-every` train to other weights.
 
 Between steps ranks hold different versions: those of later stages are newer. What `tensors` shows after step t is each
 stage's latest version, which step t's update made. `minidist compare` sets beside it a replay on one device
-(job/equality/delayed_replay.py), which computes each micro-batch with the weight versions that the version rule names,
+(`replay.py`), which computes each micro-batch with the weight versions that the version rule names,
 and drains where this does. Memory is that of the versions in use; it does not grow with the number of steps.
 
 Proved by: tests/train/test_asynchronous.py
@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.dims import Axes
@@ -37,7 +37,8 @@ from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.config.pipeline_plan import cut_stages, make_plan, period_of, stream_end, streams
 from minidist.job.train.job import Job, make_optimizer
-from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
+from minidist.job.train.state import reads_tensors
+from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.pipeline import gather_tensors, input_arrays
 from minidist.parallel import reduced_elements
@@ -71,7 +72,11 @@ class UnitAxis(DataAxis):
     def __init__(self, unit: UnitVersions, stage: int, replica: ReplicaId, updates: Callable[[int], int]) -> None:
         optimizer = _CountedOptimizer(unit.optimizer, updates)
         super().__init__([unit.flat], optimizer, stage=stage)
-        self.replica = self.state_replica = replica
+        self.replica = replica
+
+    @property
+    def replicas(self) -> Replicas:
+        return Replicas(self.replica, self.replica)
 
 
 class _CountedOptimizer:
@@ -100,6 +105,7 @@ class AsynchronousPipeline(MeshStrategy):
 
     def __init__(self, job: Job, axes: Axes, layout: ParallelLayout, data_axes_of: MakeDataAxes) -> None:
         config = job.config
+        self.keeps_gradients = job.observers is None or reads_tensors(job.observers)
         plan = make_plan(config, job.batches.accumulation)
         modules, tied = cut_stages(config, job.model, plan.stages)
         release_other_stages(modules, plan.stages_of(axes.pp.rank))
@@ -111,7 +117,7 @@ class AsynchronousPipeline(MeshStrategy):
             lambda flat: ScheduledOptimizer(job, flat),
             tied=tied,
             reduction=config.reduction,
-            keep_gradients=job.keep_gradients,
+            keep_gradients=self.keeps_gradients,
         )
         # On a communicator of its own: receives are posted ahead while others use that of the axis between two steps.
         self.pipe = VersionedPipeline(
@@ -249,7 +255,7 @@ class AsynchronousPipeline(MeshStrategy):
             for unit in units:
                 # Before the first update there is no gradient.
                 gradient = unit.gradient
-                if gradient is None and self.job.keep_gradients:
+                if gradient is None and self.keeps_gradients:
                     gradient = xp.zeros_like(unit.weights)
                 add_record(result, unit.flat, unit.weights, gradient, unit.optimizer.state)
         return gather_tensors(self.axes.pp, result)

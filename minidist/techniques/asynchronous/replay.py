@@ -25,9 +25,9 @@ from minidist.job.config.train_config import Batches, TrainConfig, updates_of
 from minidist.job.equality.one_device import evaluate_devices
 from minidist.job.train.job import Job, build
 from minidist.job.train.state import Observer, StepState
-from minidist.job.train.strategies.asynchronous_pipeline import ScheduledOptimizer, add_record
 from minidist.job.train.strategies.data_axis import Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
+from minidist.techniques.asynchronous.pipeline import ScheduledOptimizer, add_record
 
 
 class DelayedUnit:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.core.base.errors import UsageError
-from minidist.job.equality.summation_order import (
+from minidist.collectives.summation_order import (
     NoOrder,
     Order,
     arranged,
@@ -19,6 +18,7 @@ from minidist.job.equality.summation_order import (
     strided,
     written,
 )
+from minidist.core.base.errors import UsageError
 from tests.cases import each
 
 
