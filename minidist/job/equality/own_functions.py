@@ -127,12 +127,7 @@ def compare_returned(
 
 def _patterns(unlike: Sequence[tuple[int, str, Array, Array]], context: Context) -> list[str]:
     """Return what tensors that differ have in common. unlike: rank, name, tensor, that of one device."""
-    # How each of the first tensors is made of the one that it should be: "2 times (the world has 2 ranks) ours".
-    found: dict[str, list[tuple[int, str]]] = {}
-    for rank, name, actual, expected in unlike[:MOST_EXPLAINED]:
-        pattern = explain(actual.astype(np.float64), expected.astype(np.float64), context)[0]
-        if not pattern.startswith(NO_PATTERN):
-            found.setdefault(re.sub(r"\bours\b", "that of one device", pattern), []).append((rank, name))
+    found = _explained(unlike, context)
     explained = sum(map(len, found.values()))
 
     # Where all of a rank's tensors have one factor, and those of the next another one, a sum over ranks is missing.
@@ -151,6 +146,19 @@ def _patterns(unlike: Sequence[tuple[int, str, Array, Array]], context: Context)
         f"{name or 'the result'} of rank {rank} is {text}" + (f", and {len(more)} more are" if more else "")
         for text, ((rank, name), *more) in list(found.items())[:4]
     ]
+
+
+def _explained(unlike: Sequence[tuple[int, str, Array, Array]], context: Context) -> dict[str, list[tuple[int, str]]]:
+    """Return how the first tensors are made of those that they should be, each with the ranks and names of which it is.
+
+    Such as "2 times (the world has 2 ranks) that of one device".
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for rank, name, actual, expected in unlike[:MOST_EXPLAINED]:
+        pattern = explain(actual.astype(np.float64), expected.astype(np.float64), context)[0]
+        if not pattern.startswith(NO_PATTERN):
+            found.setdefault(re.sub(r"\bours\b", "that of one device", pattern), []).append((rank, name))
+    return found
 
 
 def _unreduced(unlike: Sequence[tuple[int, str, Array, Array]], context: Context) -> str:

@@ -134,11 +134,7 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         if config.save:
             _save(comm, config.save, job, noted.last, losses, storage)
 
-    # Observers see this run's steps in order, as those of the training loop do.
-    for step in range(worker.done, config.steps):
-        end = noted.ends[step - worker.done] if noted.ends else None
-        for observer in observers:
-            observer(StepState(comm.rank, step, losses[step], job, None, comm=comm, end=end))
+    _show(observers, job, comm, losses, worker.done, noted.ends)
     result = TrainResult(
         comm.rank,
         losses,
@@ -149,6 +145,16 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         worker.done,
     )
     return ServedJob(result, run.weights, worker.losses, noted.kept)
+
+
+def _show(
+    observers: Sequence[Observer], job: Job, comm: Comm, losses: Sequence[float], done: int, ends: Sequence[StepEnd]
+) -> None:
+    """Let observers see the steps after the first `done` in order, as those of the training loop do."""
+    for step in range(done, len(losses)):
+        end = ends[step - done] if ends else None
+        for observer in observers:
+            observer(StepState(comm.rank, step, losses[step], job, None, comm=comm, end=end))
 
 
 def _resumed(job: Job, comm: Comm) -> Checkpoint | None:
