@@ -111,8 +111,6 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         for extension in job.extensions if comm.rank >= config.servers else ():
             reading = extension.reading(job.sampler, comm.rank - config.servers, range(worker.done, config.steps))
             job.sampler = stack.enter_context(reading)
-        sizes = {p.name: p.size for p in worker.flat.parameters}
-        norms = tuple(layer.weight.size for layer in batch_norms(job.model))
 
         # Push and pull until every worker has made its steps.
         steps = config.steps - worker.done
@@ -135,16 +133,16 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
             _save(comm, config.save, job, noted.last, losses, storage)
 
     _show(observers, job, comm, losses, worker.done, noted.ends)
-    result = TrainResult(
-        comm.rank,
-        losses,
-        account.peak,
-        dict(account.at_peak),
-        [AxisSizes(0, False, [sum(sizes.values())], [], sizes, norms=norms)],
-        _digest(run.weights),
-        worker.done,
-    )
+    peak, sizes = dict(account.at_peak), [_sizes(worker)]
+    result = TrainResult(comm.rank, losses, account.peak, peak, sizes, _digest(run.weights), worker.done)
     return ServedJob(result, run.weights, worker.losses, noted.kept)
+
+
+def _sizes(worker: Worker) -> AxisSizes:
+    """Return the element counts of the model, which every worker has whole."""
+    sizes = {p.name: p.size for p in worker.flat.parameters}
+    norms = tuple(layer.weight.size for layer in batch_norms(worker.job.model))
+    return AxisSizes(0, False, [sum(sizes.values())], [], sizes, norms=norms)
 
 
 def _show(
