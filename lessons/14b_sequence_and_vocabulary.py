@@ -40,11 +40,10 @@ from minidist import (
     vocab_range,
 )
 from minidist.base.memory import account_memory
-from minidist.core.parallel.tensor import sequence_parallel
 from minidist.course.lesson import check, predict, reveal, solution
 from minidist.nn import causal_attention_composite
 from minidist.parallel.replica_check import check_module_replicas
-from minidist.parallel.tensor import full_state_dict
+from minidist.parallel.tensor import full_state_dict, sequence_parallel
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -134,7 +133,7 @@ for split in (False, True):
 #
 # A layer norm on its own rows needs no neighbour. Its weight is the same on all ranks but has seen
 # a part of the rows, so its gradient is a summand; letting the weight pass f on its way in sums it
-# ([sequence_parallel.py](../minidist/core/parallel/tensor/sequence_parallel.py)). Two ranks, by hand:
+# ([sequence_parallel.py](../minidist/parallel/tensor/sequence_parallel.py)). Two ranks, by hand:
 
 
 # %%

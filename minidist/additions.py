@@ -71,22 +71,6 @@ def _guard(op: str, *comms: Any) -> Any:
     return ReplicaGuard(op, *comms)
 
 
-def _shard_arguments(optimizer_class: Any, parameters: Any, comm: Any) -> dict[str, Any]:
-    from minidist.optim import LayerwiseOptimizer, Muon
-
-    if not isinstance(optimizer_class, type):
-        return {}
-    if issubclass(optimizer_class, LayerwiseOptimizer):
-        from minidist.parallel.layer_sums import LayerSums
-
-        return {"layer_sums": LayerSums(parameters, shards=comm)}
-    if issubclass(optimizer_class, Muon):
-        from minidist.parallel.whole_matrices import WholeMatrices
-
-        return {"whole_matrices": WholeMatrices(parameters)}
-    return {}
-
-
 def _message_checks() -> Any:
     from minidist.comm import message_checks
 
@@ -148,6 +132,20 @@ def _grouped_attention(*arguments: Any) -> Any:
     return grouped_query_attention(*arguments)
 
 
+def _operation_checks() -> Any:
+    from minidist.nn.ops import refusals
+
+    hooks.operation_checks = lambda: refusals
+    return refusals
+
+
+def _tensor_methods() -> Any:
+    from minidist.nn.ops import tensor_methods
+
+    hooks.tensor_methods = lambda: tensor_methods
+    return tensor_methods
+
+
 def _map_object(value: Any, function: Any) -> Any:
     from minidist.nn.ops.objects import map_object
 
@@ -161,6 +159,12 @@ def _refusals() -> Any:
     return refusals
 
 
+def _buffers(module: Any) -> dict[str, Any]:
+    from minidist.nn.buffers import named_buffers
+
+    return dict(named_buffers(module))
+
+
 def _load_state_dict(module: Any, state: Any, strict: bool) -> tuple[list[str], list[str]]:
     from minidist.nn.state import load_state_dict
 
@@ -172,6 +176,24 @@ def _optimizer_checks() -> Any:
 
     hooks.optimizer_checks = lambda: checks
     return checks
+
+
+def _checked_setting(name: str, value: Any) -> Any:
+    from minidist.optim.checks import CHECKS
+
+    return CHECKS[name](name, value)
+
+
+def _describe_step(optimizer: Any) -> str:
+    from minidist.optim.checks import describe_step
+
+    return describe_step(optimizer)
+
+
+def _cut_run(run: Any, kinds: list[Any]) -> list[Any]:
+    from minidist.optim.runs import cut_run
+
+    return cut_run(run, kinds)
 
 
 def _load_optimizer(optimizer: Any, saved: Any) -> None:
@@ -199,9 +221,9 @@ def _check_weights(operation: str, module: Any, comm: Any) -> None:
 
 
 def _plan(model: Any, sequence_parallel: bool) -> Any:
-    """Return the plan of a Llama, and of a model with experts."""
+    """Return the plan of a Llama, of a model with experts, and of a split sequence."""
     config = getattr(model, "config", None)
-    if not getattr(config, "n_experts", 0) and not hasattr(config, "num_local_experts"):
+    if not sequence_parallel and not getattr(config, "n_experts", 0) and not hasattr(config, "num_local_experts"):
         return None
     from minidist.parallel.expert.tensor_parallel import plan_of
 
@@ -223,6 +245,12 @@ def _all_gather(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
     from minidist.parallel.context.all_gather_attention import AllGatherAttention
 
     return AllGatherAttention(comm, length)
+
+
+def _ulysses(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    from minidist.parallel.context.ulysses import UlyssesAttention
+
+    return UlyssesAttention(comm, length, inner)
 
 
 def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
@@ -268,10 +296,16 @@ def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
     return statistics.combine if statistics.layers else None
 
 
-def _register_comm_hook(reducer: Any, state: Any, hook: Any) -> None:
-    from minidist.parallel.comm_hooks import register_comm_hook
+def _shard_with_options(*arguments: Any) -> None:
+    from minidist.parallel.fsdp_options import shard_with_options
 
-    register_comm_hook(reducer, state, hook)
+    shard_with_options(*arguments)
+
+
+def _replica_reducers(*arguments: Any) -> Any:
+    from minidist.pipeline.runtime.replica_reducers import replica_reducers
+
+    return replica_reducers(*arguments)
 
 
 hooks.choosers["auto"] = _choose
@@ -281,9 +315,8 @@ hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
 hooks.model_checks.append(_check_weights)
 hooks.plan_sources.append(_plan)
-hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring": _ulysses_ring})
+hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses": _ulysses, "ulysses-ring": _ulysses_ring})
 hooks.guards.append(_guard)
-hooks.shard_arguments.append(_shard_arguments)
 hooks.one_event.append(_one_event)
 hooks.message_checks = _message_checks
 hooks.any_source = _any_source
@@ -293,10 +326,16 @@ hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
 hooks.grouped_attention = _grouped_attention
+hooks.operation_checks = _operation_checks
+hooks.tensor_methods = _tensor_methods
 hooks.map_object = _map_object
 hooks.refusals = _refusals
+hooks.buffers = _buffers
 hooks.load_state_dict = _load_state_dict
 hooks.optimizer_checks = _optimizer_checks
+hooks.checked_setting = _checked_setting
+hooks.describe_step = _describe_step
+hooks.cut_run = _cut_run
 hooks.load_optimizer = _load_optimizer
 hooks.describe = _describe
 hooks.move = _move
@@ -306,4 +345,5 @@ hooks.prevent_deadlocks = _prevent_deadlocks
 hooks.arrived_gradients = _arrived_gradients
 hooks.pipeline_refusals = _pipeline_refusals
 hooks.combine_statistics = _combine_statistics
-hooks.register_comm_hook = _register_comm_hook
+hooks.shard_with_options = _shard_with_options
+hooks.replica_reducers = _replica_reducers

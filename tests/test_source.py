@@ -141,7 +141,7 @@ def test_a_gather_of_zero_3_enters_few_functions_on_its_way_to_the_wire():
             unit.finish_gather()
         return entered
 
-    enters_at_most(main, 46, 18)
+    enters_at_most(main, 43, 18)
 
 
 def test_a_step_of_1f1b_enters_few_functions():

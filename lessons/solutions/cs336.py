@@ -10,8 +10,8 @@ from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives import all_gather, broadcast, reduce_scatter
 from minidist.core.comm import Comm
 from minidist.core.nn import Module
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.course.lesson.assignments.cs336 import use_ddp, use_fsdp, use_sharded_optimizer
+from minidist.parallel.data_parallel import DistributedDataParallel
 
 
 class ShardedOptimizer:

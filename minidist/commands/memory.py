@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minidist.base.file_format import format_of
+from minidist.base.limits import check_count
 from minidist.commands.flags import command_line, described_model, one_of
 from minidist.commands.output import Result, grouped, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted, quoted_path
-from minidist.core.base.limits import check_count
 
 if TYPE_CHECKING:
     from minidist.planning.cluster.fit import Fit

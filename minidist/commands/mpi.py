@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace_file import write_traces
 from minidist.commands.flags import Timeout
 from minidist.commands.output import Result, json_or_table, say
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_count, check_ranks
 
 MAX_RANKS = 1_024  # each holds the modules of its program
 MAX_CHOICES = 10_000

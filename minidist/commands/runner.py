@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidist.base.limits import check_ranks
 from minidist.base.trace_file import write_traces
 from minidist.comm.launched import launched_rank, launched_size
 from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
 from minidist.comm.mpi.agreement import check_same_settings
 from minidist.core.base.errors import UsageError, quoted_path
-from minidist.core.base.limits import check_ranks
 from minidist.core.comm import Comm
 from minidist.core.parallel.dims import ParallelDims
 from minidist.data import data_digest, load_dataset

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from minidist.base.extras import extra
+from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace_file import write_traces
 from minidist.base.user_file import is_user_function, load_function
 from minidist.commands.flags import Timeout, within_limits
 from minidist.commands.output import Result, grouped, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import check_count, check_ranks
 
 if TYPE_CHECKING:
     from minidist.debug.torch_ranks.program import TorchRun

@@ -7,11 +7,16 @@ replica_guard.py        refuses ranks that do not train the same model
 unreduced.py            a backward pass whose gradients would not be right
 whole_tensors.py        whole tensors of a sharded model
 whole_matrices.py       whole matrices, for Muon
+fsdp_options.py         further options of `fully_shard`
 mixed_precision.py      the dtypes of an FSDP unit
 tensor/                 tensor parallelism
 context/                context parallelism
 expert/                 expert parallelism
 reduced_elements.py     how many elements a reduction sends
+data_parallel.py        data parallelism with further options
+zero.py                 ZeRO 1 and 2 with further options
+unused.py               parameters without a gradient take part as zeros
+shards.py               clipping and places of shards
 comm_hooks.py            a hook in place of the reduction of a bucket
 compressor.py           a hook that reduces buckets with fewer bytes
 host_pool.py            host memory next to a device

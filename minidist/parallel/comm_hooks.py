@@ -32,6 +32,18 @@ class Then:
         return self.function(self.work.wait())
 
 
+@dataclass(frozen=True)
+class ArrayBucket(Bucket):
+    """A bucket whose gradients are in `array`, where there is no flat one."""
+
+    array: xp.Array
+
+    @property
+    def buffer(self) -> xp.Array:
+        """The gradients, 1-D."""
+        return self.array
+
+
 def register_comm_hook(reducer: GradientReducer, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
     """Replace the reduction of each bucket by `hook(state, bucket)`; after its wait `bucket.buffer` has the sum.
 
@@ -40,7 +52,7 @@ def register_comm_hook(reducer: GradientReducer, state: Any, hook: Callable[[Any
     """
     if isinstance(reducer, ShardReducer):
         _without_padding(reducer)
-        reducer.replace_communication(lambda bucket: _sum_whole(reducer, bucket, partial(hook, state)))
+        reducer.send = lambda bucket: _sum_whole(reducer, bucket, partial(hook, state))
         return
     op, own = getattr(state, "op", None), "mean" if reducer.op == "avg" else "sum"
     if op in ("mean", "sum") and op != own:
@@ -48,7 +60,7 @@ def register_comm_hook(reducer: GradientReducer, state: Any, hook: Callable[[Any
             f"rank {reducer.comm.rank}: this DistributedDataParallel has reduction={own!r}, and the hook's state"
             f" op={op!r}, so the gradient would be scaled wrongly by {reducer.comm.size}; make it with op={own!r}"
         )
-    reducer.replace_communication(partial(hook, state))
+    reducer.send = partial(hook, state)
 
 
 def _without_padding(reducer: ShardReducer) -> None:
@@ -64,7 +76,7 @@ def _sum_whole(reducer: ShardReducer, bucket: Bucket, start: Callable[[Bucket], 
     # Stage 2: wait for the bucket before, and hand the hook the array of this one, which no other bucket shares.
     if not reducer.keep_whole:
         reducer.collect(len(reducer.works))
-        bucket = replace(bucket, array=reducer.arrays.pop(bucket.index))
+        bucket = ArrayBucket(**vars(bucket), array=reducer.arrays.pop(bucket.index))
     work = Then(start(bucket), lambda _: _part_of(reducer, bucket))
     reducer.forget(bucket)
     return work

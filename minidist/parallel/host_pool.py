@@ -24,7 +24,7 @@ from minidist.core.base.limits import check_number, check_whole
 from minidist.core.base.watchers import track, watching
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, Work
-from minidist.core.parallel.flat_shards import Placement
+from minidist.parallel.fsdp_options import Placement
 
 STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice
 

@@ -19,7 +19,7 @@ from typing import Any
 from minidist.base.half import is_floating
 from minidist.core.autograd import map_tensors
 from minidist.core.base import arrays as xp
-from minidist.core.parallel.fsdp_unit import Precision
+from minidist.parallel.fsdp_options import Precision
 
 
 @dataclass(frozen=True)

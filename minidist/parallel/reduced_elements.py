@@ -23,9 +23,10 @@ def of_reducer(reducer: GradientReducer) -> int:
 
 def of_unit(unit: FSDPUnit) -> int:
     """Return the elements for the gradient of a unit of ZeRO 3."""
-    shard, itemsize, copies = unit.shard, np.dtype(unit.reduce_dtype).itemsize, 1
+    dtype = getattr(unit, "reduce_dtype", unit.shard.dtype)
+    shard, itemsize, copies = unit.shard, np.dtype(dtype).itemsize, 1
     sent = 0
-    replicas, algorithm = unit.reduce.replicas, unit.reduce.algorithm
+    replicas, algorithm = getattr(unit.reduce, "replicas", None), unit.reduce.algorithm
     if replicas is not None:
         copies = replicas.size
         sent = shard.comm.size * elements_sent(replicas, "all_reduce", algorithm, shard.size, itemsize)

@@ -53,8 +53,8 @@ def _check_unowned(module: Module, op: str, ignored: Collection[Parameter]) -> N
 def _check_reductions(module: Module, op: str) -> None:
     """Raise UsageError unless the gradients of all units are means, or all are sums: the loss has one divisor."""
     for unit in units_of(module):
-        if unit.reduce.op != op:
-            mine, theirs = ("mean" if one == "avg" else "sum" for one in (op, unit.reduce.op))
+        if unit.guard.op != op:
+            mine, theirs = ("mean" if one == "avg" else "sum" for one in (op, unit.guard.op))
             raise UsageError(
                 f"reduction={quoted(mine)} here and {theirs!r} for the unit of {unit.flat.names[0]!r} inside;"
                 " pass the same reduction= to every fully_shard of a model"
@@ -65,7 +65,7 @@ def _check_ranks(module: Module, comms: Sequence[Comm]) -> None:
     """Raise UsageError when a module inside is sharded over other ranks: one stream gathers the units of a model."""
     comm, mine = comms[0], _ranks(*comms)
     for state in states_of(module):
-        theirs = _ranks(state.comm, state.replicas)
+        theirs = _ranks(*state.guard.comms)
         if mine != theirs:
             outer, inner = (m.name or type(m).__name__ for m in (module, state.module))
             raise UsageError(
@@ -74,9 +74,9 @@ def _check_ranks(module: Module, comms: Sequence[Comm]) -> None:
             )
 
 
-def _ranks(*comms: Comm | None) -> list[list[int]]:
+def _ranks(*comms: Comm) -> list[list[int]]:
     """Return the ranks over which a unit is sharded, then, if there are any, those with equal copies of this shard."""
-    return [list(comm.members) for comm in comms if comm is not None]
+    return [list(comm.members) for comm in comms]
 
 
 def _in_words(ranks: list[list[int]]) -> str:

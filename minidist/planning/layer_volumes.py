@@ -23,11 +23,11 @@ from collections.abc import Callable
 
 from minidist.core.nn import GPTConfig
 from minidist.core.nn.experts import expert_capacity
-from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.data import load_dataset
 from minidist.job.config.models import ITEMSIZE
 from minidist.job.config.pipeline_plan import blocks_of_stages, make_plan
 from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
+from minidist.parallel.context.orders import part_order, sequence_positions
 from minidist.parallel.volume import (
     Volume,
     all_gather_attention_volume,

@@ -14,20 +14,20 @@ from minidist.core.base.errors import UsageError
 from minidist.core.collectives import ALGORITHMS, all_reduce
 from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.core.optim import SGD
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters
 from minidist.core.parallel.model_parallel import apply_context_parallel
 from minidist.core.parallel.tensor import parallelize
-from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.core.pipeline.plan import get_schedule
 from minidist.nn import Llama, LlamaConfig
+from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.zero import ZeroOptimizer
 from minidist.pipeline.validate import validate
 
 
 @pytest.fixture
 def core_alone(monkeypatch):
     monkeypatch.setattr(hooks, "choosers", {})
-    for name in ("call_checks", "more_algorithms", "algorithm_sources", "guards", "shard_arguments", "one_event"):
+    for name in ("call_checks", "more_algorithms", "algorithm_sources", "guards", "one_event"):
         monkeypatch.setattr(hooks, name, [])
 
 
@@ -121,7 +121,16 @@ def test_a_wrapper_trains_and_sends_the_same_with_no_guard(request):
 
 
 def test_every_hook_of_the_core_is_set():
-    defaults = (None, hooks._nothing, hooks._NoChecks, hooks._not_in_the_core, hooks._unchanged, hooks._no_arrivals)
+    defaults = (
+        None,
+        hooks._nothing,
+        hooks._NoChecks,
+        hooks._not_in_the_core,
+        hooks._unchanged,
+        hooks._none,
+        hooks._as_given,
+        hooks._no_text,
+    )
     values = {name: value for name, value in vars(hooks).items() if name in hooks.__annotations__}
     assert len(values) > 20
     assert [name for name, value in values.items() if value in defaults or value == object.__repr__] == []

@@ -13,7 +13,7 @@ from minidist.comm import SimWorld
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.collectives import ALGORITHMS
 from minidist.core.nn import MLP
-from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.data_parallel import DistributedDataParallel
 from tests.cases import each
 
 STAR = textwrap.dedent(

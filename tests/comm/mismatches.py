@@ -15,7 +15,7 @@ from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import MLP
-from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.data_parallel import DistributedDataParallel
 
 
 @dataclass

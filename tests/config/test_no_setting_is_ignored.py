@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.job.checkpoint.resume import check_saving
@@ -266,7 +267,7 @@ def what_happens(*settings):
         if directory is not None:
             shutil.rmtree(directory)
     files = [file.removeprefix(str(directory)) for file in files]
-    messages = [trace.sequences() for trace in world.traces]
+    messages = [sequences(trace) for trace in world.traces]
     return str([results, messages, [trace.spans for trace in world.traces], seen, files])
 
 

@@ -262,9 +262,13 @@ CASES = {
         {"weights": "measured:2", "dp": 2, "prefetch_batches": 1},
         "read the rows of later steps, which --weights measured:2 has not chosen yet",
     ),
-    "changing-batches-in-a-pipeline": (
-        {"adaptive_batch": 64, "dp": 2, "pp": 2},
-        "--pp 2 makes one plan, for micro-batches of known number and shape, and --adaptive-batch 64 changes",
+    "measured-weights-in-a-pipeline": (
+        {"weights": "measured:2", "dp": 2, "pp": 2},
+        "--pp 2 learns the shapes of its micro-batches once, and --weights measured:2 changes them; use --dp, with",
+    ),
+    "adaptive-batch-by-a-file": (
+        {"adaptive_batch": 64, "dp": 2, "pp": 2, "schedule": "two.csv", "microbatches": 1, "global_batch": 2},
+        "has one number of micro-batches, and --adaptive-batch 64 changes it; use a schedule by name, such as 1f1b",
     ),
     "changing-batches-with-server": (
         {**SERVER, "weights": "measured:2"},
@@ -586,6 +590,7 @@ def ranks_of(config):
 def test_every_rule_refuses_its_case_with_one_sentence(rule, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("plan.py").write_text(FILE)
+    Path("two.csv").write_text("0F0,,,0B0\n,1F0,1B0,\n")
     Path("idle.csv").write_text("0F0,1F0,1B0,0B0\n,\n")
     np.array([1, 2, 2**31 - 1], "<u4").tofile("damaged.u32")
     np.savez("rows.npz", x=np.zeros((3, 2)), y=np.arange(3))

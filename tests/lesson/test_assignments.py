@@ -208,8 +208,7 @@ def test_a_submission_by_hand_is_right(tmp_path, name, text):
             "cs336.ddp",
             CS336,
             "return Replica",
-            "from minidist.core.parallel.data_parallel import DistributedDataParallel\n"
-            "    return DistributedDataParallel",
+            "from minidist.parallel.data_parallel import DistributedDataParallel\n    return DistributedDataParallel",
             "asks you to write",
         ),
         ("cse234.myAllreduce", CSE234, "FOLD[op](dest_array, incoming", "np.add(dest_array, incoming", "expected"),

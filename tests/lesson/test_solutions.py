@@ -112,6 +112,7 @@ def test_the_package_takes_par_along_and_no_solution():
         "minidist.course.museum": ["*.toml"],
         "minidist.debug.dumps": ["*.toml"],
         "minidist.report": ["*.css", "*.js"],
+        "minidist.planning.cluster": ["*.toml"],
         "minidist.planning": ["families.toml", "class_defaults.json"],
     }
     assert [path.name for path in ROOT.glob("minidist*") if (path / "__init__.py").exists()] == ["minidist"]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidist.core.autograd import Tensor, cross_entropy, mse_loss, no_grad
+from minidist.core.autograd import Tensor, cross_entropy, no_grad
 from minidist.core.base.random import batch_coordinates
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
@@ -25,17 +25,17 @@ from minidist.core.nn import GPT, MLP, Dropout, FlatParameters, GPTConfig, Linea
 from minidist.core.nn.gpt import with_own_weight
 from minidist.core.optim import SGD, AdamW
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.context.ulysses import UlyssesAttention
-from minidist.core.parallel.data_parallel import DistributedDataParallel
-from minidist.core.parallel.flat_shards import clip_shards_
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
-from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
-from minidist.nn import BatchNorm, ModuleDict
+from minidist.nn import BatchNorm, ModuleDict, mse_loss
 from minidist.optim import DynamicLossScaler, clip_grad_norm_
 from minidist.parallel import HostPool, MixedPrecisionPolicy, gather_tensors, scaled_step
 from minidist.parallel.context import AllGatherAttention, UlyssesRingAttention
+from minidist.parallel.context.ulysses import UlyssesAttention
+from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.shards import clip_shards_
+from minidist.parallel.zero import ZeroOptimizer
 from minidist.pipeline.schedules import get_schedule
 from minidist.techniques.compression import QSGD, TopK, compress
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager

@@ -10,10 +10,10 @@ from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import GPT, MLP, Dropout, GPTConfig, Linear, Module
 from minidist.core.optim import SGD
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.fsdp import fully_shard
 from minidist.core.parallel.model_parallel import apply_tensor_parallel
 from minidist.nn import ModuleDict, ModuleList
+from minidist.parallel.data_parallel import DistributedDataParallel
 
 
 def test_the_tree_has_shapes_and_counts():

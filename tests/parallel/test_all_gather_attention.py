@@ -8,12 +8,12 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.autograd import FlopCounter, ShapeError, Tensor, causal_attention
-from minidist.core.parallel.context.positions import sequence_positions
-from minidist.core.parallel.context.ulysses import UlyssesAttention
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
 from minidist.nn.ops.grouped_attention import grouped_query_attention
 from minidist.parallel.context import AllGatherAttention, document_ids, documents
+from minidist.parallel.context.orders import sequence_positions
+from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.volume import all_gather_attention_volume
 from minidist.planning.volumes import closed_form_bytes
 from tests.cases import each

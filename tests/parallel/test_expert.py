@@ -17,11 +17,11 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, GPTConfig, Module, cross_entropy
 from minidist.core.nn.experts import Assignment, MixtureOfExperts, expert_capacity
-from minidist.core.parallel.context.positions import sequence_positions
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.context.ulysses import UlyssesAttention
 from minidist.core.parallel.expert.dispatch import ExpertParallel, exchange
 from minidist.core.parallel.tensor.parallelize import parallelize_module
+from minidist.parallel.context.orders import sequence_positions
+from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.expert import ExpertDataParallel, ExpertTensorParallel, expert_gpt_plan
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor.grad_norm import global_square_sum

@@ -17,8 +17,6 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import Linear, Module, Sequential
 from minidist.core.optim import SGD, AdamW
-from minidist.core.parallel.data_parallel import DistributedDataParallel
-from minidist.core.parallel.flat_shards import clip_shards_
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.fsdp_state import FSDPState
 from minidist.core.parallel.fsdp_unit import FSDPUnit
@@ -26,6 +24,8 @@ from minidist.core.parallel.gradients import UnusedParameterError
 from minidist.job.equality.gradient_order import add_in_order
 from minidist.nn import checkpoint
 from minidist.parallel import CPUOffloadPolicy, HostPool, gather_tensors
+from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.shards import clip_shards_
 from minidist.planning import block_bytes
 from tests.cases import each
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
@@ -585,3 +585,10 @@ def test_the_pass_after_an_unused_parameter_error_begins_anew(apart):
     expected = SimWorld(2).run(program, False)
     for mine, theirs in zip(SimWorld(2).run(program, True), expected, strict=True):
         assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_an_unknown_option_is_named_with_the_nearest_one():
+    with pytest.raises(
+        UsageError, match=r"no option 'algoritm' \(did you mean 'algorithm'\?\); there are mesh, reshard"
+    ):
+        SimWorld(2).run(lambda comm: fully_shard(small_gpt(), mesh=comm, algoritm="ring"))

@@ -9,7 +9,6 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
 from minidist.optim import LAMB
@@ -17,6 +16,7 @@ from minidist.optim.exact_sums import LIMBS
 from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.whole_tensors import gather_tensors
+from minidist.parallel.zero import ZeroOptimizer
 from minidist.planning.volumes import closed_form_bytes
 from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from tests.cases import each

@@ -7,11 +7,12 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, gelu
 from minidist.core.base import arrays as xp
 from minidist.core.nn.layers import LayerNorm
-from minidist.core.parallel.tensor import layers, sequence_parallel
+from minidist.core.parallel.tensor import layers
 from minidist.core.parallel.tensor.regions import reduce_from_tensor_parallel_region
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 from minidist.job.train.trainer import train
 from minidist.parallel.layout_check import LayoutError
+from minidist.parallel.tensor import sequence_parallel
 
 GPT = {"model": "gpt", "layers": 2, "width": 16, "heads": 4, "context": 8, "data": "markov"}
 JOB = {**GPT, "steps": 2, "microbatches": 2, "global_batch": 8}

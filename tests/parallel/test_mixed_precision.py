@@ -18,13 +18,13 @@ from minidist.core.base.arrays import quiet_overflow
 from minidist.core.collectives import volume
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import AdamW, block_square_sums, clip_by_norm_, norm_from_blocks
-from minidist.core.parallel.data_parallel import DistributedDataParallel
-from minidist.core.parallel.flat_shards import clip_shards_
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.job.equality.gradient_order import GradientOrder, add_in_order
 from minidist.optim import DynamicLossScaler
 from minidist.parallel import agree_on_overflow, gather_tensors, scaled_step
+from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.shards import clip_shards_
+from minidist.parallel.zero import ZeroOptimizer
 from tests.cases import each
 from tests.parallel.models import assert_same, loss_of, small_gpt
 

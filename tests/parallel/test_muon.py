@@ -7,7 +7,6 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
@@ -15,6 +14,7 @@ from minidist.optim import Muon
 from minidist.parallel import WholeMatrices
 from minidist.parallel.whole_matrices import muon_volume
 from minidist.parallel.whole_tensors import gather_tensors
+from minidist.parallel.zero import ZeroOptimizer
 from minidist.planning.volumes import closed_form_bytes
 from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from tests.cases import each

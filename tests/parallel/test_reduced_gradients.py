@@ -13,8 +13,8 @@ from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD
-from minidist.core.parallel.data_parallel import DistributedDataParallel
-from minidist.core.parallel.zero import ZeroOptimizer
+from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.zero import ZeroOptimizer
 
 RANKS = 3
 

@@ -22,28 +22,15 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
 from minidist.core.optim import SGD, Adam
-from minidist.core.parallel.data_parallel import DistributedDataParallel
-from minidist.core.parallel.tensor import regions
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
-from minidist.core.parallel.tensor.parallelize import gpt_plan, parallelize_module
+from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.core.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
-    gather_from_sequence_parallel_region,
     gather_from_tensor_parallel_region,
     reduce_from_tensor_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-    scatter_to_sequence_parallel_region,
     scatter_to_tensor_parallel_region,
 )
 from minidist.core.parallel.tensor.sharding import ShardContext, take_shard
-from minidist.core.parallel.tensor.styles import (
-    ColwiseParallel,
-    HeadParallel,
-    LossParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    VocabParallel,
-)
 from minidist.core.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
     padded_vocab_size,
@@ -53,6 +40,7 @@ from minidist.core.parallel.tensor.vocabulary import (
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, ReplicaId, save
 from minidist.nn import Llama, LlamaConfig, causal_attention_composite
 from minidist.nn.recompute import recompute
+from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import (
     boxes,
@@ -61,8 +49,17 @@ from minidist.parallel.tensor import (
     full_tensor,
     llama_plan,
     load_full_state_dict,
+    sequence_regions,
 )
 from minidist.parallel.tensor.full_state import join_shards, local_shape
+from minidist.parallel.tensor.sequence_layers import gpt_plan, split_sequence
+from minidist.parallel.tensor.sequence_parallel import SequenceParallel
+from minidist.parallel.tensor.sequence_regions import (
+    gather_from_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from minidist.parallel.tensor.styles import ColwiseParallel, HeadParallel, LossParallel, RowwiseParallel, VocabParallel
 from tests.cases import each
 from tests.parallel.split_models import assert_equal, replicated, text, train
 
@@ -167,11 +164,8 @@ def test_column_and_row_parallel_layers_are_exact_on_integers(ranks, sequence_pa
 
     def main(comm):
         model = integer_model(MLP([5, 12, 4], dtype=np.float64))
-        plan = {
-            "layers.0": ColwiseParallel(sequence_parallel=sequence_parallel),
-            "layers.1": RowwiseParallel(sequence_parallel=sequence_parallel),
-        }
-        parallelize_module(model, comm, plan)
+        plan = {"layers.0": ColumnParallelLinear, "layers.1": RowParallelLinear}
+        parallelize_module(model, comm, split_sequence(plan) if sequence_parallel else plan)
         rows = (
             slice(comm.rank * 12 // comm.size, (comm.rank + 1) * 12 // comm.size) if sequence_parallel else slice(None)
         )
@@ -843,7 +837,7 @@ def test_without_regathers_splitting_the_sequence_would_save_much_less(monkeypat
     """The inputs of the two column-parallel layers are then kept whole on every rank: 2 sbh (1 - 1/t) values more."""
     batch, length, width = 2, 16, 24
     right, _ = block_traffic(2, True)
-    monkeypatch.setattr(regions, "_Gathered", lambda whole, shard, comm: whole)
+    monkeypatch.setattr(sequence_regions, "_Gathered", lambda whole, shard, comm: whole)
     wrong, _ = block_traffic(2, True)
     assert [b - a for a, b in zip(right, wrong, strict=True)] == [2 * batch * length * width * 4 // 2] * 2
 

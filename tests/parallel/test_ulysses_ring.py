@@ -7,10 +7,10 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.core.parallel.context.positions import sequence_positions
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
 from minidist.parallel.context import UlyssesRingAttention
+from minidist.parallel.context.orders import sequence_positions
 from minidist.planning.volumes import closed_form_bytes
 from tests.equality.test_equality import verdict
 from tests.parallel.test_context import KINDS, assert_model

@@ -14,12 +14,13 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD, AdamW
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.flat_shards import Shard, sharded_flat
 from minidist.core.parallel.gradients import UnusedParameterError
-from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.optim import clip_grad_norm_
+from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.shards import state_ranges
 from minidist.parallel.whole_tensors import gather_tensors
+from minidist.parallel.zero import ZeroOptimizer
 from minidist.planning import block_bytes
 from tests.cases import each
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
@@ -285,8 +286,17 @@ def test_a_rank_without_elements_has_an_empty_range_of_state_as_it_has_an_empty_
     def program(comm):
         flat = sharded_flat([Parameter(np.ones(5, np.float32), name="w")], comm, 1024)
         shard = Shard(flat, comm)
-        return [(p.name, start, stop) for p, start, stop in shard.state_ranges()], [
+        return [(p.name, start, stop) for p, start, stop in state_ranges(shard)], [
             (piece.name, piece.start, piece.stop) for piece in shard.slices()
         ]
 
     assert SimWorld(3).run(program) == [([("w", 0, 5)],) * 2] + [([("w", 0, 0)],) * 2] * 2
+
+
+def test_an_argument_that_neither_takes_is_named_with_the_nearest_one():
+    for wrong, words in (
+        ({"algoritm": "ring"}, r"no argument 'algoritm', and AdamW neither \(did you mean 'algorithm'\?\)"),
+        ({"weight_decai": 0.1}, r"'weight_decai', and AdamW neither \(did you mean 'weight_decay'\?\)"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            SimWorld(2).run(lambda comm, wrong=wrong: ZeroOptimizer(small_gpt(), AdamW, comm=comm, **wrong))

@@ -7,7 +7,7 @@ from minidist.core.autograd import Tensor
 from minidist.core.nn import MLP
 from minidist.core.optim import SGD
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters
-from minidist.core.parallel.zero import ZeroOptimizer
+from minidist.parallel.zero import ZeroOptimizer
 from tests.cases import each
 
 STEPS, RATE = 3, 0.25

@@ -9,7 +9,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.collectives import volume
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD
-from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 from tests.cases import each
 from tests.parallel.replicas import Nested, batch

@@ -10,7 +10,7 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.collectives import volume
-from minidist.core.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.techniques.adaptive_batch.noise_scale import (
     AdaptiveBatch,
     Estimate,

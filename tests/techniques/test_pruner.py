@@ -10,8 +10,8 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig
 from minidist.core.optim import SGD, Adam
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.compressor import compress
+from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable
 from minidist.techniques.pruning.schedule import SparsitySchedule
 from minidist.techniques.pruning.selection import keep_largest, magnitude_keys, selection_bytes

@@ -8,8 +8,8 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.nn import MLP, FlatParameters
 from minidist.core.optim import SGD, Adam
-from minidist.core.parallel.data_parallel import DistributedDataParallel
-from minidist.core.parallel.zero import ZeroOptimizer
+from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.zero import ZeroOptimizer
 from minidist.techniques.quantization.layers import OBSERVERS, MinMaxObserver, convert, observers_of, prepare_qat
 from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
 from tests.cases import each

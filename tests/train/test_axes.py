@@ -4,6 +4,7 @@ step.
 
 import pytest
 
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.commands.runner import number_of_ranks
 from minidist.job.config.train_config import TrainConfig
@@ -152,4 +153,4 @@ def test_eight_processes_print_the_digits_of_eight_simulated_ranks(comm):
         world = SimWorld(8)
         simulated = world.run(train, config)[0]
         assert (real.losses, real.digest) == (simulated.losses, simulated.digest)
-        assert comm.trace.sequences() == world.traces[0].sequences()
+        assert sequences(comm.trace) == sequences(world.traces[0])

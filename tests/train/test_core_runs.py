@@ -32,9 +32,8 @@ JOBS = {
     "ZeRO 1": {**GPT_JOB, "dp": 2, "zero": 1},
     "ZeRO 2": {**GPT_JOB, "dp": 2, "zero": 2},
     "FSDP": {**GPT_JOB, "dp": 2, "zero": 3},
-    "TP": {**GPT_JOB, "tp": 2, "sequence_parallel": True},
+    "TP": {**GPT_JOB, "tp": 2},
     "CP": {**GPT_JOB, "cp": 2},
-    "Ulysses": {**GPT_JOB, "cp": 2, "attention": "ulysses"},
     "EP": {**GPT_JOB, "dp": 2, "ep": 2, "experts": 2},
     "GPipe": {**DEEP_JOB, "schedule": "gpipe"},
     "1F1B": DEEP_JOB,
@@ -164,7 +163,7 @@ def test_a_program_of_the_core_alone_trains_in_every_layout_as_one_device_does()
     (alone,) = Sim(1).run(losses_of, ParallelLayout())
     layouts = [
         ParallelLayout(dp=2, tp=2, zero=1, sequence_parallel=True),
-        ParallelLayout(dp=2, cp=2, zero=3, attention="ulysses"),
+        ParallelLayout(dp=2, cp=2, zero=3),
         ParallelLayout(pp=2, dp=2, zero=2, schedule="zb-h1"),
         ParallelLayout(pp=2, dp=2, tp=2, schedule="interleaved", chunks=2),
     ]

@@ -46,9 +46,7 @@ def test_a_tied_weight_whose_gradients_do_not_meet(monkeypatch):
 
 
 def test_a_norm_whose_gradient_is_not_summed_over_tensor_parallel_ranks(monkeypatch):
-    monkeypatch.setattr(
-        "minidist.core.parallel.tensor.sequence_parallel.copy_to_tensor_parallel_region", lambda x, comm: x
-    )
+    monkeypatch.setattr("minidist.parallel.tensor.sequence_parallel.copy_to_tensor_parallel_region", lambda x, comm: x)
     drifts(2, r"transformer\.(wpe|ln_f|h\.0)", tp=2, sequence_parallel=True)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from minidist.base.trace_file import read_traces
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import replay, seeded
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
@@ -96,7 +97,7 @@ def test_a_run_under_mpi_is_replayed_in_the_simulated_world(tmp_path):
     results = world.run(train, config(servers=2, consistency=consistency))
     assert results[0].digest == summary["digest"]
     assert results[0].losses == summary["losses"]
-    assert [t.sequences() for t in world.traces] == [t.sequences() for t in traces]
+    assert [sequences(t) for t in world.traces] == [sequences(t) for t in traces]
 
 
 def test_what_differs_is_named():

@@ -9,62 +9,24 @@ Proved by: tests/parallel/test_zero.py, tests/parallel/test_fully_shard.py
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from copy import copy
-from typing import Any, Self
+from typing import Any
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_whole
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import (
-    NORM_BLOCK,
-    FlatSlice,
-    block_square_sums,
-    check_max_norm,
-    clip_by_norm_,
-    flat_slices,
-    norm_from_blocks,
-)
+from minidist.core.optim import NORM_BLOCK, FlatSlice, block_square_sums, flat_slices
 
 
-def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int) -> FlatParameters:
+def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int = NORM_BLOCK) -> FlatParameters:
     """Return flat parameters with the padding that `comm.size` shards at multiples of `alignment` elements need."""
     check_whole("alignment", alignment, 1)
     return FlatParameters(parameters, pad_to=comm.size * alignment)
-
-
-class Placement:
-    """Where shards live: here in the memory in which the whole is. `host_pool.CPUOffloadPolicy` has another one."""
-
-    apart = False  # must a sum of gradients move before it can be added to the shard's?
-
-    def keep(self, values: xp.Array) -> xp.Array:
-        """Return a copy of a shard's values, where it lives."""
-        return track(xp.array(values), "parameter")
-
-    def memory(self) -> AbstractContextManager[None]:
-        """Return the context in which arrays that live with the shard are allocated."""
-        return nullcontext()
-
-    def gather(self, comm: Comm, mine: xp.Array, out: xp.Array, equal: str) -> Any:
-        """Start to gather the values `mine` of all ranks into `out`; return what waits for it."""
-        return all_gather(comm, mine, out=out, async_op=True, equal=equal)
-
-    def deliver(self, unit: Any, piece: xp.Array) -> None:
-        """Add the reduced gradient of an FSDP unit to its shard's, or start to move it to where the shard lives."""
-        unit.add_reduced(piece)
-
-    def finish(self, keep: bool = True) -> None:
-        """Wait for what `deliver` has started; keep: add it to the shard's gradient."""
-
-
-DEVICE = Placement()
 
 
 class Shard:
@@ -81,27 +43,17 @@ class Shard:
                 f" {alignment}; make it with FlatParameters(..., pad_to={comm.size * alignment})"
             )
         self.flat, self.alignment = flat, alignment
-        self._place(comm)
+        self.comm, self.size = comm, flat.padded_numel // comm.size
+        self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
         self.own: xp.Array | None = None  # the values, when they are not a view of the whole
-        self.placement = DEVICE  # where values and gradient live
         self._grad: xp.Array | None = None
         self.filled = False  # does _grad hold sums of this step?
         self.used: set[Parameter] | None = None  # whose gradient some rank has computed; None: all
         flat.shard = self
 
-    def _place(self, comm: Comm) -> None:
-        self.comm, self.size = comm, self.flat.padded_numel // comm.size
-        self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
-
-    def seen_from(self, comm: Comm) -> Self:
-        """Return the shard that rank `comm.rank` has of the unit; its arrays have the shapes, and not the values."""
-        other = copy(self)
-        other._place(comm)
-        return other
-
-    def detach(self, placement: Placement = DEVICE) -> None:
+    def detach(self) -> None:
         """Keep the values in a separate array, so that the whole can be released."""
-        self.placement, self.own = placement, placement.keep(self.flat.data[self.start : self.stop])
+        self.own = track(xp.array(self.flat.data[self.start : self.stop]), "parameter")
 
     @property
     def dtype(self) -> Any:
@@ -124,13 +76,7 @@ class Shard:
 
     def have_grad(self, parameters: Sequence[Parameter]) -> list[bool]:
         """Return those of these parameters whose gradient some rank has computed since `zero_grad`."""
-        if not self.filled or self.used is None:
-            return [self.filled] * len(parameters)
-        return [parameter in self.used for parameter in parameters]
-
-    def note_used(self, parameters: set[Parameter]) -> None:
-        """Note for which parameters some rank has computed a gradient, in one more backward pass."""
-        self.used = parameters | (self.used or set())
+        return [self.filled and (self.used is None or parameter in self.used) for parameter in parameters]
 
     def forget(self, parameter: Parameter) -> None:
         """Forget one parameter's elements of the gradient."""
@@ -155,8 +101,7 @@ class Shard:
     def grad_buffer(self) -> xp.Array:
         """Return the array of the shard's gradient; at first it holds zeros."""
         if self._grad is None:
-            with self.placement.memory():
-                self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
+            self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
         return self._grad
 
     def ranges(self) -> list[tuple[Parameter, slice, int, int]]:
@@ -170,11 +115,6 @@ class Shard:
                 start = place.start + self.start - whole.start
                 result.append((parameter, place, start, start + place.stop - place.start))
         return result
-
-    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
-        """Return (parameter, start, stop in the flattened parameter) of the state of an optimizer on `slices()`."""
-        ranges = [(parameter, start, stop) for parameter, _, start, stop in self.ranges() if parameter.requires_grad]
-        return ranges or [(p, 0, 0) for p in self.flat.parameters if p.requires_grad][:1]
 
     def slices(self) -> list[FlatSlice]:
         """Return this rank's trainable elements, one slice per parameter, for an optimizer.
@@ -193,25 +133,13 @@ def shard_square_sums(
 ) -> xp.Array:
     """Return the sums of squares of the whole gradient by blocks of 1,024 elements, in global order, on every rank.
 
-    skip: parameters that do not count, because another group of ranks counts them. equal: what every rank must pass
-    equal. Each rank sends the float64 sums of
-    its own blocks (8 B each) to all others, under purpose `clip_norm`. Raises UsageError when blocks cross shard
-    boundaries, or the shards lie on other ranks than those of `comm`: blocks would count twice, or not at all.
+    shards: over the ranks of `comm`, at multiples of 1,024. skip: parameters that do not count, because another group
+    of ranks counts them. equal: what every rank must pass equal. Each rank sends the float64 sums of its own blocks
+    (8 B each) to all others, under purpose `clip_norm`.
     """
     # The sums of each rank over the blocks of its shard, shard after shard.
     sums = []
     for shard in shards:
-        if shard.alignment % NORM_BLOCK:
-            raise UsageError(
-                f"clipping needs shards that begin at multiples of {NORM_BLOCK} elements, these begin at multiples of "
-                f"{shard.alignment}; build them with alignment={NORM_BLOCK}"
-            )
-        if shard.comm is not comm and list(shard.comm.members) != list(comm.members):
-            raise UsageError(
-                f"rank {comm.members[comm.rank]}: the norm is taken over ranks {quoted(list(comm.members))}, but the"
-                f" unit of {shard.flat.names[0]!r} has its shards on ranks {quoted(list(shard.comm.members))}; pass the"
-                " communicator over which it is sharded (of a mesh of two axes the second one)"
-            )
         gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
         sums.append(block_square_sums(gradient, [place for p, place, _, _ in shard.ranges() if p in skip]))
 
@@ -225,14 +153,3 @@ def shard_square_sums(
         blocks.append(gathered[:, start : start + part.size].reshape(-1))
         start += part.size
     return xp.concatenate(blocks)
-
-
-def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer: Any = None) -> float:
-    """Scale the sharded gradients so that their global norm is at most `max_norm`; every rank returns the norm before.
-
-    See `shard_square_sums`; every rank adds the sums in the global order, unit by unit. optimizer: as for
-    `optim.clip_by_norm_`, for gradients in half precision.
-    """
-    check_max_norm(max_norm)
-    sums = shard_square_sums(comm, shards, equal=f"max_norm {float(max_norm):g}")
-    return clip_by_norm_(list(shards), norm_from_blocks(sums), max_norm, optimizer)

@@ -29,7 +29,7 @@ from minidist.core.autograd import (
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.fsdp_unit import FSDPUnit, Precision
+from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.guard import Guard
 
 # A state is kept alive by the hooks of its module; this only finds it.
@@ -42,6 +42,11 @@ def states_of(module: Module) -> "list[FSDPState]":
     return [state for reference in references if reference is not None and (state := reference()) is not None]
 
 
+def ignored_in(module: Module) -> set[Parameter]:
+    """Return the parameters of `module` of which the user takes care, by what the modules inside it were told."""
+    return set[Parameter]().union(*(state.ignored for state in states_of(module)))
+
+
 def units_of(module: Module) -> list[FSDPUnit]:
     """Return the units of a sharded module and of those inside it, in the order of the module tree."""
     states = states_of(module)
@@ -51,7 +56,7 @@ def units_of(module: Module) -> list[FSDPUnit]:
 
 
 class FSDPState(BackwardObserver):
-    """A sharded module's units (none, one, or more with persistent parameters or experts), and its hooks.
+    """A sharded module's units (none or one, with some options more), and its hooks.
 
     The state of the outermost module, `root`, also knows what all states share: the order in which modules ran, the
     running pass, and the reduction in flight.
@@ -64,19 +69,16 @@ class FSDPState(BackwardObserver):
         units: Sequence[FSDPUnit],
         guard: Guard,
         prefetch: int,
-        precision: Precision,
-        replicas: Comm | None = None,
         ignored: Collection[Parameter] = (),
     ) -> None:
         self.module, self.comm, self.units, self.guard = module, comm, units, guard
-        self.prefetch, self.precision, self.replicas = prefetch, precision, replicas
+        self.prefetch, self.ignored = prefetch, set(ignored)  # the user takes care of these parameters
         self.forward_order: list[FSDPState] = []  # as forwards began in the last pass, and how they ended: reversed,
         self.ended_order: list[FSDPState] = []  # the order in which backward will reach them
         self.began: list[FSDPState] = []  # the same of the pass that is running
         self.ended: list[FSDPState] = []
         self.running: BackwardPass | None = None  # the backward pass; a forward inside it is a replayed one
         self.reducing: FSDPUnit | None = None  # whose reduction is in flight
-        self.ignored = set(ignored)  # the user takes care of these
         guard.covers(module, (*module.parameters(), *self.ignored))
 
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
@@ -120,27 +122,32 @@ class FSDPState(BackwardObserver):
         if root.running is None:
             self._prefetch(root.forward_order)
 
-        # The inputs are marked after their cast: [4] comes as soon as the module's own gradients are computed.
-        args, kwargs = self.precision.inputs(args), self.precision.inputs(kwargs)
+        return self.inputs(args, kwargs)
+
+    def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of the module, marked for [4]."""
         if is_grad_enabled():
-            args = backward_hooks(args, self._post_backward, f"input of {module.name or 'model'}")
+            args = backward_hooks(args, self._post_backward, f"input of {self.module.name or 'model'}")
         return args, kwargs
 
     def _post_forward(self, module: Module, args: tuple[Any, ...], output: Any) -> Any:
         """[2] Mark the outputs for backward and release this module."""
-        root, recording = self.root, is_grad_enabled()
-        output = self.precision.outputs(output)
-        self._advance_clock()
-        if recording:
-            output = backward_hooks(output, self._pre_backward, f"output of {module.name or 'model'}")
+        root, output = self.root, self.outputs(output)
 
         # A replayed forward is followed by its backward, which needs the module at once: it stays whole.
         if root.running is None:
             for unit in self.units:
-                unit.after_forward(recording)
+                unit.after_forward(is_grad_enabled())
             root.ended.append(self)
             if self is root:
                 root.forward_order, root.ended_order = root.began, root.ended
+        return output
+
+    def outputs(self, output: Any) -> Any:
+        """Return the module's results, marked for [3]."""
+        self._advance_clock()
+        if is_grad_enabled():
+            output = backward_hooks(output, self._pre_backward, f"output of {self.module.name or 'model'}")
         return output
 
     # --- backward ---
@@ -184,9 +191,10 @@ class FSDPState(BackwardObserver):
         for unit in units if not deferred else ():
             if unit.trainable and not unit.reduced:
                 unit.reduce_now(self, unit.trainable)
-        self._finish(units)
+        self.finish_reduction()
         self.running = None
         for unit in units:
+            unit.settle()
             unit.end_pass()
         self.guard.backward_ended()
 
@@ -202,9 +210,9 @@ class FSDPState(BackwardObserver):
         for unit in units:
             if unit.trainable and not unit.reduced:
                 unit.reduce_now(self, [parameter for parameter in unit.trainable if parameter not in unit.computed])
-        self._finish(units)
+        self.finish_reduction()
         for unit in units:
-            unit.computed, unit.reduced, unit.brought = set(), False, set()
+            unit.settle()
 
     def _forget_pass(self) -> None:
         """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
@@ -214,10 +222,7 @@ class FSDPState(BackwardObserver):
             self.reducing.reduction.wait()
         self.reducing = None
         for unit in units_of(self.module):
-            unit.placement.finish(keep=False)
-            unit.differentiating, unit.reduction = False, None
-            unit.flat.release_grad()
-            unit.end_pass()
+            unit.forget()
 
     # --- steps of the above ---
 
@@ -227,14 +232,8 @@ class FSDPState(BackwardObserver):
             unit, self.reducing = self.reducing, None
             unit.finish_reduce(self)
 
-    def _finish(self, units: Sequence[FSDPUnit]) -> None:
-        """Wait for the sums that are still in flight: the reduction of the last unit, and its way to its shard."""
-        self.finish_reduction()
-        for unit in units:
-            unit.placement.finish()
-
     def _gather(self) -> None:
-        # Start all before waiting for any: a persistent unit and the other one travel together.
+        # Start all before waiting for any: they travel together.
         for unit in self.units:
             unit.start_gather(self.root)
         for unit in self.units:

@@ -18,16 +18,14 @@ Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.p
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
 from minidist.core.base.arrays import Array
-from minidist.core.base.errors import MinidistError, UsageError, quoted
+from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.base.limits import check_number
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import ALGORITHMS, all_reduce
@@ -39,24 +37,30 @@ BUCKET_MEGABYTES = 25.0  # PyTorch's default
 
 
 class UnusedParameterError(MinidistError):
-    """A parameter got no gradient in a step in which the reducer waits for it."""
+    """A parameter got no gradient in a step in which the reducer waits for it. so: what follows; then what may help."""
+
+    def __init__(self, rank: int, parameter: Parameter, so: str, freeze: str = "freeze it") -> None:
+        super().__init__(
+            f"rank {rank}: parameter {parameter.name!r} got no gradient in this backward pass, so {so}; use it in the"
+            " loss (an array that a layer returns in place of a Tensor ends the graph),"
+            f" {freeze}, or pass find_unused_parameters=True"
+        )
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A slice of the flat gradient that is reduced as one message. array: its gradients where there is no flat one."""
+    """A slice of the flat gradient that is reduced as one message."""
 
     index: int
     slice: slice
     parameters: tuple[Parameter, ...]
     flat: FlatParameters
     guard: Guard = field(compare=False)
-    array: Array | None = field(default=None, compare=False)
 
     @property
     def buffer(self) -> Array:
         """The gradients, 1-D, as a view."""
-        return self.flat.grad_buffer[self.slice] if self.array is None else self.array
+        return self.flat.grad_buffer[self.slice]
 
     @property
     def size(self) -> int:
@@ -99,13 +103,13 @@ class GradientReducer(BackwardObserver):
     `observe` makes plain `loss.backward()` do all of it. Without it, call `ready` for each parameter and then `finish`.
 
     op: "sum" or "avg". algorithm: of the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
-    faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter without
-    a gradient takes part with zeros; where no rank has one, it has none afterwards), or "fill": with zeros, without
-    asking the others. A rank sends 2 (n-1)/n of each bucket, in 2 (n-1) messages, under purpose `gradient_reduce`; with
-    "zeros" also of one byte per parameter.
+    faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). A rank sends 2 (n-1)/n of each bucket, in
+    2 (n-1) messages, under purpose `gradient_reduce`. send: starts the reduction of a bucket, and returns what has
+    `wait`; another function may take the place of `all_reduce`.
     """
 
     operation = "all_reduce"  # whose algorithm it is
+    unused = "error"  # what a parameter without a gradient is; see `minidist.parallel.unused`
 
     def __init__(
         self,
@@ -115,22 +119,19 @@ class GradientReducer(BackwardObserver):
         op: str = "sum",
         algorithm: str = "ring",
         bucket_cap_mb: float = BUCKET_MEGABYTES,
-        unused: str = "error",
         guard: Guard | None = None,
     ) -> None:
-        if unused not in ("error", "zeros", "fill"):
-            raise UsageError(f"unused={quoted(unused)}; it must be 'error', 'zeros' or 'fill'")
         if bucket_cap_mb != math.inf:  # one bucket
             check_number("bucket_cap_mb", bucket_cap_mb, above=0)
         if algorithm != "auto":
             ALGORITHMS[self.operation][algorithm]  # an unknown name is an error now, not in the first backward pass
-        self.flat, self.comm, self.op, self.algorithm, self.unused = flat, comm, op, algorithm, unused
+        self.flat, self.comm, self.op, self.algorithm = flat, comm, op, algorithm
 
         # The plan of the messages, which is the same on every rank.
         self.guard = guard or new_guard(op, comm)
         self.buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.guard)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self._communicate: Callable[[Bucket], Any] = self._all_reduce
+        self.send: Callable[[Bucket], Any] = self.all_reduce
 
         # The progress of the running pass.
         self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
@@ -140,11 +141,6 @@ class GradientReducer(BackwardObserver):
         self._graph_synchronizes: bool | None = None  # the running pass's own; goes before that
         self._taking_part = False  # did a parameter get ready in the running pass?
         self._in_pass = False  # False again at the pass's end; not when an error ended it
-
-    def replace_communication(self, start: Callable[[Bucket], Any]) -> Callable[[Bucket], Any]:
-        """Let `start(bucket)` start the reduction of each bucket from now on; return what did so before."""
-        before, self._communicate = self._communicate, start
-        return before
 
     # --- in a backward pass ---
 
@@ -175,10 +171,6 @@ class GradientReducer(BackwardObserver):
         running = current_pass()
         if running is not None and not self.manually:
             self.guard.backward_begins(running, again=self.flat.unsynchronized)
-
-    def note_mode(self, module: Any | None = None) -> None:
-        """Tell the guard that a forward pass begins, of a pipeline's stage where a module is given."""
-        self.guard.forward_begins(module)
 
     def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
         """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
@@ -220,12 +212,18 @@ class GradientReducer(BackwardObserver):
         # Without this, the messages would depart before the gradients in them are computed.
         self.comm.advance_clock("backward")
         with purpose("gradient_reduce"):
-            self.works.append(self._communicate(bucket))
+            self.works.append(self.send(bucket))
+
+    def all_reduce(self, bucket: Bucket) -> Work:
+        """[2] Start the all-reduce of a bucket in the communicator's stream."""
+        equal = self.guard.of_bucket(bucket)
+        work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=equal)
+        return work
 
     def finish(self) -> None:
         """[3] Wait for every bucket. Each gradient then is the sum over all ranks, plus what earlier passes had summed.
 
-        Raises UnusedParameterError when a parameter never got ready (with unused="zeros" it takes part as zeros).
+        Raises UnusedParameterError when a parameter never got ready.
         """
         self._taking_part = True
         self.finished()
@@ -235,19 +233,12 @@ class GradientReducer(BackwardObserver):
         self._in_pass = False
         if not self._taking_part:
             return
-        parameters, asks = list(self.bucket_of), self.unused == "zeros"
-        if asks:  # whose gradients this rank brings, of this pass or of those under `no_sync`
-            late = set().union(*self.missing)
-            mine = {p for p in parameters if p not in late or p.gradient.local is not None}
-            fresh = [p for p in parameters if p.gradient.total is None]
         try:
             # The other ranks launch the buckets that never completed here, too, so each one must be sent.
             for bucket in self.buckets[len(self.works) :]:
-                self._complete(bucket)
+                self.complete(bucket)
                 self.launch(bucket)
             self.wait()
-            if asks:
-                self.note_used(used_anywhere(self.comm, parameters, mine), fresh)
             self.flat.unsynchronized = False
         finally:
             # The next pass begins with no parameter ready and no bucket launched.
@@ -257,24 +248,12 @@ class GradientReducer(BackwardObserver):
         if not self.manually:  # who calls `finish` does the rest, too
             self.guard.backward_ended()
 
-    def _complete(self, bucket: Bucket) -> None:
-        """Refuse the parameters of a bucket that the loss did not use, or let them take part as zeros."""
+    def complete(self, bucket: Bucket) -> None:
+        """Refuse the parameters of a bucket that the loss did not use."""
         missing = [p for p in bucket.parameters if p in self.missing[bucket.index]]
-        if missing and self.unused == "error":
-            raise UnusedParameterError(
-                f"rank {self.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass,"
-                f" so bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss (an"
-                " array that a layer returns in place of a Tensor ends the graph), freeze it, or pass"
-                " find_unused_parameters=True"
-            )
-        for parameter in missing:
-            parameter.zero_fill()
-
-    def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:
-        """Forget the zeros of parameters that no rank has used. fresh: those without a sum of earlier passes."""
-        for parameter in fresh:
-            if parameter not in used:
-                parameter.gradient.clear()
+        if missing:
+            so = f"bucket {bucket.index} of {len(self.buckets)} was never sent"
+            raise UnusedParameterError(self.comm.rank, missing[0], so)
 
     def wait(self) -> None:
         """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""
@@ -283,17 +262,3 @@ class GradientReducer(BackwardObserver):
         # The next pass adds to a separate local gradient, so that a sum over ranks is not summed over ranks again.
         for parameter in self.bucket_of:
             parameter.gradient.was_reduced()
-
-    def _all_reduce(self, bucket: Bucket) -> Work:
-        """Start the all-reduce of a bucket in the communicator's stream."""
-        equal = self.guard.of_bucket(bucket)
-        work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=equal)
-        return work
-
-
-def used_anywhere(comm: Comm, parameters: Sequence[Parameter], used: Collection[Parameter]) -> set[Parameter]:
-    """Return which parameters some rank has used; used: those of this rank. An all-reduce of a byte per parameter."""
-    bits = np.array([parameter in used for parameter in parameters], np.uint8)
-    with purpose("gradient_reduce"):
-        all_reduce(comm, bits, "max")
-    return {parameter for parameter, bit in zip(parameters, bits, strict=True) if bit}

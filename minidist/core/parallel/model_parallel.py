@@ -19,14 +19,11 @@ from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.base.hooks import attentions, model_checks
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn import GPT, MixtureOfExperts, Module
-from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.context.ulysses import UlyssesAttention
 from minidist.core.parallel.expert.dispatch import ExpertParallel
 from minidist.core.parallel.tensor.parallelize import parallelize_module, tensor_parallel_plan
 
 attentions.setdefault("ring", lambda comm, length, inner, neighbours: RingAttention(comm, length))
-attentions.setdefault("ulysses", lambda comm, length, inner, neighbours: UlyssesAttention(comm, length, inner))
 
 
 def apply_expert_parallel(model: Module, comm: Comm, style: ExpertParallel | None = None) -> Module:
@@ -50,8 +47,8 @@ def apply_context_parallel(
 ) -> xp.Array:
     """Split sequences of `length` tokens over `comm`; returns the positions (T_local,) of this rank's tokens.
 
-    attention: "ring", "ulysses", or another name of `hooks.attentions`. ulysses: how many neighbours exchange heads in
-    an attention that has rings, too. Every attention module gets the attention as its `attention_fn`.
+    attention: "ring", or another name of `hooks.attentions`. ulysses: how many neighbours exchange heads in one that
+    has rings, too. Every attention module gets the attention as its `attention_fn`.
     """
     check_communicator(comm, "apply_context_parallel")
     for check in model_checks:
@@ -67,7 +64,7 @@ def apply_context_parallel(
         module.attention_fn = crossing
 
     # Position embeddings and rotary angles look up these numbers; 0..T_local-1 on every rank would be silently wrong.
-    positions = sequence_positions(length, comm.rank, comm.size, part_order(attention, ulysses))
+    positions: xp.Array = crossing.positions()
     use_positions(model, positions)
     return positions
 

@@ -24,136 +24,19 @@ from typing import Any
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base import hooks
-from minidist.core.base.arrays import is_half
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.limits import check_number
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, reduce_scatter
-from minidist.core.comm import Comm, Work, check_communicator
+from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK, OptimizerWrapper
-from minidist.core.parallel.data_parallel import equal_replicas, not_copied
-from minidist.core.parallel.flat_shards import Shard, clip_shards_, sharded_flat
+from minidist.core.parallel.data_parallel import equal_replicas
+from minidist.core.parallel.flat_shards import Shard, sharded_flat
 from minidist.core.parallel.gradients import Bucket, GradientReducer
-from minidist.core.parallel.guard import Guard, operation_of
+from minidist.core.parallel.guard import Guard
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
-
-
-class ZeroOptimizer(OptimizerWrapper):
-    """Wraps an optimizer class so that each rank of `comm` holds the state, and steps the elements, of one shard.
-
-        zero = ZeroOptimizer(model, AdamW, comm=comm, stage=2, lr=3e-3)
-        model(batch).backward()      # gradients are reduced to their owners while this runs
-        zero.step()                  # each rank steps its shard, then the parameters are gathered
-
-    module: a module or some parameters. stage: 1 or 2. reduce_bucket_size: the largest number of elements of a gradient
-    bucket; a bucket that crosses a shard boundary is sent to each owner. reduction: "mean" or "sum" over the ranks, as
-    for `DistributedDataParallel`. algorithm: of the reduce-scatter; "ordered" gives bits that do not depend on the
-    buckets. find_unused_parameters: parameters without a gradient take part as zeros instead of raising; one that no
-    rank has used is not stepped.
-    defaults: arguments of `optimizer_class`; LARS and LAMB get the norms of whole layers (`LayerSums` over `comm`; pass
-    `layer_sums` where parameters are tensor-parallel, too), Muon whole matrices (`WholeMatrices`; pass `whole_matrices`
-    likewise). Two of them are not the optimizer's: `alignment=1024`, shards begin at multiples of it, and clipping
-    needs 1,024; `ignored_params=()`, neither broadcast nor summed nor stepped: you do it yourself. Of other parameters
-    of the loss that no wrapper has, the first backward pass raises UsageError.
-
-    A rank sends, with Psi padded elements and k micro-batches, (n-1)/n of: stage 1 Psi, stage 2 k Psi (purpose
-    `gradient_reduce`), and Psi (purpose `parameter_gather`). At construction rank 0 sends its parameters to all ranks
-    (purpose `startup`). Raises MismatchError when the ranks built different models.
-    """
-
-    def __init__(
-        self,
-        module: Module | Iterable[Parameter],
-        optimizer_class: Any,
-        *,
-        comm: Comm,
-        stage: int = 1,
-        reduce_bucket_size: int = REDUCE_BUCKET_SIZE,
-        reduction: str = "mean",
-        algorithm: str = "ring",
-        find_unused_parameters: bool = False,
-        **defaults: Any,
-    ) -> None:
-        if stage not in (1, 2):
-            raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
-        operation_of(reduction)
-        hooks.optimizer_checks().check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")
-        check_communicator(comm, "ZeroOptimizer")
-
-        # Equal replicas, in a flat array with the padding that equal shards need.
-        alignment, ignored_params = defaults.pop("alignment", NORM_BLOCK), set(defaults.pop("ignored_params", ()))
-        self.comm, self.stage = comm, stage
-        parameters = module.parameters() if isinstance(module, Module) else module
-        self.flat = sharded_flat((p for p in parameters if p not in ignored_params), comm, alignment)
-        settings = {
-            "stage": stage,
-            "reduction": reduction,
-            "reduce_bucket_size": reduce_bucket_size,
-            "algorithm": algorithm,
-            "alignment": alignment,
-            "find_unused_parameters": find_unused_parameters,
-        }
-        guard = equal_replicas("ZeroOptimizer", module, self.flat, settings, comm)
-
-        # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
-        self.shard = Shard(self.flat, comm, alignment)
-        for more in hooks.shard_arguments:
-            defaults = {**more(optimizer_class, self.flat.parameters, comm), **defaults}
-        self.optimizer = optimizer_class(self.shard.slices(), **defaults)
-
-        # Gradients are reduced to the owners of the shards during every backward pass.
-        unused = "zeros" if find_unused_parameters else "error"
-        self.reducer = ShardReducer(
-            self.shard, algorithm, reduce_bucket_size, keep_whole=stage == 1, unused=unused, guard=guard
-        )
-        self.reducer.observe()
-        guard.covers(module if isinstance(module, Module) else None, (*self.flat.parameters, *ignored_params))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise not_copied("ZeroOptimizer", self.comm)
-
-    def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
-        """Let `hook(state, bucket)` reduce each bucket in place of the reduce-scatter."""
-        hooks.register_comm_hook(self.reducer, state, hook)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Stage 1: backward passes in the block add to the local gradient; the next one outside reduces the total.
-
-        Stage 2 has no local gradient to add to, so there it is an error.
-        """
-        if self.stage == 2:
-            raise UsageError("no_sync with stage 2, which keeps no whole gradient between micro-batches; use stage=1")
-        return self.reducer.no_sync()
-
-    def zero_grad(self) -> None:
-        """Forget local and reduced gradients."""
-        self.flat.zero_grad()
-
-    def clip_grad_norm_(self, max_norm: float) -> float:
-        """Clip by the norm of the whole gradient (see `clip_shards_`); return the norm before.
-
-        Gradients in half precision stay as they are, and the step scales them.
-        """
-        return clip_shards_(self.comm, [self.shard], max_norm, self.optimizer if is_half(self.flat.dtype) else None)
-
-    def step(self) -> None:
-        """Step this rank's shard, then gather the parameters: (n-1)/n of them leave each rank."""
-        # [2] Update this rank's elements.
-        self.optimizer.step()
-
-        # [3] Send them to all. Without a gradient since zero_grad nothing has changed, on any rank.
-        if self.shard.filled:
-            self.gather()
-
-    def gather(self) -> None:
-        """Gather every shard on every rank, in place."""
-        with purpose("parameter_gather"):
-            equal = self.reducer.guard.of_weights(self.flat)
-            all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)
 
 
 class ShardReducer(GradientReducer):
@@ -165,9 +48,7 @@ class ShardReducer(GradientReducer):
 
     operation = "reduce_scatter"
 
-    def __init__(
-        self, shard: Shard, algorithm: str, bucket_size: int, *, keep_whole: bool, unused: str, guard: Guard
-    ) -> None:
+    def __init__(self, shard: Shard, algorithm: str, bucket_size: int, *, keep_whole: bool, guard: Guard) -> None:
         check_number("reduce_bucket_size", bucket_size, least=1)  # DeepSpeed's files write 5e8
         flat = shard.flat
         super().__init__(
@@ -176,7 +57,6 @@ class ShardReducer(GradientReducer):
             op=guard.op,
             algorithm=algorithm,
             bucket_cap_mb=bucket_size * flat.dtype.itemsize / 1e6,
-            unused=unused,
             guard=guard,
         )
 
@@ -189,7 +69,8 @@ class ShardReducer(GradientReducer):
             self.bucket_of.update(dict.fromkeys(last.parameters, self.buckets[0]))
         self.shard, self.keep_whole = shard, keep_whole
         self.arrays: dict[int, xp.Array] = {}
-        self.replace_communication(self._reduce_scatter)
+        self.send = self.reduce_scatter
+        self.scatter: Callable[..., Any] = self._scatter
         if not keep_whole:
             flat.make_buffer_of = self._make_bucket
 
@@ -204,7 +85,7 @@ class ShardReducer(GradientReducer):
     def started(self) -> None:
         """Note the module's mode, too: no forward of a wrapper does."""
         super().started()
-        self.note_mode()
+        self.guard.forward_begins(None)
 
     def _make_bucket(self, parameter: Parameter) -> None:
         """Allocate the gradients of the bucket that `parameter` belongs to."""
@@ -222,37 +103,26 @@ class ShardReducer(GradientReducer):
         # The rest is padding, which must not send garbage.
         array[used:] = 0
 
-    def _reduce_scatter(self, bucket: Bucket) -> Work:
+    def reduce_scatter(self, bucket: Bucket) -> Any:
         """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""
-        # The first reduction since zero_grad writes straight into the shard. A later one goes through a separate
-        # array, which `collect` adds to what is there.
-        array, mine, counts = self.take(bucket)
-        out = track(xp.empty_like(mine), "communication") if self.shard.filled else mine
-        return self.scatter(bucket, array, counts, out)
-
-    def take(self, bucket: Bucket) -> tuple[xp.Array, xp.Array, list[int]]:
-        """Return a bucket's gradients, the part of this rank's shard in it, and how many elements each rank owns."""
         # Stage 2: wait for the bucket before, so that one travels while one fills, and no more.
         if not self.keep_whole:
             self.collect(len(self.works))
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
-        # A bucket that crosses a boundary has several owners: `counts`.
-        return array, self.shard.grad_buffer()[self.shard.place(bucket.slice)], self.shard.counts(bucket.slice)
 
-    def scatter(self, bucket: Bucket, array: xp.Array, counts: list[int], out: xp.Array) -> Work:
-        """Start the reduce-scatter of a bucket's gradients, and forget them here."""
-        work: Work = reduce_scatter(
-            self.comm,
-            array,
-            self.op,
-            counts=counts,
-            algorithm=self.algorithm,
-            async_op=True,
-            equal=bucket.equal,
-            out=out,
-        )
+        # The first reduction since zero_grad writes straight into the shard. A later one goes through a separate
+        # array, which `collect` adds to what is there. A bucket that crosses a boundary has several owners: `counts`.
+        out = self.shard.grad_buffer()[self.shard.place(bucket.slice)]
+        if self.shard.filled:
+            out = track(xp.empty_like(out), "communication")
+        work = self.scatter(bucket, array, self.shard.counts(bucket.slice), out)
         self.forget(bucket)
         return work
+
+    def _scatter(self, bucket: Bucket, array: xp.Array, counts: list[int], out: xp.Array) -> Any:
+        """Start the reduce-scatter of a bucket's gradients, of which each rank owns `counts`."""
+        how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": bucket.equal}
+        return reduce_scatter(self.comm, array, self.op, async_op=True, out=out, **how)
 
     def collect(self, until: int) -> None:
         """Wait for the buckets before number `until`, and add their sums to those of earlier micro-batches."""
@@ -268,6 +138,81 @@ class ShardReducer(GradientReducer):
         self.collect(len(self.works))
         self.shard.filled = True
 
-    def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:
-        """Let the shard know which parameters have a gradient on no rank."""
-        self.shard.note_used(used)
+
+class ZeroOptimizer(OptimizerWrapper):
+    """Wraps an optimizer class so that each rank of `comm` holds the state, and steps the elements, of one shard.
+
+        zero = ZeroOptimizer(model.parameters(), AdamW, comm=comm, stage=2, lr=3e-3)
+        model(batch).backward()      # gradients are reduced to their owners while this runs
+        zero.step()                  # each rank steps its shard, then the parameters are gathered
+
+    stage: 1 or 2. reduce_bucket_size: the largest number of elements of a gradient bucket; a bucket that crosses a
+    shard boundary is sent to each owner. reduction: "mean" or "sum" over the ranks, as for `DistributedDataParallel`.
+    algorithm: of the reduce-scatter; "ordered" gives bits that do not depend on the buckets. module: what has the
+    parameters, if it is known. defaults: arguments of `optimizer_class`, but for alignment=1024: shards begin at
+    multiples of it. `minidist.parallel.zero` has a class with further options.
+
+    A rank sends, with Psi padded elements and k micro-batches, (n-1)/n of: stage 1 Psi, stage 2 k Psi (purpose
+    `gradient_reduce`), and Psi (purpose `parameter_gather`). At construction rank 0 sends its parameters to all ranks
+    (purpose `startup`).
+    """
+
+    reducer_type = ShardReducer
+
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        optimizer_class: Any,
+        *,
+        comm: Comm,
+        stage: int = 1,
+        reduce_bucket_size: int = REDUCE_BUCKET_SIZE,
+        reduction: str = "mean",
+        algorithm: str = "ring",
+        module: Module | None = None,
+        **defaults: Any,
+    ) -> None:
+        # Equal replicas, in a flat array with the padding that equal shards need.
+        self.comm, self.stage, alignment = comm, stage, defaults.pop("alignment", NORM_BLOCK)
+        self.flat = sharded_flat(parameters, comm, alignment)
+        settings = {
+            "stage": stage,
+            "reduction": reduction,
+            "reduce_bucket_size": reduce_bucket_size,
+            "algorithm": algorithm,
+            "alignment": alignment,
+            "find_unused_parameters": self.reducer_type.unused == "zeros",
+        }
+        guard = equal_replicas("ZeroOptimizer", module, self.flat, settings, comm)
+
+        # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
+        self.shard = Shard(self.flat, comm, alignment)
+        self.optimizer = optimizer_class(self.shard.slices(), **defaults)
+
+        # Gradients are reduced to the owners of the shards during every backward pass.
+        self.reducer = self.reducer_type(self.shard, algorithm, reduce_bucket_size, keep_whole=stage == 1, guard=guard)
+        self.reducer.observe()
+        guard.covers(module, self.flat.parameters)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Stage 1: backward passes in the block add to the local gradient; the next one outside reduces the total."""
+        return self.reducer.no_sync()
+
+    def zero_grad(self) -> None:
+        """Forget local and reduced gradients."""
+        self.flat.zero_grad()
+
+    def step(self) -> None:
+        """Step this rank's shard, then gather the parameters: (n-1)/n of them leave each rank."""
+        # [2] Update this rank's elements.
+        self.optimizer.step()
+
+        # [3] Send them to all. Without a gradient since zero_grad nothing has changed, on any rank.
+        if self.shard.filled:
+            self.gather()
+
+    def gather(self) -> None:
+        """Gather every shard on every rank, in place."""
+        with purpose("parameter_gather"):
+            equal = self.reducer.guard.of_weights(self.flat)
+            all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)

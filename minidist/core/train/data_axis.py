@@ -163,15 +163,14 @@ class ShardedOptimizer(Sharded):
     def __init__(self, task: Task, group: Group) -> None:
         kind, settings = task.optimizer(group)
         # The module, for the running statistics of its batch norms; experts have theirs on other ranks.
-        others = set(group.module.parameters()) - set(group.parameters)
         self.zero = ZeroOptimizer(
-            group.parameters if group.experts else group.module,
+            group.parameters,
             kind,
             comm=group.comm,
             stage=group.zero,
             reduction="sum",
             algorithm=group.reduction,
-            ignored_params=others,
+            module=None if group.experts else group.module,
             **group.options,
             **settings,
         )
@@ -223,14 +222,8 @@ def shard_units(task: Task, group: Group) -> None:
     """
     for part in unit_modules(group.module, group.tied):
         if part is group.module or any(parameter.flat is None for parameter in part.parameters()):
-            fully_shard(
-                part,
-                mesh=group.mesh,
-                reduction="sum",
-                algorithm=group.reduction,
-                expert_mesh=group.expert_mesh,
-                **group.options,
-            )
+            more: dict[str, Any] = {} if group.expert_mesh is None else {"expert_mesh": group.expert_mesh}
+            fully_shard(part, mesh=group.mesh, reduction="sum", algorithm=group.reduction, **more, **group.options)
 
 
 def unit_modules(module: Any, tied: Collection[str] = ()) -> list[Module]:

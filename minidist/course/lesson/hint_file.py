@@ -41,22 +41,23 @@ def hint_of(row: Mapping[str, Any], names: Mapping[str, Any]) -> Hint:
     """Return the hint of a row.
 
     names: the functions that a row names. `when` is one of a failure; `returns` is one of a case, whose answers, of a
-    typical mistake, are those that were given. `with`: their second argument. The condition `is_wrong` alone is that
-    of a hint that is taken when no other one and no pattern fits.
+    typical mistake, are those that were given. `with`: their second argument, or a table of more by name. The condition
+    `is_wrong` alone is that of a hint that is taken when no other one and no pattern fits.
     """
     conditions = dict(row)
     text = conditions.pop("text")
-    more = [conditions.pop("with")] if "with" in conditions else []
+    given = conditions.pop("with", {})
+    more, named = ([], given) if isinstance(given, dict) else ([given], {})
     if conditions == {"when": "is_wrong"}:
         return Hint(is_wrong, text)
 
     whens: list[Condition] = []
     if "when" in conditions:
         function = names[conditions.pop("when")]
-        whens.append(lambda failure: function(failure, *more))
+        whens.append(lambda failure: function(failure, *more, **named))
     if "returns" in conditions:
         answers = names[conditions.pop("returns")]
-        whens.append(lambda failure: failure.answers_are(answers(failure.case, *more)))
+        whens.append(lambda failure: failure.answers_are(answers(failure.case, *more, **named)))
     whens += [CONDITIONS[key](value) for key, value in conditions.items()]
     return Hint(lambda failure: all(when(failure) for when in whens), text)
 

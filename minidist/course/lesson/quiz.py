@@ -64,141 +64,126 @@ def sent(ranks: int, program: Callable[[Comm], object], what: str = "bytes") -> 
     return max(sum(message.nbytes for message in trace.sent()) for trace in world.traces)
 
 
-def ring_bytes(draw: np.random.Generator) -> Question:
-    n, size = int(draw.integers(3, 9)), 8 * 840 * int(draw.integers(1, 9))
-    measured = sent(n, lambda comm: all_reduce(comm, np.zeros(size // 8)))
-    return question(
+@dataclass(frozen=True)
+class Kind:
+    """A kind of question. text, because: with the drawn numbers in braces.
+
+    draw: the numbers by name. right: runs a program and measures. wrong: typical mistakes, from the same numbers.
+    """
+
+    name: str
+    text: str
+    draw: Callable[[np.random.Generator], dict[str, int]]
+    right: Callable[..., float]
+    wrong: Callable[..., Sequence[float]]
+    unit: str
+    because: str
+
+    def question(self, draw: np.random.Generator) -> Question:
+        """Return the question of the numbers that are drawn next."""
+        numbers = self.draw(draw)
+        texts = self.text.format(**numbers), self.because.format(**numbers)
+        return question(self.name, texts[0], self.right(**numbers), self.wrong(**numbers), self.unit, texts[1])
+
+
+def received_by_rank_0(ranks: int, program: Callable[[Comm], object]) -> int:
+    """Run a program and return the messages that rank 0 receives."""
+    world = SimWorld(ranks)
+    world.run(program)
+    return sum(message.kind == "receive" for message in world.traces[0].messages)
+
+
+def pipeline(draw: np.random.Generator) -> dict[str, int]:
+    """Draw stages, micro-batches, at least one more, and a stage."""
+    p = int(draw.integers(3, 9))
+    return {"p": p, "m": p + int(draw.integers(1, 9)), "stage": int(draw.integers(0, p))}
+
+
+KINDS = (
+    Kind(
         "ring all-reduce, bytes",
-        f"{n} ranks all-reduce an array of {size:,} bytes round a ring. How many bytes does each rank send?",
-        measured,
-        (size, 2 * size, (n - 1) * size / n, (n - 1) * size),
+        "{n} ranks all-reduce an array of {size:,} bytes round a ring. How many bytes does each rank send?",
+        lambda draw: {"n": int(draw.integers(3, 9)), "size": 8 * 840 * int(draw.integers(1, 9))},
+        lambda n, size: sent(n, lambda comm: all_reduce(comm, np.zeros(size // 8))),
+        lambda n, size: (size, 2 * size, (n - 1) * size / n, (n - 1) * size),
         " B",
-        f"2 (n-1)/n of the array: (n-1)/n in the reduce-scatter, as much in the all-gather; n = {n}",
-    )
-
-
-def ring_messages(draw: np.random.Generator) -> Question:
-    n = int(draw.integers(3, 13))
-    measured = sent(n, lambda comm: all_reduce(comm, np.zeros(40)), "messages")
-    return question(
+        "2 (n-1)/n of the array: (n-1)/n in the reduce-scatter, as much in the all-gather; n = {n}",
+    ),
+    Kind(
         "ring all-reduce, messages",
-        f"How many messages does each of {n} ranks send in a ring all-reduce?",
-        measured,
-        (n - 1, n, 2 * n, n * (n - 1)),
+        "How many messages does each of {n} ranks send in a ring all-reduce?",
+        lambda draw: {"n": int(draw.integers(3, 13))},
+        lambda n: sent(n, lambda comm: all_reduce(comm, np.zeros(40)), "messages"),
+        lambda n: (n - 1, n, 2 * n, n * (n - 1)),
         "",
-        f"n-1 in each of the two halves: 2 ({n}-1)",
-    )
-
-
-def doubling_messages(draw: np.random.Generator) -> Question:
-    n = 2 ** int(draw.integers(2, 6))
-    measured = sent(n, lambda comm: all_reduce(comm, np.zeros(4), algorithm="recursive_doubling"), "messages")
-    return question(
+        "n-1 in each of the two halves: 2 ({n}-1)",
+    ),
+    Kind(
         "recursive doubling, messages",
-        f"How many messages does each of {n} ranks send in an all-reduce by recursive doubling?",
-        measured,
-        (2 * np.log2(n), n - 1, n / 2, n),
+        "How many messages does each of {n} ranks send in an all-reduce by recursive doubling?",
+        lambda draw: {"n": 2 ** int(draw.integers(2, 6))},
+        lambda n: sent(n, lambda comm: all_reduce(comm, np.zeros(4), algorithm="recursive_doubling"), "messages"),
+        lambda n: (2 * np.log2(n), n - 1, n / 2, n),
         "",
-        f"log2 n rounds, one message each: log2 {n}",
-    )
-
-
-def all_gather_bytes(draw: np.random.Generator) -> Question:
-    n, size = int(draw.integers(3, 9)), 80 * int(draw.integers(1, 9))
-    measured = sent(n, lambda comm: all_gather(comm, np.zeros(size // 8)))
-    return question(
+        "log2 n rounds, one message each: log2 {n}",
+    ),
+    Kind(
         "all-gather, bytes",
-        f"{n} ranks hold {size:,} bytes each and all-gather them round a ring. How many bytes does each rank send?",
-        measured,
-        (size, n * size, 2 * (n - 1) * size, (n - 1) * size / n),
+        "{n} ranks hold {size:,} bytes each and all-gather them round a ring. How many bytes does each rank send?",
+        lambda draw: {"n": int(draw.integers(3, 9)), "size": 80 * int(draw.integers(1, 9))},
+        lambda n, size: sent(n, lambda comm: all_gather(comm, np.zeros(size // 8))),
+        lambda n, size: (size, n * size, 2 * (n - 1) * size, (n - 1) * size / n),
         " B",
-        f"n-1 steps, in each a part of {size} bytes",
-    )
-
-
-def reduce_scatter_bytes(draw: np.random.Generator) -> Question:
-    n = int(draw.integers(3, 9))
-    size = 8 * n * int(draw.integers(10, 90))
-    measured = sent(n, lambda comm: reduce_scatter(comm, np.zeros(size // 8)))
-    return question(
+        "n-1 steps, in each a part of {size} bytes",
+    ),
+    Kind(
         "reduce-scatter, bytes",
-        f"{n} ranks reduce-scatter an array of {size:,} bytes round a ring. How many bytes does each rank send?",
-        measured,
-        (size, 2 * (n - 1) * size / n, (n - 1) * size, size / n),
+        "{n} ranks reduce-scatter an array of {size:,} bytes round a ring. How many bytes does each rank send?",
+        lambda draw: {"n": (n := int(draw.integers(3, 9))), "size": 8 * n * int(draw.integers(10, 90))},
+        lambda n, size: sent(n, lambda comm: reduce_scatter(comm, np.zeros(size // 8))),
+        lambda n, size: (size, 2 * (n - 1) * size / n, (n - 1) * size, size / n),
         " B",
         "n-1 steps, in each a chunk of 1/n of the array",
-    )
-
-
-def gather_messages(draw: np.random.Generator) -> Question:
-    n = int(draw.integers(4, 17))
-    world = SimWorld(n)
-    world.run(lambda comm: gather(comm, np.zeros(3), algorithm="naive"))
-    measured = sum(message.kind == "receive" for message in world.traces[0].messages)
-    return question(
+    ),
+    Kind(
         "gather, messages",
-        f"Rank 0 gathers an array from each of {n} ranks, without a tree. How many messages does it receive?",
-        measured,
-        (n, 2 * (n - 1), n * (n - 1), n // 2),
+        "Rank 0 gathers an array from each of {n} ranks, without a tree. How many messages does it receive?",
+        lambda draw: {"n": int(draw.integers(4, 17))},
+        lambda n: received_by_rank_0(n, lambda comm: gather(comm, np.zeros(3), algorithm="naive")),
+        lambda n: (n, 2 * (n - 1), n * (n - 1), n // 2),
         "",
         "one from every rank but itself",
-    )
-
-
-def exchange_bytes(draw: np.random.Generator) -> Question:
-    n = int(draw.integers(3, 9))
-    size = 8 * n * int(draw.integers(10, 60))
-    measured = sent(n, lambda comm: all_to_all(comm, np.zeros(size // 8)))
-    return question(
+    ),
+    Kind(
         "all-to-all, bytes",
-        f"Each of {n} ranks has {size:,} bytes, the same number for each rank, and they exchange them in an all-to-all."
+        "Each of {n} ranks has {size:,} bytes, the same number for each rank, and they exchange them in an all-to-all."
         " How many bytes does each rank send?",
-        measured,
-        (size, n * size, (n - 1) * size, size / n),
+        lambda draw: {"n": (n := int(draw.integers(3, 9))), "size": 8 * n * int(draw.integers(10, 60))},
+        lambda n, size: sent(n, lambda comm: all_to_all(comm, np.zeros(size // 8))),
+        lambda n, size: (size, n * size, (n - 1) * size, size / n),
         " B",
         "all but its own piece: (n-1)/n",
-    )
-
-
-def bubble(draw: np.random.Generator) -> Question:
-    p, m = int(draw.integers(2, 9)), int(draw.integers(2, 25))
-    measured = time_plan(get_schedule("gpipe").plan(p, m)).bubble_of_total
-    return question(
+    ),
+    Kind(
         "GPipe, bubble",
-        f"GPipe runs {m} micro-batches through {p} stages that take equally long. Which part of its time does a stage"
+        "GPipe runs {m} micro-batches through {p} stages that take equally long. Which part of its time does a stage"
         " wait?",
-        measured,
-        ((p - 1) / m, 1 / m, p / (m + p), (p - 1) / (2 * m + p)),
+        lambda draw: {"p": int(draw.integers(2, 9)), "m": int(draw.integers(2, 25))},
+        lambda p, m: time_plan(get_schedule("gpipe").plan(p, m)).bubble_of_total,
+        lambda p, m: ((p - 1) / m, 1 / m, p / (m + p), (p - 1) / (2 * m + p)),
         " %",
-        f"(p-1)/(m+p-1) with p = {p} and m = {m}",
-    )
-
-
-def alive(draw: np.random.Generator) -> Question:
-    p = int(draw.integers(3, 9))
-    m, stage = p + int(draw.integers(1, 9)), int(draw.integers(0, p))
-    measured = time_plan(get_schedule("1f1b").plan(p, m)).peak[stage]
-    return question(
+        "(p-1)/(m+p-1) with p = {p} and m = {m}",
+    ),
+    Kind(
         "1F1B, activations",
-        f"1F1B runs {m} micro-batches through {p} stages. Of how many are activations alive at once on stage"
-        f" {stage}, at most? Stages are numbered from 0.",
-        measured,
-        (m, p, stage + 1, p - stage - 1),
+        "1F1B runs {m} micro-batches through {p} stages. Of how many are activations alive at once on stage {stage}, at"
+        " most? Stages are numbered from 0.",
+        pipeline,
+        lambda p, m, stage: time_plan(get_schedule("1f1b").plan(p, m)).peak[stage],
+        lambda p, m, stage: (m, p, stage + 1, p - stage - 1),
         "",
-        f"p - s: {p} - {stage}",
-    )
-
-
-QUESTIONS = (
-    ring_bytes,
-    ring_messages,
-    doubling_messages,
-    all_gather_bytes,
-    reduce_scatter_bytes,
-    gather_messages,
-    exchange_bytes,
-    bubble,
-    alive,
+        "p - s: {p} - {stage}",
+    ),
 )
 
 
@@ -207,7 +192,7 @@ def bank(count: int, seed: int) -> list[Question]:
     draw, found = np.random.default_rng(seed), dict[str, Question]()
     tries = 0
     while len(found) < count and tries < 50 * count:
-        made = QUESTIONS[tries % len(QUESTIONS)](draw)
+        made = KINDS[tries % len(KINDS)].question(draw)
         found.setdefault(made.text, made)
         tries += 1
     return list(found.values())

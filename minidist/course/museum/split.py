@@ -13,14 +13,14 @@ from minidist.core.base.layout import Layout
 from minidist.core.nn import GPT, experts
 from minidist.core.parallel.context import ring_attention
 from minidist.core.parallel.expert import dispatch
-from minidist.core.parallel.tensor import layers, regions, sequence_parallel, sharding, vocabulary
+from minidist.core.parallel.tensor import layers, regions, sharding, vocabulary
 from minidist.course.museum import split_jobs as jobs
 from minidist.course.museum.exhibit import Patch, replaces
 from minidist.nn import Llama
 from minidist.optim.muon import newton_schulz
 from minidist.parallel import WholeMatrices, replica_guard
 from minidist.parallel.expert import data_parallel as expert_data_parallel
-from minidist.parallel.tensor import full_state, grad_norm, llama
+from minidist.parallel.tensor import full_state, grad_norm, llama, sequence_layers, sequence_parallel
 
 
 @replaces(layers.RowParallelLinear, "forward")
@@ -65,8 +65,7 @@ def norms_not_reduced(patch: Patch) -> None:
 
 def biases_not_reduced(patch: Patch) -> None:
     """every rank keeps the gradient of a row-parallel bias of its tokens alone"""
-    right = regions.copy_to_tensor_parallel_region
-    patch.setattr(layers, "copy_to_tensor_parallel_region", lambda x, comm: x if x.ndim == 1 else right(x, comm))
+    patch.setattr(sequence_layers, "copy_to_tensor_parallel_region", lambda x, comm: x)
 
 
 def norm_of_own_tiles(patch: Patch) -> None:

@@ -13,18 +13,19 @@ from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm, Mesh, init_device_mesh
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.context.positions import sequence_positions
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.context.ulysses import UlyssesAttention
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.dims import gradient_axes as axes_of_a_sequence
 from minidist.core.parallel.expert.dispatch import ExpertParallel
-from minidist.core.parallel.tensor.parallelize import gpt_plan, parallelize_module
+from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.course.museum.exhibit import Recording
 from minidist.course.museum.jobs import BATCH, LENGTH, WORDS, EveryFlat, Tensors, loop, recorded, summed, tokens
 from minidist.nn import Llama, LlamaConfig
+from minidist.parallel.context.orders import sequence_positions
+from minidist.parallel.context.ulysses import UlyssesAttention
+from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.expert import ExpertDataParallel
 from minidist.parallel.tensor import clip_grad_norm_, full_tensor, llama_plan
+from minidist.parallel.tensor.sequence_layers import gpt_plan
 
 
 def gradient_axes(mesh: Mesh) -> Comm:

@@ -18,10 +18,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from minidist.base import arrays as xp
 from minidist.base.meta import NoDevice
 from minidist.comm.sim.folded import others_of, seen_from
 from minidist.core.autograd import Parameter
-from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array, creating
 from minidist.core.base.errors import UsageError, quoted_path, reason
 from minidist.core.comm import Comm

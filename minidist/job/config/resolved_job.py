@@ -7,11 +7,11 @@ import os
 from functools import cached_property
 from typing import Any
 
-from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.data import load_dataset
 from minidist.job.config.models import make_model, parameter_count
 from minidist.job.config.pipeline_plan import load_job_plan, make_plan, replicas_of
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
+from minidist.parallel.context.orders import part_order, sequence_positions
 from minidist.techniques import drains, own_loop
 
 

@@ -32,7 +32,6 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
 from minidist.core.nn.experts import MixtureOfExperts
-from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.core.train.task import ordered_sum
 from minidist.data import GlobalBatchSampler, Shares
 from minidist.data.batch_plan import StepBatch, ToldPlan
@@ -43,6 +42,7 @@ from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.train.job import Job, build
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.update import finish_step
+from minidist.parallel.context.orders import part_order, sequence_positions
 from minidist.techniques import joins_replicas, of_job
 
 

@@ -1,8 +1,10 @@
-"""Context parallelism in addition to ring attention and Ulysses.
+"""Context parallelism in addition to ring attention.
 
 ring_event.py             ring attention of folded ranks, in a dry run
 all_gather_attention.py   all-gather attention, with documents
+ulysses.py                heads exchanged for tokens, around the attention of one device
 ulysses_ring.py           Ulysses among neighbours, and rings between their groups
+orders.py                 which tokens each rank holds
 document_mask.py          the document of each token
 """
 

@@ -16,7 +16,7 @@ Proved by: tests/parallel/test_all_gather_attention.py
 
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor, concatenate, reshape, softmax, stack, swapaxes, transpose
+from minidist.core.autograd import Function, Tensor, concatenate, reshape, softmax
 from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.ops.attention import WeightDropout
 from minidist.core.autograd.ops.elementwise import cast
@@ -26,16 +26,16 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.context.positions import SplitAttention, chunks_of, sequence_positions
+from minidist.core.parallel.context.positions import SplitAttention, chunks_of, zigzag_positions
 from minidist.core.parallel.tensor.regions import contiguous
-from minidist.nn import where
+from minidist.nn import stack, swapaxes, transpose, where
 from minidist.parallel.context.document_mask import current_documents
 
 
 class AllGatherAttention(SplitAttention):
     """Causal attention over `length` tokens, inside documents if the call is made in the context `documents(ids)`.
 
-    Each rank of `comm` holds its zig-zag part of the tokens (`sequence_positions`); without a communicator this process
+    Each rank of `comm` holds its zig-zag part of the tokens (`zigzag_positions`); without a communicator this process
     holds all. Called as `SplitAttention` is, by GPT and by Llama.
     """
 
@@ -43,7 +43,11 @@ class AllGatherAttention(SplitAttention):
         self.comm = self.sequence_comm = comm
         self.length = length
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
-        self.rows = len(sequence_positions(length, self.rank, self.size))
+        self.rows = len(self.positions())
+
+    def positions(self) -> xp.Array:
+        """Return the global positions of this rank's tokens."""
+        return zigzag_positions(self.length, self.rank, self.size)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
         """Return the outputs (batch, T_local, heads, n) of this rank's queries. Raises ShapeError for wrong shapes."""
@@ -116,7 +120,7 @@ class _GatherSequence(Function):
     @staticmethod
     def forward(ctx: Any, x: xp.Array, comm: Comm, length: int) -> xp.Array:
         ctx.settings = comm, length
-        parts = [sequence_positions(length, rank, comm.size) for rank in range(comm.size)]
+        parts = [zigzag_positions(length, rank, comm.size) for rank in range(comm.size)]
         front = contiguous(xp.moveaxis(x, 2, 0))
         row = front.size // len(front)
         comm.advance_clock("tensor_forward")
@@ -131,7 +135,7 @@ class _GatherSequence(Function):
     @staticmethod
     def backward(ctx: Any, grad: xp.Array) -> xp.Array:
         comm, length = ctx.settings
-        parts = [sequence_positions(length, rank, comm.size) for rank in range(comm.size)]
+        parts = [zigzag_positions(length, rank, comm.size) for rank in range(comm.size)]
         front = xp.moveaxis(grad, 2, 0)[xp.concatenate(parts)]
         row = front.size // length
         comm.advance_clock("tensor_backward")

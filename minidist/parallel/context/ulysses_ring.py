@@ -17,11 +17,13 @@ Proved by: tests/parallel/test_ulysses_ring.py
 from typing import Any
 
 from minidist.core.autograd import Tensor
+from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.nn.module import Module
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.context.ulysses import UlyssesAttention
+from minidist.parallel.context.orders import sequence_positions
+from minidist.parallel.context.ulysses import UlyssesAttention
 
 
 class UlyssesRingAttention(Module):
@@ -37,11 +39,16 @@ class UlyssesRingAttention(Module):
                 f"ulysses={quoted(ulysses)} does not divide the {comm.size} context-parallel ranks; use a divisor of"
                 f" {comm.size}"
             )
-        self.sequence_comm = comm
+        self.sequence_comm, self.length, self.ulysses = comm, length, ulysses
         mesh = init_device_mesh(comm, (comm.size // ulysses, ulysses), ("ring", "heads"))
         # Inside Ulysses a rank has all tokens of its group, which are those of one rank of the ring.
         ring = RingAttention(mesh["ring"], length)
         self.exchange = UlyssesAttention(mesh["heads"], ring.rows[mesh["ring"].rank], ring)
+
+    def positions(self) -> xp.Array:
+        """Return the global positions of this rank's tokens."""
+        comm = self.sequence_comm
+        return sequence_positions(self.length, comm.rank, comm.size, f"zigzag/{self.ulysses}")
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""

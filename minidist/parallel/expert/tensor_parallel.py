@@ -12,6 +12,7 @@ Sources: Rajbhandari et al., "DeepSpeed-MoE", 2022 (expert slicing); Megatron-LM
 Proved by: tests/parallel/test_expert.py, tests/train/test_axes.py
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,18 +23,28 @@ from minidist.core.comm import Comm
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.gpt import GPT
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.parallelize import Plan, gpt_plan
-from minidist.core.parallel.tensor.regions import (
-    Region,
-    copy_to_tensor_parallel_region,
-    gather_from_sequence_parallel_region,
-    reduce_from_tensor_parallel_region,
-    scatter_to_sequence_parallel_region,
-)
+from minidist.core.parallel.tensor.parallelize import Plan
+from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, reduce_from_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext
-from minidist.core.parallel.tensor.styles import ParallelStyle
 from minidist.nn.llama import Llama
 from minidist.parallel.tensor.llama import llama_plan
+from minidist.parallel.tensor.sequence_layers import gpt_plan
+from minidist.parallel.tensor.sequence_regions import (
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from minidist.parallel.tensor.styles import ParallelStyle
+
+
+class Region(Module):
+    """The border of a region as a module, which takes the place of an `Identity` in a model."""
+
+    def __init__(self, border: Callable[[Tensor, Comm], Tensor], comm: Comm) -> None:
+        self.border, self.comm = border, comm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """border(x, comm)."""
+        return self.border(x, self.comm)
 
 
 @dataclass
@@ -100,9 +111,10 @@ def _with_mixtures(plan: Plan, place: str, sequence_parallel: bool) -> Plan:
 
 
 def plan_of(model: Any, sequence_parallel: bool) -> Plan | None:
-    """Return the plan of a GPT with experts, or of a Llama with or without them; None for another model."""
-    if isinstance(model, GPT) and model.config.n_experts:
-        return expert_gpt_plan(model.config.vocab_size, sequence_parallel)
+    """Return the plan of a GPT with experts or a split sequence, or of a Llama; None for another model."""
+    if isinstance(model, GPT):
+        plan = expert_gpt_plan if model.config.n_experts else gpt_plan
+        return plan(model.config.vocab_size, sequence_parallel)
     if isinstance(model, Llama):
         plan = expert_llama_plan if model.config.num_local_experts else llama_plan
         return plan(model.config.vocab_size, sequence_parallel)

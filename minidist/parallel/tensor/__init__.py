@@ -1,5 +1,9 @@
 """What minidist.parallel.tensor has in addition to minidist.core.
 
+sequence_regions.py    the borders of a region when the sequence is split outside of it
+sequence_layers.py     the layers with them, and the plan of a GPT
+sequence_parallel.py   norms and dropout on a part of the sequence
+styles.py              how one module is split, by PyTorch's names
 llama.py               what a Llama needs in addition
 shard_boxes.py         where a shard lies in the whole parameter
 full_state.py          the whole arrays of a sharded model

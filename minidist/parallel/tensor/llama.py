@@ -14,6 +14,7 @@ Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_tor
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter, Tensor, linear
@@ -21,18 +22,14 @@ from minidist.core.base.errors import check_divisible
 from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
 from minidist.core.parallel.tensor.parallelize import Styles
-from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_sequence_parallel_region
+from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext
-from minidist.core.parallel.tensor.styles import (
-    HeadParallel,
-    LossParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    SequenceParallel,
-    VocabParallel,
-)
+from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
+from minidist.parallel.tensor.sequence_layers import split_sequence
+from minidist.parallel.tensor.sequence_regions import gather_from_sequence_parallel_region
+from minidist.parallel.tensor.styles import HeadParallel, ParallelStyle
 
 
 class SharedInputColumnParallelLinear(ColumnParallelLinear):
@@ -65,7 +62,7 @@ class SharedInputColwise(ParallelStyle):
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a SharedInputColumnParallelLinear."""
         self.expect(module, name, Linear, Conv1D)
-        return SharedInputColumnParallelLinear(module, context, name, context.kv_replicas.get(name, 1))
+        return SharedInputColumnParallelLinear(module, context, name, getattr(module, "kv_replicas", 1))
 
 
 class GroupedHeadParallel(HeadParallel):
@@ -76,11 +73,11 @@ class GroupedHeadParallel(HeadParallel):
     """
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """Return the attention with the dropout of its own heads, and tell the context which ranks share heads."""
+        """Return the attention with the dropout of its own heads; its projections know how many ranks share a head."""
         attention = super().apply(module, name, context)
         ranks, kv_heads = context.comm.size, module.k_proj.out_features // module.head_size
         if ranks > kv_heads and ranks % kv_heads == 0:
-            context.kv_replicas |= {f"{name}.{part}": ranks // kv_heads for part in ("k_proj", "v_proj")}
+            module.k_proj.kv_replicas = module.v_proj.kv_replicas = ranks // kv_heads
         else:
             check_divisible(kv_heads, f"key-value heads of {name}", ranks, "tensor")
         return attention
@@ -119,18 +116,16 @@ def llama_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
     # As in `gpt_plan`, with separate projections: one f around all that share an input, so they do not copy it again.
     sp = sequence_parallel
     plan: Styles = {
-        "": LossParallel(vocab_size),
-        "model.embed_tokens": VocabParallel(sp),
-        "lm_head": VocabParallel(sp),
+        "": partial(split_loss, vocab_size=vocab_size),
+        "model.embed_tokens": VocabParallelEmbedding,
+        "lm_head": VocabParallelHead,
         "model.layers.*.self_attn": [GroupedHeadParallel(), PrepareModuleInput(sp)],
         "model.layers.*.self_attn.[qkv]_proj": SharedInputColwise(),
-        "model.layers.*.self_attn.o_proj": RowwiseParallel(sequence_parallel=sp),
+        "model.layers.*.self_attn.o_proj": RowParallelLinear,
         "model.layers.*.mlp": PrepareModuleInput(sp),
         "model.layers.*.mlp.gate_proj": SharedInputColwise(),
         "model.layers.*.mlp.up_proj": SharedInputColwise(),
-        "model.layers.*.mlp.down_proj": RowwiseParallel(sequence_parallel=sp),
+        "model.layers.*.mlp.down_proj": RowParallelLinear,
     }
-    if sp:
-        for name in ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"):
-            plan[f"model.{name}"] = SequenceParallel()
-    return plan
+    norms = ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm")
+    return split_sequence(plan, *(f"model.{name}" for name in norms)) if sp else plan

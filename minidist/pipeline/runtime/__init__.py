@@ -1,5 +1,6 @@
 """Policies and observers of a pipeline: versions of weights, sharded optimizers, profiles of layers.
 
+replica_reducers.py  what sums gradients over the replicas of stages
 refusals.py          what a pipeline refuses
 clip.py              clipping by it
 early_release.py     when a gradient that was sent has arrived

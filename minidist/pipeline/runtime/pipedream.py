@@ -36,6 +36,7 @@ from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.shared import Place, SharedGradients
 from minidist.core.pipeline.runtime.stages import PipelineStage
+from minidist.parallel.unused import FillingReducer
 from minidist.pipeline.runtime.versions import SharedUnitVersions, UnitVersions, VersionRule
 
 
@@ -126,7 +127,7 @@ class WeightVersions:
         """Return what sums a round's gradients over the replicas of this rank's only stage."""
         group = self.comm.split(stage, self.comm.rank)
         return {
-            n: GradientReducer(unit.flat, group, algorithm=algorithm, unused="fill")
+            n: FillingReducer(unit.flat, group, algorithm=algorithm)
             for n, unit in self.own.items()
             if n in self.replicas
         }

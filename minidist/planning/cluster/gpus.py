@@ -2,8 +2,8 @@
 
 Peaks are dense (without structured sparsity). `memory` is what the driver reports: a GPU of "80 GB" has 79.2 GiB, which
 are 85e9 bytes. `link` is the bandwidth of one GPU to the others of its node, and `network` is its share of the
-bandwidth of the node's network adapters; both are in bytes per second and count one direction. Other machines are
-described by a JSON or TOML file with the same names (`Machine.read`).
+bandwidth of the node's network adapters; both are in bytes per second and count one direction. The machines that have
+names are in machines.toml; others are described by a JSON or TOML file with the same keys (`Machine.read`).
 
 Sources: the data sheets of NVIDIA V100, A100, H100, H200, DGX B200, GB200 NVL72, GB300 NVL72 and AMD MI300X; DGX A100
 and H100 have eight adapters of 200 and 400 Gbit/s for eight GPUs. Cards for slots (L40S, RTX 4090, ...) talk through
@@ -15,7 +15,8 @@ Proved by: tests/planning/test_cluster.py
 """
 
 import re
-from dataclasses import dataclass, fields, replace
+import tomllib
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -102,59 +103,9 @@ def _number(value: Any, key: str, path: str) -> float:
     )
 
 
-_T, _G = 1e12, 1e9
-_A100 = Machine("a100-80gb", 312 * _T, 0, 85 * _G, 2039 * _G, 300 * _G, 25 * _G, family="a100")
-_H100 = Machine("h100", 989.4 * _T, 1978.9 * _T, 85 * _G, 3350 * _G, 450 * _G, 50 * _G)
-_B200 = Machine("b200", 2250 * _T, 4500 * _T, 191 * _G, 8000 * _G, 900 * _G, 50 * _G, family="b200")
-
-
-def _card(
-    name: str, fp16: float, fp8: float, memory: float, bandwidth: float, bus: float, family: str = "a100"
-) -> Machine:
-    """Return a node of eight cards on a bus, in TFLOP/s, GB and GB/s, with one adapter of 100 Gbit/s for all."""
-    return Machine(
-        name, fp16 * _T, fp8 * _T, memory * _G, bandwidth * _G, bus * _G, network=12.5 / 8 * _G, family=family
-    )
-
-
 MACHINES = {
-    machine.name: machine
-    for machine in (
-        Machine("v100", 125 * _T, 0, 34 * _G, 900 * _G, 150 * _G, 12.5 * _G, family="a100"),
-        replace(_A100, name="a100-40gb", memory=42 * _G, memory_bandwidth=1555 * _G),
-        _A100,
-        _H100,
-        replace(_H100, name="h100-96gb", memory=102 * _G, memory_bandwidth=2400 * _G),
-        replace(_H100, name="h800", link=200 * _G),
-        replace(_H100, name="h200", memory=150 * _G, memory_bandwidth=4800 * _G),
-        _B200,
-        replace(_B200, name="gb200", fp16=2500 * _T, fp8=5000 * _T, memory=198 * _G, gpus_per_node=72),
-        replace(_B200, name="b300", memory=288 * _G, network=100 * _G),
-        replace(
-            _B200, name="gb300", fp16=2500 * _T, fp8=5000 * _T, memory=298 * _G, network=100 * _G, gpus_per_node=72
-        ),
-        Machine("mi300x", 1307.4 * _T, 2614.9 * _T, 206 * _G, 5300 * _G, 448 * _G, 50 * _G),
-        Machine("mi325x", 1307.4 * _T, 2614.9 * _T, 275 * _G, 6000 * _G, 448 * _G, 50 * _G),
-        replace(_A100, name="a800", link=200 * _G),
-        replace(_H100, name="h20", fp16=148 * _T, fp8=296 * _T, memory=102 * _G, memory_bandwidth=4000 * _G),
-        # Cards in slots of a PCI Express bus.
-        _card("h100-pcie", 756, 1513, 85, 2000, 64, "h100"),
-        _card("h100-nvl", 835, 1671, 100, 3900, 64, "h100"),
-        _card("a100-pcie-40gb", 312, 0, 42, 1555, 32),
-        _card("a100-pcie-80gb", 312, 0, 85, 1935, 32),
-        _card("l40s", 362, 733, 48, 864, 32),
-        _card("l40", 181, 362, 48, 864, 32),
-        _card("l4", 121, 242, 24, 300, 32),
-        _card("a40", 149.7, 0, 48, 696, 32),
-        _card("a30", 165, 0, 25, 933, 32),
-        _card("a10", 125, 0, 24, 600, 32),
-        _card("t4", 65, 0, 16, 320, 16),
-        _card("rtx-a6000", 154.8, 0, 51, 768, 32),
-        _card("rtx-6000-ada", 364, 728, 51, 960, 32),
-        _card("rtx-3090", 71, 0, 25.8, 936, 32),
-        _card("rtx-4090", 165, 330, 25.8, 1008, 32),
-        _card("rtx-5090", 209.5, 419, 34, 1792, 64),
-    )
+    name: Machine(name, **values)
+    for name, values in tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8")).items()
 }
 
 

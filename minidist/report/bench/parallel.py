@@ -20,10 +20,10 @@ from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn import FlatParameters
 from minidist.core.optim import AdamW
-from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.parallel import gather_tensors
+from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.zero import ZeroOptimizer
 from minidist.report.bench.environment import environment, has_torch
 from minidist.report.bench.harness import Step, interleave_ranks, median_ratio, mpi_world, report, run_ranks, warm_up
 from minidist.report.bench.workloads import ADAMW, CASES, StepCase, gpt_case, make_batch, make_model

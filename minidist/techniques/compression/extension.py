@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
+from minidist.parallel.comm_hooks import register_comm_hook
 from minidist.parallel.compressor import compress
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import make_compressor
@@ -55,7 +56,7 @@ class Compression(Extension):
         # The reference on one device has nothing to reduce.
         if wrapper is not None:
             compressor = make_compressor(self.settings.compression, wrapper.comm, "sum", self.seed)
-            wrapper.register_comm_hook(compressor, compress)
+            register_comm_hook(wrapper.reducer, compressor, compress)
             axis.techniques[self.key] = compressor
 
     def _of(self, axis: Any) -> GradientCompressor:

@@ -19,8 +19,8 @@ import numpy as np
 
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import Comm, Request
-from minidist.core.parallel.context.positions import part_order, sequence_positions
 from minidist.core.parallel.dims import Axes
+from minidist.parallel.context.orders import part_order, sequence_positions
 from minidist.techniques import wrapper_options
 from minidist.techniques.distillation.teacher import Teacher
 

@@ -30,6 +30,7 @@ from minidist.job.train.job import Job, build
 from minidist.job.train.progress import Progress
 from minidist.job.train.state import Observer, StepEnd, StepState, TrainResult
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
+from minidist.nn.buffers import named_buffers
 from minidist.parallel.running_statistics import batch_norms
 from minidist.techniques import Moment, history
 from minidist.techniques import parameter_server as ps
@@ -213,7 +214,7 @@ def _mean_buffers(comm: Comm, job: Job) -> list[Buffer]:
     Every rank calls it; an all-reduce of 8 B per number (purpose checkpoint).
     """
     config: Any = job.config
-    own = dict(job.model.named_buffers())
+    own = dict(named_buffers(job.model))
     if not own:
         return []
     words = xp.concatenate(list(own.values())) * (comm.rank >= config.servers)

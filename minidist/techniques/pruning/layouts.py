@@ -14,17 +14,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
+from minidist.core.base.arrays import downcast
 from minidist.core.base.layout import cut
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm, Work
-from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
 from minidist.core.parallel.gradients import Bucket
-from minidist.core.parallel.zero import ShardReducer
-from minidist.parallel.comm_hooks import Then
+from minidist.parallel.comm_hooks import Then, register_comm_hook
 from minidist.parallel.compressor import compress
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner
 
@@ -46,30 +45,35 @@ def leave_out(axis: Any, pruner: Pruner) -> None:
     # Equal weights have equal masks on all ranks, so what is pruned need not be sent.
     if hasattr(axis, "parallel"):
         ddp = axis.parallel
-        ddp.register_comm_hook(KeptEntries(ddp.comm, pruner, "sum", ddp.reducer.algorithm), compress)
+        register_comm_hook(ddp.reducer, KeptEntries(ddp.comm, pruner, "sum", ddp.reducer.algorithm), compress)
     elif hasattr(axis, "zero"):
         reducer = axis.zero.reducer
-        reducer.replace_communication(partial(scatter_kept, reducer, pruner.kept))
+        reducer.scatter = partial(scatter_kept, reducer.comm.rank, reducer.scatter, pruner.kept)
 
 
-def scatter_kept(reducer: ShardReducer, kept_of: Callable[[Bucket], xp.Array], bucket: Bucket) -> Then:
+def scatter_kept(
+    rank: int,
+    scatter: Callable[..., Any],
+    kept_of: Callable[[Bucket], xp.Array],
+    bucket: Bucket,
+    array: xp.Array,
+    counts: list[int],
+    out: xp.Array,
+) -> Then:
     """Start to send each owner the sum of what is kept of its part of a bucket; what is left out becomes zero.
 
-    kept_of: (bucket) -> which elements of it (bool), the same on all ranks.
+    scatter: of a `ShardReducer`, which is called with what is kept. kept_of: (bucket) -> which elements of it (bool),
+    the same on all ranks.
     """
-    array, mine, counts = reducer.take(bucket)
     parts = cut(kept := kept_of(bucket), counts)
-    own, counts = parts[reducer.comm.rank], [int(part.sum()) for part in parts]
+    own, counts = parts[rank], [int(part.sum()) for part in parts]
     array = track(array[kept], "communication")
-    out = track(xp.empty(counts[reducer.comm.rank], array.dtype, array), "communication")
-    work = reducer.scatter(bucket, array, counts, out)
-    first = not reducer.shard.filled
+    work = scatter(bucket, array, counts, track(xp.empty(counts[rank], array.dtype, array), "communication"))
 
     def spread(values: xp.Array) -> xp.Array:
-        whole = mine if first else track(xp.empty(own.size, values.dtype, values), "communication")
-        whole[...] = 0
-        whole[own] = values
-        return whole
+        out[...] = 0
+        out[own] = values
+        return out
 
     return Then(work, spread)
 
@@ -95,24 +99,25 @@ class ReduceKept(Reduce):
     """
 
     def __init__(self, unit: FSDPUnit, mine: xp.Array) -> None:
-        before = unit.reduce
-        super().__init__(before.op, before.algorithm, before.replicas, before.find_unused)
+        self.before = getattr(unit.reduce, "before", unit.reduce)  # new masks take the place of earlier ones
+        super().__init__(self.before.algorithm)
         self.kept = track(all_gather(unit.shard.comm, xp.packbits(mine)), "optimizer")
         self.own = mine  # of the reduction in flight: the elements of the shard that it brings
 
-    def start(self, shard: Shard, whole: xp.Array, out: xp.Array, equal: str) -> Work:
+    def start(self, unit: FSDPUnit, root: Any, whole: xp.Array, out: xp.Array) -> Work:
+        shard, op, equal = unit.shard, unit.guard.op, root.guard.of_unit(unit.flat, unit.guard)
         kept = track(xp.unpackbits(self.kept).view(bool), "workspace")
         parts = cut(kept, [shard.size] * shard.comm.size)
         self.own, counts = parts[shard.comm.rank], [int(part.sum()) for part in parts]
-        whole = track(whole[kept], "communication")
+        whole = track(downcast(whole, out.dtype)[kept], "communication")
         out = track(xp.empty(counts[shard.comm.rank], out.dtype, out), "communication")
         work: Work = reduce_scatter(
-            shard.comm, whole, self.op, counts=counts, algorithm=self.algorithm, out=out, async_op=True, equal=equal
+            shard.comm, whole, op, counts=counts, algorithm=self.algorithm, out=out, async_op=True, equal=equal
         )
         return work
 
-    def finish(self, piece: xp.Array, equal: str) -> xp.Array:
-        sums = super().finish(piece, equal)
+    def finish(self, unit: FSDPUnit, root: Any, piece: xp.Array) -> xp.Array:
+        sums = self.before.finish(unit, root, piece)
         whole = track(xp.zeros(self.own.size, sums.dtype, sums), "communication")
         whole[self.own] = sums
         return whole

@@ -21,9 +21,10 @@ from typing import Any
 
 from pydantic import Field
 
+from minidist.base.limits import MAX_COUNT, whole_number
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import MAX_COUNT, whole_number
 from minidist.core.parallel.dims import Axes
+from minidist.nn.buffers import named_buffers
 from minidist.nn.recompute import budget_of, recompute
 from minidist.techniques import packs_inputs
 from minidist.techniques.extension import Extension, Settings
@@ -131,7 +132,7 @@ class Recompute(Extension):
         pack = next((extension.pack for extension in job.extensions if extension.packs_inputs()), None)
         if job.config.pp > 1 and what != "selective" and pack is None:
             return
-        buffers = dict(job.model.named_buffers())
+        buffers = dict(named_buffers(job.model))
         recompute(job.model, what, pack, (job.batches.micro_batch, *job.activation_shape), job.dtype)
 
         # A budget measures a block by running it, which is not a part of the training.

@@ -19,8 +19,8 @@ from typing import Any
 
 from pydantic import Field
 
+from minidist.base.limits import MAX_COUNT, whole_number
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import MAX_COUNT, whole_number
 from minidist.techniques.extension import Extension, Settings
 from minidist.techniques.rule import Rule, without_effect
 
@@ -109,5 +109,8 @@ class ShardedUnits(Extension):
 
     def wrapper_options(self, config: Any) -> Mapping[str, Any]:
         settings = self.settings
-        options = {"prefetch": settings.prefetch, "persistence_threshold": settings.persistence_threshold}
-        return {**options, "reshard_after_forward": reshard(settings)} if config.zero == 3 else {}
+        if config.zero != 3:
+            return {}
+        options = {"prefetch": settings.prefetch, "reshard_after_forward": reshard(settings)}
+        small = settings.persistence_threshold
+        return {**options, "persistence_threshold": small} if small else options

@@ -1,4 +1,4 @@
-"""Context parallelism: the sequence is split over ranks, attention included (ring attention, Ulysses, or all-gather).
+"""Context parallelism: the sequence is split over ranks, attention included (ring attention).
 
 Weights are replicated over the context axis and every rank sees a part of the tokens, so each gradient is a summand:
 it is summed over the context axis *and* the data axis, also when there is one replica only. `dims.gradient_axes`
@@ -6,5 +6,4 @@ returns the communicator to give to `DistributedDataParallel(..., reduction="sum
 
 positions.py              the global positions of a rank's tokens, and how models call attention
 ring_attention.py         ring attention
-ulysses.py                Ulysses
 """

@@ -1,7 +1,7 @@
 """The *global* positions of the tokens that a rank holds when the sequence is split, so that all compute equally long.
 
-    contiguous (Ulysses)   | 0 0 | 1 1 | 2 2 | 3 3 |
-    zig-zag (the others)   | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |
+    contiguous   | 0 0 | 1 1 | 2 2 | 3 3 |
+    zig-zag      | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |
 
 A causal query sees the keys before it, so with contiguous parts the last rank would compute P times what the first
 does. In zig-zag rank r holds chunk r and chunk 2P-1-r of 2P: one with little to see, one with much, and all ranks
@@ -22,11 +22,9 @@ from typing import Any
 from minidist.core.autograd import Tensor, reshape
 from minidist.core.autograd.ops.attention import WeightDropout
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.nn.module import Module
-
-ORDERS = ("zigzag", "contiguous")
 
 
 def chunks_of(length: int, rank: int, ranks: int) -> list[tuple[int, int]]:
@@ -37,10 +35,8 @@ def chunks_of(length: int, rank: int, ranks: int) -> list[tuple[int, int]]:
     return [(starts[rank], starts[rank + 1]), (starts[late], starts[late + 1])]
 
 
-def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag") -> xp.Array:
+def zigzag_positions(length: int, rank: int, ranks: int) -> xp.Array:
     """Return the global positions, rising, of the tokens that `rank` of `ranks` holds. Ragged lengths are fine.
-
-    order: "zigzag", "contiguous", or "zigzag/2" for groups of 2 neighbours that share the part of a smaller ring.
 
     Raises UsageError when there are fewer tokens than ranks.
     """
@@ -49,29 +45,7 @@ def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag"
             f"a sequence of {length} tokens over {ranks} context-parallel ranks leaves ranks without any; use at most "
             f"{length} ranks, or at least {ranks} tokens"
         )
-    # Ulysses x ring: a group of neighbours holds what a rank of a smaller ring holds, each a consecutive part of it.
-    whole, _, neighbours = order.partition("/")
-    if neighbours.isdecimal() and int(neighbours) > 0 and ranks % int(neighbours) == 0:
-        near = int(neighbours)
-        group = sequence_positions(length, rank // near, ranks // near, whole)
-        starts = offsets(chunk_sizes(len(group), near))
-        return group[starts[rank % near] : starts[rank % near + 1]]
-    if order == "zigzag":
-        return xp.concatenate([xp.device_arange(start, end) for start, end in chunks_of(length, rank, ranks)])
-    if order == "contiguous":
-        starts = offsets(chunk_sizes(length, ranks))
-        return xp.device_arange(starts[rank], starts[rank + 1])
-    raise UsageError(f"unknown order {quoted(order)} of a sequence{nearest(order, ORDERS)}; one of {', '.join(ORDERS)}")
-
-
-def part_order(attention: str, ulysses: int = 1) -> str:
-    """Return the order of the parts that an attention needs: "ring", "all-gather", "ulysses" or "ulysses-ring".
-
-    ulysses: of the last, how many neighbours exchange heads.
-    """
-    if attention == "ulysses-ring":
-        return f"zigzag/{ulysses}"
-    return "contiguous" if attention == "ulysses" else "zigzag"
+    return xp.concatenate([xp.device_arange(start, end) for start, end in chunks_of(length, rank, ranks)])
 
 
 class SplitAttention(Module):

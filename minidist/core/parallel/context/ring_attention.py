@@ -39,14 +39,14 @@ from minidist.core.base.arrays import downcast, upcast
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
-from minidist.core.parallel.context.positions import SplitAttention, chunks_of, sequence_positions
+from minidist.core.parallel.context.positions import SplitAttention, chunks_of, zigzag_positions
 from minidist.core.parallel.tensor.regions import contiguous
 
 Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are
 
 
 class RingAttention(SplitAttention):
-    """Causal attention over `length` tokens; each rank holds its zig-zag part (`sequence_positions`).
+    """Causal attention over `length` tokens; each rank holds its zig-zag part (`zigzag_positions`).
 
     Called as `SplitAttention` is, by GPT and by Llama. Every rank must call it for the same layers in the same order.
     """
@@ -61,6 +61,10 @@ class RingAttention(SplitAttention):
         # Local rows [0, b - a) are global chunk `rank`, those behind them chunk 2P-1-rank.
         (a, b), (c, d) = chunks_of(self.length, rank, self.comm.size)
         return [(slice(0, b - a), rank), (slice(b - a, b - a + d - c), 2 * self.comm.size - 1 - rank)]
+
+    def positions(self) -> xp.Array:
+        """Return the global positions of this rank's tokens."""
+        return zigzag_positions(self.length, self.comm.rank, self.comm.size)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
         """Return the outputs (batch, T_local, heads, n) of this rank's queries. Raises ShapeError for wrong shapes."""
@@ -100,9 +104,7 @@ class RingAttention(SplitAttention):
     def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
         """Return the mask of own queries (batch, kv heads, heads of each, queries, all keys), and the scale."""
         # Drawn for all queries and keys as one device does; then the rows of this rank's queries.
-        mask = dropout.mask(samples, heads, self.length)[
-            :, :, sequence_positions(self.length, self.comm.rank, self.comm.size)
-        ]
+        mask = dropout.mask(samples, heads, self.length)[:, :, self.positions()]
         return mask.reshape(samples, kv_heads, heads // kv_heads, *mask.shape[2:]), dropout.scale
 
     # --- arrays are (batch, kv heads, query heads of each or 1, T, size) ---
@@ -151,7 +153,7 @@ class RingAttention(SplitAttention):
             keys_here, values_here = upcast(here)
             # This rank's part of the block's gradients; what other ranks have added so far arrives meanwhile.
             block = track(xp.zeros((2, *k.shape[:-2], self.rows[owner], k.shape[-1]), q.dtype, q), "communication")
-            arriving = None if travelling is None else self._pass_on(travelling, block.shape)
+            arriving = None if travelling is None else self._pass_on(travelling, block.shape, "tensor_backward")
             for rows, keys, diagonal in self._visible(owner):
                 # p: this block's probabilities again, exp(score - log of the sum).
                 scaled = q[..., rows, :] * scale
@@ -170,12 +172,15 @@ class RingAttention(SplitAttention):
                 _count("input_gradient", 5, p, q.shape[-1], diagonal)
 
             # Add what the ranks before have computed; the sum goes on with the block.
-            travelling = downcast(block if arriving is None else upcast(self._arrived(arriving)) + block, k.dtype)
+            if arriving is not None:
+                block = upcast(self._arrived(arriving, "tensor_backward")) + block
+            travelling = downcast(block, k.dtype)
 
         # The last hop: the block that this rank saw last belongs to its neighbour.
         assert travelling is not None
         if self.comm.size > 1:
-            travelling = self._arrived(self._pass_on(travelling, (2, *k.shape)))
+            arriving = self._pass_on(travelling, (2, *k.shape), "tensor_backward")
+            travelling = self._arrived(arriving, "tensor_backward")
         dk, dv = travelling
         return dq, dk, dv
 
@@ -184,7 +189,7 @@ class RingAttention(SplitAttention):
         if drop is None:
             return weights
         keep, scale = drop
-        columns = sequence_positions(self.length, owner, self.comm.size)[keys]
+        columns = zigzag_positions(self.length, owner, self.comm.size)[keys]
         return weights * keep[..., rows, :][..., columns] * xp.as_array(scale, weights.dtype)
 
     def _visible(self, owner: int) -> list[tuple[slice, slice, bool]]:
@@ -200,38 +205,33 @@ class RingAttention(SplitAttention):
 
     def _round(self, block: xp.Array, why: str) -> Any:
         """Yield (owner, its block) per rank, this one's first; the next block travels while the caller computes."""
-        comm, (n, rank) = self.comm, (self.comm.size, self.comm.rank)
+        n, rank = self.comm.size, self.comm.rank
         for step in range(n):
             # After `step` hops the block of the rank `step` places back has come here.
-            owner = (rank - step) % n
-            requests = []
+            owner, arriving = (rank - step) % n, None
             if step < n - 1:
                 shape = (*block.shape[:-2], self.rows[(owner - 1) % n], block.shape[-1])
-                following = track(xp.empty(shape, block.dtype, block), "communication")
-                with purpose(why):
-                    requests = [comm.irecv(following, (rank - 1) % n), comm.isend(block, (rank + 1) % n)]
+                arriving = self._pass_on(block, shape, why)
 
             # The caller computes with this block while the next one travels; that time passes before the wait.
             yield owner, block
-            if requests:
-                comm.advance_clock(why)
-                comm.waitall(requests)
-                block = following
+            if arriving is not None:
+                block = self._arrived(arriving, why)
 
-    def _pass_on(self, gradients: xp.Array, shape: tuple[int, ...]) -> tuple[list[Any], xp.Array]:
-        """Start to send the gradients of K and V on and to receive the previous rank's: (requests, where to)."""
+    def _pass_on(self, block: xp.Array, shape: tuple[int, ...], why: str) -> tuple[list[Any], xp.Array]:
+        """Start to send a block on and to receive the previous rank's, of this shape: (requests, where to)."""
         comm = self.comm
-        incoming = track(xp.empty(shape, gradients.dtype, gradients), "communication")
-        with purpose("tensor_backward"):
+        incoming = track(xp.empty(shape, block.dtype, block), "communication")
+        with purpose(why):
             requests = [
                 comm.irecv(incoming, (comm.rank - 1) % comm.size),
-                comm.isend(gradients, (comm.rank + 1) % comm.size),
+                comm.isend(block, (comm.rank + 1) % comm.size),
             ]
         return requests, incoming
 
-    def _arrived(self, arriving: tuple[list[Any], xp.Array]) -> xp.Array:
+    def _arrived(self, arriving: tuple[list[Any], xp.Array], why: str) -> xp.Array:
         requests, incoming = arriving
-        self.comm.advance_clock("tensor_backward")
+        self.comm.advance_clock(why)
         self.comm.waitall(requests)
         return incoming
 

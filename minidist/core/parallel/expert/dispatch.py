@@ -22,7 +22,7 @@ from typing import Any
 
 from minidist.core.autograd import Function, Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import check_divisible
+from minidist.core.base.errors import UsageError, check_divisible
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
@@ -30,18 +30,18 @@ from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import contiguous
 from minidist.core.parallel.tensor.sharding import ShardContext
-from minidist.core.parallel.tensor.styles import ParallelStyle
 
 
-class ExpertParallel(ParallelStyle):
+class ExpertParallel:
     """A MixtureOfExperts for `parallelize_module(model, mesh["ep"], plan, axis="ep")`: each rank keeps its experts.
 
     The ranks must have equal numbers of tokens; `RaggedExpertParallel` is for others.
     """
 
-    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+    def __call__(self, module: Any, context: ShardContext, name: str) -> Module:
         """Return the mixture with its experts' weights sharded and all-to-alls as its `dispatch` and `combine`."""
-        self.expect(module, name, MixtureOfExperts)
+        if not isinstance(module, MixtureOfExperts):
+            raise UsageError(f"ExpertParallel is for MixtureOfExperts; {name!r} is a {type(module).__name__}")
         comm, experts = context.comm, module.num_experts
         check_divisible(experts, f"experts of {name}", comm.size, "expert")
 

@@ -1,10 +1,8 @@
 """Tensor parallelism: every matrix is sharded over the ranks. `regions` has the borders, `layers` the two splits.
 
 parallelize.py         `parallelize_module`: a model split by a plan
-styles.py              how one module is split
 layers.py              the two ways to split a product
 regions.py             the borders of a region of split matrices
 vocabulary.py          embedding and loss with the vocabulary split
-sequence_parallel.py   norms and dropout on a part of the sequence
 sharding.py            a parameter's shard, and what a style is given
 """

@@ -14,6 +14,8 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
 Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_torch.py
 """
 
+from typing import Any
+
 from minidist.core.autograd import Parameter, Tensor, linear, record
 from minidist.core.autograd.operands import operand
 from minidist.core.base import arrays as xp
@@ -26,9 +28,7 @@ from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
-    gather_from_sequence_parallel_region,
     gather_from_tensor_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
     scatter_to_tensor_parallel_region,
 )
 from minidist.core.parallel.tensor.sharding import ShardContext
@@ -41,9 +41,8 @@ class ColumnParallelLinear(Module):
     blocks: the number of equal blocks of output features, each of them split (3 for a fused Q|K|V). replicas > 1: this
     number of neighbouring ranks has the same columns.
 
-    gather_output: all-gather y. sequence_parallel: x is this rank's rows (batch, T/t, in) and gathered first. Sends
-    nothing in forward (with sequence_parallel an all-gather) and an all-reduce of x's size (a reduce-scatter, and a
-    regather) in backward. Raises UsageError for output features that do not divide.
+    gather_output: all-gather y. Sends nothing else in forward and an all-reduce of x's size in backward. Raises
+    UsageError for output features that do not divide.
     """
 
     def __init__(
@@ -55,12 +54,11 @@ class ColumnParallelLinear(Module):
         blocks: int = 1,
         replicas: int = 1,
         gather_output: bool = False,
-        sequence_parallel: bool = False,
     ) -> None:
         shards = context.comm.size // replicas
         check_divisible(linear.out_features, f"out features of {name}", shards, "tensor", blocks=blocks)
         self.comm, self.name, self.activation = context.comm, linear.name, linear.activation
-        self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
+        self.gather_output = gather_output
 
         # Conv1D stores (in, out), Linear (out, in): the output features are the columns or the rows.
         self.weight_is_in_out = isinstance(linear, Conv1D)
@@ -70,33 +68,24 @@ class ColumnParallelLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out / t), or (..., out) with gather_output."""
-        # f: x is the same on every rank, so backward sums its gradient. With the sequence split, x is gathered instead.
-        if self.sequence_parallel:
-            x = gather_from_sequence_parallel_region(x, self.comm, regather=True)
-        else:
-            x = copy_to_tensor_parallel_region(x, self.comm)
-
         # x (..., in), this rank's columns of W: y (..., out / t).
-        y = linear(x, self.weight, self.bias, self.activation, self.weight_is_in_out)
+        y = linear(self.enter(x), self.weight, self.bias, self.activation, self.weight_is_in_out)
         return gather_from_tensor_parallel_region(y, self.comm) if self.gather_output else y
+
+    def enter(self, x: Tensor) -> Tensor:
+        """f: x is the same on every rank, so backward sums its gradient."""
+        return copy_to_tensor_parallel_region(x, self.comm)
 
 
 class RowParallelLinear(Module):
     """y = x W + b with the input features split: x (..., in / t) on each rank -> (..., out) on all.
 
     linear, name: as in `ColumnParallelLinear`. input_is_parallel=False: x is whole and its own columns are taken first.
-    sequence_parallel: y is reduce-scattered to this rank's rows. Sends an all-reduce of y's size in forward (a
-    reduce-scatter, and an all-gather in backward). Raises UsageError for input features that do not divide.
+    Sends an all-reduce of y's size in forward. Raises UsageError for input features that do not divide.
     """
 
     def __init__(
-        self,
-        linear: Linear | Conv1D,
-        context: ShardContext,
-        name: str = "the layer",
-        *,
-        input_is_parallel: bool = True,
-        sequence_parallel: bool = False,
+        self, linear: Linear | Conv1D, context: ShardContext, name: str = "the layer", *, input_is_parallel: bool = True
     ) -> None:
         if linear.activation is not None:
             raise UsageError(
@@ -107,25 +96,21 @@ class RowParallelLinear(Module):
         # The rows of W are split, and the bias is whole on every rank.
         check_divisible(linear.in_features, f"in features of {name}", context.comm.size, "tensor")
         self.comm, self.name = context.comm, linear.name
-        self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
+        self.input_is_parallel = input_is_parallel
         self.weight_is_in_out = isinstance(linear, Conv1D)
         self.weight = context.shard_of(linear.weight, 0 if self.weight_is_in_out else 1)
         self.bias = None if linear.bias is None else context.replica_of(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in / t) -> (..., out), or this rank's rows of it with sequence_parallel."""
+        """(..., in / t) -> (..., out)."""
         # This rank's columns of x (..., in / t) meet its rows of W: y (..., out) is a summand.
         if not self.input_is_parallel:
             x = scatter_to_tensor_parallel_region(x, self.comm)
-        y = linear(x, self.weight, None, None, self.weight_is_in_out)
+        return self.leave(linear(x, self.weight, None, None, self.weight_is_in_out))
 
-        # g: sum the summands; with the sequence split, each rank keeps its own rows of the sum.
-        if not self.sequence_parallel:
-            return row_parallel_sum(y, self.bias, self.comm)
-        y = reduce_scatter_to_sequence_parallel_region(y, self.comm)
-
-        # Each rank adds the bias to its own rows only, so the bias's gradient is summed over the ranks.
-        return y if self.bias is None else y + copy_to_tensor_parallel_region(self.bias, self.comm)
+    def leave(self, y: Tensor) -> Tensor:
+        """g: sum the summands of all ranks."""
+        return row_parallel_sum(y, self.bias, self.comm)
 
 
 def row_parallel_sum(product: Tensor, bias: Parameter | None, comm: Comm) -> Tensor:
@@ -142,6 +127,18 @@ def row_parallel_sum(product: Tensor, bias: Parameter | None, comm: Comm) -> Ten
     # Once, after the sum; added on each rank before it, the bias would count t times.
     y += bias.data
     return record("row_parallel_sum", y, edges, ((operand(bias), xp.sum_rows),), cost=y.size)
+
+
+def split_heads(attention: Any, context: ShardContext, name: str) -> Module:
+    """Return an attention with the dropout of this rank's heads, 1/t of all.
+
+    The module takes its number of heads from its projections, which the plan splits over the ranks.
+    """
+    dropout, comm = attention.attn_dropout, context.comm
+    check_divisible(dropout.heads, f"heads of {name}", comm.size, "tensor")
+    attention.attn_dropout = HeadParallelDropout(dropout, comm)
+    split: Module = attention
+    return split
 
 
 class HeadParallelDropout(AttentionDropout):

@@ -1,12 +1,12 @@
 """`parallelize_module`: split a model that was built on one device, by a plan that says how each module is split.
 
-    plan = {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel()}
+    plan = {"layers.0": ColumnParallelLinear, "layers.1": RowParallelLinear}
     parallelize_module(model, mesh["tp"], plan)
 
 Every rank builds the whole model from the same seed and keeps its shards, so the gathered shards *are* the
 single-device weights; ranks that start from unlike weights are refused. A key is a module's qualified name and may hold
 `*`; what no key names stays whole on every rank. Each parameter then carries a `Layout`, which checkpoints, clipping
-and counting read. The names are PyTorch's.
+and counting read. `minidist.parallel.tensor.styles` has the styles of a plan by PyTorch's names.
 
 Source of the plans: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 3.
 
@@ -14,7 +14,8 @@ Proved by: tests/parallel/test_tensor.py, tests/parallel/test_split_examples.py
 """
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from minidist.core.base.errors import UsageError, nearest, quoted
@@ -22,19 +23,14 @@ from minidist.core.base.hooks import model_checks, plan_sources
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn import GPT, MLP
 from minidist.core.nn.module import Module
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
 from minidist.core.parallel.tensor.sharding import ShardContext
-from minidist.core.parallel.tensor.styles import (
-    ColwiseParallel,
-    HeadParallel,
-    LossParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    SequenceParallel,
-    VocabParallel,
-)
+from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
 
-Styles = dict[str, ParallelStyle | list[ParallelStyle]]
-Plan = Mapping[str, ParallelStyle | list[ParallelStyle]]
+# How one module is split: (module, context, qualified name) -> what takes its place, perhaps the module itself.
+Style = Callable[[Any, ShardContext, str], Module]
+Styles = dict[str, Style | list[Style]]
+Plan = Mapping[str, Style | list[Style]]
 
 
 def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp") -> Module:
@@ -58,7 +54,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
             # A style may return another module, which takes the place of this one in the tree (or of the whole model).
             before = _names(get_module(module, name))
             for style in styles if isinstance(styles, list) else [styles]:
-                replaced = style.apply(get_module(module, name), name, context)
+                replaced = style(get_module(module, name), context, name)
                 module = _put(module, name, replaced)
             # The next pattern may name a module inside of one that has taken another's place.
             if _names(get_module(module, name)) != before:
@@ -99,29 +95,22 @@ def _put(root: Module, name: str, module: Module) -> Module:
     return root
 
 
-def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
+def gpt_plan(vocab_size: int) -> Styles:
     """Return Megatron's split of a `GPT`: heads, the inner width of the MLP, and the vocabulary.
 
-    Per layer 4 all-reduces of (batch, T, D), two forward and two backward; with sequence_parallel 4 all-gathers and 4
-    reduce-scatters, and 2 all-gathers under purpose `regather`.
+    Per layer 4 all-reduces of (batch, T, D), two forward and two backward.
     """
     # Column parallel, then row parallel: in attention (split by heads) and in the MLP (split by inner features).
-    sp = sequence_parallel
-    plan: Styles = {
-        "": LossParallel(vocab_size),
-        "transformer.wte": VocabParallel(sp),
-        "lm_head": VocabParallel(sp),
-        "transformer.h.*.attn": HeadParallel(),
-        "transformer.h.*.attn.c_attn": ColwiseParallel(blocks=3, sequence_parallel=sp),
-        "transformer.h.*.attn.c_proj": RowwiseParallel(sequence_parallel=sp),
-        "transformer.h.*.mlp.c_fc": ColwiseParallel(sequence_parallel=sp),
-        "transformer.h.*.mlp.c_proj": RowwiseParallel(sequence_parallel=sp),
+    return {
+        "": partial(split_loss, vocab_size=vocab_size),
+        "transformer.wte": VocabParallelEmbedding,
+        "lm_head": VocabParallelHead,
+        "transformer.h.*.attn": split_heads,
+        "transformer.h.*.attn.c_attn": partial(ColumnParallelLinear, blocks=3),
+        "transformer.h.*.attn.c_proj": RowParallelLinear,
+        "transformer.h.*.mlp.c_fc": ColumnParallelLinear,
+        "transformer.h.*.mlp.c_proj": RowParallelLinear,
     }
-    if sp:
-        # Whatever lies between two regions works on this rank's rows.
-        for name in ("h.*.ln_1", "h.*.ln_2", "ln_f", "wpe", "drop", "h.*.attn.resid_dropout", "h.*.mlp.dropout"):
-            plan[f"transformer.{name}"] = SequenceParallel()
-    return plan
 
 
 def mlp_plan(layers: int) -> Styles:
@@ -130,8 +119,8 @@ def mlp_plan(layers: int) -> Styles:
     Each splits its output features, the last layer its input features. The last two layers are Megatron's pair; those
     before it gather their outputs.
     """
-    plan: Styles = {f"layers.{i}": ColwiseParallel(gather_output=i < layers - 1) for i in range(layers)}
-    return {**plan, f"layers.{layers}": RowwiseParallel()}
+    plan: Styles = {f"layers.{i}": partial(ColumnParallelLinear, gather_output=i < layers - 1) for i in range(layers)}
+    return {**plan, f"layers.{layers}": RowParallelLinear}
 
 
 def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
@@ -145,6 +134,6 @@ def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan
             return plan
     if isinstance(model, MLP):
         return mlp_plan(len(model.layers) - 1)
-    if isinstance(model, GPT):
-        return gpt_plan(model.config.vocab_size, sequence_parallel)
+    if isinstance(model, GPT) and not sequence_parallel:
+        return gpt_plan(model.config.vocab_size)
     raise UsageError(f"there is no tensor-parallel plan for a {type(model).__name__}; pass one to parallelize_module")

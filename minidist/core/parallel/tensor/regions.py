@@ -8,18 +8,11 @@ the conjugate of what forward does:
     reduce_from_tensor_parallel_region    (g)    all-reduce          nothing
     scatter_to_tensor_parallel_region            keep own columns    all-gather
     gather_from_tensor_parallel_region           all-gather          keep own columns
-    scatter_to_sequence_parallel_region          keep own rows       all-gather
-    gather_from_sequence_parallel_region         all-gather          reduce-scatter
-    reduce_scatter_to_sequence_parallel_region   reduce-scatter      all-gather
 
-Activations are (batch, T, features): columns are the last dim, rows of the sequence dim 1. An all-reduce is a
-reduce-scatter and an all-gather, so the sequence pair sends the same bytes as f and g; between the two each rank keeps
-1/t of the sequence, and norms and dropout work on that.
+Activations are (batch, T, features); columns are the last dim. Forward messages have the purpose `tensor_forward`,
+backward ones `tensor_backward`. Over one rank a border does nothing.
 
-Forward messages have the purpose `tensor_forward`, backward ones `tensor_backward`. Over one rank a border does
-nothing. Sources: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation
-Recomputation", 2022, section 4.2.2. The functions have Megatron-LM's names.
-
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3. The functions have Megatron-LM's names.
 Proved by: tests/parallel/test_tensor.py
 """
 
@@ -30,12 +23,8 @@ from minidist.core.autograd import Function, Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import check_divisible
 from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
-from minidist.core.collectives import all_gather, all_reduce, reduce_scatter
+from minidist.core.collectives import all_gather, all_reduce
 from minidist.core.comm import Comm
-from minidist.core.nn.module import Module
-
-SEQUENCE = 1  # the dim of a sequence
 
 
 def copy_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
@@ -46,60 +35,22 @@ def copy_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     if comm.size == 1:
         return x
     # A node that saves the result saves x instead: of a parameter the parameter itself, with its version.
-    return _Alias(_Copy.apply(x, comm, SEQUENCE), x)
+    return _Alias(_Copy.apply(x, comm, 0), x)
 
 
 def reduce_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """g: return the sum of x over `comm`; backward passes the gradient on unchanged."""
-    return x if comm.size == 1 else _Reduce.apply(x, comm, SEQUENCE)
+    return x if comm.size == 1 else _Reduce.apply(x, comm, 0)
 
 
 def scatter_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """Return this rank's columns of x; backward gathers the gradient's columns."""
-    return x if comm.size == 1 else _Scatter.apply(x, comm, x.ndim - 1)
+    return x if comm.size == 1 else Scatter.apply(x, comm, x.ndim - 1)
 
 
 def gather_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """Return all ranks' columns; backward keeps this rank's columns of the gradient."""
-    return x if comm.size == 1 else _Gather.apply(x, comm, x.ndim - 1)
-
-
-def scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """Return this rank's rows of x (batch, T, ...); backward gathers the gradient's rows."""
-    return x if comm.size == 1 else _Scatter.apply(x, comm, SEQUENCE)
-
-
-def gather_from_sequence_parallel_region(
-    x: Tensor, comm: Comm, tensor_parallel_output_grad: bool = True, regather: bool = False
-) -> Tensor:
-    """Return all ranks' rows; backward reduce-scatters the gradient.
-
-    tensor_parallel_output_grad=False: every rank has the same gradient, and backward keeps its own rows.
-    regather: a node that would save the result saves this rank's rows instead and gathers again in backward, under
-    purpose `regather`; without it, splitting the sequence would save nothing.
-    """
-    if comm.size == 1:
-        return x
-    # The gathered array is used now, and dropped when nothing in forward needs it any more.
-    gather = _GatherSummands if tensor_parallel_output_grad else _Gather
-    whole = gather.apply(x, comm, SEQUENCE)
-    return _Gathered(whole, x, comm) if regather else whole
-
-
-def reduce_scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """Return this rank's rows of the sum of x over `comm`; backward gathers the gradient's rows."""
-    return x if comm.size == 1 else _ReduceScatter.apply(x, comm, SEQUENCE)
-
-
-class Region(Module):
-    """The border of a region as a module, which takes the place of an `Identity` in a model."""
-
-    def __init__(self, border: Callable[[Tensor, Comm], Tensor], comm: Comm) -> None:
-        self.border, self.comm = border, comm
-
-    def forward(self, x: Tensor) -> Tensor:
-        """border(x, comm)."""
-        return self.border(x, self.comm)
+    return x if comm.size == 1 else Gather.apply(x, comm, x.ndim - 1)
 
 
 # --- the messages ---
@@ -142,34 +93,18 @@ def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
     return contiguous(xp.moveaxis(whole.reshape(comm.size * front.shape[0], *front.shape[1:]), 0, dim))
 
 
-def _scattered_sum(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
-    """Return this rank's part along `dim` of the sum of all ranks' x."""
-    _check(comm, x, dim)
-    # `dim` comes first, so that the ranks' parts are the equal pieces of the flat array that reduce_scatter cuts.
-    front = contiguous(xp.moveaxis(x, dim, 0))
-    comm.advance_clock(why)
-    with purpose(why):
-        part = reduce_scatter(comm, front)
-    return contiguous(xp.moveaxis(part.reshape(front.shape[0] // comm.size, *front.shape[1:]), 0, dim))
-
-
 def own_part(comm: Comm, x: xp.Array, dim: int, why: str = "") -> xp.Array:
     """Return this rank's equal part of x along `dim`, a new array. Sends nothing."""
-    _check(comm, x, dim)
+    check_divisible(x.shape[dim], "columns", comm.size, "tensor")
     size = x.shape[dim] // comm.size
     index = (slice(None),) * dim + (slice(comm.rank * size, (comm.rank + 1) * size),)
     return xp.array(contiguous(x[index]))
 
 
-def _check(comm: Comm, x: xp.Array, dim: int) -> None:
-    what = "tokens of a sequence" if dim == SEQUENCE and x.ndim > 2 else "columns"
-    check_divisible(x.shape[dim], what, comm.size, "tensor")
-
-
 # --- the nodes ---
 
 
-class _Border(Function):
+class Border(Function):
     """What forward does with x, and what backward does with the gradient: functions of (comm, array, dim, why)."""
 
     there: Callable[[Comm, xp.Array, int, str], xp.Array]
@@ -185,32 +120,23 @@ class _Border(Function):
         return cls.back(ctx.comm, grad, ctx.dim, "tensor_backward")
 
 
-class _Copy(_Border):
+class _Copy(Border):
     # The same array: forward copies nothing.
     there, back = staticmethod(_unchanged), staticmethod(_summed)
 
 
-class _Reduce(_Border):
+class _Reduce(Border):
     # Every rank has the gradient of the sum, which is that of each summand.
     there, back = staticmethod(_summed), staticmethod(_unchanged)
 
 
-class _Scatter(_Border):
+class Scatter(Border):
     there, back = staticmethod(own_part), staticmethod(gathered)
 
 
-class _Gather(_Border):
+class Gather(Border):
     # Each rank has all of the gradient of the whole.
     there, back = staticmethod(gathered), staticmethod(own_part)
-
-
-class _GatherSummands(_Border):
-    # Each rank has a part of the gradient of the whole, that of its columns.
-    there, back = staticmethod(gathered), staticmethod(_scattered_sum)
-
-
-class _ReduceScatter(_Border):
-    there, back = staticmethod(_scattered_sum), staticmethod(gathered)
 
 
 class _Alias(Tensor):
@@ -224,32 +150,3 @@ class _Alias(Tensor):
 
     def saved(self) -> Any:
         return self._source.saved()
-
-
-class _Gathered(Tensor):
-    """A gathered tensor that saves only the shard."""
-
-    __slots__ = ("_kept",)
-
-    def __init__(self, tensor: Tensor, shard: Tensor, comm: Comm) -> None:
-        super().__init__(tensor.data)
-        self.node = tensor.node
-        self._kept = _Regather(shard.saved(), comm)
-
-    def saved(self) -> "_Regather":
-        return self._kept
-
-
-class _Regather:
-    """Gathers the shard at the first read in backward; nodes that share the input share the gathered array."""
-
-    def __init__(self, shard: Any, comm: Comm) -> None:
-        self.shard, self.comm = shard, comm
-        self.whole: xp.Array | None = None
-
-    @property
-    def data(self) -> xp.Array:
-        # Gathered once in backward, whichever of the nodes reads it first.
-        if self.whole is None:
-            self.whole = track(gathered(self.comm, self.shard.data, SEQUENCE, "regather"), "communication")
-        return self.whole

@@ -76,14 +76,12 @@ class ShardContext:
     """The communicator and name of a mesh axis, and what has become of each parameter so far.
 
     shards: parameter of the single-device model -> this rank's shard, or the parameter itself where every rank holds
-    it whole. kv_replicas: qualified name of a module -> how many neighbouring ranks hold the same shard of it, set by
-    `HeadParallel` for the projections after it in the plan.
+    it whole.
     """
 
     comm: Comm
     axis: str = "tp"
     shards: dict[Parameter, Parameter] = field(default_factory=dict)
-    kv_replicas: dict[str, int] = field(default_factory=dict)
 
     def shard_of(
         self, whole: Parameter, dim: int, *, blocks: int = 1, padding: int = 0, replicas: int = 1

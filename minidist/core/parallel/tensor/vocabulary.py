@@ -12,6 +12,7 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3 (embedding, cross-entropy
 Proved by: tests/parallel/test_tensor.py
 """
 
+from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter, ShapeError, Tensor, linear
@@ -28,10 +29,8 @@ from minidist.core.nn.layers import Embedding, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
-    gather_from_sequence_parallel_region,
     gather_from_tensor_parallel_region,
     reduce_from_tensor_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
 )
 from minidist.core.parallel.tensor.sharding import ShardContext
 
@@ -51,18 +50,17 @@ def vocab_range(vocab_size: int, rank: int, ranks: int) -> tuple[int, int]:
 class VocabParallelEmbedding(Module):
     """Rows of words: integers (batch, T) on all ranks -> (batch, T, width) on all; weight (padded V / t, width).
 
-    Sends an all-reduce of the result in forward, nothing in backward; with sequence_parallel a reduce-scatter to this
-    rank's rows (batch, T/t, width), and an all-gather in backward.
+    Sends an all-reduce of the result in forward, nothing in backward.
     """
 
-    def __init__(self, whole: Embedding, context: ShardContext, sequence_parallel: bool = False) -> None:
-        self.comm, self.name, self.sequence_parallel = context.comm, whole.name, sequence_parallel
+    def __init__(self, whole: Embedding, context: ShardContext, name: str = "") -> None:
+        self.comm, self.name = context.comm, whole.name
         self.vocab_size = whole.weight.shape[0]
         self.first, self.last = vocab_range(self.vocab_size, self.comm.rank, self.comm.size)
         self.weight = shard_words(whole.weight, context)
 
     def forward(self, indices: Any) -> Tensor:
-        """Integers (batch, T) -> (batch, T, width), or (batch, T/t, width) with sequence_parallel."""
+        """Integers (batch, T) -> (batch, T, width)."""
         indices = xp.as_array(indices)
         if indices.size and (indices.min() < 0 or indices.max() >= self.vocab_size):
             worst = int(indices.min() if indices.min() < 0 else indices.max())
@@ -72,9 +70,10 @@ class VocabParallelEmbedding(Module):
             )
 
         # (batch, T, width), a summand: each word's row is on one rank.
-        rows = _own_rows(indices, self.weight, self.first, self.last)
-        if self.sequence_parallel:
-            return reduce_scatter_to_sequence_parallel_region(rows, self.comm)
+        return self.leave(_own_rows(indices, self.weight, self.first, self.last))
+
+    def leave(self, rows: Tensor) -> Tensor:
+        """g: sum the summands of all ranks."""
         return reduce_from_tensor_parallel_region(rows, self.comm)
 
 
@@ -104,19 +103,19 @@ class VocabParallelHead(Module):
     `vocab_parallel_cross_entropy` and `GatherLogits` leave them out.
     """
 
-    def __init__(self, whole: TiedHead | Linear, context: ShardContext, sequence_parallel: bool = False) -> None:
+    def __init__(self, whole: TiedHead | Linear, context: ShardContext, name: str = "") -> None:
         if getattr(whole, "bias", None) is not None:
             raise UsageError(f"the head {whole.name!r} has a bias; a vocabulary-parallel head has none")
-        self.comm, self.name, self.sequence_parallel = context.comm, whole.name, sequence_parallel
+        self.comm, self.name = context.comm, whole.name
         self.weight = shard_words(whole.weight, context)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) -> (..., padded V / t)."""
-        if self.sequence_parallel:
-            x = gather_from_sequence_parallel_region(x, self.comm, regather=True)
-        else:
-            x = copy_to_tensor_parallel_region(x, self.comm)
-        return linear(x, self.weight)
+        return linear(self.enter(x), self.weight)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """f: x is the same on every rank, so backward sums its gradient."""
+        return copy_to_tensor_parallel_region(x, self.comm)
 
 
 def shard_words(whole: Parameter, context: ShardContext) -> Parameter:
@@ -137,15 +136,19 @@ class GatherLogits(Module):
         return gather_from_tensor_parallel_region(logits, self.comm)[..., : self.vocab_size]
 
 
-class VocabParallelCrossEntropy(Module):
-    """`vocab_parallel_cross_entropy` as a model's `loss_fn`."""
-
-    def __init__(self, comm: Comm, vocab_size: int) -> None:
-        self.comm, self.vocab_size = comm, vocab_size
-
-    def forward(self, logits: Tensor, targets: Any, divisor: float | None = None) -> Tensor:
-        """Logits (..., padded V / t) and targets (...) -> the loss, of shape ()."""
-        return vocab_parallel_cross_entropy(logits, targets, divisor, comm=self.comm, vocab_size=self.vocab_size)
+def split_loss(model: Any, context: ShardContext, name: str, *, vocab_size: int) -> Module:
+    """Return a language model whose loss is computed from split logits, and whose logits are gathered."""
+    # The head's weight may be a shard already; its layout knows the number of words.
+    weight = model.lm_head.weight
+    words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
+    if words != vocab_size:
+        raise UsageError(
+            f"the plan is for a vocabulary of {vocab_size} words, the model has {words}; give the plan {words}"
+        )
+    model.loss_fn = partial(vocab_parallel_cross_entropy, comm=context.comm, vocab_size=vocab_size)
+    model.logits_fn = GatherLogits(context.comm, vocab_size)
+    split: Module = model
+    return split
 
 
 def vocab_parallel_cross_entropy(

@@ -170,7 +170,7 @@ class Pipeline:
         # Stages may differ (one of them may be frozen), the replicas of a stage may not.
         for n, reducers in self.reduce.reducers.items():
             for reducer in reducers:
-                reducer.note_mode(self.stages[n].module)
+                reducer.guard.forward_begins(self.stages[n].module)
         self.alive: dict[Key, tuple[list[Any], Any]] = {}  # leaves, and outputs by the stage that they go to
         self.deferred: dict[Key, Any] = {}  # weight gradients that wait for their W
 

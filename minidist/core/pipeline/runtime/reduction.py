@@ -60,7 +60,9 @@ class Reduction:
             self.shared = SharedGradients(comm.dup(), parameters, tied)
         else:
             self.shared = SharedShards(comm.dup(), parameters, tied, self.shards)
-        self.reducers = self._replica_reducers(stages) if self.given is None else self.given
+        self.reducers = self.given or {}
+        if self.given is None and self.data is not None and self.data.size > 1:
+            self.reducers = hooks.replica_reducers(stages, self.data, self.algorithm)
         # Shared parameters are summed over their places first, at the end of the step.
         self.early = set() if self.each else {n for n in self.reducers if n not in self.shared.stages}
         # Statistics of a rank's rows become those of all ranks of its stage (two in DualPipe), then of its replicas.
@@ -70,19 +72,6 @@ class Reduction:
             if len(ranks_of[n]) > 1 or self.data is not None:
                 combine = hooks.combine_statistics(stage.module, self.shared.comm, ranks_of[n], self.data)
                 self.at_end += [] if combine is None else [combine]
-
-    def _replica_reducers(self, stages: Mapping[int, PipelineStage]) -> Mapping[int, Sequence[GradientReducer]]:
-        """Return what sums the gradients of each stage over the data axis."""
-        data = self.data
-        if data is None or data.size == 1:
-            return {}
-        made: dict[int, list[GradientReducer]] = {}
-        for n, stage in sorted(stages.items()):
-            for flat in stage.flats:
-                if len(flat):
-                    reducer = GradientReducer(flat, data.dup(), algorithm=self.algorithm, unused="zeros")
-                    made.setdefault(n, []).append(reducer)
-        return made
 
     def finish(self) -> None:
         """End a step: sum shared parameters over their places, then everything over the replicas."""

@@ -6,9 +6,9 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.parallel.context.positions import sequence_positions
 from minidist.course.lesson.exercise import Case, Exercise
 from minidist.course.lesson.hint_file import hints_of
+from minidist.parallel.context.orders import sequence_positions
 
 SEPARATOR = 0
 

@@ -20,7 +20,9 @@ from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
 from minidist.job.train.job import Job, mesh_of, shard_comm
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
+from minidist.optim.runs import empty_state
 from minidist.parallel import gather_tensors, reduced_elements
+from minidist.parallel.shards import seen_from, state_ranges
 
 
 class Sharded(DataAxis):
@@ -41,7 +43,7 @@ class Sharded(DataAxis):
         return gather_tensors(self.shards, self.optimizer)
 
     def state_ranges(self) -> list[tuple[Parameter, int, int]]:
-        return [held for shard in self.shards for held in shard.state_ranges()]
+        return [held for shard in self.shards for held in state_ranges(shard)]
 
     def shards_on(self, comm: Comm) -> Comm:
         """Return the communicator of the ranks that share one sharded copy."""
@@ -50,7 +52,7 @@ class Sharded(DataAxis):
     def seen_from(self, comm: Comm) -> Self:
         other, ranks = super().seen_from(comm), self.shards_on(comm)
         # Its shards, and the optimizer state of their elements.
-        other.shards = [shard.seen_from(ranks) for shard in self.shards]
+        other.shards = [seen_from(shard, ranks) for shard in self.shards]
         other.optimizer = _EmptyOptimizer(self.optimizer, other.shards)
         return other
 
@@ -61,7 +63,7 @@ class _EmptyOptimizer:
     def __init__(self, optimizer: Optimizer, shards: Sequence[Shard]) -> None:
         # Before the first step there is no state.
         self.state = {
-            p.name: optimizer.empty_state(p.name, shard.data[place])
+            p.name: empty_state(optimizer, p.name, shard.data[place])
             for shard in (shards if optimizer.step_count else ())
             for p, place, _, _ in shard.ranges()
             if p.requires_grad
@@ -86,7 +88,7 @@ class FullySharded(data_axis.FullySharded, Sharded):
         super().__init__(job, group)
         self.copies, self.mesh, self.algorithm = job.config.dp_replicate, group.mesh, group.reduction
         # Units of small parameters stay gathered between steps, so they are counted apart.
-        self.resident = sum(unit.flat.padded_numel for unit in self.units if unit.reshard.persistent)
+        self.resident = sum(unit.flat.padded_numel for unit in self.units if getattr(unit, "persistent", False))
 
     @property
     def replicas(self) -> Replicas:

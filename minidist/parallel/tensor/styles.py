@@ -5,9 +5,8 @@
     VocabParallel        Embedding, head     -> VocabParallelEmbedding, VocabParallelHead
     LossParallel         a model's loss_fn and logits_fn -> those of a split vocabulary
     HeadParallel         an attention: its dropout draws the masks of this rank's heads
-    SequenceParallel     LayerNorm, RMSNorm, Dropout, Embedding -> their classes for a part of the sequence
 
-The names are PyTorch's (torch.distributed.tensor.parallel), where it has them.
+Each refuses modules of other kinds. The names are PyTorch's (torch.distributed.tensor.parallel), where it has them.
 
 Proved by: tests/parallel/test_tensor.py
 """
@@ -15,24 +14,22 @@ Proved by: tests/parallel/test_tensor.py
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.core.base.errors import UsageError, check_divisible
+from minidist.core.base.errors import UsageError
 from minidist.core.nn.dropout import AttentionDropout
 from minidist.core.nn.gpt import LanguageModel, TiedHead
 from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, HeadParallelDropout, RowParallelLinear
-from minidist.core.parallel.tensor.sequence_parallel import SEQUENCE_PARALLEL
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
 from minidist.core.parallel.tensor.sharding import ShardContext
-from minidist.core.parallel.tensor.vocabulary import (
-    GatherLogits,
-    VocabParallelCrossEntropy,
-    VocabParallelEmbedding,
-    VocabParallelHead,
-)
+from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
 
 
 class ParallelStyle:
     """How one module is split: `apply` returns what takes its place (or the module itself, with hooks)."""
+
+    def __call__(self, module: Any, context: ShardContext, name: str) -> Module:
+        """Do what `apply` does, for `parallelize_module`."""
+        return self.apply(module, name, context)
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return what takes the place of `module`, which has the qualified name `name`."""
@@ -49,13 +46,11 @@ class ParallelStyle:
 class ColwiseParallel(ParallelStyle):
     """Linear or Conv1D: output features split.
 
-    blocks=3: a fused Q|K|V, split inside each. gather_output: all ranks get all columns. sequence_parallel: the input
-    is split along the sequence.
+    blocks=3: a fused Q|K|V, split inside each. gather_output: all ranks get all columns.
     """
 
     blocks: int = 1
     gather_output: bool = False
-    sequence_parallel: bool = False
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a ColumnParallelLinear."""
@@ -65,10 +60,9 @@ class ColwiseParallel(ParallelStyle):
 
 @dataclass
 class RowwiseParallel(ParallelStyle):
-    """Linear or Conv1D: input features split. input_is_parallel, sequence_parallel: see `RowParallelLinear`."""
+    """Linear or Conv1D: input features split. input_is_parallel: see `RowParallelLinear`."""
 
     input_is_parallel: bool = True
-    sequence_parallel: bool = False
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a RowParallelLinear."""
@@ -76,17 +70,13 @@ class RowwiseParallel(ParallelStyle):
         return RowParallelLinear(module, context, name, **vars(self))
 
 
-@dataclass
 class VocabParallel(ParallelStyle):
     """An Embedding, or the head that turns features into logits: words split, padded to a multiple of the ranks."""
-
-    sequence_parallel: bool = False
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a VocabParallelEmbedding or a VocabParallelHead."""
         self.expect(module, name, Embedding, TiedHead, Linear)
-        make = VocabParallelEmbedding if isinstance(module, Embedding) else VocabParallelHead
-        return make(module, context, self.sequence_parallel)
+        return (VocabParallelEmbedding if isinstance(module, Embedding) else VocabParallelHead)(module, context)
 
 
 @dataclass
@@ -103,16 +93,7 @@ class LossParallel(ParallelStyle):
                 f" {type(module).__name__}"
             )
 
-        # The head's weight may be a shard already; its layout knows the number of words.
-        weight = module.lm_head.weight
-        words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
-        if words != self.vocab_size:
-            raise UsageError(
-                f"the plan is for a vocabulary of {self.vocab_size} words, the model has {words}; give the plan {words}"
-            )
-        module.loss_fn = VocabParallelCrossEntropy(context.comm, self.vocab_size)
-        module.logits_fn = GatherLogits(context.comm, self.vocab_size)
-        return module
+        return split_loss(module, context, name, vocab_size=self.vocab_size)
 
 
 class HeadParallel(ParallelStyle):
@@ -126,15 +107,4 @@ class HeadParallel(ParallelStyle):
         dropout = getattr(module, "attn_dropout", None)
         if not isinstance(dropout, AttentionDropout):
             raise UsageError(f"HeadParallel is for attention; {name!r} is a {type(module).__name__} without heads")
-        check_divisible(dropout.heads, f"heads of {name}", context.comm.size, "tensor")
-        module.attn_dropout = HeadParallelDropout(dropout, context.comm)
-        return module
-
-
-class SequenceParallel(ParallelStyle):
-    """LayerNorm, RMSNorm, Dropout or the position Embedding: works on this rank's rows of the sequence."""
-
-    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """Return the module's class for a part of the sequence."""
-        self.expect(module, name, *SEQUENCE_PARALLEL)
-        return next(split(module, context) for kind, split in SEQUENCE_PARALLEL.items() if isinstance(module, kind))
+        return split_heads(module, context, name)

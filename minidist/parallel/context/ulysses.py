@@ -30,6 +30,7 @@ from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import contiguous
+from minidist.parallel.context.orders import sequence_positions
 
 
 class UlyssesAttention(Module):
@@ -46,6 +47,10 @@ class UlyssesAttention(Module):
         # Between the two exchanges: what is given, or the one-device function of the form in which it is called.
         self.packed_fn = attention_fn or causal_attention
         self.grouped_fn = attention_fn or hooks.grouped_attention
+
+    def positions(self) -> xp.Array:
+        """Return the global positions of this rank's tokens."""
+        return sequence_positions(self.length, self.comm.rank, self.comm.size, "contiguous")
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""

@@ -23,6 +23,7 @@ from minidist.core.nn.layers import Embedding, LayerNorm, RMSNorm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, own_part
 from minidist.core.parallel.tensor.sharding import ShardContext
+from minidist.parallel.tensor.styles import ParallelStyle
 
 
 class SequenceParallelLayerNorm(Module):
@@ -88,3 +89,12 @@ SEQUENCE_PARALLEL: dict[type[Module], Callable[[Any, ShardContext], Module]] = {
     Dropout: SequenceParallelDropout,
     Embedding: SequenceParallelEmbedding,
 }
+
+
+class SequenceParallel(ParallelStyle):
+    """LayerNorm, RMSNorm, Dropout or the position Embedding: works on this rank's rows of the sequence."""
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return the module's class for a part of the sequence."""
+        self.expect(module, name, *SEQUENCE_PARALLEL)
+        return next(split(module, context) for kind, split in SEQUENCE_PARALLEL.items() if isinstance(module, kind))

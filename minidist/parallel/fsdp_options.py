@@ -1,0 +1,346 @@
+"""What `fully_shard` can do in addition to the core's: other meshes, dtypes, memories, and parts that stay whole.
+
+    mesh of two axes                    (replicate, shard): equal copies of the shards, whose sums are all-reduced
+    reshard_after_forward=4             4 neighbours keep 1/4 of a unit each for its backward
+    persistence_threshold, expert_mesh  a module has more than one unit: of small parameters, and of its experts
+    mp_policy, offload_policy           the dtypes of a unit; where shards of parameters and gradients live
+    find_unused_parameters              parameters without a gradient take part as zeros
+
+Source: Zhao et al., PyTorch FSDP, VLDB 2023.
+Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_mixed_precision_policy.py
+"""
+
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from typing import Any
+
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import downcast
+from minidist.core.base.errors import UsageError, nearest
+from minidist.core.base.limits import check_number, check_whole
+from minidist.core.base.trace import purpose
+from minidist.core.base.watchers import track
+from minidist.core.collectives import all_gather, all_reduce, broadcast
+from minidist.core.comm import Comm, Mesh, Work, check_communicator
+from minidist.core.nn.module import Module
+from minidist.core.optim import NORM_BLOCK
+from minidist.core.parallel.flat_shards import Shard, sharded_flat
+from minidist.core.parallel.fsdp import gathers_of
+from minidist.core.parallel.fsdp_state import FSDPState, ignored_in
+from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
+from minidist.core.parallel.guard import Guard, new_guard, operation_of
+from minidist.parallel.unused import used_anywhere
+
+
+class Precision:
+    """The dtypes of a unit: those of its parameters. `MixedPrecisionPolicy` has others."""
+
+    param_dtype: Any = None  # in which the unit is gathered and computes
+    reduce_dtype: Any = None  # in which its gradient is reduced
+
+    def inputs(self, values: Any) -> Any:
+        """Return the arguments of the module as it computes with them."""
+        return values
+
+    def outputs(self, values: Any) -> Any:
+        """Return the results of the module as its caller gets them."""
+        return values
+
+
+class Placement:
+    """Where shards live: here in the memory in which the whole is. `host_pool.CPUOffloadPolicy` has another one."""
+
+    apart = False  # must a sum of gradients move before it can be added to the shard's?
+
+    def keep(self, values: xp.Array) -> xp.Array:
+        """Return a copy of a shard's values, where it lives."""
+        return track(xp.array(values), "parameter")
+
+    def memory(self) -> AbstractContextManager[None]:
+        """Return the context in which arrays that live with the shard are allocated."""
+        return nullcontext()
+
+    def gather(self, comm: Comm, mine: xp.Array, out: xp.Array, equal: str) -> Any:
+        """Start to gather the values `mine` of all ranks into `out`; return what waits for it."""
+        return all_gather(comm, mine, out=out, async_op=True, equal=equal)
+
+    def deliver(self, unit: Any, piece: xp.Array) -> None:
+        """Add the reduced gradient of an FSDP unit to its shard's, or start to move it to where the shard lives."""
+        unit.add_reduced(piece)
+
+    def finish(self, keep: bool = True) -> None:
+        """Wait for what `deliver` has started; keep: add it to the shard's gradient."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The further arguments of `fully_shard`.
+
+    mp_policy: the dtypes of the unit, see `MixedPrecisionPolicy`; a nested module's own policy takes precedence.
+    offload_policy: where shards of parameters and gradients, and so the optimizer, live: see `CPUOffloadPolicy`.
+    alignment: as for `ZeroOptimizer`.
+    find_unused_parameters: parameters without a gradient take part as zeros instead of raising, also all of a unit that
+    no rank has used. A parameter that no rank has used is not stepped. Every rank must run the same units.
+    ignored_params: neither sharded nor summed, here and in every `fully_shard` around this one: you do it yourself. Of
+    other parameters that no `fully_shard` and no other wrapper has, the first backward pass raises UsageError.
+    persistence_threshold: parameters of fewer elements stay whole and are gathered once after each step.
+    expert_mesh: as `mesh`, for parameters that are cut over an axis ep (`ExpertParallel`): the ranks that hold the same
+    experts. The unit is then two flat arrays, which are gathered and reduced over different ranks at the same time.
+    """
+
+    mp_policy: Precision = Precision()  # noqa: RUF009  it cannot change
+    offload_policy: Placement | None = None
+    alignment: int = NORM_BLOCK
+    find_unused_parameters: bool = False
+    ignored_params: Collection[Parameter] = ()
+    persistence_threshold: int = 0
+    expert_mesh: Mesh | Comm | None = None
+
+
+def shard_with_options(
+    module: Module, mesh: Mesh | Comm, settings: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Do the work of `fully_shard` with a mesh, or a part that stays whole, or options that the core does not know.
+
+    mesh: a communicator, a mesh of one axis, or of two: (replicate, shard), hybrid sharding: shards over the second
+    axis, equal copies over the first, along which reduced shards are all-reduced. settings: the arguments of
+    `fully_shard` by name. A number g as `reshard_after_forward` keeps 1/g of a unit on each rank and gathers it for
+    backward in groups of g neighbours (g divides the number of shards). options: the fields of `Sharding`; UsageError
+    for another name.
+    """
+    known = ("mesh", *settings, *(field.name for field in fields(Sharding)))
+    for name in options:
+        if name not in known:
+            raise UsageError(f"fully_shard has no option {name!r}{nearest(name, known)}; there are {', '.join(known)}")
+    chosen, op = Sharding(**options), operation_of(settings["reduction"])
+    check_number("persistence_threshold", chosen.persistence_threshold)
+    ignored = ignored_in(module).union(chosen.ignored_params)
+
+    # Who communicates: the ranks that share the shards, and those with equal copies.
+    comm, replicas = _axes(mesh)
+    guard = new_guard(op, *filter(None, (comm, replicas)))
+    guard.shards(module, ignored)
+    settings = {
+        **settings,
+        **{name: getattr(chosen, name) for name in ("mp_policy", "alignment", "find_unused_parameters")},
+    }
+
+    # What no module inside has taken yet makes one unit, experts another, and small parameters of both more of them.
+    units = []
+    for (expert, small), parameters in sorted(_parts(module, ignored, chosen).items(), key=lambda part: part[0]):
+        over, copies = _axes(chosen.expert_mesh) if expert and chosen.expert_mesh is not None else (comm, replicas)
+        flat = sharded_flat(parameters, over, chosen.alignment)
+        shard = PlacedShard(flat, over, chosen.alignment, chosen.offload_policy or DEVICE)
+        guard.wraps(
+            "fully_shard", module if over is comm else None, shard.flat, settings, *filter(None, (over, copies))
+        )
+        reduce = ReduceCopies(settings["algorithm"], copies, chosen.find_unused_parameters)
+        unit = OptionalUnit(shard, guard, gathers_of(over), reduce, chosen.mp_policy)
+        unit.keep_parts(settings["reshard_after_forward"], small)
+        units.append(unit)
+    OptionalState(module, comm, units, guard, settings["prefetch"], ignored, chosen.mp_policy)
+
+
+def _parts(module: Module, ignored: set[Parameter], chosen: Sharding) -> dict[tuple[bool, bool], list[Parameter]]:
+    """Return the parameters of each unit by (are they experts, are they small): those that no unit has yet."""
+    parts: dict[tuple[bool, bool], list[Parameter]] = {}
+    for p in module.parameters():
+        if p.flat is None and p not in ignored:
+            expert = chosen.expert_mesh is not None and p.layout is not None and "ep" in p.layout.axes
+            parts.setdefault((expert, p.size < chosen.persistence_threshold), []).append(p)
+    return parts
+
+
+def _axes(mesh: Mesh | Comm) -> tuple[Comm, Comm | None]:
+    """Return the communicators over which to shard, and over which shards are equal copies."""
+    if not isinstance(mesh, Mesh):
+        check_communicator(mesh, "fully_shard")
+        return mesh, None
+    if len(mesh.axis_names) > 2:
+        raise UsageError(
+            f"fully_shard takes a mesh of 1 axis, or of 2 (replicate, shard), not of {len(mesh.axis_names)}"
+        )
+    *copies, shard = (mesh[name] for name in mesh.axis_names)
+    return shard, copies[0] if copies else None
+
+
+class PlacedShard(Shard):
+    """A shard that lives where `placement` says."""
+
+    def __init__(self, flat: Any, comm: Comm, alignment: int, placement: Placement) -> None:
+        super().__init__(flat, comm, alignment)
+        self.placement = placement
+
+    def detach(self) -> None:
+        """Keep the values in a separate array where the shard lives, so that the whole can be released."""
+        self.own = self.placement.keep(self.flat.data[self.start : self.stop])
+
+    def grad_buffer(self) -> xp.Array:
+        """Return the array of the shard's gradient, which lies where the shard lives."""
+        with self.placement.memory():
+            return super().grad_buffer()
+
+
+class ReduceCopies(Reduce):
+    """A reduce-scatter, and with copies an all-reduce of the shard among the ranks that hold equal copies of it.
+
+    replicas: these ranks, which have seen other rows (hybrid sharding). find_unused: missing gradients are zeros.
+    """
+
+    def __init__(self, algorithm: str, replicas: Comm | None, find_unused: bool) -> None:
+        super().__init__(algorithm)
+        self.replicas, self.find_unused = replicas, find_unused
+
+    def start(self, unit: FSDPUnit, root: Any, whole: xp.Array, out: xp.Array) -> Work:
+        """Start to sum each rank's part of `whole` there, in `out`, whose dtype the messages have."""
+        return super().start(unit, root, track(downcast(whole, out.dtype), "communication"), out)
+
+    def finish(self, unit: Any, root: Any, piece: xp.Array) -> xp.Array:
+        """Return the sum over the replicas, from what a reduction has brought."""
+        if self.find_unused:
+            used = unit.brought
+            for comm in filter(None, (unit.shard.comm, self.replicas)):
+                used = used_anywhere(comm, unit.trainable, used)
+            unit.shard.used = used | (unit.shard.used or set())
+        if self.replicas is not None:
+            equal = root.guard.of_copies(unit.shard, unit.guard)
+            with purpose("gradient_reduce"):
+                all_reduce(self.replicas, piece, unit.guard.op, algorithm=self.algorithm, equal=equal)
+        return piece
+
+
+class OptionalUnit(FSDPUnit):
+    """A unit with other dtypes than its shard, parts that stay whole, copies of the shard, or a shard elsewhere.
+
+    subgroup: what is left of the whole after its forward is a part, from which these neighbours gather it for
+    backward. persistent: it stays whole always, and is gathered anew only after an update.
+    """
+
+    def __init__(
+        self, shard: PlacedShard, guard: Guard, gathers: Comm, reduce: ReduceCopies, precision: Precision
+    ) -> None:
+        self.placement, self.find_unused = shard.placement, reduce.find_unused
+        self.subgroup: Comm | None = None
+        self.part: xp.Array | None = None  # what this rank keeps of the unit for its subgroup
+        self.persistent = False
+        self.brought: set[Parameter] = set()  # whose gradients this rank has brought in this backward pass
+
+        # Rank 0's values count: along the replicas first, so that rank 0 of each shard group has them.
+        if reduce.replicas is not None:
+            with purpose("startup"):
+                broadcast(reduce.replicas, shard.flat.data)
+        super().__init__(shard, guard, gathers, reduce)
+        if precision.param_dtype is not None:
+            self.flat.dtype = xp.dtype(precision.param_dtype)
+        self.reduce_dtype = self.flat.dtype if precision.reduce_dtype is None else xp.dtype(precision.reduce_dtype)
+
+    def keep_parts(self, reshard: bool | int, persistent: bool) -> None:
+        """Set what stays of the unit: all, nothing, or, where `reshard` is a number, a part of that many neighbours."""
+        self.keep, self.persistent, comm = reshard is False, persistent, self.shard.comm
+        if isinstance(reshard, bool) or persistent:
+            return
+        check_whole("reshard_after_forward", reshard)
+        if not 1 < reshard < comm.size or comm.size % reshard:
+            raise UsageError(
+                f"reshard_after_forward={reshard} with {comm.size} shards; a number must divide them and lie between 1"
+                f" and {comm.size}; or pass True or False"
+            )
+
+        # With 8 shards and reshard 4: {0, 1, 2, 3} and {4, 5, 6, 7}.
+        first = comm.rank // reshard * reshard
+        self.subgroup = comm.group(range(first, first + reshard), f"reshard{first}")
+
+    # --- the parameters ---
+
+    def all_gather(self, whole: xp.Array, equal: str) -> Any:
+        """Start to gather the values of all ranks into `whole`, from the shards or from parts of the subgroup."""
+        # Kept in parts since forward: gather among the neighbours only, from parts of the size 1/g.
+        if self.subgroup is not None and self.part is not None:
+            return all_gather(self.subgroup, self._cast(self.part), out=whole, async_op=True, equal=equal)
+
+        # The cast comes before the values cross any link: half precision halves the bytes there, too.
+        with self.placement.memory():
+            mine = self._cast(self.shard.data)
+        return self.placement.gather(self.gathers, mine, whole, equal)
+
+    def _cast(self, values: xp.Array) -> xp.Array:
+        return track(downcast(values, self.flat.dtype), "communication")
+
+    def finish_gather(self) -> None:
+        """Wait for the gather in flight; the part that this rank has kept is not needed any more."""
+        if self.gather is not None:
+            super().finish_gather()
+            self.part = None
+
+    def release(self) -> None:
+        """Drop the whole array, unless the unit is persistent."""
+        if not self.persistent:
+            super().release()
+
+    def after_forward(self, recording: bool) -> None:
+        """Release the unit, or keep of it what `reshard_after_forward` says."""
+        # This rank's 1/g of the whole; what the neighbours keep makes it whole again for backward.
+        if recording and self.subgroup is not None:
+            size, rank = self.flat.padded_numel // self.subgroup.size, self.subgroup.rank
+            self.part = track(xp.array(self.flat.data[rank * size : (rank + 1) * size]), "unsharded")
+        super().after_forward(recording)
+
+    # --- the gradient ---
+
+    def reduce_now(self, root: Any, missing: list[Parameter]) -> None:
+        """Start the reduction without the parameters that got no gradient: they are an error, or zeros."""
+        if not self.find_unused:
+            super().reduce_now(root, missing)
+            return
+        for parameter in missing:
+            parameter.zero_fill()
+        self.brought |= set(self.trainable).difference(missing)
+        self.start_reduce(root)
+
+    def destination(self) -> xp.Array:
+        """Return the array for a sum: the shard's gradient, unless that has another dtype or memory."""
+        shard = self.shard
+        if self.placement.apart or self.reduce_dtype != shard.dtype:
+            return track(xp.empty(shard.size, self.reduce_dtype, self.device), "communication")
+        return super().destination()
+
+    def deliver(self, piece: xp.Array) -> None:
+        """Bring a reduced gradient to where the shard lives."""
+        self.placement.deliver(self, piece)
+
+    def add_reduced(self, piece: xp.Array) -> None:
+        """Add a reduced gradient to the shard's, in its dtype."""
+        super().add_reduced(downcast(piece, self.shard.dtype))
+
+    def settle(self) -> None:
+        """All gradients of a pass are reduced: wait for their way to the shards."""
+        self.placement.finish()
+        super().settle()
+        self.brought = set()
+
+    def forget(self) -> None:
+        """Undo what a backward pass has left behind that an error ended."""
+        self.placement.finish(keep=False)
+        super().forget()
+
+
+class OptionalState(FSDPState):
+    """The state of a module that computes in other dtypes than its caller."""
+
+    def __init__(self, *arguments: Any) -> None:
+        *others, self.precision = arguments
+        super().__init__(*others)
+
+    def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of the module, cast before they are marked."""
+        # Backward is done with the module as soon as its own gradients are computed, before those of the cast.
+        return super().inputs(self.precision.inputs(args), self.precision.inputs(kwargs))
+
+    def outputs(self, output: Any) -> Any:
+        """Return the module's results, cast before they are marked."""
+        return super().outputs(self.precision.outputs(output))
+
+
+DEVICE = Placement()
