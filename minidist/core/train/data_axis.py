@@ -114,7 +114,7 @@ class Replicated(DataAxis):
         super().__init__([flat], optimizer, self.parallel, group.stage, group.experts)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        return self.parallel.no_sync()
+        return self.parallel.reducer.no_sync()
 
 
 class ShardedOptimizer(DataAxis):
@@ -141,7 +141,7 @@ class ShardedOptimizer(DataAxis):
         super().__init__([self.zero.flat], self.zero.optimizer, group.module, group.stage, group.experts)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        return self.zero.no_sync() if self.zero.stage == 1 else nullcontext()
+        return self.zero.reducer.no_sync() if self.zero.stage == 1 else nullcontext()
 
     def step(self) -> None:
         self.zero.step()
