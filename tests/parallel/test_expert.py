@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor, concatenate, gelu, linear, softmax
+from minidist.core.autograd import Tensor, gelu, linear, softmax
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
@@ -20,6 +20,7 @@ from minidist.core.nn.experts import Assignment, MixtureOfExperts, expert_capaci
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.expert.dispatch import ExpertParallel, exchange
 from minidist.core.parallel.tensor.parallelize import parallelize_module
+from minidist.nn import concatenate
 from minidist.parallel.context.orders import sequence_positions
 from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.expert import ExpertDataParallel, ExpertTensorParallel, expert_gpt_plan

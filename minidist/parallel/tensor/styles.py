@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidist.core.base.errors import UsageError
-from minidist.core.nn.dropout import AttentionDropout
 from minidist.core.nn.gpt import LanguageModel, TiedHead
 from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
 from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
+from minidist.nn.dropout import AttentionDropout
 
 
 class ParallelStyle:

@@ -20,7 +20,6 @@ Proved by: tests/parallel/test_context.py, tests/parallel/test_all_gather_attent
 from typing import Any
 
 from minidist.core.autograd import Tensor, reshape
-from minidist.core.autograd.ops.attention import WeightDropout
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
@@ -55,7 +54,7 @@ class SplitAttention(Module):
     (batch, T_local, heads or kv_heads, n) one for Llama. The last argument may be the dropout of the weights.
     """
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: Any = None) -> Tensor:
         """Return the outputs (batch, T_local, heads, n) of this rank's queries."""
         raise NotImplementedError(f"{type(self).__name__} must define attend(q, k, v, dropout)")
 

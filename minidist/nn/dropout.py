@@ -10,11 +10,12 @@ Proved by: tests/nn/test_modules.py
 
 from typing import Any
 
-from minidist.core.autograd import Tensor, dropout
+from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.limits import check_number
 from minidist.core.base.random import BatchCoordinates, Key, current_coordinates, uniform, uniform_rows
 from minidist.core.nn.module import Module
+from minidist.nn.ops.dropout import dropout
 
 
 class Dropout(Module):
@@ -83,3 +84,13 @@ class AttentionDropout(Dropout):
             for n in range(samples)
         ]
         return xp.to_device(xp.stack(rows)).reshape(samples, heads, length, length)
+
+    def part(self, rank: int, ranks: int) -> "AttentionDropout":
+        """Return the dropout of the heads that a rank has, 1/ranks of all: the numbers that one device would draw."""
+        part = HeadParallelDropout(self.p, self.heads, rank * (self.heads // ranks))
+        part.name, part.training = self.name, self.training
+        return part
+
+
+class HeadParallelDropout(AttentionDropout):
+    """The masks of the heads that a rank has."""
