@@ -52,8 +52,8 @@ def causal_attention(qkv: Tensor, heads: int, dropout: Any = None) -> Tensor:
     return record("causal_attention", out, ((qkv, grad),), cost=cost, saved=kept_arrays(saved, drop))
 
 
-# (a block of weights, its first sample, samples, first query, last query) -> the block less the dropped weights
-Drop = Callable[[xp.Array, int, int, int, int], xp.Array] | Any
+# None, or (block of weights, first sample, samples, first query, last query) -> the block less the dropped weights.
+Drop = Any
 
 
 Saved = list[tuple[Tensor, xp.Array]]  # of each block: exponentials, 1 / row sums
