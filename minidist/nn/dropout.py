@@ -12,10 +12,22 @@ from typing import Any
 
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_number
-from minidist.core.base.random import BatchCoordinates, Key, current_coordinates, uniform, uniform_rows
+from minidist.core.base.random import BatchCoordinates, Key, running_batch, uniform, uniform_rows
 from minidist.core.nn.module import Module
 from minidist.nn.ops.dropout import dropout
+
+
+def current_coordinates(who: str = "dropout") -> BatchCoordinates:
+    """The coordinates of the current batch; an error outside `batch_coordinates`. who: needs them."""
+    coordinates = running_batch.get()
+    if coordinates is None:
+        raise UsageError(
+            f"{who} needs to know the step and the place of its rows in the global batch; wrap the step in"
+            " minidist.core.base.random.batch_coordinates(step=...), or call model.eval() first"
+        )
+    return coordinates
 
 
 class Dropout(Module):
