@@ -63,7 +63,7 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
     def held_out_losses(self, job: Job) -> list[float]:
         if self.forward_pipe is None:
             # Made once: the forward passes of the plan, without their backwards.
-            self.forward_pipe = Evaluation(self.pipe, self.job.loss_of)
+            self.forward_pipe = Evaluation(self.pipe, job.loss_of)
         return self.forward_pipe.step(*self.batches(job, 0))
 
     def cut_batches(self, batches: Batches) -> None:
