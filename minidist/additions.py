@@ -45,8 +45,7 @@ def _check_call(*arguments: Any, **keywords: Any) -> None:
     check_call(*arguments, **keywords)
 
 
-def more_algorithms() -> None:
-    """Import the files of minidist/collectives that register algorithms."""
+def _more_algorithms() -> None:
     from minidist import collectives
     from minidist.core.base.registry import import_modules
 
@@ -356,7 +355,7 @@ def _replica_reducers(*arguments: Any) -> Any:
 
 hooks.choosers["auto"] = _choose
 hooks.check_call = _check_call
-hooks.more_algorithms.append(more_algorithms)
+hooks.more_algorithms.append(_more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
 hooks.model_checks.append(_check_weights)

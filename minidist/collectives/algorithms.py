@@ -8,7 +8,6 @@ them.
 Proved by: tests/collectives/test_collectives.py, tests/base/test_hooks.py
 """
 
-from minidist import additions
 from minidist.core.collectives import ALGORITHMS as ALGORITHMS
 
-additions.more_algorithms()
+ALGORITHMS["all_reduce"].load_more()

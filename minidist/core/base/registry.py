@@ -38,13 +38,18 @@ class Registry(dict[str, Entry]):
         self[name] = entry
         self.aliases.update({alias.lower(): name for alias in (name, *aliases)})
 
+    def load_more(self) -> bool:
+        """Load what adds further entries; return whether some were not there yet."""
+        # Cleared first: what they load looks at this table, too.
+        later = list(self.more())
+        self.more().clear()
+        for load in later:
+            load()
+        return bool(later)
+
     def __missing__(self, name: str) -> Entry:
         known = self.aliases.get(name.lower())
-        if known is None and (later := list(self.more())):
-            # First of all: what they load looks at this table, too.
-            self.more().clear()
-            for load in later:
-                load()
+        if known is None and self.load_more():
             return self[name]
         if known is None and name.endswith(".py"):
             raise UsageError(without_function(name))
