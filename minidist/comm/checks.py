@@ -37,7 +37,7 @@ def check_mesh(mesh: Mesh) -> None:
         raise UsageError(
             f"a mesh needs one distinct name for each axis, got shape {mesh.shape} and names {mesh.axis_names}"
         )
-    if prod(mesh.shape) != mesh.comm.size or any(n < 1 for n in mesh.shape):
+    if prod(mesh.shape) != mesh.comm.size or min(mesh.shape, default=1) < 1:
         product = " x ".join(map(str, mesh.shape)) or "1"
         raise UsageError(
             f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: {product} = {prod(mesh.shape)} ranks, "
