@@ -146,6 +146,25 @@ def _tensor_methods() -> Any:
     return tensor_methods
 
 
+def _dropout(p: float) -> Any:
+    from minidist.nn.dropout import AttentionDropout, Dropout
+
+    hooks.dropout, hooks.attention_dropout = Dropout, AttentionDropout
+    return Dropout(p)
+
+
+def _attention_dropout(p: float, heads: int) -> Any:
+    from minidist.nn.dropout import AttentionDropout
+
+    return AttentionDropout(p, heads)
+
+
+def _dropped_weights(*arguments: Any) -> Any:
+    from minidist.nn.ops.dropout import dropped_weights
+
+    return dropped_weights(*arguments)
+
+
 def _map_object(value: Any, function: Any) -> Any:
     from minidist.nn.ops.objects import map_object
 
@@ -328,6 +347,9 @@ hooks.saved_tensor = _saved_tensor
 hooks.grouped_attention = _grouped_attention
 hooks.operation_checks = _operation_checks
 hooks.tensor_methods = _tensor_methods
+hooks.dropout = _dropout
+hooks.attention_dropout = _attention_dropout
+hooks.dropped_weights = _dropped_weights
 hooks.map_object = _map_object
 hooks.refusals = _refusals
 hooks.buffers = _buffers

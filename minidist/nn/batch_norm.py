@@ -18,8 +18,8 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half, upcast
 from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_number
-from minidist.core.base.random import current_coordinates
 from minidist.core.nn.module import Module
+from minidist.nn.dropout import current_coordinates
 from minidist.nn.ops.batch_norm import Statistics, StatisticsGroup, batch_norm, channel_statistics
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from minidist.core.autograd import AutogradError, DtypeError, Parameter, Tensor, is_grad_enabled
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import current_coordinates
 from minidist.core.nn.module import Module
+from minidist.nn.dropout import current_coordinates
 
 
 def refuse_changed(module: Module, kind: str, hook: Callable[..., Any], before: Any, after: Any) -> None:

@@ -17,13 +17,13 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import GPT, Block, GPTConfig
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.dims import gradient_axes
 from minidist.nn import Llama
 from minidist.nn.ops.grouped_attention import grouped_query_attention
 from minidist.nn.recompute import recompute
 from minidist.parallel.context.orders import sequence_positions
 from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.fitting_dims import gradient_axes
 from tests.cases import each
 from tests.parallel.split_models import assert_equal, text, train
 from tests.parallel.test_tensor import gpt, llama

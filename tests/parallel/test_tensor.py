@@ -26,7 +26,6 @@ from minidist.core.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
     gather_from_tensor_parallel_region,
     reduce_from_tensor_parallel_region,
-    scatter_to_tensor_parallel_region,
 )
 from minidist.core.parallel.tensor.sharding import ShardContext, take_shard
 from minidist.core.parallel.tensor.vocabulary import (
@@ -55,6 +54,7 @@ from minidist.parallel.tensor.sequence_regions import (
     gather_from_sequence_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_sequence_parallel_region,
+    scatter_to_tensor_parallel_region,
 )
 from minidist.parallel.tensor.styles import ColwiseParallel, HeadParallel, LossParallel, RowwiseParallel, VocabParallel
 from tests.cases import each

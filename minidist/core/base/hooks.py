@@ -76,6 +76,23 @@ def _no_text(_: Any) -> str:
     return ""
 
 
+class _NoDropout:
+    """Dropout that drops nothing; heads: those of an attention whose weights it would drop."""
+
+    active = False
+
+    def __init__(self, p: float, heads: int = 0) -> None:
+        self.heads = heads
+        if p:
+            _not_in_the_core()
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+    def part(self, rank: int, ranks: int) -> Any:
+        return self
+
+
 def _not_in_the_core(*_: Any) -> Any:
     raise UsageError(
         "minidist/core has no half precision, devices, loading of weights, receives from any rank or further options of"
@@ -103,6 +120,11 @@ grouped_attention: Callable[..., Any] = _not_in_the_core
 operation_checks: Callable[[], Any] = _NoChecks
 # The module nn/ops/tensor_methods.py: methods of a tensor that the core does without.
 tensor_methods: Callable[[], Any] = _not_in_the_core
+# The classes of nn/dropout.py: of elements with a probability, and of the weights of attention with a number of heads.
+dropout: Callable[[float], Any] = _NoDropout
+attention_dropout: Callable[[float, int], Any] = _NoDropout
+# (dropout, samples, heads, length) -> a function that drops weights of attention (`Drop` of attention.py).
+dropped_weights: Callable[[Any, int, int, int], Any] = _not_in_the_core
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 # The module nn/refusals.py: what a module's call refuses.

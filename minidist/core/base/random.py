@@ -23,7 +23,7 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import quoted
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,6 @@ class BatchCoordinates:
 
 
 running_batch: ContextVar[BatchCoordinates | None] = ContextVar("minidist_batch_coordinates", default=None)
-
-
-def current_coordinates(who: str = "dropout") -> BatchCoordinates:
-    """The coordinates of the current batch; an error outside `batch_coordinates`. who: needs them."""
-    coordinates = running_batch.get()
-    if coordinates is None:
-        raise UsageError(
-            f"{who} needs to know the step and the place of its rows in the global batch; wrap the step in"
-            " minidist.core.base.random.batch_coordinates(step=...), or call model.eval() first"
-        )
-    return coordinates
 
 
 @contextmanager

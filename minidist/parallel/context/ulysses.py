@@ -19,8 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor, causal_attention, concatenate, reshape
-from minidist.core.autograd.ops.attention import WeightDropout
+from minidist.core.autograd import Function, Tensor, causal_attention, reshape
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import check_divisible
@@ -30,13 +29,15 @@ from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import contiguous
+from minidist.nn import concatenate
+from minidist.nn.ops.dropout import WeightDropout
 from minidist.parallel.context.orders import sequence_positions
 
 
 class UlyssesAttention(Module):
     """Causal attention over `length` tokens; each rank holds a contiguous part, for heads split over `comm`.
 
-    Called with (qkv, heads) it is an `attention_fn` for GPT, with (q, k, v) one for Llama, as `SplitAttention`; the
+    Called with (qkv, heads) it is an `attention_fn` for GPT, with (q, k, v) one for Llama, as `RingAttention`; the
     last argument may be the dropout of the weights. attention_fn: the attention of a rank's heads over all tokens,
     called in the same form.
     """

@@ -10,11 +10,24 @@ Proved by: tests/nn/test_modules.py
 
 from typing import Any
 
-from minidist.core.autograd import Tensor, dropout
+from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_number
-from minidist.core.base.random import BatchCoordinates, Key, current_coordinates, uniform, uniform_rows
+from minidist.core.base.random import BatchCoordinates, Key, running_batch, uniform, uniform_rows
 from minidist.core.nn.module import Module
+from minidist.nn.ops.dropout import dropout
+
+
+def current_coordinates(who: str = "dropout") -> BatchCoordinates:
+    """The coordinates of the current batch; an error outside `batch_coordinates`. who: needs them."""
+    coordinates = running_batch.get()
+    if coordinates is None:
+        raise UsageError(
+            f"{who} needs to know the step and the place of its rows in the global batch; wrap the step in"
+            " minidist.core.base.random.batch_coordinates(step=...), or call model.eval() first"
+        )
+    return coordinates
 
 
 class Dropout(Module):
@@ -83,3 +96,13 @@ class AttentionDropout(Dropout):
             for n in range(samples)
         ]
         return xp.to_device(xp.stack(rows)).reshape(samples, heads, length, length)
+
+    def part(self, rank: int, ranks: int) -> "AttentionDropout":
+        """Return the dropout of the heads that a rank has, 1/ranks of all: the numbers that one device would draw."""
+        part = HeadParallelDropout(self.p, self.heads, rank * (self.heads // ranks))
+        part.name, part.training = self.name, self.training
+        return part
+
+
+class HeadParallelDropout(AttentionDropout):
+    """The masks of the heads that a rank has."""
