@@ -92,10 +92,10 @@ def _message_checks() -> Any:
 
 
 def _comm_checks() -> Any:
-    from minidist.comm import checks
+    from minidist.comm import communicator
 
-    hooks.comm_checks = lambda: checks
-    return checks
+    hooks.comm_checks = lambda: communicator
+    return communicator
 
 
 def _any_source() -> Any:

@@ -10,7 +10,6 @@ header.py           what both sides of a message must agree on
 claims.py           what the members of a communicator must agree on when they make it
 call_log.py         which collective calls a rank has made
 unlike_calls.py     the sentence about the first call in which ranks differ
-checks.py           what a mesh, a cost model and a wrapper refuse
 communicator.py     the communicator that a program is given
 message_checks.py   what can be wrong with a message on one rank alone
 buffers.py          which memory a message uses

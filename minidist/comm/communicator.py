@@ -1,24 +1,30 @@
 """The communicator that a program is given: a `Comm` that refuses what would go wrong later, and sends objects.
 
+What a mesh, a cost model and a wrapper refuse is here, too: the core calls these functions through `hooks.comm_checks`.
+
     Comm          rank, size, send, recv, ..., collective, dup, group
     CheckedComm   split, objects; arguments are checked before anything is sent; what it is cannot be changed
 
-Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_misuse.py
+Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_misuse.py, tests/comm/test_mesh.py
 """
 
 import pickle
 import sys
 from collections.abc import Sequence
+from math import inf, prod
 from operator import index
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 
 from minidist.comm.call_site import call_site
-from minidist.core.base.errors import UsageError, quoted, reason
+from minidist.core.base.errors import UsageError, nearest, quoted, reason
+from minidist.core.base.limits import MAX_VALUE, MIN_VALUE, check_size
 from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Comm
+from minidist.core.comm.mesh import Mesh
 from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.sim.clock import LinkModel
 
 Part = TypeVar("Part", bound=PointToPoint)
 
@@ -144,3 +150,55 @@ def int64(value: SupportsIndex, rank: int, what: str) -> int:
     if not -(2**63) <= number < 2**63:
         raise UsageError(f"rank {rank}: {what} is {quoted(value)}; it must be a whole number of at most 64 bits")
     return number
+
+
+# --- what the core asks ---
+
+
+def check_links(links: LinkModel) -> None:
+    """Raise UsageError for a cost below 0, an overhead above the latency, and a rate that is none."""
+    for name in ("alpha", "beta", "overhead"):
+        check_size(getattr(links, name), f"link model: {name}")
+    if links.link is None and links.overhead > links.alpha:
+        raise UsageError(
+            f"link model: overhead is {links.overhead}; it is a part of the latency alpha, so it must be from 0 to "
+            f"{links.alpha}"
+        )
+    for name in ("flops", "memory_bandwidth"):
+        if not (MIN_VALUE <= getattr(links, name) <= MAX_VALUE or getattr(links, name) == inf):
+            raise UsageError(
+                f"link model: {name} is {getattr(links, name)}; it must be from {MIN_VALUE:g} to {MAX_VALUE:g} per"
+                " second, or infinite"
+            )
+
+
+def check_mesh(mesh: Mesh) -> None:
+    """Raise UsageError unless each axis has a distinct name and their product is the number of ranks."""
+    if len(mesh.shape) != len(mesh.axis_names) or len(set(mesh.axis_names)) != len(mesh.axis_names):
+        raise UsageError(
+            f"a mesh needs one distinct name for each axis, got shape {mesh.shape} and names {mesh.axis_names}"
+        )
+    if prod(mesh.shape) != mesh.comm.size or min(mesh.shape, default=1) < 1:
+        product = " x ".join(map(str, mesh.shape)) or "1"
+        raise UsageError(
+            f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: {product} = {prod(mesh.shape)} ranks, "
+            f"but there are {mesh.comm.size}; make the product of the axes equal to the number of ranks"
+        )
+
+
+def refuse_axis(mesh: Mesh, name: str) -> None:
+    """Raise UsageError for the name of no axis."""
+    raise UsageError(
+        f"the mesh has no axis {name!r}{nearest(name, mesh.axis_names)}; it has {', '.join(mesh.axis_names)}"
+    )
+
+
+def check_communicator(comm: object, who: str) -> None:
+    """Raise UsageError unless `comm` is a communicator. For a mesh the error names its axes; pass one of them."""
+    if isinstance(comm, PointToPoint):
+        return
+    remedy = "pass the communicator that the program was given, or the axis of a mesh, such as mesh['dp']"
+    if isinstance(comm, Mesh):
+        axes = " or ".join(f"mesh[{name!r}]" for name in comm.axis_names) or "mesh.comm"
+        remedy = f"a mesh has one communicator per axis: pass {axes}"
+    raise UsageError(f"{who} needs a communicator, and got a value of type {type(comm).__name__}; {remedy}")

@@ -101,7 +101,7 @@ def _not_in_the_core(*_: Any) -> Any:
 check_call: Callable[..., Any] = _nothing
 # The module comm/message_checks.py: what a message that is not plain is refused for, and its rank and tag as integers.
 message_checks: Callable[[], Any] = _not_in_the_core
-# The module comm/checks.py: what a mesh, a cost model and a wrapper refuse.
+# The module comm/communicator.py: what a mesh, a cost model and a wrapper refuse.
 comm_checks: Callable[[], Any] = _NoChecks
 # The module comm/sim/any_source.py: receives from any rank in a simulated world.
 any_source: Callable[[], Any] = _not_in_the_core
