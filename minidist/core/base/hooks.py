@@ -9,7 +9,7 @@ Proved by: tests/base/test_hooks.py
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from minidist.core.base.errors import UsageError
@@ -69,7 +69,7 @@ def _none(_: Any) -> dict[Any, Any]:
     return {}
 
 
-def _any_place(*_: Any) -> Any:
+def _any_place(*_: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
@@ -127,7 +127,7 @@ tensor_methods: Callable[[], Any] = _not_in_the_core
 dropout: Callable[[float], Any] = _NoDropout
 attention_dropout: Callable[[float, int], Any] = _NoDropout
 # (step, first row, seed, positions, length of a text) -> a context in which draws depend on the place in the batch.
-batch_coordinates: Callable[..., Any] = _any_place
+batch_coordinates: Callable[..., AbstractContextManager[Any]] = _any_place
 # (dropout, samples, heads, length) -> a function that drops weights of attention (`Drop` of attention.py).
 dropped_weights: Callable[[Any, int, int, int], Any] = _not_in_the_core
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
