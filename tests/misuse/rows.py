@@ -432,7 +432,7 @@ def a_language_models_own_mean_with_the_sum(comm):
     model(np.zeros((1, 4), int), np.zeros((1, 4), int)).backward()
 
 
-@equal(ranks=3, mpi=True)
+@equal(ranks=3)
 def uneven_rows_with_the_sum_and_the_global_divisor(comm):
     counts = [5, 1, 3]
     model = DistributedDataParallel(mlp(), comm, reduction="sum")
