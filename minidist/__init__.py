@@ -28,6 +28,7 @@ _MODULES = {
         "matmul",
         "no_grad",
     ),
+    "minidist.base.coordinates": ("batch_coordinates",),
     "minidist.core.base.arrays": ("quiet_overflow",),
     "minidist.core.base.errors": (
         "BufferReuseError",
@@ -40,7 +41,6 @@ _MODULES = {
     "minidist.collectives": ("gather", "scatter"),
     "minidist.collectives.algorithms": ("ALGORITHMS",),
     "minidist.core.base.layout": ("Layout", "chunk_sizes"),
-    "minidist.core.base.random": ("batch_coordinates",),
     "minidist.core.base.trace": ("Trace", "purpose"),
     "minidist.core.collectives": ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"),
     "minidist.core.comm": ("ANY", "Comm", "LinkModel", "init_device_mesh"),
