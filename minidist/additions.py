@@ -126,12 +126,6 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
     return SampledTensor(tensor, version, array)
 
 
-def _grouped_attention(*arguments: Any) -> Any:
-    from minidist.nn.ops.grouped_attention import grouped_query_attention
-
-    return grouped_query_attention(*arguments)
-
-
 def _operation_checks() -> Any:
     from minidist.nn.ops import refusals
 
@@ -157,6 +151,13 @@ def _attention_dropout(p: float, heads: int) -> Any:
     from minidist.nn.dropout import AttentionDropout
 
     return AttentionDropout(p, heads)
+
+
+def _batch_coordinates(*arguments: Any) -> Any:
+    from minidist.base.coordinates import batch_coordinates
+
+    hooks.batch_coordinates = batch_coordinates
+    return batch_coordinates(*arguments)
 
 
 def _dropped_weights(*arguments: Any) -> Any:
@@ -344,7 +345,7 @@ hooks.kernels_of = _kernels_of
 hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
-hooks.grouped_attention = _grouped_attention
+hooks.batch_coordinates = _batch_coordinates
 hooks.operation_checks = _operation_checks
 hooks.tensor_methods = _tensor_methods
 hooks.dropout = _dropout

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import Tensor, cross_entropy, no_grad
-from minidist.core.base.random import batch_coordinates
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig, Linear, Module, Sequential
@@ -432,7 +432,7 @@ def a_language_models_own_mean_with_the_sum(comm):
     model(np.zeros((1, 4), int), np.zeros((1, 4), int)).backward()
 
 
-@equal(ranks=3, mpi=True)
+@equal(ranks=3)
 def uneven_rows_with_the_sum_and_the_global_divisor(comm):
     counts = [5, 1, 3]
     model = DistributedDataParallel(mlp(), comm, reduction="sum")
