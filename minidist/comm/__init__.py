@@ -7,7 +7,6 @@ launched.py         how many processes the launcher started
 launcher.py         finds and calls `mpiexec`
 has_run.py          a rank that returned a generator has run nothing
 header.py           what both sides of a message must agree on
-claims.py           what the members of a communicator must agree on when they make it
 call_log.py         which collective calls a rank has made
 unlike_calls.py     the sentence about the first call in which ranks differ
 communicator.py     the communicator that a program is given

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minidist.comm.call_log import Call
-from minidist.comm.claims import Claim, unlike_claims
+from minidist.comm.communicator import Claim, unlike_claims
 from minidist.comm.tags import tag_text
 from minidist.comm.unlike_calls import ranks_text, unlike_calls
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import call_site
-from minidist.comm.claims import Claim
+from minidist.comm.communicator import Claim
 from minidist.comm.mpi.stream import Stream
 from minidist.core.base.fibers import Fiber
 from minidist.core.base.trace import Trace

@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import Any
 
 from minidist.comm.call_site import CallSite
-from minidist.comm.claims import Claim
+from minidist.comm.communicator import Claim
 from minidist.comm.mpi.hints import History, hints
 from minidist.comm.mpi.job_folder import JobFolder
 from minidist.comm.mpi.stream import MPIRequest

@@ -31,8 +31,7 @@ from minidist.base.process import usable_cores
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
-from minidist.comm.claims import Claim
-from minidist.comm.communicator import CheckedComm
+from minidist.comm.communicator import CheckedComm, Claim
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import (
     EQUAL_BYTES,

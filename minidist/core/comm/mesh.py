@@ -17,6 +17,7 @@ import numpy as np
 
 from minidist.core.base import hooks
 from minidist.core.comm.communicator import Comm
+from minidist.core.comm.point_to_point import PointToPoint
 
 
 class Mesh:
@@ -84,4 +85,5 @@ def check_communicator(comm: object, who: str) -> None:
 
     who: the name of the function or class that needs the communicator; the error begins with it.
     """
-    hooks.comm_checks().check_communicator(comm, who)
+    if not isinstance(comm, PointToPoint):
+        hooks.comm_checks().refuse_communicator(comm, who)

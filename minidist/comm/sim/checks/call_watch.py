@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, call_site
-from minidist.comm.claims import Claim, unlike_claims
+from minidist.comm.communicator import Claim, unlike_claims
 from minidist.comm.header import compare, header_of, is_of_replicas
 from minidist.comm.tags import OWN_TAG
 from minidist.core.base.errors import MismatchError
