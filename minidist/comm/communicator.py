@@ -5,9 +5,10 @@ What a mesh, a cost model and a wrapper refuse is here, too: the core calls thes
     Comm          rank, size, send, recv, ..., collective, dup, group
     CheckedComm   split, objects; arguments are checked before anything is sent; what it is cannot be changed
 
-What a rank says of a communicator that it makes is a *claim*, on which all of its members must agree. The same-numbered call of `group`, `dup` or `split` on the parent makes one communicator on all its members. Two ranks
-that make it of other members, or in another order, would both be its rank 0 and take each other's messages for their
-own; two that give it other labels have two communicators, and on each of them one rank waits for ever. So the claims
+What a rank says of a communicator that it makes is a *claim*, on which all of its members must agree. The same-numbered
+call of `group`, `dup` or `split` on the parent makes one communicator on all its members. Two ranks that
+make it of other members, or in another order, would both be its rank 0 and take each other's messages for their own;
+two that give it other labels have two communicators, and on each of them one rank waits for ever. So the claims
 are compared when the communicator is made: simulated ranks look at those of the members that came before, and under MPI
 each rank sends its claim to the next one in its own list:
 
