@@ -3,7 +3,7 @@
 Proved by: tests/optim/test_optimizers.py
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -100,7 +100,14 @@ def _fill(optimizer: Any, name: str, places: Mapping[str, xp.Array], state: Mapp
 
 def attribute(optimizer: Any, name: str) -> Any:
     """Return the attribute of an optimizer that one of these functions is."""
-    if name in ("state", "counts"):
-        return {"state": state, "counts": counts}[name](optimizer)
-    methods = {"state_dict": state_dict, "load_state_dict": load_state_dict, "refresh": refresh}
-    return partial(methods[name], optimizer)
+    found = _FUNCTIONS[name]
+    return found(optimizer) if name in ("state", "counts") else partial(found, optimizer)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "state": state,
+    "counts": counts,
+    "state_dict": state_dict,
+    "load_state_dict": load_state_dict,
+    "refresh": refresh,
+}
