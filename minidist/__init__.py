@@ -64,7 +64,7 @@ _MODULES = {
     "minidist.core.nn.experts": ("expert_capacity",),
     "minidist.core.optim": ("Adam", "AdamW", "SGD"),
     "minidist.core.parallel.context.ring_attention": ("RingAttention",),
-    "minidist.core.parallel.dims": ("ParallelDims", "gradient_axes"),
+    "minidist.core.parallel.dims": ("ParallelDims",),
     "minidist.core.parallel.expert.dispatch": ("ExpertParallel",),
     "minidist.core.parallel.fsdp": ("fully_shard", "sharded_parameters", "shards_of"),
     "minidist.core.parallel.gradients": ("GradientReducer", "UnusedParameterError", "make_buckets"),
@@ -82,6 +82,7 @@ _MODULES = {
     "minidist.nn": ("Llama", "LlamaConfig"),
     "minidist.parallel.context.orders": ("part_order", "sequence_positions"),
     "minidist.parallel.context.ulysses": ("UlyssesAttention",),
+    "minidist.parallel.fitting_dims": ("gradient_axes",),
     "minidist.parallel.data_parallel": ("DistributedDataParallel",),
     "minidist.parallel.tensor.sequence_layers": ("gpt_plan",),
     "minidist.parallel.tensor.sequence_regions": (

@@ -132,6 +132,20 @@ def _grouped_attention(*arguments: Any) -> Any:
     return grouped_query_attention(*arguments)
 
 
+def _operation_checks() -> Any:
+    from minidist.nn.ops import refusals
+
+    hooks.operation_checks = lambda: refusals
+    return refusals
+
+
+def _tensor_methods() -> Any:
+    from minidist.nn.ops import tensor_methods
+
+    hooks.tensor_methods = lambda: tensor_methods
+    return tensor_methods
+
+
 def _map_object(value: Any, function: Any) -> Any:
     from minidist.nn.ops.objects import map_object
 
@@ -145,6 +159,12 @@ def _refusals() -> Any:
     return refusals
 
 
+def _buffers(module: Any) -> dict[str, Any]:
+    from minidist.nn.buffers import named_buffers
+
+    return dict(named_buffers(module))
+
+
 def _load_state_dict(module: Any, state: Any, strict: bool) -> tuple[list[str], list[str]]:
     from minidist.nn.state import load_state_dict
 
@@ -156,6 +176,24 @@ def _optimizer_checks() -> Any:
 
     hooks.optimizer_checks = lambda: checks
     return checks
+
+
+def _checked_setting(name: str, value: Any) -> Any:
+    from minidist.optim.checks import CHECKS
+
+    return CHECKS[name](name, value)
+
+
+def _describe_step(optimizer: Any) -> str:
+    from minidist.optim.checks import describe_step
+
+    return describe_step(optimizer)
+
+
+def _cut_run(run: Any, kinds: list[Any]) -> list[Any]:
+    from minidist.optim.runs import cut_run
+
+    return cut_run(run, kinds)
 
 
 def _load_optimizer(optimizer: Any, saved: Any) -> None:
@@ -288,10 +326,16 @@ hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
 hooks.grouped_attention = _grouped_attention
+hooks.operation_checks = _operation_checks
+hooks.tensor_methods = _tensor_methods
 hooks.map_object = _map_object
 hooks.refusals = _refusals
+hooks.buffers = _buffers
 hooks.load_state_dict = _load_state_dict
 hooks.optimizer_checks = _optimizer_checks
+hooks.checked_setting = _checked_setting
+hooks.describe_step = _describe_step
+hooks.cut_run = _cut_run
 hooks.load_optimizer = _load_optimizer
 hooks.describe = _describe
 hooks.move = _move

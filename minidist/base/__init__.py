@@ -1,6 +1,8 @@
 """What every folder uses and the core does without: files, meta arrays, kernels of a GPU, other kinds of fibers.
 
+arrays.py          the array functions that the core does without
 array_interface.py  what may be used of an array: by NumPy, CuPy and meta arrays
+limits.py         the limits of sizes
 half.py           float16 and bfloat16
 cuda.py           the whole operations of arrays of a GPU, in one module
 cuda_products.py  products by one call of cuBLAS
@@ -12,6 +14,7 @@ meta.py           arrays with a shape and no data
 exponents.py      the sizes of an array's entries, as powers of two
 memory.py         the bytes that are alive, by purpose
 trace_file.py     the record in a file
+traces.py         what is asked of a trace
 trace_checks.py   the checks of a trace file
 files.py          writing files
 file_format.py    the format that the ending of a file names

@@ -13,7 +13,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from minidist.core.base.arrays import Array, Device, creating, is_meta, to_host
+from minidist.base.arrays import Device
+from minidist.core.base.arrays import Array, creating, is_meta, to_host
 from minidist.core.base.errors import UsageError, quoted, reason
 
 

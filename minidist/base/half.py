@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.arrays import is_half as is_half
 from minidist.core.base.arrays import named_dtype as named_dtype
 from minidist.core.base.watchers import track

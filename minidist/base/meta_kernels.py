@@ -44,7 +44,7 @@ def attention(q: Any, k: Any, v: Any, o: Any, source: Tensor, drop: Any) -> list
     """
     sizes = _sizes(q.shape[:3], *at_once(q))
     saved: list[Any] = []
-    # What a `saved_tensors_hook` keeps elsewhere moves block by block.
+    # What `saved_tensors` keeps elsewhere moves block by block.
     if len(sizes) > 2 and saved_tensors.get() is None:
         scores, rows = (sum(column) for column in zip(*sizes[:-2], strict=True))
         saved.append((Tensor(MetaArray(scores, source.dtype)), MetaArray(rows, q.dtype)))

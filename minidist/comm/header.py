@@ -235,6 +235,12 @@ _REMEDIES = {
 }
 
 
+def check_record(record: bool | str) -> None:
+    """Raise UsageError unless it says what a world is to keep: every event, none, or the bytes by purpose."""
+    if record not in (True, False, "totals"):
+        raise UsageError(f'record={quoted(record)}; it must be True, False or "totals"')
+
+
 def check_checks(checks: bool | str) -> None:
     """Raise UsageError unless it says what a world is to check: all, nothing, or the headers of messages alone."""
     if checks not in (True, False, "headers"):

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.interrupts import EXIT_CODE, interrupted
+from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
 from minidist.comm.launched import launched_size
 from minidist.comm.program_lines import lines_of
 from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted_path
-from minidist.core.base.limits import check_ranks
 
 if TYPE_CHECKING:
     from minidist.comm.sim.sim_world import SimWorld

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from minidist.base.limits import check_count
 from minidist.commands.options import Ranks, takes_config
-from minidist.core.base.limits import check_count
 from minidist.job.config.train_config import TrainConfig
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from minidist.base.process import tune_process
 from minidist.base.read_file import parse_json
 from minidist.base.trace_file import read_traces
+from minidist.base.traces import sequences
 from minidist.comm.launcher import find_mpiexec, run_under_mpiexec
 from minidist.comm.launching import writable
 from minidist.commands.runner import run_training
@@ -137,7 +138,7 @@ def _under_mpiexec(
     return {
         "mpi_losses_identical": mpi["losses"] == simulated.losses,
         "mpi_bits_identical": mpi["digest"] == simulated.digest,
-        "mpi_sequences_identical": all(a.sequences() == b.sequences() for a, b in zip(real, virtual, strict=True)),
+        "mpi_sequences_identical": all(sequences(a) == sequences(b) for a, b in zip(real, virtual, strict=True)),
         "messages": sum(len(trace.sent()) for trace in virtual),
     }
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from minidist.base.limits import check_count
 from minidist.commands.flags import above_zero, command_line, described_model, one_of, picture_file, whole_numbers
 from minidist.commands.output import Result, grouped, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted, quoted_path
-from minidist.core.base.limits import check_count
 
 if TYPE_CHECKING:
     from minidist.planning.architecture import Architecture

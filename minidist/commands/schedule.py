@@ -14,11 +14,11 @@ import typer
 
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
+from minidist.base.limits import whole_number
 from minidist.comm.launching import writable
 from minidist.commands.flags import above_zero, command_line, one_of
 from minidist.commands.output import Json, grouped, say
 from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
-from minidist.core.base.limits import whole_number
 
 if TYPE_CHECKING:
     from minidist.core.pipeline.plan import Plan

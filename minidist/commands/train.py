@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from minidist.base.limits import MAX_RANKS, check_count
 from minidist.comm.launched import launched_rank
 from minidist.commands.flags import Timeout, command_line
 from minidist.commands.options import DeepSpeed, DeviceName, EagerBytes, Ranks, on_device, takes_config, with_deepspeed
 from minidist.commands.output import Result, grouped, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import MAX_RANKS, check_count
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 
 MAX_TRACED_RANKS = 64  # whose events are kept where no --trace is given

@@ -2,6 +2,7 @@
 
 ops/                operations that the core does without
 containers.py       lists and dicts of modules
+buffers.py          arrays that are state and not trained
 state.py            loading the values of a model
 refusals.py         what a module's call refuses
 moving.py           how a model gets to a device
@@ -22,6 +23,7 @@ from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.nn.batch_norm import BatchNorm as BatchNorm
+    from minidist.nn.buffers import named_buffers as named_buffers
     from minidist.nn.cnn import CNN as CNN
     from minidist.nn.containers import ModuleDict as ModuleDict
     from minidist.nn.containers import ModuleList as ModuleList
@@ -40,11 +42,24 @@ if TYPE_CHECKING:
     from minidist.nn.ops.composite import gelu_composite as gelu_composite
     from minidist.nn.ops.composite import layer_norm_composite as layer_norm_composite
     from minidist.nn.ops.finite_differences import gradcheck as gradcheck
+    from minidist.nn.ops.functions import exp as exp
+    from minidist.nn.ops.functions import log as log
+    from minidist.nn.ops.functions import log_softmax as log_softmax
+    from minidist.nn.ops.functions import max as max
+    from minidist.nn.ops.functions import relu as relu
+    from minidist.nn.ops.functions import sqrt as sqrt
+    from minidist.nn.ops.functions import tanh as tanh
     from minidist.nn.ops.grouped_attention import causal_attention_heads as causal_attention_heads
     from minidist.nn.ops.grouped_attention import grouped_query_attention as grouped_query_attention
     from minidist.nn.ops.in_place import detect_in_place_changes as detect_in_place_changes
+    from minidist.nn.ops.losses import mse_loss as mse_loss
     from minidist.nn.ops.precision import HalfOperand as HalfOperand
     from minidist.nn.ops.rotary import rotary as rotary
     from minidist.nn.ops.rotary import rotary_angles as rotary_angles
+    from minidist.nn.ops.shaping import broadcast_to as broadcast_to
+    from minidist.nn.ops.shaping import split as split
+    from minidist.nn.ops.shaping import stack as stack
+    from minidist.nn.ops.shaping import swapaxes as swapaxes
+    from minidist.nn.ops.shaping import transpose as transpose
     from minidist.nn.ops.swiglu import swiglu as swiglu
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

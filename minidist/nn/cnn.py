@@ -14,12 +14,13 @@ Proved by: tests/nn/test_convolution.py, tests/train/test_cnn.py
 
 from typing import Any
 
-from minidist.core.autograd import Tensor, relu
+from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.nn.layers import Linear
 from minidist.core.nn.module import Identity, Module, Sequential, run_blocks
 from minidist.nn.batch_norm import BatchNorm
 from minidist.nn.convolution import Conv2d
+from minidist.nn.ops.functions import relu
 from minidist.nn.ops.pooling import global_avg_pool2d, max_pool2d
 
 POOL = 2  # the stem halves height and width

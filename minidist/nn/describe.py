@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from minidist.core.autograd import Parameter
+from minidist.core.nn.dropout import Dropout
 
 Lines = list[str]
 
@@ -30,7 +31,7 @@ def describe(module: Any) -> str:
 def _describe(module: Any, seen: set[Parameter]) -> tuple[Lines, int]:
     """Return the lines of a module and the number of its elements, without those of the parameters `seen` before."""
     # Its settings and its own parameters stand in the parentheses; the modules inside below.
-    words, children, elements = [module.extra_repr()], [], 0
+    words, children, elements = [_settings(module)], [], 0
     for name, member in module._members():
         if isinstance(member, Parameter):
             words.append(f"{name} {_parameter(member, member in seen)}")
@@ -46,6 +47,15 @@ def _describe(module: Any, seen: set[Parameter]) -> tuple[Lines, int]:
     head = f"{type(module).__name__}({', '.join(word for word in words if word)}"
     total = f"  # {elements:,}" if elements else ""
     return [head + (")" if not below else "") + total, *below, *([")"] if below else [])], elements
+
+
+def _settings(module: Any) -> str:
+    """Return what a module says of its settings (`extra_repr`): a layer its activation, dropout its probability."""
+    if hasattr(module, "extra_repr"):
+        return str(module.extra_repr())
+    if isinstance(module, Dropout):
+        return f"p={module.p}"
+    return f"activation={module.activation!r}" if getattr(module, "activation", None) else ""
 
 
 def _merged(children: list[tuple[str, Lines, int]]) -> list[tuple[str, Lines, int]]:

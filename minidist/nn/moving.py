@@ -14,10 +14,11 @@ Proved by: tests/nn/test_module_to.py, tests/cupy/test_device.py
 
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.base.device import device_of, moved
 from minidist.core.autograd import AutogradError, Parameter
-from minidist.core.base import arrays as xp
 from minidist.core.base.watchers import track
+from minidist.nn.buffers import own_buffers
 
 
 def move(module: Any, device: "str | xp.Device | None") -> None:
@@ -26,7 +27,7 @@ def move(module: Any, device: "str | xp.Device | None") -> None:
     for parameter in module.parameters():
         _move_parameter(parameter, target)
     for part in module.modules():
-        buffers = part.own_buffers()
+        buffers = own_buffers(part)
         if buffers:
             part.load_buffers({name: moved(array, target) for name, array in buffers.items()})
 

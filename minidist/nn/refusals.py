@@ -3,10 +3,10 @@
 Proved by: tests/nn/test_hooks.py, tests/nn/test_modules.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from minidist.core.autograd import AutogradError, Parameter, Tensor, is_grad_enabled
+from minidist.core.autograd import AutogradError, DtypeError, Parameter, Tensor, is_grad_enabled
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.base.random import current_coordinates
@@ -53,6 +53,33 @@ def require_coordinates(positions: Any) -> None:
             "dropout with positions given: the masks of a part of a text are drawn by its positions, so give them there"
             " too: batch_coordinates(step, ..., positions=positions, length=tokens of a whole text)"
         )
+
+
+def check_set(name: str, values: Iterable[Any]) -> None:
+    """Raise UsageError for an attribute that is a set of modules or parameters."""
+    if any(isinstance(value, (Module, Parameter)) for value in values):
+        raise UsageError(f"the modules in the set {name!r} have no order and so no names; put them into a list")
+
+
+def refuse_flat(parameter: Parameter, first: Parameter) -> None:
+    """Raise an error: the parameter has an owner already, or another dtype than the first one of a flat array."""
+    if parameter.flat is not None:
+        raise AutogradError(
+            f"parameter {parameter.name!r} belongs to another FlatParameters, wrapper or sharded module"
+            " already; wrap or shard a model once, and give an existing FlatParameters to"
+            " DistributedDataParallel(..., flat=...)"
+        )
+    raise DtypeError(
+        f"one flat array has one dtype: {first.name!r} is {first.dtype}, {parameter.name!r} is {parameter.dtype}"
+    )
+
+
+def refuse_partial(parameter: Parameter) -> None:
+    """Raise AutogradError: a sum of both summands would add one rank's own gradient to the sum over ranks."""
+    raise AutogradError(
+        f"the gradient of {parameter.name!r} is partly summed over ranks and partly local; end the step"
+        " with a backward pass whose forward ran outside no_sync"
+    )
 
 
 def check_auxiliary(module: Module, loss: Tensor) -> None:

@@ -5,19 +5,20 @@ All names and shapes are checked before any value is copied, so an error leaves 
 Proved by: tests/nn/test_modules.py, tests/nn/test_flat.py
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.core.autograd import AutogradError, Parameter, ShapeError
-from minidist.core.base import arrays as xp
 from minidist.core.base.errors import nearest
 from minidist.core.nn.module import Module
+from minidist.nn.buffers import named_buffers, own_buffers
 
 
 def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
     """Copy values in; returns (missing, unexpected) names. See `Module.load_state_dict`."""
     # A missing name is not an error when the tied parameter's other name is there.
-    own, buffers = dict(module._all_parameters()), dict(module.named_buffers())
+    own, buffers = dict(module._all_parameters()), dict(named_buffers(module))
     given = {name: parameter for name, parameter in own.items() if name in state}
     loaded = set(given.values())
     missing = [name for name in own if own[name] not in loaded] + [name for name in buffers if name not in state]
@@ -42,8 +43,9 @@ def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = Tru
 
 def _load_buffers(model: Module, state: Mapping[str, Any], buffers: Mapping[str, xp.Array]) -> None:
     """Give each module its own buffers, by its own names for them."""
-    for path, module in model.named_modules():
-        names = {key: f"{path}.{key}" if path else key for key in module.own_buffers()}
+    modules: Iterable[tuple[str, Any]] = model.named_modules()
+    for path, module in modules:
+        names = {key: f"{path}.{key}" if path else key for key in own_buffers(module)}
         values = {
             key: xp.on_device_of(buffers[name], xp.array(state[name], xp.float64))
             for key, name in names.items()

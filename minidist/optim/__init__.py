@@ -1,6 +1,9 @@
 """Optimizers in addition to those of the core, learning-rate schedules and the loss scale.
 
 state.py        loading the state of an optimizer
+groups.py       which parameters are usually not decayed
+runs.py         parameters that have had unlike numbers of steps
+parameter_slice.py  a slice of a parameter that lies in no flat array
 checks.py       what an optimizer refuses
 named.py        the optimizer of a name, or of FILE.py:CLASS
 adagrad.py      Adagrad
@@ -22,6 +25,8 @@ from minidist.core.base.lazy import lazy_imports
 if TYPE_CHECKING:
     from minidist.optim.adagrad import Adagrad as Adagrad
     from minidist.optim.clip_whole import clip_grad_norm_ as clip_grad_norm_
+    from minidist.optim.groups import NO_DECAY as NO_DECAY
+    from minidist.optim.groups import is_bias_or_norm as is_bias_or_norm
     from minidist.optim.lamb import LAMB as LAMB
     from minidist.optim.lars import LARS as LARS
     from minidist.optim.layerwise import LayerwiseOptimizer as LayerwiseOptimizer
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from minidist.optim.muon import Muon as Muon
     from minidist.optim.muon import is_hidden_matrix as is_hidden_matrix
     from minidist.optim.muon import newton_schulz as newton_schulz
+    from minidist.optim.parameter_slice import ParameterSlice as ParameterSlice
     from minidist.optim.rmsprop import RMSProp as RMSProp
     from minidist.optim.schedule import DeepSpeedWarmup as DeepSpeedWarmup
     from minidist.optim.schedule import Warmup as Warmup

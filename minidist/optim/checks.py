@@ -1,15 +1,57 @@
-"""What an optimizer refuses before it changes anything. run: neighbouring slices, see optimizer.py.
+"""What an optimizer refuses before it changes anything, and what ranks compare of its steps.
+
+run: neighbouring slices, see optimizer.py.
 
 Proved by: tests/optim/test_optimizers.py, tests/parallel/test_zero.py
 """
 
-from collections.abc import Collection, Container, Iterable
+import math
+from collections.abc import Callable, Collection, Container, Iterable
+from functools import partial
 from typing import Any
+from zlib import crc32
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half
-from minidist.core.base.errors import UsageError
-from minidist.core.optim.optimizer import Optimizer
+from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.limits import check_flag, check_number
+from minidist.core.optim.optimizer import Group, Optimizer
+
+
+def check_betas(name: str, betas: Any) -> tuple[float, float]:
+    """Return (beta1, beta2) as floats; raise UsageError unless they are two numbers of at least 0 and below 1."""
+    pair = tuple(betas) if isinstance(betas, Iterable) else ()
+    if len(pair) != 2:
+        raise UsageError(f"{name}={quoted(betas)}; give two numbers, (beta1, beta2)")
+    return check_number(f"{name}[0]", pair[0], below=1), check_number(f"{name}[1]", pair[1], below=1)
+
+
+# The settings of the core's optimizers.
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "lr": check_number,
+    "lr_factor": check_number,
+    "weight_decay": check_number,
+    "betas": check_betas,
+    "eps": partial(check_number, above=0),
+    "momentum": partial(check_number, below=1),
+    "dampening": partial(check_number, least=-math.inf),
+    "nesterov": check_flag,
+}
+
+
+def check_nesterov(nesterov: bool, momentum: float, dampening: float) -> None:
+    """Raise UsageError for Nesterov's method without momentum, or with dampening."""
+    if nesterov and (momentum <= 0 or dampening != 0):
+        raise UsageError(f"Nesterov needs momentum > 0 and no dampening, not {momentum:g} and {dampening:g}")
+
+
+def check_group(group: Group) -> None:
+    """Raise UsageError for a group that no name can match, or whose numbers are wrong."""
+    if not callable(group.matches):
+        raise UsageError(f"matches={quoted(group.matches)}; it must be a function of a parameter's name")
+    check_number("lr_scale", group.lr_scale)
+    if group.weight_decay is not None:
+        check_number("weight_decay", group.weight_decay)
 
 
 def check_reduced(run: Any) -> None:
@@ -87,3 +129,13 @@ def check_optimizer_class(wrapper: str, given: Any, arguments: str) -> None:
             " optimizer itself, for slices of the parameters; pass the class and its settings:"
             f" {wrapper}({arguments.format(name)}, lr=...)"
         )
+
+
+def describe_step(optimizer: Optimizer) -> str:
+    """Return the number of steps, the learning rate, and a checksum of all settings, in one line."""
+    settings = (getattr(optimizer, name) for name in optimizer.settings)
+    values = [type(optimizer).__name__, *settings, float(optimizer.grad_scale)]
+    groups = [(float(g.lr_scale), None if (w := g.weight_decay) is None else float(w)) for g in optimizer.groups]
+    checksum, count = crc32(repr((values, groups)).encode()), optimizer.step_count
+    lr = optimizer.lr * optimizer.lr_factor
+    return f"{count} update{'s' * (count != 1)} with lr {lr:.6g}, checksum of the settings {checksum:08x}"

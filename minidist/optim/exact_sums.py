@@ -16,7 +16,7 @@ Proved by: tests/optim/test_layerwise.py
 
 import numpy as np
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 
 LIMBS, LIMB_BITS, LOWEST = 18, 32, -320
 _HIGH, _LOW = 26, 27  # bits: the two parts of a float64's 53-bit mantissa

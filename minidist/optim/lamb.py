@@ -12,8 +12,9 @@ from typing import Any
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.limits import check_number
-from minidist.core.optim.adam import average_gradient, check_betas
+from minidist.core.optim.adam import average_gradient
 from minidist.core.optim.optimizer import Group, State
+from minidist.optim.checks import check_betas
 from minidist.optim.layerwise import LayerwiseOptimizer, Sums
 
 

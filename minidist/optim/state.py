@@ -6,9 +6,10 @@ Proved by: tests/optim/test_optimizers.py
 from collections.abc import Mapping
 from typing import Any
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.errors import UsageError, nearest
 from minidist.core.base.limits import check_whole
+from minidist.optim.runs import cut_run
 
 
 def load_state_dict(optimizer: Any, saved: dict[str, Any]) -> None:
@@ -23,7 +24,7 @@ def load_state_dict(optimizer: Any, saved: dict[str, Any]) -> None:
             raise UsageError(f"optimizer state of {name!r}: no such parameter here{nearest(name, names)}")
 
     optimizer._runs = [
-        part for run in optimizer._runs for part in run.cut([counts.get(name, count) for name, _, _ in run.pieces])
+        part for run in optimizer._runs for part in cut_run(run, [counts.get(name, count) for name, _, _ in run.pieces])
     ]
     for run in optimizer._runs:
         have = [name in states for name, _, _ in run.pieces]

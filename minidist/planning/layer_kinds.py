@@ -6,7 +6,7 @@ Proved by: tests/planning/test_families.py
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.base.limits import MAX_LAYERS
+from minidist.base.limits import MAX_LAYERS
 from minidist.planning.config_keys import Keys
 from minidist.planning.family import Family
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minidist.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.base.layout import Layout
-from minidist.core.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks
 from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.nn import GPT, GPTConfig, Module
 from minidist.core.parallel.model_parallel import apply_expert_parallel, apply_tensor_parallel

@@ -10,8 +10,8 @@ arrays are: gradients, the optimizer's states and messages follow the parameters
 import sys
 
 from minidist import GPT, AdamW, DistributedDataParallel, GPTConfig, launch, load_dataset
+from minidist.base import arrays as xp
 from minidist.base.device import creating_on, device_of
-from minidist.core.base import arrays as xp
 from minidist.data import GlobalBatchSampler
 
 BATCH, LENGTH, STEPS = 8, 32, 10

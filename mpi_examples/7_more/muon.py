@@ -18,9 +18,8 @@ from minidist import (
     purpose,
     sharded_parameters,
 )
-from minidist.core.optim import NO_DECAY
 from minidist.data import GlobalBatchSampler
-from minidist.optim import Muon
+from minidist.optim import NO_DECAY, Muon
 from minidist.parallel import WholeMatrices
 
 STEPS, ROWS, CONTEXT = 3, 8, 32  # rows of the global batch

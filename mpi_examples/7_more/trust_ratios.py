@@ -14,9 +14,8 @@ from minidist import (
     load_dataset,
     sharded_parameters,
 )
-from minidist.core.optim import NO_DECAY
 from minidist.data import GlobalBatchSampler
-from minidist.optim import LAMB
+from minidist.optim import LAMB, NO_DECAY
 from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from minidist import nn
 from minidist.base.memory import account_memory
 from minidist.core import autograd as ag
 from minidist.core.autograd import AutogradError, FlopCounter, Function, Parameter, ShapeError, Tensor, backward_hook
@@ -132,14 +133,14 @@ def test_recomputation_counts_sites_across_segments():
     w = Parameter(draws(3, 3), name="w")
     seen = []
     x = Tensor(draws(2, 3), requires_grad=True)
-    y = checkpoint(lambda t: ag.tanh(t @ w) @ w, x) @ w
+    y = checkpoint(lambda t: nn.tanh(t @ w) @ w, x) @ w
     y = checkpoint(lambda t: t @ w, y)
     w.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.copy()))
     y.sum().backward()
     (gradient,) = seen
     np.testing.assert_array_equal(gradient, w.grad)  # after the fourth site
     plain = Parameter(w.data.copy())
-    (ag.tanh(Tensor(x.data) @ plain) @ plain @ plain @ plain).sum().backward()
+    (nn.tanh(Tensor(x.data) @ plain) @ plain @ plain @ plain).sum().backward()
     np.testing.assert_allclose(w.grad, plain.grad, rtol=1e-12)
 
 
@@ -157,7 +158,7 @@ def test_recomputation_nests_and_passes_other_arguments():
     w = Parameter(draws(3, 3), name="w")
 
     def inner(t, scale):
-        return ag.tanh(t @ w) * scale
+        return nn.tanh(t @ w) * scale
 
     def outer(t):
         return checkpoint(inner, t, 2.0) @ w
@@ -183,7 +184,7 @@ def test_a_recomputed_segment_may_return_several_tensors(used, mode):
     """
 
     def segment(t, w):
-        h = ag.tanh(t @ w)
+        h = nn.tanh(t @ w)
         return h @ w + t, (h * h).sum()
 
     results = []
@@ -229,7 +230,7 @@ def test_recomputation_keeps_only_the_inputs_of_segments():
 
         def segment(t):
             for _ in range(4):
-                t = ag.tanh(t @ w)
+                t = nn.tanh(t @ w)
             return t
 
         with account_memory() as account:

@@ -6,20 +6,10 @@ import pickle
 import numpy as np
 import pytest
 
-from minidist.core.autograd import (
-    AutogradError,
-    Parameter,
-    Tensor,
-    VersionError,
-    cross_entropy,
-    gelu,
-    matmul,
-    mse_loss,
-    no_grad,
-)
+from minidist.core.autograd import AutogradError, Parameter, Tensor, VersionError, cross_entropy, gelu, matmul, no_grad
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP, FlatParameters, Linear
-from minidist.nn import checkpoint, detect_in_place_changes
+from minidist.nn import checkpoint, detect_in_place_changes, mse_loss
 from tests.cases import each
 
 

@@ -121,7 +121,16 @@ def test_a_wrapper_trains_and_sends_the_same_with_no_guard(request):
 
 
 def test_every_hook_of_the_core_is_set():
-    defaults = (None, hooks._nothing, hooks._NoChecks, hooks._not_in_the_core, hooks._unchanged, hooks._no_arrivals)
+    defaults = (
+        None,
+        hooks._nothing,
+        hooks._NoChecks,
+        hooks._not_in_the_core,
+        hooks._unchanged,
+        hooks._none,
+        hooks._as_given,
+        hooks._no_text,
+    )
     values = {name: value for name, value in vars(hooks).items() if name in hooks.__annotations__}
     assert len(values) > 20
     assert [name for name, value in values.items() if value in defaults or value == object.__repr__] == []

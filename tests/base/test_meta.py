@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist.base import arrays as xp
 from minidist.base.meta import MAX_VALUES, MetaArray, creating_meta
 from minidist.comm import SimWorld
-from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.collectives import all_reduce
 from tests.cases import each

@@ -3,8 +3,8 @@
     python -m tests.chaos.chaos --runs 200 --seed 0       `make chaos`; about 15 s of one core per run
     python -m tests.chaos.chaos --runs 200 --only 17      run 17 of these again
 
-Each run draws a job (data parallel, ZeRO 3, tensor and pipeline parallel, a parameter server), one or two faults, and a
-moment for each between the start of the processes and their end:
+Each run draws a job (data parallel, ZeRO 3, tensor and pipeline parallel, a pipeline whose batch grows, a parameter
+server), one or two faults, and a moment for each between the start of the processes and their end:
 
     kill        kill -9 of one rank                      interrupt   Ctrl-C: SIGINT to mpiexec and all ranks
     launcher    kill -9 of mpiexec itself                stop        SIGSTOP of one rank
@@ -41,10 +41,12 @@ ROOT = Path(__file__).parents[2]
 
 MLP = ["--model", "mlp", "--width", "16", "--global-batch", "8"]
 GPT = ["--width", "16", "--heads", "2", "--context", "8", "--data", "markov", "--global-batch", "8"]
+GROWS = ["--microbatches", "1", "--global-batch", "2", "--adaptive-batch", "16", "--optimizer", "sgd", "--lr", "0.5"]
 JOBS = {
     "dp 2": (2, [*MLP, "--dp", "2", "--every", "1", "--steps", "40"]),
     "zero 3": (2, [*GPT, "--dp", "2", "--zero", "3", "--every", "1", "--steps", "25"]),
     "tp 2, pp 2": (4, [*GPT, "--tp", "2", "--pp", "2", "--layers", "2", "--every", "1", "--steps", "12"]),
+    "growing batch": (4, [*GPT, *GROWS, "--dp", "2", "--pp", "2", "--layers", "2", "--every", "1", "--steps", "12"]),
     "server": (3, [*MLP, "--strategy", "ps", "--dp", "2", "--steps", "40"]),
 }
 Usual = dict[str, tuple[dict[str, object], float]]  # of each job its result and its seconds without faults

@@ -11,10 +11,11 @@ from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train as train_job
+from minidist.nn.buffers import named_buffers
 from minidist.techniques.initial_weights.weights import load_initial_weights
 
 MODEL = """
-from minidist.core.autograd import relu
+from minidist.nn import relu
 from minidist.core.nn import Linear, Module
 from minidist.nn import BatchNorm
 
@@ -59,7 +60,7 @@ def test_a_new_job_begins_with_the_statistics_of_its_initial_weights(train, tmp_
     config = config_of(tmp_path, 2, init_from=str(tmp_path / "ck"))
     net = make_model(config, glyphs())
     load_initial_weights(config.init_from, config, net)
-    for name, array in net.named_buffers():
+    for name, array in named_buffers(net):
         np.testing.assert_array_equal(array, saved.tensor(f"buffers/{name}"))
         assert abs(array - (name == "norm.running_var")).min() > 0  # not those of a new model
 

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld, replay
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import ANY
@@ -30,9 +31,7 @@ def simulated(comm, name):
     base = comm.world.base
     if comm.rank == 0:
         world = SimWorld(comm.size)
-        pairs = list(
-            zip(world.run(getattr(programs, name)), [trace.sequences() for trace in world.traces], strict=True)
-        )
+        pairs = list(zip(world.run(getattr(programs, name)), [sequences(trace) for trace in world.traces], strict=True))
         for rank in range(1, comm.size):
             base.send(pairs[rank], rank)
         return pairs[0]
@@ -42,9 +41,9 @@ def simulated(comm, name):
 
 
 def check(comm, name):
-    result, sequences = simulated(comm, name)
+    result, expected = simulated(comm, name)
     assert getattr(programs, name)(comm) == result
-    assert comm.trace.sequences() == sequences
+    assert sequences(comm.trace) == expected
 
 
 @pytest.mark.mpi(2)
@@ -79,7 +78,7 @@ def test_a_run_with_wildcards_is_replayed_to_the_same_bits(comm):
     digests = comm.world.base.allgather(real)
     world = SimWorld(comm.size, chooser=replay(traces), eager_bytes=1 << 20)
     assert world.run(programs.wildcards) == digests
-    assert [t.sequences() for t in world.traces] == [t.sequences() for t in traces]
+    assert [sequences(t) for t in world.traces] == [sequences(t) for t in traces]
 
 
 @pytest.mark.mpi(3)

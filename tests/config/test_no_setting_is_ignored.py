@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.job.checkpoint.resume import check_saving
@@ -266,7 +267,7 @@ def what_happens(*settings):
         if directory is not None:
             shutil.rmtree(directory)
     files = [file.removeprefix(str(directory)) for file in files]
-    messages = [trace.sequences() for trace in world.traces]
+    messages = [sequences(trace) for trace in world.traces]
     return str([results, messages, [trace.spans for trace in world.traces], seen, files])
 
 
@@ -317,6 +318,7 @@ def sampled():
     return [(*order[i : i + 2], order[0])[:2] for i in range(0, len(order), 2)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("first", "second"), sampled())
 def test_no_setting_is_ignored(first, second):
     assert ignored(first, second) == []

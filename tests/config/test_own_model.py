@@ -11,7 +11,7 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.planning.profiler import profile_layers
 
 MODELS = """
-from minidist.core.autograd import relu
+from minidist.nn import relu
 from minidist.core.nn import Embedding, LayerNorm, Linear, Module, Sequential
 from minidist.nn import BatchNorm
 

@@ -9,6 +9,7 @@ import pytest
 from minidist.comm.launching import execute, writable
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
 from minidist.core.base.errors import UsageError
+from minidist.core.collectives import ALGORITHMS
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.rules import RULES, as_markdown, check_rules, notices
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
@@ -261,9 +262,13 @@ CASES = {
         {"weights": "measured:2", "dp": 2, "prefetch_batches": 1},
         "read the rows of later steps, which --weights measured:2 has not chosen yet",
     ),
-    "changing-batches-in-a-pipeline": (
-        {"adaptive_batch": 64, "dp": 2, "pp": 2},
-        "--pp 2 makes one plan, for micro-batches of known number and shape, and --adaptive-batch 64 changes",
+    "measured-weights-in-a-pipeline": (
+        {"weights": "measured:2", "dp": 2, "pp": 2},
+        "--pp 2 learns the shapes of its micro-batches once, and --weights measured:2 changes them; use --dp, with",
+    ),
+    "adaptive-batch-by-a-file": (
+        {"adaptive_batch": 64, "dp": 2, "pp": 2, "schedule": "two.csv", "microbatches": 1, "global_batch": 2},
+        "has one number of micro-batches, and --adaptive-batch 64 changes it; use a schedule by name, such as 1f1b",
     ),
     "changing-batches-with-server": (
         {**SERVER, "weights": "measured:2"},
@@ -585,6 +590,7 @@ def ranks_of(config):
 def test_every_rule_refuses_its_case_with_one_sentence(rule, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("plan.py").write_text(FILE)
+    Path("two.csv").write_text("0F0,,,0B0\n,1F0,1B0,\n")
     Path("idle.csv").write_text("0F0,1F0,1B0,0B0\n,\n")
     np.array([1, 2, 2**31 - 1], "<u4").tofile("damaged.u32")
     np.savez("rows.npz", x=np.zeros((3, 2)), y=np.arange(3))
@@ -603,6 +609,14 @@ def test_the_names_of_the_rules_are_unique_and_all_have_a_case():
     names = [rule.name for rule in RULES]
     assert len(names) == len(set(names))
     assert set(CASES) == set(names)
+
+
+def test_the_remedies_about_reductions_name_every_algorithm():
+    remedies = {rule.name: rule.remedy.replace(" or ", ", ").removeprefix("use --reduction ") for rule in RULES}
+    of_shards, of_all = set(ALGORITHMS["reduce_scatter"]), set(ALGORITHMS["all_reduce"])
+    assert set(remedies["reduction-is-no-reduce-scatter"].split(", ")) == of_shards | {"auto"}
+    assert set(remedies["reduction-of-shards-and-copies"].split(", ")) == (of_shards & of_all) | {"auto"}
+    assert {"ring", "ordered"} <= of_shards & of_all
 
 
 def test_the_page_of_rules_is_current():

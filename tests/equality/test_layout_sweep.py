@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from minidist.base.traces import sequences
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
@@ -168,4 +169,4 @@ def test_under_mpiexec_the_bits_and_the_messages_are_those_of_the_simulated_worl
     result = train(comm, config)
     assert result.losses == expected.losses
     assert result.digest == expected.digest
-    assert comm.trace.sequences() == world.traces[comm.rank].sequences()
+    assert sequences(comm.trace) == sequences(world.traces[comm.rank])

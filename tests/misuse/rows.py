@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidist.core.autograd import Tensor, cross_entropy, mse_loss, no_grad
+from minidist.core.autograd import Tensor, cross_entropy, no_grad
 from minidist.core.base.random import batch_coordinates
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
@@ -28,7 +28,7 @@ from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
-from minidist.nn import BatchNorm, ModuleDict
+from minidist.nn import BatchNorm, ModuleDict, mse_loss
 from minidist.optim import DynamicLossScaler, clip_grad_norm_
 from minidist.parallel import HostPool, MixedPrecisionPolicy, gather_tensors, scaled_step
 from minidist.parallel.context import AllGatherAttention, UlyssesRingAttention

@@ -12,6 +12,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.nn import CNN
+from minidist.nn.buffers import named_buffers
 from minidist.parallel.data_parallel import DistributedDataParallel
 from tests.cupy.stand_in import Device, DeviceArray
 
@@ -60,10 +61,10 @@ def test_running_statistics_move():
     model = CNN((1, 8, 8), 4, 4, 1)
     with batch_coordinates(0, 0):
         model(Tensor(np.random.default_rng(0).standard_normal((4, 1, 8, 8)).astype(np.float32)))
-    values = {name: array.copy() for name, array in model.named_buffers()}
+    values = {name: array.copy() for name, array in named_buffers(model)}
     assert values
     model.to(Device())
-    for name, array in model.named_buffers():
+    for name, array in named_buffers(model):
         assert isinstance(array, DeviceArray)
         np.testing.assert_array_equal(array.get(), values[name])
 

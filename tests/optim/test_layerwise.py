@@ -13,9 +13,8 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import Layout
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import NO_DECAY, ParameterSlice
 from minidist.core.parallel.flat_shards import Shard
-from minidist.optim import LAMB, LARS
+from minidist.optim import LAMB, LARS, NO_DECAY, ParameterSlice
 from minidist.optim.exact_sums import LIMBS, square_sum, value_of
 from minidist.parallel import HostPool, LayerSums
 from minidist.techniques.offload.optimizer import OffloadedOptimizer

@@ -8,8 +8,16 @@ from hypothesis import strategies as st
 from minidist.base.half import named_dtype
 from minidist.core.base.arrays import downcast
 from minidist.core.base.errors import UsageError
-from minidist.core.optim import SGD, Adam, AdamW, ParameterSlice
-from minidist.optim import Adagrad, DynamicLossScaler, LossScaleError, RMSProp, StaticLossScaler, clip_grad_norm_
+from minidist.core.optim import SGD, Adam, AdamW
+from minidist.optim import (
+    Adagrad,
+    DynamicLossScaler,
+    LossScaleError,
+    ParameterSlice,
+    RMSProp,
+    StaticLossScaler,
+    clip_grad_norm_,
+)
 from tests.cases import each
 
 FLOAT16 = np.dtype(np.float16)

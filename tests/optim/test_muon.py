@@ -5,8 +5,7 @@ import pytest
 
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import GPT, FlatParameters, GPTConfig
-from minidist.core.optim import ParameterSlice
-from minidist.optim import Muon, is_hidden_matrix, newton_schulz
+from minidist.optim import Muon, ParameterSlice, is_hidden_matrix, newton_schulz
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 7), (9, 2), (1, 5)])

@@ -9,9 +9,9 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, contribution_recorder
 from minidist.core.base.arrays import downcast, quiet_overflow
 from minidist.core.nn import MLP
-from minidist.core.optim import AdamW, ParameterSlice
+from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.optim import DynamicLossScaler
+from minidist.optim import DynamicLossScaler, ParameterSlice
 from minidist.parallel import CPUOffloadPolicy, HostPool, MixedPrecisionPolicy, gather_tensors, scaled_step
 from minidist.parallel.shards import clip_shards_
 from tests.cases import each

@@ -16,6 +16,7 @@ from minidist.core.optim import SGD
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
 from minidist.nn import BatchNorm
+from minidist.nn.buffers import named_buffers
 from minidist.parallel import gather_tensors
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.tensor import full_state_dict, load_full_state_dict
@@ -104,7 +105,7 @@ def sharded(comm, local, hybrid=False):
         for i in range(local):
             loss_of(model, step, comm.rank * local + i, comm.size * local).backward()
         optimizer.step()
-    state = {**gather_tensors(shards_of(model), optimizer)["weights"], **dict(model.named_buffers())}
+    state = {**gather_tensors(shards_of(model), optimizer)["weights"], **dict(named_buffers(model))}
     return evaluate(model), state
 
 

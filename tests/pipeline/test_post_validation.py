@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from minidist.base.memory import account_memory
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
@@ -227,7 +228,7 @@ def test_volume_and_stash(name):
 def record(comm):
     with np.errstate(all="ignore"):
         told, tensors, outcomes, _ = optimistic(comm, plan_of("zb-h2", 2, 4), "adam", 0.4, True, 2)
-    return repr(told), outcomes, {str(k): np.asarray(v).tobytes() for k, v in tensors.items()}, comm.trace.sequences()
+    return repr(told), outcomes, {str(k): np.asarray(v).tobytes() for k, v in tensors.items()}, sequences(comm.trace)
 
 
 @pytest.mark.exhaustive

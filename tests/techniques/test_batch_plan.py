@@ -16,9 +16,10 @@ from minidist.techniques.adaptive_batch.plan import VaryingPlan
 from tests.cases import each
 from tests.train.test_shares import check_bytes, config_of
 
-SLOWDOWN = (1.0, 2.0, 4.0)
+SLOWDOWN = (1.0, 2.0, 4.0, 1.0)
 MEASURED = {"global_batch": 14, "dp": 3, "weights": "measured:2", "steps": 5, "layers": 1}
 GROWS = {"global_batch": 2, "dp": 2, "adaptive_batch": 16, "steps": 5, "layers": 1, "optimizer": "sgd", "lr": 0.5}
+PIPELINE = {**GROWS, "pp": 2, "layers": 2, "microbatches": 1}
 BOTH = {**GROWS, "global_batch": 4, "accumulation": 2, "zero": 1, "weights": "measured:2", "lr_scaling": "sqrt:2"}
 
 
@@ -35,12 +36,25 @@ def world(ranks):
         {**BOTH, "dropout": 0.1, "evaluate_every": 2},
         {**MEASURED, "dp": 2, "ep": 2, "experts": 2, "precision": "fp64", "reduction": "ring"},
         {**GROWS, "tp": 2, "steps": 3, "precision": "fp64", "reduction": "ring"},
+        {**PIPELINE, "evaluate_every": 1, "lr_scaling": "linear", "dropout": 0.1},
+        {
+            **PIPELINE,
+            "zero": 1,
+            "schedule": "interleaved",
+            "layers": 4,
+            "chunks": 2,
+            "microbatches": 2,
+            "global_batch": 4,
+            "seed": 2,
+            "precision": "fp64",
+        },
+        {**PIPELINE, "tp": 2, "schedule": "zb-h1", "recompute": "full", "precision": "fp64", "reduction": "ring"},
     ],
     sampled=2,
 )
 def test_changing_batches_equal_one_device_that_is_told_them_and_send_the_closed_form(values):
     config, batches, ranks = config_of(**values)
-    sim = SimWorld(ranks, links=LinkModel(slowdown=lambda rank: SLOWDOWN[rank // config.tp]))
+    sim = SimWorld(ranks, links=LinkModel(slowdown=lambda rank: SLOWDOWN[rank // config.tp % 3]))
     verdict = sim.run(compare_rank, config)[0]
     assert verdict.equal, verdict.sentence()
     assert verdict.steps == config.steps
@@ -65,9 +79,9 @@ def test_a_batch_grows_by_micro_batches_within_its_bounds():
     assert all(shares == cut_batch(shares.samples, 2, shares.samples // 2) for shares, _ in runs)
 
 
-@pytest.mark.parametrize("values", [MEASURED, BOTH])
+@pytest.mark.parametrize("values", [MEASURED, BOTH, PIPELINE])
 def test_a_resumed_job_has_the_same_batches_and_bits(values, tmp_path):
-    ranks, saved = values["dp"], {"save": str(tmp_path / "a"), "every": 3}
+    ranks, saved = values["dp"] * values.get("pp", 1), {"save": str(tmp_path / "a"), "every": 3}
     whole = world(ranks).run(train, config_of(**values, **saved)[0])[0]
     resumed = {**saved, "save": str(tmp_path / "b")}
     world(ranks).run(train, config_of(**{**values, "steps": 3}, **resumed)[0])
@@ -79,6 +93,24 @@ def test_a_resumed_job_has_the_same_batches_and_bits(values, tmp_path):
     plan.state()
     assert plan.seconds == []
     assert rest.runs[-1][0] == whole.runs[-1][0] != whole.runs[0][0]
+
+
+def test_a_growing_batch_in_a_pipeline_is_evaluated_on_the_first_one():
+    """Held-out losses are those of data parallelism, whose steps are the same."""
+    steps = {"evaluate_every": 1, "precision": "fp64"}
+    piped = SimWorld(4).run(train, config_of(**PIPELINE, **steps)[0])[0]
+    flat = SimWorld(2).run(train, config_of(**{**GROWS, "layers": 2}, **steps)[0])[0]
+    assert len({shares.samples for shares, _ in piped.runs}) > 1
+    assert piped.runs == flat.runs
+    assert piped.losses == pytest.approx(flat.losses, rel=1e-9)
+    assert piped.held_out == pytest.approx(flat.held_out, rel=1e-9)
+
+
+def test_a_pipeline_takes_over_the_multiple_below_a_saved_batch():
+    values = {**PIPELINE, "global_batch": 4, "microbatches": 2}
+    plan = VaryingPlan(*config_of(**values)[:2], NoiseScale())
+    plan.load({"weights": None, "samples": [4, 6], "next": 10, "noise": [1.0, 1.0, 1.0]}, 2)
+    assert plan.next().shares == cut_batch(8, 2, 4)
 
 
 def test_a_checkpoint_with_other_batches_than_steps_is_refused(tmp_path):

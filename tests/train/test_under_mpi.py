@@ -6,6 +6,7 @@ job of each kind is enough, and all of them share their processes.
 
 import pytest
 
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
@@ -50,7 +51,7 @@ def check(comm, settings):
     assert len(comm.trace.messages) > before
     assert result.losses == expected.losses
     assert result.digest == expected.digest
-    assert comm.trace.sequences() == world.traces[comm.rank].sequences()
+    assert sequences(comm.trace) == sequences(world.traces[comm.rank])
 
 
 @pytest.mark.mpi(2)

@@ -38,6 +38,7 @@ from minidist.comm.header import (
     KEY_BYTES,
     NO_CHECKSUM,
     check_checks,
+    check_record,
     checksum_bytes,
     compare,
     dtype_name,
@@ -69,7 +70,7 @@ from minidist.core.base.errors import (
     UsageError,
 )
 from minidist.core.base.fibers import current, spawn
-from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
+from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
 from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint, Request, Work

@@ -17,7 +17,7 @@ import numpy as np
 
 from minidist.base.interrupts import interruptible
 from minidist.comm.has_run import LAZY, has_run
-from minidist.comm.header import check_checks
+from minidist.comm.header import check_checks, check_record
 from minidist.comm.sim.any_source import Chooser, earliest, match_waiting
 from minidist.comm.sim.checks.buffer_watch import BufferWatch
 from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
@@ -36,7 +36,7 @@ from minidist.core.base.errors import (
     quoted,
 )
 from minidist.core.base.fibers import FiberExit
-from minidist.core.base.trace import Trace, check_record
+from minidist.core.base.trace import Trace
 from minidist.core.comm.call_site import call_site
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel

@@ -272,8 +272,6 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its items one by one
-        return type(value)(*(map_tensors(item, function) for item in value))
     if type(value) in (tuple, list):
         return type(value)(map_tensors(item, function) for item in value)
     if type(value) is dict:

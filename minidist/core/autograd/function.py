@@ -17,9 +17,9 @@ Proved by: tests/autograd/test_extending.py
 
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 
 
 class Context:
@@ -58,25 +58,10 @@ class Function:
         def prepare(g: xp.Array) -> tuple[Any, ...]:
             gradients = cls.backward(ctx, g)
             gradients = gradients if isinstance(gradients, tuple) else (gradients,)
-            if len(gradients) != len(shapes):
-                raise AutogradError(
-                    f"{name}.backward returned {len(gradients)} gradients for {len(shapes)} tensor arguments"
-                )
+            if [None if gradient is None else gradient.shape for gradient in gradients] != shapes:
+                hooks.operation_checks().check_gradients(name, gradients, shapes, ctx.needs_input_grad)
             return gradients
 
-        def edge(i: int) -> Any:
-            def pick(gradients: tuple[Any, ...]) -> xp.Array:
-                gradient = gradients[i]
-                if gradient is None:
-                    raise AutogradError(f"{name}.backward gave no gradient for tensor argument {i}, which needs one")
-                if gradient.shape != shapes[i]:
-                    raise ShapeError(
-                        f"{name}.backward: gradient {i} has shape {gradient.shape}; the argument has {shapes[i]}"
-                    )
-                return gradient[...]  # a view: it may be shared, so backward does not add to it in place
-
-            return pick
-
-        return record(
-            name, result, [(t, edge(i)) for i, t in enumerate(tensors)], prepare=prepare, cost=getattr(ctx, "flops", 0)
-        )
+        # A view: a gradient may be shared, so backward does not add to it in place.
+        edges = [(t, lambda gradients, i=i: gradients[i][...]) for i, t in enumerate(tensors)]
+        return record(name, result, edges, prepare=prepare, cost=getattr(ctx, "flops", 0))

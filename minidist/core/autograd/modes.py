@@ -27,27 +27,9 @@ def no_grad() -> AbstractContextManager[None]:
     return set_grad_enabled(False)
 
 
-def enable_grad() -> AbstractContextManager[None]:
-    """Operations in the block are recorded, also inside `no_grad()`."""
-    return set_grad_enabled(True)
-
-
 # When set, what a node keeps of an operation's arrays: keeper(array) returns an object with `.data` and `.stored`.
+# Parameters, inputs and small statistics are kept as they are. (PyTorch's `saved_tensors_hooks` has two functions.)
 saved_tensors: ContextVar[Callable[[Any], Any] | None] = ContextVar("minidist_saved_tensors", default=None)
-
-
-@contextmanager
-def saved_tensors_hook(keeper: Callable[[Any], Any] | None) -> Iterator[None]:
-    """Let operations in the block keep keeper(array) for backward, instead of the array; None: the array again.
-
-    The object has `.data` and `.stored`, which give the array back. Parameters, inputs and small statistics are kept as
-    they are. (PyTorch's `saved_tensors_hooks` has a function for each direction.)
-    """
-    token = saved_tensors.set(keeper)
-    try:
-        yield
-    finally:
-        saved_tensors.reset(token)
 
 
 # When set, weight gradients go to this function, (parameter, array) once per use site, and not into the gradients.

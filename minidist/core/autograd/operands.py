@@ -7,12 +7,11 @@ Proved by: tests/autograd/test_refusals.py, tests/autograd/test_half.py
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd.errors import DtypeError, ShapeError
+from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, is_half, upcast
-from minidist.core.base.errors import quoted
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
@@ -22,27 +21,18 @@ def as_tensor(value: Any, like: Tensor) -> Tensor:
     if xp.is_array(value) and value.ndim > 0 and value.dtype.kind not in "biu":
         return Tensor(value)
     if like.dtype.kind in "biu" and getattr(value, "ndim", 0) == 0 and hasattr(value, "__mod__") and value % 1 != 0:
-        raise DtypeError(
-            f"the scalar {quoted(value)} does not fit a tensor of {like.dtype}; cast the tensor to a float dtype first"
-        )
+        hooks.operation_checks().refuse_scalar(value, like)
     return Tensor(xp.as_array(value, like.dtype))
 
 
 def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    """Both operands as tensors of one dtype: float32 and half precision meet as `precision.RULES` says.
-    DtypeError names the operation, dtypes and shapes otherwise.
-    """
+    """Both operands as tensors of one dtype: float32 and half precision meet as `precision.RULES` says."""
     if not isinstance(a, Tensor):
         a = as_tensor(a, b)
     elif not isinstance(b, Tensor):
         b = as_tensor(b, a)
     if a.dtype != b.dtype:
-        dtype = hooks.precision().common_dtype(name, a.dtype, b.dtype)
-        if dtype is not None:
-            return a.astype(dtype), b.astype(dtype)
-        raise DtypeError(
-            f"{name}: dtypes {a.dtype} and {b.dtype} differ (shapes {a.shape} and {b.shape}); cast one operand first"
-        )
+        return hooks.precision().of_one_dtype(name, a, b)
     return a, b
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError, DtypeError, ShapeError
+from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.modes import contribution_recorder
 from minidist.core.autograd.tensor import SavedTensor, Tensor
 from minidist.core.base import arrays as xp
@@ -187,16 +187,7 @@ class Parameter(Tensor):
             self.bind(value)
             self.updated()
             return
-        if value.dtype != self.dtype:
-            raise DtypeError(
-                f"parameter {self.name!r} is {self.dtype} in a flat array; cannot assign data of {value.dtype}"
-            )
-        # What is whole of a sharded parameter is a copy, and the next gather would undo the change.
-        if self.flat.shard is not None and self.flat.shard.own is not None:
-            raise AutogradError(
-                f"parameter {self.name!r} is sharded, and a change of the gathered copy would be lost; set the values"
-                " before fully_shard, or change this rank's part, the `data` of shards_of(model)"
-            )
+        hooks.operation_checks().check_values(self, value)
         xp.copyto(self.data, value)  # it stays a view of the flat array
         self.updated()
 
@@ -221,16 +212,8 @@ class Parameter(Tensor):
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
         if value and self.dtype.kind in "biu":
-            raise DtypeError(
-                f"parameter {self.name!r} is {self.dtype}: only floats have gradients; use requires_grad=False, or"
-                " cast it"
-            )
+            hooks.operation_checks().refuse_integers(self)
         self._requires_grad = value
-
-    @property
-    def is_leaf(self) -> bool:
-        """Always."""
-        return True
 
     @property
     def size(self) -> int:
@@ -317,25 +300,6 @@ class Parameter(Tensor):
         self.ready_hooks.append(hook)
         return lambda: self.ready_hooks.remove(hook)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # A copy has the values and the name, and no gradient, hook or owner, as in PyTorch.
-        if self._data is None:
-            raise AutogradError(
-                f"parameter {self.name!r} of a sharded module cannot be copied or pickled, because each rank has a part"
-                " of it; copy the model before fully_shard, or load"
-                " gather_tensors(shards_of(model), optimizer)['weights'] into another one"
-            )
-        return _copied, (self.data, self._requires_grad, self.name, self.init, self.layout)
-
     def __repr__(self) -> str:
         state = "released" if self._data is None else repr(self._data)
         return f"Parameter({self.name!r}, {state})"
-
-
-def _copied(
-    data: xp.Array, requires_grad: bool, name: str, init: tuple[str, float] | None, layout: Layout | None
-) -> Parameter:
-    """Return the parameter that copy.deepcopy and pickle make."""
-    parameter = Parameter(data, requires_grad, name, init)
-    parameter.layout = layout
-    return parameter

@@ -13,10 +13,10 @@ Proved by: tests/autograd/test_operations.py, tests/autograd/test_backward.py
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from minidist.core.autograd.errors import AutogradError, DtypeError, VersionError
+from minidist.core.autograd.errors import AutogradError, VersionError
 from minidist.core.autograd.modes import grad_enabled, saved_tensors
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
@@ -98,20 +98,13 @@ class Tensor:
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
         self.data = data if type(data) is xp.ndarray else xp.as_array(data)
         if requires_grad and self.data.dtype.kind in "biu":
-            raise DtypeError(
-                f"requires_grad=True for a tensor of {self.data.dtype}: only floats have gradients; cast it first"
-            )
+            hooks.operation_checks().refuse_integers(self)
         self.node = Node("leaf") if requires_grad else None
 
     @property
     def requires_grad(self) -> bool:
         """True when a backward pass would compute a gradient for this tensor."""
         return self.node is not None
-
-    @property
-    def is_leaf(self) -> bool:
-        """Whether no recorded operation made this tensor."""
-        return self.node is None or self.node.name == "leaf"
 
     @property
     def grad(self) -> xp.Array | None:
@@ -148,10 +141,6 @@ class Tensor:
         """The value of a tensor of one element, as a Python number."""
         return self.data.item()
 
-    def detach(self) -> "Tensor":
-        """The same array without the node: gradients stop here."""
-        return Tensor(self.data)
-
     def saved(self) -> Any:
         """What a node keeps to read `.data` in backward: the tensor itself, of a Parameter or input a checked use."""
         node = self.node
@@ -170,32 +159,6 @@ class Tensor:
 
     def __len__(self) -> int:
         return len(self.data)
-
-    def __bool__(self) -> bool:
-        if self.size != 1:
-            raise AutogradError(
-                f"the truth value of a Tensor of shape {self.shape} is asked for, which has {self.size} elements; ask"
-                " for that of (x.data > 0).all(), or of x is not None"
-            )
-        return bool(self.data.reshape(-1)[0])
-
-    def __iter__(self) -> Iterator["Tensor"]:
-        return (self[row] for row in range(len(self)))
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise AutogradError(
-            f"an array of a Tensor of shape {self.shape} was asked for, and no gradient gets through an array; take its"
-            " values, x.data, or combine Tensors with stack()"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # The graph is functions and other nodes' arrays; a copy of it would share them with the original.
-        if not self.is_leaf:
-            raise AutogradError(
-                f"a tensor of shape {self.shape} that {self.node.name!r} computed cannot be copied or pickled: it is"
-                " part of a graph; copy x.detach()"
-            )
-        return Tensor, (self.data, self.requires_grad)
 
     def __repr__(self) -> str:
         node = "" if self.node is None else f", node={self.node.name!r}"
@@ -217,6 +180,7 @@ class Tensor:
     __getitem__: ClassVar[Method]
     backward: ClassVar[Callable[..., Any]]
     astype: ClassVar[Method]
+    detach: ClassVar[Method]
     sum: ClassVar[Method]
     mean: ClassVar[Method]
     max: ClassVar[Method]
@@ -244,22 +208,18 @@ class SavedTensor:
     @property
     def data(self) -> xp.Array:
         """The array; VersionError when it has another version than forward saw."""
-        if self.tensor.version != self.version:
-            raise self.outdated()
-        return self.tensor.data
-
-    def outdated(self) -> VersionError:
-        """Return the error of a parameter that has another version now."""
         tensor = self.tensor
-        return VersionError(
-            f"parameter {tensor.name!r} was changed between forward and backward: it has version {tensor.version},"
-            f" and forward used version {self.version}; call backward before optimizer.step() and before any other"
-            " change of its values"
-        )
+        if tensor.version != self.version:
+            raise VersionError(
+                f"parameter {tensor.name!r} was changed between forward and backward: it has version {tensor.version},"
+                f" and forward used version {self.version}; call backward before optimizer.step() and before any other"
+                " change of its values"
+            )
+        return tensor.data
 
 
 def kept(array: xp.Array, tensor: Tensor | None = None) -> Any:
-    """An object to read `.data` of in backward: `tensor`, or one of `array`; or what a `saved_tensors_hook` keeps."""
+    """An object to read `.data` of in backward: `tensor`, or one of `array`; or what `saved_tensors` makes of it."""
     keeper = saved_tensors.get()
     if keeper is not None and array.ndim and grad_enabled.get():
         return keeper(array)

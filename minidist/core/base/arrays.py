@@ -19,34 +19,25 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
 from math import gcd, prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy import (
-    absolute,
     add,
     arange,
-    argsort,
     array_equal,
-    bincount,
     broadcast_to,
-    compress,
     concatenate,
     copyto,
-    cos,
     divide,
     dtype,
     empty_like,
     exp,
     float32,
     float64,
-    floor,
-    frexp,
     generic,
     inf,
     int64,
-    isfinite,
-    isnan,
     log,
     matmul,
     maximum,
@@ -55,12 +46,7 @@ from numpy import (
     multiply,
     ndarray,
     ones_like,
-    packbits,
-    place,
-    put_along_axis,
     reciprocal,
-    sign,
-    sin,
     sqrt,
     square,
     stack,
@@ -68,10 +54,7 @@ from numpy import (
     swapaxes,
     take,
     tanh,
-    transpose,
-    unpackbits,
     where,
-    zeros_like,
 )
 
 from minidist.core.base import hooks
@@ -80,18 +63,8 @@ from minidist.core.base import hooks
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Device(Protocol):
-    """Makes arrays. `asarray` copies one of NumPy's to the device."""
-
-    def empty(self, shape: Any, dtype: Any) -> Any: ...
-
-    def zeros(self, shape: Any, dtype: Any) -> Any: ...
-
-    def asarray(self, value: Any) -> Any: ...
-
-
 # The device of new arrays that are not made like another one; None: the host, with NumPy. Set by device.py.
-creating: ContextVar[Device | None] = ContextVar("minidist_creating", default=None)
+creating: ContextVar[Any] = ContextVar("minidist_creating", default=None)
 
 # Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
 GPU_BLOCK = 1 << 24
@@ -131,18 +104,6 @@ def to_device(value: Array) -> Array:
 def to_host(value: Any) -> Any:
     """A device's array as one of NumPy's; NumPy's own as it is."""
     return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
-
-
-def store(place: Array, value: Array) -> None:
-    """Copy values into an array, from the host to a device or back where they lie elsewhere."""
-    place[...] = on_device_of(place, value)
-
-
-def on_device_of(other: Array, value: Array) -> Array:
-    """`value` on the host or on the device, where `other` is."""
-    if type(value) is type(other):
-        return value
-    return to_host(value) if type(other) is ndarray else to_device(value)
 
 
 def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:

@@ -60,12 +60,20 @@ def _nothing(*_: Any) -> None:
     """Do nothing, and return None."""
 
 
-def _no_arrivals(messages: Any) -> dict[int, list[Any]]:
+def _unchanged(value: Any, function: Any) -> Any:
+    return value
+
+
+def _none(_: Any) -> dict[Any, Any]:
     return {}
 
 
-def _unchanged(value: Any, function: Any) -> Any:
+def _as_given(name: str, value: Any) -> Any:
     return value
+
+
+def _no_text(_: Any) -> str:
+    return ""
 
 
 def _not_in_the_core(*_: Any) -> Any:
@@ -91,14 +99,26 @@ precision: Callable[[], Any] = _not_in_the_core
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
 # (q, k, v, dropout) -> the outputs: attention in which query heads share a key-value head.
 grouped_attention: Callable[..., Any] = _not_in_the_core
+# The module nn/ops/refusals.py: what operations, losses and parameters refuse.
+operation_checks: Callable[[], Any] = _NoChecks
+# The module nn/ops/tensor_methods.py: methods of a tensor that the core does without.
+tensor_methods: Callable[[], Any] = _not_in_the_core
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 # The module nn/refusals.py: what a module's call refuses.
 refusals: Callable[[], Any] = _NoChecks
 # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
 load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]] = _not_in_the_core
+# A module of a model -> its arrays that are state and not trained, by qualified name.
+buffers: Callable[[Any], dict[str, Any]] = _none
 # The module optim/checks.py: what an optimizer refuses.
 optimizer_checks: Callable[[], Any] = _NoChecks
+# (name, value) -> the value of an optimizer's setting as it is kept.
+checked_setting: Callable[[str, Any], Any] = _as_given
+# An optimizer -> what ranks compare of its step, in one line.
+describe_step: Callable[[Any], str] = _no_text
+# (run of an optimizer, whether each of its parameters has a gradient) -> runs of which all have one, or none.
+cut_run: Callable[[Any, list[Any]], list[Any]] = _not_in_the_core
 # (optimizer, saved) -> None: copies a state into an optimizer.
 load_optimizer: Callable[[Any, Any], None] = _not_in_the_core
 # A module of a model -> the text that `print` shows.
@@ -112,7 +132,7 @@ validate_plan: Callable[[Any, bool], Any] = _nothing
 # (plan with transfers, its orders, (stage, micro-batch) -> rank): posts receives earlier where a send would block.
 prevent_deadlocks: Callable[[Any, Any, Any], None] = _nothing
 # (messages of a pipeline) -> item of the rank's order -> the sent gradients that have arrived when it is done.
-arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _no_arrivals
+arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _none
 # The module pipeline/runtime/refusals.py: what a pipeline refuses.
 pipeline_refusals: Callable[[], Any] = _NoChecks
 # (module, mesh, settings of `fully_shard`, options): shards a module in a way that the core does not know.

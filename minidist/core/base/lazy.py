@@ -2,7 +2,7 @@
 
     # minidist/nn/__init__.py
     if TYPE_CHECKING:
-        from minidist.core.nn.layers import Linear as Linear     <- what editors and type checkers read, and this module
+        from minidist.core.nn.layers import Linear     <- what type checkers read, and this module
     __getattr__, __dir__ = lazy_imports(__name__, __file__)
 
 `from minidist.core.nn import Linear` then imports `minidist/core/nn/layers.py` alone. A name must not be that of a

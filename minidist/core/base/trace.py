@@ -13,9 +13,8 @@ Proved by: tests/comm/test_conformance.py, tests/base/test_trace_file.py, tests/
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import quoted
 
 PURPOSES = [
     "gradient_reduce",
@@ -93,10 +92,6 @@ class MessageEvent:
     wildcard: bool = False
     staged: bool = False  # went through pinned host memory
 
-    def signature(self) -> tuple[Any, ...]:
-        """What must be the same in the simulated world and under MPI: everything but the times."""
-        return (self.kind, self.peer, self.tag, self.nbytes, self.purpose, self.operation, self.communicator)
-
 
 @dataclass(slots=True)
 class SpanEvent:
@@ -165,16 +160,3 @@ class Trace:
             if message.kind == "send":
                 result[message.purpose] = result.get(message.purpose, 0) + 1
         return result
-
-    def sequences(self) -> dict[str, list[tuple[Any, ...]]]:
-        """For each lane the signatures of its messages in program order: equal in every world."""
-        result: dict[str, list[tuple[Any, ...]]] = {}
-        for message in self.messages:
-            result.setdefault(message.lane, []).append(message.signature())
-        return result
-
-
-def check_record(record: bool | str) -> None:
-    """Raise UsageError unless it says what a world is to keep: every event, none, or the bytes by purpose."""
-    if record not in (True, False, "totals"):
-        raise UsageError(f'record={quoted(record)}; it must be True, False or "totals"')

@@ -28,10 +28,6 @@ class Dropout(Module):
     def __init__(self, p: float = 0.5) -> None:
         self.p = check_number("p", p, below=1)
 
-    def extra_repr(self) -> str:
-        """The probability."""
-        return f"p={self.p}"
-
     @property
     def scale(self) -> float:
         """The factor of the elements that stay, 1 / (1 - p)."""

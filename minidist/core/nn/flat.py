@@ -13,8 +13,9 @@ Proved by: tests/nn/test_flat.py
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from minidist.core.autograd import AutogradError, DtypeError, Parameter, ShapeError
+from minidist.core.autograd import AutogradError, Parameter, ShapeError
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.watchers import track, watchers
 
 
@@ -36,17 +37,8 @@ class FlatParameters:
 
         # One owner and one dtype, because the parameters become views of one array.
         for parameter in self.parameters:
-            if parameter.flat is not None:
-                raise AutogradError(
-                    f"parameter {parameter.name!r} belongs to another FlatParameters, wrapper or sharded module"
-                    " already; wrap or shard a model once, and give an existing FlatParameters to"
-                    " DistributedDataParallel(..., flat=...)"
-                )
-            if parameter.dtype != self.parameters[0].dtype:
-                raise DtypeError(
-                    f"one flat array has one dtype: {self.names[0]!r} is {self.parameters[0].dtype}, "
-                    f"{parameter.name!r} is {parameter.dtype}"
-                )
+            if parameter.flat is not None or parameter.dtype != self.parameters[0].dtype:
+                hooks.refusals().refuse_flat(parameter, self.parameters[0])
             self.offsets.append(self.offsets[-1] + parameter.size)
 
         self.numel = self.offsets[-1]
@@ -149,13 +141,9 @@ class FlatParameters:
         """
         grad = self.grad_buffer
         for parameter in self.parameters:
-            # A sum of both would add one rank's own gradient to the sum over ranks.
             local, total = parameter.gradient.local, parameter.gradient.total
             if local is not None and total is not None:
-                raise AutogradError(
-                    f"the gradient of {parameter.name!r} is partly summed over ranks and partly local; end the step"
-                    " with a backward pass whose forward ran outside no_sync"
-                )
+                hooks.refusals().refuse_partial(parameter)
             if local is None and total is None:
                 parameter.zero_fill()
                 self._filled.add(parameter)

@@ -38,10 +38,6 @@ class Linear(Module):
         self.bias = Parameter(xp.zeros(out_features, dtype), init=law) if bias else None
         self.initialize(seed)
 
-    def extra_repr(self) -> str:
-        """The activation, when there is one."""
-        return f"activation={self.activation!r}" if self.activation else ""
-
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
         return linear(x, self.weight, self.bias, self.activation)
@@ -65,10 +61,6 @@ class Conv1D(Module):
         self.weight = Parameter(xp.zeros((in_features, out_features), dtype), init=("normal", scale))
         self.bias = Parameter(xp.zeros(out_features, dtype), init=("constant", 0.0))
         self.initialize(seed)
-
-    def extra_repr(self) -> str:
-        """The activation, when there is one."""
-        return f"activation={self.activation!r}" if self.activation else ""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""

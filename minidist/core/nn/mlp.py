@@ -10,12 +10,13 @@ from typing import Any
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.nn.layers import Linear
-from minidist.core.nn.module import Module, Sequential, run_blocks
+from minidist.core.nn.module import Sequential, run_blocks
 
 
-class MLP(Module):
+class MLP(Sequential):
     """Linear layers of the given sizes with an activation after each but the last: MLP([64, 256, 256, 10]).
 
+    A pipeline cuts between its layers, and FSDP shards them one by one.
     Parameters are called "layers.0.weight", "layers.0.bias", ...
     """
 
@@ -29,20 +30,12 @@ class MLP(Module):
     ) -> None:
         # Classes or values come out of the last layer, which has no activation.
         last = len(sizes) - 2
-        self.layers = [
+        layers = [
             Linear(n, m, bias, activation if i < last else None, dtype, seed=None)
             for i, (n, m) in enumerate(pairwise(sizes))
         ]
+        super().__init__(*layers)
         self.initialize(seed)
-
-    @property
-    def blocks(self) -> list[Linear]:
-        """The layers, in order: what a pipeline cuts between and FSDP shards one by one."""
-        return self.layers
-
-    def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> Sequential:
-        """Return layers first..last-1 as a stage of a pipeline."""
-        return Sequential(*self.layers[first:last])
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sizes[0]) -> (batch, sizes[-1])."""

@@ -17,7 +17,6 @@ from typing import Any, Self
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError
 from minidist.core.base.random import initial_weight
 
 Hook = Callable[..., Any]
@@ -195,30 +194,17 @@ class Module:
         """Training mode off."""
         return self.train(False)
 
-    def to(self, device: str | xp.Device | None) -> Self:
+    def to(self, device: Any) -> Self:
         """Move all parameters, their gradients and the buffers to a device, in place (nn/moving.py). Returns self."""
         hooks.move(self, device)
         return self
-
-    def own_buffers(self) -> dict[str, xp.Array]:
-        """Arrays of this module alone that are state and not trained, by name: running statistics. Usually none."""
-        return {}
-
-    def load_buffers(self, values: dict[str, xp.Array]) -> None:
-        """Take over values of `own_buffers`, some or all of them."""
-
-    def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, xp.Array]]:
-        """Yield (qualified name, array) of the buffers of this module and all below it."""
-        for path, module in self.named_modules(prefix):
-            for key, value in module.own_buffers().items():
-                yield (f"{path}.{key}" if path else key), value
 
     def state_dict(self) -> dict[str, xp.Array]:
         """Qualified name to array, of parameters and buffers; a tied parameter under each of its names.
 
         The arrays of parameters are their own, not copies.
         """
-        return {name: parameter.data for name, parameter in self._all_parameters()} | dict(self.named_buffers())
+        return {name: parameter.data for name, parameter in self._all_parameters()} | hooks.buffers(self)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
         """Copy values in; returns (missing, unexpected) names. With strict, any of them is an error that names the key.
@@ -229,10 +215,6 @@ class Module:
 
     # --- for people ---
 
-    def extra_repr(self) -> str:
-        """Return what `print(module)` says of its settings. Usually nothing."""
-        return ""
-
     def __repr__(self) -> str:
         return hooks.describe(self)
 
@@ -240,8 +222,7 @@ class Module:
 def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield (name, module or parameter) of the entries of a list, tuple or dict, and of those inside them."""
     if isinstance(value, (set, frozenset)):
-        if any(isinstance(item, (Module, Parameter)) for item in value):
-            raise UsageError(f"the modules in the set {name!r} have no order and so no names; put them into a list")
+        hooks.refusals().check_set(name, value)
         return
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         if isinstance(item, (Module, Parameter)):

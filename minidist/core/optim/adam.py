@@ -10,21 +10,11 @@ Proved by: tests/optim/test_optimizers.py
 
 import math
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import check_number
+from minidist.core.base import hooks
 from minidist.core.optim.optimizer import Group, Optimizer, State
-
-
-def check_betas(name: str, betas: Any) -> tuple[float, float]:
-    """Return (beta1, beta2) as floats; raise UsageError unless they are two numbers of at least 0 and below 1."""
-    pair = tuple(betas) if isinstance(betas, Iterable) else ()
-    if len(pair) != 2:
-        raise UsageError(f"{name}={quoted(betas)}; give two numbers, (beta1, beta2)")
-    return check_number(f"{name}[0]", pair[0], below=1), check_number(f"{name}[1]", pair[1], below=1)
 
 
 class Adam(Optimizer):
@@ -36,7 +26,7 @@ class Adam(Optimizer):
     """
 
     temporaries = 2
-    settings = Optimizer.settings | {"betas": check_betas, "eps": partial(check_number, above=0)}
+    settings = Optimizer.settings | dict.fromkeys(("betas", "eps"), hooks.checked_setting)
 
     def __init__(
         self,

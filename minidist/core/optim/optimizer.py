@@ -12,18 +12,13 @@ et al., "Mixed precision training", 2018, section 3.1; Rajbhandari et al., "ZeRO
 Proved by: tests/optim/test_optimizers.py
 """
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, ClassVar
-from zlib import crc32
 
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, is_half, upcast
-from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import check_number
 from minidist.core.base.watchers import track
 from minidist.core.optim.slices import FlatSlice, as_slices, have_gradient
 
@@ -31,6 +26,7 @@ BLOCK = 65536  # elements
 MASTER = "master"  # the state that is the float32 copy of half-precision parameters
 
 State = dict[str, xp.Array]
+Setting = Callable[[str, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -42,26 +38,11 @@ class Group:
     weight_decay: float | None = None  # None: the optimizer's
 
     def __post_init__(self) -> None:
-        if not callable(self.matches):
-            raise UsageError(f"matches={quoted(self.matches)}; it must be a function of a parameter's name")
-        check_number("lr_scale", self.lr_scale)
-        if self.weight_decay is not None:
-            check_number("weight_decay", self.weight_decay)
+        hooks.optimizer_checks().check_group(self)
 
 
-def is_bias_or_norm(name: str) -> bool:
-    """Return True for "h.0.attn.c_attn.bias" and for "h.0.ln_1.weight": parameters that are usually not decayed."""
-    return re.search(r"(^|\.)(bias$|(ln|norm|layer_?norm)(_\w+|\d+)?(\.|$))", name) is not None
-
-
-NO_DECAY = Group(is_bias_or_norm, weight_decay=0.0)
-
-
-def _every_name(name: str) -> bool:
+def _every_name(name: str) -> bool:  # no lambda, so that an optimizer can be pickled
     return True
-
-
-_DEFAULT = Group(_every_name)  # a function, not a lambda, so that an optimizer can be pickled
 
 
 @dataclass
@@ -84,25 +65,6 @@ class _Run:
         is_next = isinstance(last, FlatSlice) and last.source is piece.source and last.stop == piece.start
         return is_next and self.group is group
 
-    def cut(self, kinds: list[Any]) -> "list[_Run]":
-        """Return the run as runs of neighbours of one kind; kinds: one per piece. The state becomes views of it."""
-        if kinds.count(kinds[0]) == len(kinds):
-            return [self]
-        starts = [i for i in range(len(kinds)) if i == 0 or kinds[i] != kinds[i - 1]]
-        runs = []
-        for i, end in pairwise([*starts, len(kinds)]):
-            pieces = self.pieces[i:end]
-            start, stop = pieces[0][1], pieces[-1][2]
-            run = replace(
-                self,
-                slice=replace(self.slice, start=self.slice.start + start, stop=self.slice.start + stop),
-                pieces=[(name, first - start, last - start) for name, first, last in pieces],
-                parameters=self.parameters[i:end],
-                state=None if self.state is None else {key: a[start:stop] for key, a in self.state.items()},
-            )
-            runs.append(run)
-        return runs
-
 
 class Optimizer:
     """Base class of all optimizers; a subclass defines `initial_state` and `update`.
@@ -115,24 +77,20 @@ class Optimizer:
     step_count: of steps in which any parameter had a gradient. A parameter without one is not stepped, and `update`
     gets the number of steps that the parameter itself has had, as in PyTorch.
     settings: name -> check(name, value), which returns the value to keep; called whenever the setting is set. All ranks
-    must have the same: see `Bucket.equal` of core/parallel/gradients.py.
+    must have the same.
     Raises UsageError for a name that occurs twice, for gradients of another dtype or shape, for a wrong state.
     """
 
     temporaries = 1
     joins = True  # may neighbouring parameters be updated as one array?
-    settings: ClassVar[dict[str, Callable[[str, Any], Any]]] = {
-        "lr": check_number,
-        "lr_factor": check_number,
-        "weight_decay": check_number,
-    }
+    settings: ClassVar[dict[str, Setting]] = dict.fromkeys(("lr", "lr_factor", "weight_decay"), hooks.checked_setting)
 
     def __init__(self, parameters: Any, lr: float, weight_decay: float = 0.0, groups: Iterable[Group] = ()) -> None:
         self.lr = lr
         self.lr_factor = 1.0
         self.grad_scale = 1.0
         self.weight_decay = weight_decay
-        self.groups = [*groups, _DEFAULT]
+        self.groups = [*groups, Group(_every_name)]
         self.step_count = 0
         self._runs: list[_Run] = []
         self._work: dict[Any, list[xp.Array]] = {}
@@ -197,7 +155,7 @@ class Optimizer:
 
         # Each owner (flat parameters, a shard) hears once that its data have changed, however many slices it has; and
         # what ranks with replicas compare when they reduce the next gradient, before grad_scale is 1 again.
-        described = self._describe_step()
+        described = hooks.describe_step(self)
         self.grad_scale = 1.0
         for owner in sources.values():
             if hasattr(owner, "updated"):
@@ -206,7 +164,7 @@ class Optimizer:
     def _with_gradient(self) -> tuple[list[_Run], dict[int, Any]]:
         """Return the runs that have a gradient, and the sources that have one, also on other ranks, by their `id`.
 
-        A run is cut first when only some of its parameters have a gradient.
+        A run is cut first when only some of its parameters have a gradient (optim/runs.py).
         """
         runs: list[_Run] = []
         ready: list[_Run] = []
@@ -214,7 +172,7 @@ class Optimizer:
         for run in self._runs:
             source = getattr(run.slice, "source", run.slice)  # the flat array or shard in which it lies
             have = have_gradient(source, run.parameters)
-            parts = run.cut(have)
+            parts = [run] if have.count(have[0]) == len(have) else hooks.cut_run(run, have)
             runs += parts
             # Neighbours differ, so that every second part has a gradient.
             ready += parts[not have[0] :: 2]
@@ -242,33 +200,25 @@ class Optimizer:
         state = self._make_state(run, data) if run.state is None else run.state
         work = self._workspace(data)
         lr = float(self.lr * self.lr_factor * run.group.lr_scale * lr_scale)  # a NumPy scalar would promote
-        decay, half = self._decay_of(run), is_half(data.dtype)
+        decay = self._decay_of(run)
+        # What is updated: the parameter itself, or in half precision its float32 master.
+        values = state.get(MASTER, data)
 
         # Block by block, so that all arithmetic finds its data in the cache.
         for block in xp.blocks(data, BLOCK):
-            parts = {name: array[block] for name, array in state.items()}
-            # What is updated: the float32 master in half precision, else the parameter itself.
-            values = parts.pop(MASTER) if half else data[block]
+            parts = {name: array[block] for name, array in state.items() if name != MASTER}
             # The gradient in float32; the loss scale and the clip coefficient are multiplied in here, not in place.
             gradient = upcast(grad[block])
             if self.grad_scale != 1.0:
                 gradient = gradient * float(self.grad_scale)
             temporaries = [array[: block.stop - block.start] for array in work]
-            function(values, gradient, parts, temporaries, lr, decay, run.count)
-            if half:
-                data[block] = downcast(values, data.dtype)
+            function(values[block], gradient, parts, temporaries, lr, decay, run.count)
+            if values is not data:
+                data[block] = downcast(values[block], data.dtype)
 
     def _decay_of(self, run: _Run) -> float:
         """Return the weight decay of a run's group."""
         return float(self.weight_decay if run.group.weight_decay is None else run.group.weight_decay)
-
-    def _describe_step(self) -> str:
-        """Return the number of steps, the learning rate, and a checksum of all settings, in one line."""
-        values = [type(self).__name__, *(getattr(self, name) for name in self.settings), float(self.grad_scale)]
-        groups = [(float(g.lr_scale), None if (w := g.weight_decay) is None else float(w)) for g in self.groups]
-        checksum, count = crc32(repr((values, groups)).encode()), self.step_count
-        lr = self.lr * self.lr_factor
-        return f"{count} update{'s' * (count != 1)} with lr {lr:.6g}, checksum of the settings {checksum:08x}"
 
     def state_names(self, dtype: Any, name: str) -> list[str]:
         """Return the names of the state arrays of parameter `name` of `dtype`; half precision has the master, too."""
@@ -276,20 +226,16 @@ class Optimizer:
 
     def _make_state(self, run: _Run, data: xp.Array) -> State:
         # The master begins as the parameter itself; all other state begins as one number.
-        run.state, dtype = {}, _computing(data.dtype)
+        run.state, dtype = {}, computing(data.dtype)
         if is_half(data.dtype):
             run.state[MASTER] = track(data.astype(dtype), "optimizer")
         for name, value in self.initial_state_of(run.pieces[0][0]).items():
             run.state[name] = track(xp.full(data.size, value, dtype, data), "optimizer")
         return run.state
 
-    def empty_state(self, name: str, data: xp.Array) -> State:
-        """Return arrays with the names, shapes and dtypes of the state of `data`, a part of parameter `name`."""
-        return {key: xp.empty(data.size, _computing(data.dtype), data) for key in self.state_names(data.dtype, name)}
-
     def _workspace(self, data: xp.Array) -> list[xp.Array]:
         # Temporaries of one block, made once for each dtype and used by every run.
-        dtype = _computing(data.dtype)
+        dtype = computing(data.dtype)
         arrays, size = self._work.get(dtype), min(data.size, xp.block_length(data, BLOCK))
         if arrays is None or (arrays and arrays[0].size < size):
             arrays = [track(xp.empty(size, dtype, data), "workspace") for _ in range(self.temporaries)]
@@ -352,6 +298,6 @@ class OptimizerWrapper:
             super().__setattr__(name, value)
 
 
-def _computing(dtype: Any) -> Any:
+def computing(dtype: Any) -> Any:
     """Return the dtype of an update: float32 for half-precision parameters."""
     return xp.dtype(xp.float32) if is_half(dtype) else dtype

@@ -10,14 +10,11 @@ dampening, and weight decay is added to the gradient.
 Proved by: tests/optim/test_optimizers.py
 """
 
-import math
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_flag, check_number
+from minidist.core.base import hooks
 from minidist.core.optim.optimizer import Group, Optimizer, State
 
 
@@ -28,11 +25,7 @@ class SGD(Optimizer):
     """
 
     temporaries = 2
-    settings = Optimizer.settings | {
-        "momentum": partial(check_number, below=1),
-        "dampening": partial(check_number, least=-math.inf),
-        "nesterov": check_flag,
-    }
+    settings = Optimizer.settings | dict.fromkeys(("momentum", "dampening", "nesterov"), hooks.checked_setting)
 
     def __init__(
         self,
@@ -45,8 +38,7 @@ class SGD(Optimizer):
         groups: Iterable[Group] = (),
     ) -> None:
         self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
-        if nesterov and (momentum <= 0 or dampening != 0):
-            raise UsageError(f"Nesterov needs momentum > 0 and no dampening, not {momentum:g} and {dampening:g}")
+        hooks.optimizer_checks().check_nesterov(nesterov, momentum, dampening)
         super().__init__(parameters, lr, weight_decay, groups)
 
     def initial_state(self) -> dict[str, float]:

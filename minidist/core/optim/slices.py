@@ -17,19 +17,6 @@ from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 
 
-@dataclass
-class ParameterSlice:
-    """Some elements of a parameter: `data` and `grad` are 1-D arrays of one dtype; `grad` None means no gradient.
-
-    shape: of the parameter, when the slice is all of it; Muon steps matrices differently.
-    """
-
-    data: xp.Array
-    grad: xp.Array | None
-    name: str = ""
-    shape: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True)
 class FlatSlice:
     """Elements [start, stop) of `source.data` and `source.grad`, the 1-D arrays of a `FlatParameters` or of a shard.

@@ -92,19 +92,19 @@ class PipelineStrategy(Strategy):
 
     def batches(self, task: Task, step: int) -> tuple[list[Any], list[Any]]:
         """Return the inputs, as arrays of the model's dtype, and the targets of this pipeline's micro-batches."""
-        pairs = [task.micro_batch(step, self.number(i)) for i in range(task.microbatches)]
+        pairs = [task.micro_batch(step, self.number(i, task)) for i in range(task.microbatches)]
         return [input_array(inputs, task.dtype) for inputs, _ in pairs], [targets for _, targets in pairs]
 
-    def number(self, i: int) -> int:
+    def number(self, i: int, task: Task) -> int:
         """Return the global number of micro-batch i of this pipeline."""
-        return self.axes.dp.rank * self.task.microbatches + i
+        return self.axes.dp.rank * task.microbatches + i
 
     def _loss(self, outputs: Any, targets: Any) -> Any:
         return self.task.scaled(self.task.loss_of(outputs, targets))
 
     def coordinates(self, i: int) -> AbstractContextManager[Any]:
         """Return the context of micro-batch i on every stage: where its samples are."""
-        return self.task.coordinates(self.current_step, self.number(i))
+        return self.task.coordinates(self.current_step, self.number(i, self.task))
 
     def square_sums(self) -> Array:
         """Return the blocks stage after stage, shared parameters once. Two all-reduces (purpose clip_norm)."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor, cross_entropy, relu
+from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base.arrays import Array
 from minidist.core.base.random import batch_coordinates
 from minidist.core.base.trace import purpose
@@ -25,6 +25,7 @@ from minidist.core.optim import SGD
 from minidist.course.museum.exhibit import Recording
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
+from minidist.nn import relu
 from minidist.parallel.data_parallel import DistributedDataParallel
 
 STEPS = 12

@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 
 from minidist.base.half import named_dtype
+from minidist.base.limits import MAX_RANKS
 from minidist.base.read_file import read_json
 from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path, reason
-from minidist.core.base.limits import MAX_RANKS
 
 LAYOUT = "layout.json"
 KINDS = ("weights", "activations", "gradients", "batch")

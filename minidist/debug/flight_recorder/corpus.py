@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from minidist.base.files import writing
+from minidist.base.limits import check_ranks
 from minidist.comm import SimWorld
 from minidist.core.base.errors import DeadlockError, UsageError
-from minidist.core.base.limits import check_ranks
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.debug.flight_recorder.write import write_dumps

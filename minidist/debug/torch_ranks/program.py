@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from minidist.base.traces import sequences
 from minidist.base.user_file import ProgramError, is_user_function, load_function
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import seeded
@@ -352,7 +353,7 @@ def first_difference(first: TorchRun, other: TorchRun) -> str:
     if len(first.traces) != len(other.traces):
         return "the program starts another number of ranks than in the first order"
     for before_trace, trace in zip(first.traces, other.traces, strict=True):
-        if before_trace.sequences() != trace.sequences():
+        if sequences(before_trace) != sequences(trace):
             return f"rank {trace.rank} sends or receives other messages than in the first order"
     return ""
 

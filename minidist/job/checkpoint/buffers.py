@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId
+from minidist.nn.buffers import named_buffers
 
 Buffer = tuple[str, Array, ReplicaId]  # name, values, and this rank's number among the ranks that hold them
 
@@ -22,7 +23,7 @@ def buffer_shards(buffers: Iterable[Buffer]) -> list[CheckpointShard]:
 
 def load_buffers(checkpoint: Checkpoint, model: Module) -> None:
     """Give the model its buffers in the checkpoint; UsageError when one is missing, or of another shape."""
-    own = dict(model.named_buffers())
+    own = dict(named_buffers(model))
     for name, array in own.items():
         checkpoint.expect(f"buffers/{name}", array.shape)
     model.load_state_dict({name: checkpoint.tensor(f"buffers/{name}") for name in own}, strict=False)

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.errors import UsageError, quoted_path
 from minidist.job.checkpoint.buffers import load_buffers
 from minidist.job.checkpoint.directory import Checkpoint

@@ -8,7 +8,7 @@ Proved by: tests/equality/test_equality.py, tests/techniques/test_extensions.py
 
 import math
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.core.train.task import NonFiniteError
 from minidist.job.train.job import Job

@@ -7,6 +7,11 @@ pooling.py         maximum pooling over images
 grouped_attention.py     attention of separate heads, and of heads that share keys and values
 rotary.py          rotary position embedding
 swiglu.py          the gate of a SwiGLU layer
+tensor_methods.py  a tensor's methods that the core does without
+functions.py       functions of each element, and maxima
+shaping.py         transpose, stretch, stack and split
+losses.py          the squared error
+refusals.py        what operations, losses and parameters refuse
 comparisons.py     operations that choose between two elements
 composite.py       the fused operations from elementary ones
 precision.py       autocast, and operands in half precision

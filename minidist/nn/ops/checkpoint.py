@@ -14,12 +14,12 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.core.autograd.backward import BackwardPass
 from minidist.core.autograd.errors import AutogradError
-from minidist.core.autograd.modes import enable_grad, is_grad_enabled, no_grad, saved_tensors
+from minidist.core.autograd.modes import is_grad_enabled, no_grad, saved_tensors, set_grad_enabled
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Node, Tensor, record
-from minidist.core.base import arrays as xp
 from minidist.core.base.random import running_batch
 from minidist.core.base.watchers import Watcher, watchers, watching
 
@@ -73,7 +73,7 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
         def forward() -> Any:
             watchers.set(told)
             saved_tensors.set(None)  # what the replay saves is read in a moment
-            with enable_grad(), replay_calls(calls):
+            with set_grad_enabled(True), replay_calls(calls):
                 return fn(*inputs)
 
         again = context.copy().run(forward)

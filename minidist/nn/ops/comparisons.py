@@ -5,11 +5,11 @@ Proved by: tests/autograd/test_operations.py
 
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.core.autograd.errors import AutogradError
 from minidist.core.autograd.operands import mismatch, operand, pair, unbroadcast
 from minidist.core.autograd.ops.elementwise import computed, neg
 from minidist.core.autograd.tensor import Tensor, record
-from minidist.core.base import arrays as xp
 
 
 def sigmoid(x: Tensor) -> Tensor:

@@ -5,13 +5,14 @@ Proved by: tests/autograd/test_fused.py
 
 from math import pi, sqrt
 
-from minidist.core.autograd.ops import reductions, shaping
+from minidist.core.autograd.ops import reductions
 from minidist.core.autograd.ops.attention import WeightDropout
 from minidist.core.autograd.ops.elementwise import dropout as dropped
-from minidist.core.autograd.ops.elementwise import tanh
+from minidist.core.autograd.ops.shaping import reshape
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
-from minidist.nn.ops import comparisons
+from minidist.nn.ops import comparisons, shaping
+from minidist.nn.ops.functions import tanh
 
 
 def gelu_composite(x: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ def causal_attention_composite(qkv: Tensor, heads: int, dropout: WeightDropout |
     """The packed form from elementary operations on the whole score matrix; the oracle of `causal_attention`."""
     batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     size = width // heads
-    split = shaping.transpose(shaping.reshape(qkv, (batch, length, 3, heads, size)), (2, 0, 3, 1, 4))
+    split = shaping.transpose(reshape(qkv, (batch, length, 3, heads, size)), (2, 0, 3, 1, 4))
     q, k, v = split[0], split[1], split[2]
     scores = q @ shaping.swapaxes(k, -1, -2) * size**-0.5
     positions = xp.device_arange(length)
@@ -42,4 +43,4 @@ def causal_attention_composite(qkv: Tensor, heads: int, dropout: WeightDropout |
     if dropout is not None:
         weights = dropped(weights, dropout.mask(batch, heads, length), dropout.scale)
     mixed = weights @ v
-    return shaping.reshape(shaping.transpose(mixed, (0, 2, 1, 3)), (batch, length, width))
+    return reshape(shaping.transpose(mixed, (0, 2, 1, 3)), (batch, length, width))

@@ -6,10 +6,10 @@ Proved by: tests/autograd/test_operations.py, tests/autograd/test_fused.py
 from collections.abc import Callable
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.core.autograd.modes import no_grad
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
-from minidist.core.base import arrays as xp
 
 
 def gradcheck(

@@ -8,10 +8,11 @@ Proved by: tests/autograd/test_fused.py, tests/nn/test_llama.py
 from operator import itemgetter
 
 from minidist.core.autograd.operands import mismatch, operand
-from minidist.core.autograd.ops import shaping
 from minidist.core.autograd.ops.attention import WeightDropout, attend, attention_gradients, kept_arrays
+from minidist.core.autograd.ops.shaping import reshape
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
+from minidist.nn.ops import shaping
 
 
 def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
@@ -61,9 +62,9 @@ def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDrop
         if shared == 1:
             return x
         # A view with the key-value head repeated; backward sums over the query heads that read it.
-        x = shaping.reshape(x, (batch, x.shape[1], 1, length, size))
+        x = reshape(x, (batch, x.shape[1], 1, length, size))
         repeats = shaping.broadcast_to(x, (batch, x.shape[1], shared, length, size))
-        return shaping.reshape(repeats, (batch, heads, length, size))
+        return reshape(repeats, (batch, heads, length, size))
 
     # All are (batch, heads, T, n) now.
     mixed = causal_attention_heads(shaping.transpose(q, (0, 2, 1, 3)), repeated(k), repeated(v), dropout)

@@ -21,6 +21,8 @@ def _members(value: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
 
 def map_object(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Return a shallow copy of an object of another class with its tensors replaced, or itself without any."""
+    if hasattr(value, "_fields"):  # a named tuple takes its items one by one
+        return type(value)(*map_tensors(tuple(value), function))
     items, names = _members(value)
     if isinstance(value, type) or (not items and not names) or hasattr(value, "forward"):
         return value  # a module is not an output

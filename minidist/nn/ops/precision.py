@@ -26,6 +26,7 @@ Proved by: tests/autograd/test_half.py
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minidist.core.autograd.errors import DtypeError
 from minidist.core.autograd.tensor import Edge, Tensor, into_buffer, kept
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast, is_half, upcast
@@ -55,6 +56,16 @@ def common_dtype(name: str, first: Any, second: Any) -> Any | None:
         return None
     half = first if is_half(first) else second
     return half if _RULE.get(name) == "to half" else xp.dtype(xp.float32)
+
+
+def of_one_dtype(name: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Two operands of different dtypes in the one that they become; DtypeError where nothing is said about them."""
+    dtype = common_dtype(name, a.dtype, b.dtype)
+    if dtype is None:
+        raise DtypeError(
+            f"{name}: dtypes {a.dtype} and {b.dtype} differ (shapes {a.shape} and {b.shape}); cast one operand first"
+        )
+    return a.astype(dtype), b.astype(dtype)
 
 
 def half_vjp(vjp: Callable[..., Any] | None, dtype: Any) -> Callable[[Any], Any]:
@@ -144,3 +155,24 @@ def in_half(
         [(source, into_buffer(half_vjp(vjp, source.dtype))) for source, vjp in weights],
         prepare and half_prepare(prepare, storage),
     )
+
+
+def loss_gradient(
+    logits: Tensor, largest: xp.Array, words: int | None, gradient_from: Callable[[xp.Array], xp.Array]
+) -> Callable[[xp.Array], xp.Array]:
+    """Return the vjp of `softmax_loss` for logits in half precision, which computes the exponentials once more.
+
+    gradient_from: the gradient of the logits from their exponentials. words: columns that are not padding.
+    """
+    kept, classes = logits.saved(), logits.shape[-1]
+
+    def grad_again(g: xp.Array) -> xp.Array:
+        again = kept.data.reshape(-1, classes)
+        again -= largest
+        if words is not None:
+            again[:, words:] = -xp.inf
+        result = gradient_from(xp.exp(again, out=again))
+        result *= g
+        return result
+
+    return grad_again

@@ -6,10 +6,10 @@ The product of a query and a key then depends on the difference of their positio
 Proved by: tests/nn/test_llama.py
 """
 
+from minidist.base import arrays as xp
 from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operands import operand
 from minidist.core.autograd.tensor import Tensor, record
-from minidist.core.base import arrays as xp
 
 
 def rotary_angles(positions: xp.Array, head_size: int, theta: float = 10000.0) -> xp.Array:

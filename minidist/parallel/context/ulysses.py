@@ -36,7 +36,7 @@ from minidist.parallel.context.orders import sequence_positions
 class UlyssesAttention(Module):
     """Causal attention over `length` tokens; each rank holds a contiguous part, for heads split over `comm`.
 
-    Called with (qkv, heads) it is an `attention_fn` for GPT, with (q, k, v) one for Llama, as `SplitAttention`; the
+    Called with (qkv, heads) it is an `attention_fn` for GPT, with (q, k, v) one for Llama, as `RingAttention`; the
     last argument may be the dropout of the weights. attention_fn: the attention of a rank's heads over all tokens,
     called in the same form.
     """

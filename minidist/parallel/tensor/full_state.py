@@ -20,6 +20,7 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.sharding import take_shard
+from minidist.nn.buffers import named_buffers
 
 
 class MeshLike(Protocol):
@@ -100,7 +101,7 @@ def full_state_dict(module: Module, mesh: MeshLike) -> dict[str, xp.Array]:
         if parameter not in done:
             done[parameter] = full_tensor(parameter.data, parameter.layout, mesh)
         result[name] = done[parameter]
-    return result | dict(module.named_buffers())
+    return result | dict(named_buffers(module))
 
 
 def load_full_state_dict(
@@ -112,7 +113,7 @@ def load_full_state_dict(
     nothing.
     """
     shards: dict[str, Any] = {}
-    own, buffers = dict(module._all_parameters()), dict(module.named_buffers())
+    own, buffers = dict(module._all_parameters()), dict(named_buffers(module))
     for name, value in state.items():
         if name in own:
             layout, value = own[name].layout, xp.as_array(value)

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from minidist.base.limits import check_count
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_count
 from minidist.planning.architecture import Architecture
 
 RECOMPUTE = ("none", "selective", "full", "sqrt")

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.arrays import Device
 from minidist.base.device import device_of
 from minidist.base.process import tune_process
 from minidist.core.autograd import Tensor
-from minidist.core.base.arrays import Device
 from minidist.core.base.errors import UsageError
 from minidist.report.bench.environment import environment, has_torch
 from minidist.report.bench.harness import Step, Times, interleave, known_cases, median_ratio, seconds_per_call, warm_up

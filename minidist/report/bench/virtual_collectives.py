@@ -9,10 +9,10 @@ Proved by: tests/bench/test_collectives.py
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks
 from minidist.collectives import bus_factor
 from minidist.collectives.auto import cheapest, virtual_seconds
 from minidist.core.base.errors import UsageError, nearest, quoted
-from minidist.core.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks
 from minidist.core.collectives import ALGORITHMS
 from minidist.core.comm import LinkModel
 

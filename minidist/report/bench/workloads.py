@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.arrays import Device
 from minidist.base.device import creating_on
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base import arrays as xp
-from minidist.core.base.arrays import Device
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig, Module
 from minidist.core.optim import AdamW

@@ -56,10 +56,15 @@ class AdaptiveBatches(Extension):
             job.plan = VaryingPlan(job.config, job.batches, self.noise)
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+        self.strategy, self.first = strategy, strategy.job.batches
         self.meter = NoiseMeter(strategy, self.noise) if self.measures else None
         return nullcontext()
 
     def before_step(self, samples: int) -> None:
+        # A pipeline gets the plan for this step's number of micro-batches; of all else the first batch is the measure.
+        if self.job.config.pp > 1 and samples != self.first.global_batch:
+            number = samples * self.first.accumulation // self.first.global_batch
+            self.strategy.cut_batches(self.first.model_copy(update={"global_batch": samples, "accumulation": number}))
         self.comm.trace.take_computed()
 
     def after_forward_backward(self, strategy: Any, step: int) -> None:
@@ -70,8 +75,10 @@ class AdaptiveBatches(Extension):
             self.meter.measure()
 
     def after_update(self, moment: Any) -> None:
+        if self.strategy.job.batches is not self.first:
+            self.strategy.cut_batches(self.first)
         if self.job.plan.changes:
-            axes, rows = moment.strategy.axes, self.job.batch.shares.rows
+            axes, rows = moment.strategy.axes, moment.strategy.job.batch.shares.rows
             self.job.plan.grow()
             self.job.plan.measured(axes, self.seconds, sum(rows[axes.dp.rank]), moment.steps.stop)
 

@@ -3,7 +3,7 @@
     --weights measured:K    every K steps the ranks exchange their compute seconds per row, and a replica's share of the
                             next batches is in proportion to its speed
     --adaptive-batch N      after every step the batch may grow, by more micro-batches, up to the noise scale of the
-                            gradient and to N samples
+                            gradient and to N samples; in a pipeline to a multiple of the first batch
 
 Every rank takes the same decision from the same numbers. The decisions are in checkpoints.
 
@@ -24,6 +24,7 @@ from minidist.core.parallel.dims import Axes
 from minidist.data import measured_every, weighted_shards
 from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.techniques.adaptive_batch.noise_scale import AdaptiveBatch, NoiseScale
+from minidist.techniques.adaptive_batch.rules import unit_of
 
 new_purpose("load_balance")
 
@@ -51,7 +52,7 @@ class VaryingPlan(BatchPlan):
         self.adaptive: AdaptiveBatch | None = None
         if config.adaptive_batch is not None:
             smallest = batches.global_batch
-            self.adaptive = AdaptiveBatch(smallest // batches.accumulation, smallest, config.adaptive_batch)
+            self.adaptive = AdaptiveBatch(unit_of(config.pp, batches), smallest, config.adaptive_batch)
         self.seconds: list[float] = []  # of this rank per row, in the steps since they were exchanged
 
     def next(self) -> StepBatch:
@@ -121,7 +122,9 @@ class VaryingPlan(BatchPlan):
             self.weights = tuple(saved.weights)
         self.samples, self.start = list(saved.samples), sum(saved.samples)
         if self.adaptive is not None and saved.next is not None:
-            self.adaptive.samples = saved.next
+            # A pipeline grows by larger units than the layout that has saved it may have had.
+            unit = self.adaptive.unit
+            self.adaptive.samples = max(self.batches.global_batch, saved.next // unit * unit)
         self.noise.load(saved.noise)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_BATCH
+from minidist.base.limits import MAX_BATCH
+from minidist.core.pipeline.plan.registry import SCHEDULES
 from minidist.data import measured_every
 from minidist.techniques.extension import Settings
 from minidist.techniques.rule import Rule, multiples
@@ -41,9 +42,12 @@ def changing(job: Any) -> str:
     return "" if job.adaptive_batch is None else f"--adaptive-batch {job.adaptive_batch}"
 
 
-def unit_of(job: Any) -> int:
-    """Return the samples of one micro-batch of every rank, by which the batch grows."""
-    return int(max(1, job.batches.global_batch // job.batches.accumulation))
+def unit_of(pp: int, batches: Any) -> int:
+    """Return the samples by which the batch grows: one micro-batch of every rank, or of a pipeline the first batch.
+
+    A schedule that runs a number of micro-batches runs every multiple of it.
+    """
+    return int(max(1, batches.global_batch // (1 if pp > 1 else batches.accumulation)))
 
 
 RULES = (
@@ -55,11 +59,16 @@ RULES = (
         {"flag": changing},
     ),
     Rule(
-        "changing-batches-in-a-pipeline",
-        lambda j: changing(j) and j.pp > 1,
-        "not built: --pp {pp} makes one plan, for micro-batches of known number and shape, and {flag} changes them",
+        "measured-weights-in-a-pipeline",
+        lambda j: measured_every(j.weights) and j.pp > 1,
+        "not built: --pp {pp} learns the shapes of its micro-batches once, and --weights {weights} changes them",
         "use --dp, with or without --zero",
-        {"flag": changing},
+    ),
+    Rule(
+        "adaptive-batch-by-a-file",
+        lambda j: j.adaptive_batch is not None and j.pp > 1 and j.schedule not in SCHEDULES,
+        "--schedule {schedule} has one number of micro-batches, and --adaptive-batch {adaptive_batch} changes it",
+        "use a schedule by name, such as 1f1b",
     ),
     Rule(
         "changing-batches-with-server",
@@ -90,7 +99,7 @@ RULES = (
             j.adaptive_batch is not None
             and (
                 j.batches.global_batch % j.batches.accumulation
-                or j.adaptive_batch % unit_of(j)
+                or j.adaptive_batch % unit_of(j.pp, j.batches)
                 or j.adaptive_batch < j.batches.global_batch
             )
         ),
@@ -99,8 +108,8 @@ RULES = (
         "use --adaptive-batch {near}",
         {
             "first": lambda j: j.batches.global_batch,
-            "unit": lambda j: unit_of(j),
-            "near": lambda j: multiples(max(j.adaptive_batch, 2 * j.batches.global_batch), unit_of(j)),
+            "unit": lambda j: unit_of(j.pp, j.batches),
+            "near": lambda j: multiples(max(j.adaptive_batch, 2 * j.batches.global_batch), unit_of(j.pp, j.batches)),
         },
     ),
     Rule(

@@ -25,7 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.dims import Axes

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_BATCH
+from minidist.base.limits import MAX_BATCH
 from minidist.core.comm import Comm
 from minidist.data import PrefetchingSampler, WorkerSampler, microbatch_numbers
 from minidist.data.workers import open_sampler

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_COUNT
+from minidist.base.limits import MAX_COUNT
 from minidist.core.parallel.gradients import BUCKET_MEGABYTES
 from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
 from minidist.techniques.extension import Extension, Settings

@@ -14,7 +14,7 @@ Proved by: tests/checkpoint/test_resume.py, tests/config/test_rules.py
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_COUNT
+from minidist.base.limits import MAX_COUNT
 from minidist.techniques.extension import Extension, Settings
 from minidist.techniques.history import History
 from minidist.techniques.rule import Rule

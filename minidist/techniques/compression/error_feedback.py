@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.arrays import is_half
 from minidist.core.base.errors import UsageError
 from minidist.core.base.watchers import track

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.limits import check_whole
 from minidist.core.base.random import Key, normal
 from minidist.core.collectives import all_reduce

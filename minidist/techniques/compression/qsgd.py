@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_whole
 from minidist.core.base.random import Key, uniform

@@ -19,9 +19,9 @@ from math import ceil, prod
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.half import named_dtype
 from minidist.core.autograd import Parameter
-from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.random import Key, normal, uniform

@@ -6,7 +6,7 @@ Proved by: tests/techniques/test_compressors.py
 
 import numpy as np
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.collectives import all_gather
 from minidist.core.comm import PointToPoint
 from minidist.core.parallel.gradients import Bucket

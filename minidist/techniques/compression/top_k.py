@@ -8,7 +8,7 @@ from math import ceil
 
 import numpy as np
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_number
 from minidist.core.collectives import all_gather

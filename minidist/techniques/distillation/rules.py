@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_RANKS
+from minidist.base.limits import MAX_RANKS
 from minidist.techniques.extension import Settings
 from minidist.techniques.rule import Rule, Value, without_effect
 

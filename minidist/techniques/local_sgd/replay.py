@@ -9,7 +9,8 @@ Proved by: tests/techniques/test_local_steps.py, tests/techniques/test_streaming
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
+from minidist.nn.buffers import named_buffers
 from minidist.techniques.local_sgd.averaging import OuterOptimizer
 from minidist.techniques.local_sgd.meetings import with_outer_steps
 from minidist.techniques.local_sgd.streaming import fragments_of, turn_of
@@ -38,7 +39,7 @@ class AveragingReplay(Replay):
                     axis.optimizer.outer_step()
 
         # The running statistics of batch norms, which the averages of weights are evaluated with.
-        buffers = [dict(device.job.model.named_buffers()) for device in self.devices]
+        buffers = [dict(named_buffers(device.job.model)) for device in self.devices]
         means = {name: self.mean([each[name] for each in buffers]) for name in buffers[0]}
         for device in self.devices:
             device.job.model.load_state_dict(means, strict=False)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_number, check_whole
 from minidist.core.base.trace import purpose

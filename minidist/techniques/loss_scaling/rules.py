@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_COUNT
+from minidist.base.limits import MAX_COUNT
 from minidist.techniques.extension import Settings
 from minidist.techniques.rule import Rule, without_effect
 

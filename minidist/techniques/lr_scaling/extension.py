@@ -30,8 +30,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from minidist.base.limits import MAX_BATCH, whole_number
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import MAX_BATCH, whole_number
 from minidist.core.comm import Comm
 from minidist.techniques import changes_batches
 from minidist.techniques.extension import Extension, Settings

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_COUNT
+from minidist.base.limits import MAX_COUNT
 from minidist.core.comm import Comm
 from minidist.optim import WarmupCosine
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear

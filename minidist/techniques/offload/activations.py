@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from minidist.comm.mpi.staging import is_device_array
-from minidist.core.autograd import saved_tensors_hook
+from minidist.core.autograd.modes import saved_tensors
 from minidist.core.base import arrays as xp
 from minidist.core.base.watchers import Watcher, watching
 from minidist.parallel.host_pool import HostPool, Transfer
@@ -76,8 +76,12 @@ class SavedOnHost(Watcher):
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Move the arrays that operations in the block save."""
-        with watching(self), saved_tensors_hook(self._keep):
-            yield
+        token = saved_tensors.set(self._keep)
+        try:
+            with watching(self):
+                yield
+        finally:
+            saved_tensors.reset(token)
 
     def _keep(self, array: xp.Array) -> "SavedArray":
         self._saved.append(SavedArray(array))

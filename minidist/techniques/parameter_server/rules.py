@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from minidist.base.limits import MAX_RANKS
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import MAX_RANKS
 from minidist.techniques.extension import Settings
 from minidist.techniques.parameter_server.server_config import parse_consistency
 from minidist.techniques.rule import Rule

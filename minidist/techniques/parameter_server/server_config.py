@@ -16,7 +16,8 @@ from math import inf
 from typing import NamedTuple
 
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.optim import Optimizer, ParameterSlice
+from minidist.core.optim import Optimizer
+from minidist.optim import ParameterSlice
 
 
 class Consistency(NamedTuple):

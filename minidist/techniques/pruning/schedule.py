@@ -17,9 +17,9 @@ Proved by: tests/techniques/test_sparsity_schedule.py
 from dataclasses import dataclass
 from fractions import Fraction
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
+from minidist.base.limits import whole_number
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import whole_number
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather, all_reduce

@@ -20,10 +20,10 @@ Proved by: tests/techniques/test_quantized_layers.py
 from dataclasses import dataclass
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operands import operand
 from minidist.core.autograd.tensor import Tensor, record
-from minidist.core.base import arrays as xp
 
 SMALLEST_SCALE = 2.0**-23  # float32's eps
 

@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from minidist.core.autograd import Tensor, gelu, is_grad_enabled, linear, relu
-from minidist.core.base import arrays as xp
+from minidist.base import arrays as xp
+from minidist.core.autograd import Tensor, gelu, is_grad_enabled, linear
 from minidist.core.base.errors import UsageError
 from minidist.core.base.watchers import track
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
+from minidist.nn import relu
 from minidist.techniques.quantization.fake_quantize import Grid, affine_grid, fake_quantize, symmetric_grid
 
 MOST_INPUTS = (2**31 - 1) // (255 * 127)  # of an int32 sum of uint8 x int8 products

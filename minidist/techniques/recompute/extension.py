@@ -21,10 +21,12 @@ from typing import Any
 
 from pydantic import Field
 
+from minidist.base.limits import MAX_COUNT, whole_number
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import MAX_COUNT, whole_number
 from minidist.core.parallel.dims import Axes
+from minidist.nn.buffers import named_buffers
 from minidist.nn.recompute import budget_of, recompute
+from minidist.parallel.fitting_dims import splits_sums
 from minidist.techniques import packs_inputs
 from minidist.techniques.extension import Extension, Settings
 from minidist.techniques.rule import Rule
@@ -102,7 +104,7 @@ RULES = (
     ),
     Rule(
         "budget-with-messages-in-blocks",
-        lambda j: _budget(j) is not None and j.dims.splits_sums,
+        lambda j: _budget(j) is not None and splits_sums(j.dims),
         "--recompute {recompute} runs a block once to measure what it keeps, and with --tp, --cp or --ep a block sends"
         " messages",
         "use sqrt or full",
@@ -131,7 +133,7 @@ class Recompute(Extension):
         pack = next((extension.pack for extension in job.extensions if extension.packs_inputs()), None)
         if job.config.pp > 1 and what != "selective" and pack is None:
             return
-        buffers = dict(job.model.named_buffers())
+        buffers = dict(named_buffers(job.model))
         recompute(job.model, what, pack, (job.batches.micro_batch, *job.activation_shape), job.dtype)
 
         # A budget measures a block by running it, which is not a part of the training.

@@ -5,7 +5,7 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 
 from pydantic import Field
 
-from minidist.core.base.limits import MAX_COUNT
+from minidist.base.limits import MAX_COUNT
 from minidist.techniques.extension import Settings
 from minidist.techniques.rule import Rule
 

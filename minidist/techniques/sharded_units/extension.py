@@ -19,8 +19,8 @@ from typing import Any
 
 from pydantic import Field
 
+from minidist.base.limits import MAX_COUNT, whole_number
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import MAX_COUNT, whole_number
 from minidist.techniques.extension import Extension, Settings
 from minidist.techniques.rule import Rule, without_effect
 

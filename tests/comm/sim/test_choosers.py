@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.trace_file import read_traces, write_traces
+from minidist.base.traces import sequences
 from minidist.comm import SimWorld, earliest, explore, replay, seeded
 from minidist.comm.sim.choosers import Candidate, drawn
 from minidist.core.base.errors import DeadlockError, MismatchError
@@ -195,7 +196,7 @@ def test_a_recorded_order_comes_back(program, seed, tmp_path):
     traces, _ = read_traces(write_traces(tmp_path / "trace.jsonl", world.traces))
     again = SimWorld(3, chooser=replay(traces))
     assert again.run(program)[0] == result
-    assert [t.sequences() for t in again.traces] == [t.sequences() for t in world.traces]
+    assert [sequences(t) for t in again.traces] == [sequences(t) for t in world.traces]
 
 
 def test_a_record_of_another_program_cannot_be_replayed():

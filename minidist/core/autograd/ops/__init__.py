@@ -2,8 +2,8 @@
 
 elementwise.py     operations on each element, GELU and dropout
 linear.py          matrix products, the look-up of rows, and a linear layer as one node
-reductions.py      sums, means, maxima and softmaxes
-shaping.py         reshape, transpose, join, cut, index
+reductions.py      sums, means and the softmax
+shaping.py         reshape, join, index
 attention.py       causal self-attention
 layer_norm.py      layer and RMS normalisation
 cross_entropy.py   the loss of a classifier or language model

@@ -12,12 +12,11 @@ from math import inf, prod
 from operator import imul
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError, ShapeError
+from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operands import operand
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import check_number
+from minidist.core.base import hooks
 
 Reduce = Callable[[xp.Array, str], Any]  # (array, "max" or "sum"): combine the array's numbers over the ranks, in place
 
@@ -31,10 +30,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     global number of tokens of the step when this batch is one of several: ranks that average means need as many rows.
     """
     if not isinstance(logits, Tensor):
-        raise AutogradError(
-            f"cross_entropy: the logits are a value of type {type(logits).__name__}, through which no gradient gets;"
-            " pass the Tensor that the model computes (Tensor(logits) where no gradient is wanted)"
-        )
+        hooks.operation_checks().refuse_logits(logits)
     flat, counted = checked_targets("cross_entropy", logits, targets, ignore_index)
     mean_over = ""
     if divisor.__class__ is not float or not 0 < divisor < inf:
@@ -95,17 +91,7 @@ def softmax_loss(
 
     if logits.half:
         # Half precision does not hold 1 / divisor before the loss scale: keep the logits, and compute it once more.
-        kept = logits.saved()
-
-        def grad_again(g: xp.Array) -> xp.Array:
-            again = kept.data.reshape(-1, classes)
-            again -= largest
-            if words is not None:
-                again[:, words:] = -inf
-            result = gradient_from(xp.exp(again, out=again))
-            result *= g
-            return result
-
+        grad_again = hooks.precision().loss_gradient(logits, largest, words, gradient_from)
         return record(name, loss, ((logits, grad_again),), cost=5 * scores.size, saved=(largest, totals))
 
     # The exponentials are not needed any more: they become the gradient now, and backward only scales it, in place.
@@ -140,7 +126,8 @@ def divisor_and_rows(name: str, divisor: float | None, flat: xp.Array, counted: 
     if divisor is None:
         count = flat.size if counted is None else int(counted.sum())
         return count or float("nan"), f"{count} rows"
-    return checked_divisor(name, divisor), ""  # a NumPy float64 would promote the loss
+    hooks.operation_checks().check_divisor(name, divisor)
+    return float(xp.as_array(divisor).item()), ""  # a NumPy float64 would promote the loss
 
 
 def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:
@@ -152,37 +139,14 @@ def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) 
     if targets.shape != logits.shape[:-1] or not logits.shape:
         raise ShapeError(f"{name}: targets of shape {targets.shape} for logits of shape {logits.shape}")
     if targets.dtype.kind not in "iu":
-        raise AutogradError(f"{name}: targets must be integers, not {targets.dtype}")
+        hooks.operation_checks().refuse_dtype(name, targets)
     classes, flat = logits.shape[-1], targets.reshape(-1)
 
-    # Any target out of range but ignore_index is an error. Without a sign, a negative number is a large one.
+    # Without a sign, a negative number is a large one.
     counted = None
     inside = 0 <= ignore_index < classes  # the id of a padding token may be a class itself
     if flat.size and (inside or flat.view(flat.dtype.str.replace("i", "u")).max() >= classes):
         counted = flat != ignore_index
-        wrong = flat[counted & ((flat < 0) | (flat >= classes))]
-        if wrong.size:
-            raise AutogradError(f"{name}: target {int(wrong[0])} is out of range: classes are 0..{classes - 1}")
+        hooks.operation_checks().check_range(name, flat, counted, classes)
         flat = xp.where(counted, flat, 0)
     return flat, counted
-
-
-def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> Tensor:
-    """Sum of squared differences divided by `divisor` (None: the number of elements)."""
-    difference = prediction - target
-    total = (difference * difference).sum()
-    if divisor is None:
-        return named_mean(total * (1 / float(prediction.size or "nan")), f"{prediction.size} elements")
-    return total * (1 / checked_divisor("mse_loss", divisor))
-
-
-def checked_divisor(name: str, divisor: Any) -> float:
-    """Return a loss's divisor as a float; raise UsageError for 0, a negative, infinite or NaN one, and for True."""
-    try:
-        number = divisor.item() if xp.is_array(divisor) and divisor.size == 1 else divisor
-        return check_number("divisor", number, above=0)
-    except UsageError:
-        raise UsageError(
-            f"{name}: divisor={quoted(divisor)}; give the number of rows (tokens) that all ranks and micro-batches"
-            " count in this step, a finite number above 0"
-        ) from None

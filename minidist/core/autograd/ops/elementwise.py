@@ -97,45 +97,6 @@ def pow(x: Tensor, exponent: float) -> Tensor:
     return record("pow", data**exponent, ((x, lambda g: g * (exponent * kept.data ** (exponent - 1))),))
 
 
-def exp(x: Tensor) -> Tensor:
-    """e to the x."""
-    x = operand(x)
-    data = xp.exp(x.data)
-    return record("exp", data, ((x, lambda g: g * data),))
-
-
-def log(x: Tensor) -> Tensor:
-    """Natural logarithm."""
-    x = operand(x)
-    kept = x.saved()
-    return record("log", xp.log(x.data), ((x, lambda g: g / kept.data),))
-
-
-def sqrt(x: Tensor) -> Tensor:
-    """Square root."""
-    x = operand(x)
-    y = x.save(xp.sqrt(x.data))
-    return record("sqrt", y.stored, ((x, lambda g: g / (y.data * 2)),))
-
-
-def tanh(x: Tensor) -> Tensor:
-    """Hyperbolic tangent."""
-    x = operand(x)
-    result = x.save(xp.tanh(x.data))
-
-    def grad(g: xp.Array) -> xp.Array:
-        y = result.data
-        return g * (1 - y * y)
-
-    return record("tanh", result.stored, ((x, grad),))
-
-
-def relu(x: Tensor) -> Tensor:
-    """max(x, 0); the gradient at 0 is 0, as in PyTorch."""
-    data = xp.maximum(x.data, 0)
-    return record("relu", data, ((x, lambda g: g * (data > 0)),))
-
-
 _BLOCK = 16 * 1024  # elements; three float32 blocks fit into 192 KiB
 
 

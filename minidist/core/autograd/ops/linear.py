@@ -11,10 +11,10 @@ from typing import Any
 
 from minidist.core.autograd.errors import AutogradError
 from minidist.core.autograd.operands import mismatch, operand, operands, pair, unbroadcast
-from minidist.core.autograd.ops import shaping
 from minidist.core.autograd.ops.elementwise import gelu_with_derivative
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast
 from minidist.core.base.errors import quoted
 
@@ -103,13 +103,8 @@ def embedding(indices: Any, weight: Tensor) -> Tensor:
     """indices (...), integers in [0, rows); weight (rows, width) -> (..., width)."""
     indices = xp.as_array(indices.data if isinstance(indices, Tensor) else indices)
     rows, width = weight.shape
-    if indices.dtype.kind not in "iu":
-        raise AutogradError(f"embedding: indices must be integers, not {indices.dtype}")
-    if indices.size and (indices.min() < 0 or indices.max() >= rows):
-        worst = int(indices.min() if indices.min() < 0 else indices.max())
-        raise AutogradError(
-            f"embedding: index {worst} is out of range: the weight of shape {weight.shape} has rows 0..{rows - 1}"
-        )
+    if indices.dtype.kind not in "iu" or (indices.size and (indices.min() < 0 or indices.max() >= rows)):
+        hooks.operation_checks().refuse_indices(indices, weight)
 
     def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         out = xp.empty((rows, width), g.dtype, g) if out is None else out
@@ -130,10 +125,8 @@ def matmul(a: Any, b: Any) -> Tensor:
     2 m k n FLOP in forward and as many for each input gradient.
     """
     a, b = pair("matmul", a, b)
-    if a.ndim == 0 or b.ndim == 0:
-        raise mismatch("matmul", a, b, "include a scalar; use * instead")
-    if a.ndim == 1 or b.ndim == 1:
-        return _with_vector(a, b)
+    if a.ndim < 2 or b.ndim < 2:
+        return hooks.tensor_methods().product_with_vector(a, b)
     a, b = operand(a), operand(b)
     try:
         data = a.data @ b.data
@@ -158,16 +151,3 @@ def matmul(a: Any, b: Any) -> Tensor:
         return out
 
     return record("matmul", data, ((a, grad_a),), ((b, grad_b),), cost=flops)
-
-
-def _with_vector(a: Tensor, b: Tensor) -> Tensor:
-    if a.shape[-1] != b.shape[0 if b.ndim == 1 else -2]:
-        raise mismatch("matmul", a, b, "do not fit: columns of the first must be rows of the second")
-    left = shaping.reshape(a, (1, *a.shape)) if a.ndim == 1 else a
-    right = shaping.reshape(b, (*b.shape, 1)) if b.ndim == 1 else b
-    result = matmul(left, right)
-    if b.ndim == 1:
-        result = shaping.reshape(result, result.shape[:-1])
-    if a.ndim == 1:
-        result = shaping.reshape(result, result.shape[:-1] if b.ndim == 1 else (*result.shape[:-2], result.shape[-1]))
-    return result

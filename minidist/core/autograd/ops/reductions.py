@@ -1,17 +1,19 @@
-"""Sums, means and maxima over dims, and the softmaxes, which are built on them.
+"""Sums and means over dims, and the softmax.
 
 Proved by: tests/autograd/test_operations.py
 """
 
 from typing import Any
 
-from minidist.core.autograd.errors import DtypeError, ShapeError
+from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operands import operand
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 
 
-def _axes(name: str, x: Tensor, axis: Any) -> tuple[int, ...]:
+def axes_of(name: str, x: Tensor, axis: Any) -> tuple[int, ...]:
+    """Return the dims that `axis` names, counted from 0; ShapeError for one that x has not."""
     axes = tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     for a in axes:
         if not -x.ndim <= a < x.ndim:
@@ -21,7 +23,7 @@ def _axes(name: str, x: Tensor, axis: Any) -> tuple[int, ...]:
 
 def sum(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Sum over one dim, several, or all (None)."""
-    axes, shape = _axes("sum", x, axis), x.shape
+    axes, shape = axes_of("sum", x, axis), x.shape
     kept_dims = tuple(1 if i in axes else n for i, n in enumerate(shape))
     x = operand(x)
     data = x.data.sum(axis=axes, keepdims=keepdims)
@@ -32,32 +34,16 @@ def sum(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
 def mean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Mean over one dim, several, or all (None); nan over no elements, as in NumPy."""
     if x.dtype.kind in "biu":
-        raise DtypeError(f"mean: a tensor of {x.dtype} has no mean of its dtype; cast it to a float dtype first")
+        hooks.operation_checks().refuse_mean(x)
     count = 1
-    for a in _axes("mean", x, axis):
+    for a in axes_of("mean", x, axis):
         count *= x.shape[a]
     return named_mean(sum(x, axis, keepdims) * (1 / count if count else float("nan")), f"{count} elements")
 
 
-def max(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
-    """Largest element; elements that tie share the gradient evenly."""
-    axes, kept = _axes("max", x, axis), x.saved()
-    kept_dims = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
-    try:
-        data = x.data.max(axis=axes, keepdims=keepdims)
-    except ValueError:
-        raise ShapeError(f"max: no elements to compare in shape {x.shape} over axis {axis}") from None
-
-    def grad(g: xp.Array) -> xp.Array:
-        largest = (kept.data == data.reshape(kept_dims)).astype(g.dtype)
-        return largest * (g.reshape(kept_dims) / largest.sum(axis=axes, keepdims=True))
-
-    return record("max", data, ((operand(x), grad),), cost=x.size)
-
-
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """exp(x) / sum exp(x) along `axis`, shifted by the maximum so that nothing overflows."""
-    _axes("softmax", x, axis)
+    axes_of("softmax", x, axis)
     if x.size == 0:
         return x * 1.0
     x = operand(x)
@@ -72,19 +58,3 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
         return y * (g - (g * y).sum(axis=axis, keepdims=True))
 
     return record("softmax", result.stored, ((x, grad),), cost=5 * x.size)
-
-
-def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """log(softmax(x)) along `axis`, without ever taking the logarithm of a zero."""
-    _axes("log_softmax", x, axis)
-    if x.size == 0:
-        return x * 1.0
-    x = operand(x)
-    values = x.data
-    shifted = values - values.max(axis=axis, keepdims=True)
-    data = shifted - xp.log(xp.exp(shifted).sum(axis=axis, keepdims=True))
-
-    def grad(g: xp.Array) -> xp.Array:
-        return g - xp.exp(data) * g.sum(axis=axis, keepdims=True)
-
-    return record("log_softmax", data, ((x, grad),), cost=5 * x.size)

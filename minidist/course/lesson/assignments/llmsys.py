@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.autograd import mse_loss
 from minidist.core.comm import Comm
 from minidist.core.nn import MLP
 from minidist.course.lesson.exercise import Case, Exercise, difference, drawing, reduced_to_all
 from minidist.course.lesson.hint_file import hints_of
+from minidist.nn import mse_loss
 
 
 def use_partition(functions: Mapping[str, Any]) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
+from minidist.nn.buffers import named_buffers
 from minidist.parallel.tensor import full_tensor
 
 
@@ -147,7 +148,7 @@ class MeshStrategy(strategy.Strategy):
     def buffers(self) -> list[Buffer]:
         """Return what the modules of this rank keep beside parameters: running statistics of batch normalisation."""
         replica = ReplicaId(self.axes.comm.rank, self.axes.comm.size)
-        return [(name, array, replica) for name, array in self.job.model.named_buffers()]
+        return [(name, array, replica) for name, array in named_buffers(self.job.model)]
 
     # --- numbers in a checkpoint --------------------------------------------------------------------------------------
 

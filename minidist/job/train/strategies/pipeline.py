@@ -23,6 +23,7 @@ from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
+from minidist.nn.buffers import own_buffers
 from minidist.pipeline.runtime.evaluation import Evaluation
 
 
@@ -62,7 +63,7 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
     def held_out_losses(self, job: Job) -> list[float]:
         if self.forward_pipe is None:
             # Made once: the forward passes of the plan, without their backwards.
-            self.forward_pipe = Evaluation(self.pipe, self.job.loss_of)
+            self.forward_pipe = Evaluation(self.pipe, job.loss_of)
         return self.forward_pipe.step(*self.batches(job, 0))
 
     def cut_batches(self, batches: Batches) -> None:
@@ -91,7 +92,7 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
             place, count = ranks.index(self.axes.pp.rank), len(ranks)
             replica = ReplicaId(data.rank * count + place, data.size * count)
             for module in stage.module.modules():
-                result += [(f"{module.name}.{key}", array, replica) for key, array in module.own_buffers().items()]
+                result += [(f"{module.name}.{key}", array, replica) for key, array in own_buffers(module).items()]
         return result
 
     def tensors(self) -> Tensors:

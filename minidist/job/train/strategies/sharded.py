@@ -20,8 +20,9 @@ from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
 from minidist.job.train.job import Job, mesh_of, shard_comm
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
+from minidist.optim.runs import empty_state
 from minidist.parallel import gather_tensors, reduced_elements
-from minidist.parallel.shards import seen_from, state_ranges
+from minidist.parallel.shards import ranges, seen_from, state_ranges
 
 
 class Sharded(DataAxis):
@@ -35,7 +36,7 @@ class Sharded(DataAxis):
             LocalShard(p, shard.grad[place], start, stop)
             for shard in self.shards
             if shard.grad is not None
-            for p, place, start, stop in shard.ranges()
+            for p, place, start, stop in ranges(shard)
         ]
 
     def tensors(self) -> Tensors:
@@ -62,9 +63,9 @@ class _EmptyOptimizer:
     def __init__(self, optimizer: Optimizer, shards: Sequence[Shard]) -> None:
         # Before the first step there is no state.
         self.state = {
-            p.name: optimizer.empty_state(p.name, shard.data[place])
+            p.name: empty_state(optimizer, p.name, shard.data[place])
             for shard in (shards if optimizer.step_count else ())
-            for p, place, _, _ in shard.ranges()
+            for p, place, _, _ in ranges(shard)
             if p.requires_grad
         }
 
@@ -108,7 +109,7 @@ class FullySharded(data_axis.FullySharded, Sharded):
         return [
             LocalShard(p, shard.data[place], start, stop)
             for shard in self.shards
-            for p, place, start, stop in shard.ranges()
+            for p, place, start, stop in ranges(shard)
         ]
 
     def local_arrays(self) -> list[Array]:

@@ -1,0 +1,53 @@
+"""The array functions of core/base/arrays.py, and those that the core does without.
+
+Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
+"""
+
+# mypy: implicit_reexport
+# ruff: noqa: F401, F403, F405, F811
+
+from typing import Any, Protocol
+
+from numpy import (
+    absolute,
+    argsort,
+    bincount,
+    compress,
+    cos,
+    floor,
+    frexp,
+    isfinite,
+    isnan,
+    packbits,
+    place,
+    put_along_axis,
+    sign,
+    sin,
+    transpose,
+    unpackbits,
+    zeros_like,
+)
+
+from minidist.core.base.arrays import *
+
+
+class Device(Protocol):
+    """Makes arrays. `asarray` copies one of NumPy's to the device."""
+
+    def empty(self, shape: Any, dtype: Any) -> Any: ...
+
+    def zeros(self, shape: Any, dtype: Any) -> Any: ...
+
+    def asarray(self, value: Any) -> Any: ...
+
+
+def store(place: Array, value: Array) -> None:
+    """Copy values into an array, from the host to a device or back where they lie elsewhere."""
+    place[...] = on_device_of(place, value)
+
+
+def on_device_of(other: Array, value: Array) -> Array:
+    """`value` on the host or on the device, where `other` is."""
+    if type(value) is type(other):
+        return value
+    return to_host(value) if type(other) is ndarray else to_device(value)

@@ -1,0 +1,33 @@
+"""The limits of sizes, in one place: what a number must lie below before anything is allocated or repeated for it.
+
+A number with a few zeros too many, from a flag or a damaged file, is refused with a sentence. Without a limit it would
+take all memory of the machine, or never end. The limits are far above what a laptop can run.
+
+Proved by: tests/base/test_limits.py
+"""
+
+from minidist.core.base.errors import UsageError, quoted
+
+MAX_RANKS = 100_000  # of a simulated world; each rank has a stack, and in training a model
+MAX_SWEPT_RANKS = 4_096  # of a world that is run many times, or drawn
+MAX_LAYERS = 10_000  # of a model; each is built, so more would take minutes before the first step
+MAX_BATCH = 10_000_000  # samples of one step; their numbers are drawn for every step
+MAX_COUNT = 10**15  # of anything that is only counted, such as steps or elements; floats count exactly up to 9e15
+MAX_DIGITS = 18  # of a whole number that is written as text
+
+
+def check_ranks(ranks: int, flag: str = "--ranks", most: int = MAX_RANKS) -> None:
+    """Raise UsageError unless a simulated world can have so many ranks."""
+    if not 1 <= ranks <= most:
+        raise UsageError(f"{flag} {quoted(ranks)}; a simulated world has 1 to {most:,} ranks here")
+
+
+def check_count(number: int, flag: str, least: int = 0, most: int = MAX_COUNT) -> None:
+    """Raise UsageError unless `least` <= number <= `most`."""
+    if not least <= number <= most:
+        raise UsageError(f"{flag} is {quoted(number)}; it must be from {least:,} to {most:,}")
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that plain decimal digits write, at most MAX_DIGITS of them; None for any other text."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None

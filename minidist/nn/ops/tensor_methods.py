@@ -1,0 +1,101 @@
+"""Methods of a tensor that the core does without, under their names without underscores.
+
+Proved by: tests/autograd/test_operations.py, tests/autograd/test_refusals.py
+"""
+
+import builtins
+from collections.abc import Iterator
+from typing import Any
+
+from minidist.core.autograd.errors import AutogradError
+from minidist.core.autograd.operands import mismatch
+from minidist.core.autograd.ops.linear import matmul
+from minidist.core.autograd.ops.shaping import reshape
+from minidist.core.autograd.parameter import Parameter
+from minidist.core.autograd.tensor import Tensor
+from minidist.core.base import arrays as xp
+from minidist.core.base.layout import Layout
+from minidist.nn.ops import shaping
+from minidist.nn.ops.functions import exp as exp
+from minidist.nn.ops.functions import log as log
+from minidist.nn.ops.functions import max as max
+from minidist.nn.ops.functions import relu as relu
+from minidist.nn.ops.functions import sqrt as sqrt
+from minidist.nn.ops.functions import tanh as tanh
+
+
+def transpose(x: Tensor, *axes: int) -> Tensor:
+    """The dims permuted as `axes` says (reversed when none are given)."""
+    return shaping.transpose(x, axes or None)
+
+
+def detach(x: Tensor) -> Tensor:
+    """The same array without the node: gradients stop here."""
+    return Tensor(x.data)
+
+
+def bool(x: Tensor) -> Any:
+    """The truth value of one element; AutogradError for more."""
+    if x.size != 1:
+        raise AutogradError(
+            f"the truth value of a Tensor of shape {x.shape} is asked for, which has {x.size} elements; ask"
+            " for that of (x.data > 0).all(), or of x is not None"
+        )
+    return builtins.bool(x.data.reshape(-1)[0])
+
+
+def iter(x: Tensor) -> Iterator[Tensor]:
+    """The rows."""
+    return (x[row] for row in range(len(x)))
+
+
+def array(x: Tensor, *_: Any, **__: Any) -> Any:
+    """Raise AutogradError."""
+    raise AutogradError(
+        f"an array of a Tensor of shape {x.shape} was asked for, and no gradient gets through an array; take its"
+        " values, x.data, or combine Tensors with stack()"
+    )
+
+
+def product_with_vector(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b where one of them is a vector: a row on the left, a column on the right."""
+    if a.ndim == 0 or b.ndim == 0:
+        raise mismatch("matmul", a, b, "include a scalar; use * instead")
+    if a.shape[-1] != b.shape[0 if b.ndim == 1 else -2]:
+        raise mismatch("matmul", a, b, "do not fit: columns of the first must be rows of the second")
+    left = reshape(a, (1, *a.shape)) if a.ndim == 1 else a
+    right = reshape(b, (*b.shape, 1)) if b.ndim == 1 else b
+    result = matmul(left, right)
+    if b.ndim == 1:
+        result = reshape(result, result.shape[:-1])
+    if a.ndim == 1:
+        result = reshape(result, result.shape[:-1] if b.ndim == 1 else (*result.shape[:-2], result.shape[-1]))
+    return result
+
+
+def reduce_ex(x: Tensor, protocol: Any) -> Any:
+    """What `copy` and `pickle` keep: of a parameter the values and the name, and no gradient, hook or owner."""
+    if isinstance(x, Parameter):
+        if x._data is None:
+            raise AutogradError(
+                f"parameter {x.name!r} of a sharded module cannot be copied or pickled, because each rank has a part"
+                " of it; copy the model before fully_shard, or load"
+                " gather_tensors(shards_of(model), optimizer)['weights'] into another one"
+            )
+        return _copied, (x.data, x.requires_grad, x.name, x.init, x.layout)
+    # The graph is functions and other nodes' arrays; a copy of it would share them with the original.
+    if x.node is not None and x.node.name != "leaf":
+        raise AutogradError(
+            f"a tensor of shape {x.shape} that {x.node.name!r} computed cannot be copied or pickled: it is"
+            " part of a graph; copy x.detach()"
+        )
+    return Tensor, (x.data, x.requires_grad)
+
+
+def _copied(
+    data: xp.Array, requires_grad: builtins.bool, name: str, init: tuple[str, float] | None, layout: Layout | None
+) -> Parameter:
+    """Return the parameter that copy.deepcopy and pickle make."""
+    parameter = Parameter(data, requires_grad, name, init)
+    parameter.layout = layout
+    return parameter
