@@ -16,13 +16,13 @@ from typing import Any
 
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.nn.dropout import AttentionDropout
 from minidist.core.nn.gpt import LanguageModel, TiedHead
 from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
 from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
+from minidist.nn.dropout import AttentionDropout
 from minidist.parallel.tensor.sequence_regions import scatter_to_tensor_parallel_region
 
 
