@@ -20,7 +20,7 @@ LINES = {
     "comm": 5_389,
     "commands": 5_483,
     "course": 12_771,
-    "core": 13_083,
+    "core": 13_085,
     "data": 1_611,
     "debug": 9_993,
     "job": 8_533,
