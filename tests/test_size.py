@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_582,
     "comm": 5_389,
     "commands": 5_483,
-    "course": 12_771,
+    "course": 12_759,
     "core": 13_085,
     "data": 1_611,
     "debug": 9_993,
