@@ -54,7 +54,7 @@ SAYS = {
 SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight differs, and nothing is reported
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(14)
 @each
 def test_an_injected_bug_is_visible_and_is_caught(exhibit):
     run = run_exhibit(exhibit)
@@ -85,6 +85,16 @@ def test_every_bug_finds_what_it_replaces_and_is_taken_out_again():
 
 
 CATCHES = {str(catch): catch for exhibit in EXHIBITS for catch in exhibit.caught_by}
+
+
+def test_the_tests_that_exhibits_name_exist():
+    missing = []
+    for name, catch in CATCHES.items():
+        try:
+            catch.load()
+        except AttributeError:
+            missing.append(name)
+    assert missing == []
 
 
 @pytest.mark.sampled(20)
