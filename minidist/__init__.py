@@ -28,6 +28,7 @@ _MODULES = {
         "matmul",
         "no_grad",
     ),
+    "minidist.base.coordinates": ("batch_coordinates",),
     "minidist.core.base.arrays": ("quiet_overflow",),
     "minidist.core.base.errors": (
         "BufferReuseError",
@@ -39,7 +40,6 @@ _MODULES = {
     ),
     "minidist.collectives": ("gather", "scatter"),
     "minidist.core.base.layout": ("Layout", "chunk_sizes"),
-    "minidist.core.base.random": ("batch_coordinates",),
     "minidist.core.base.trace": ("Trace", "purpose"),
     "minidist.core.collectives": (
         "ALGORITHMS",

@@ -126,12 +126,6 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
     return SampledTensor(tensor, version, array)
 
 
-def _grouped_attention(*arguments: Any) -> Any:
-    from minidist.nn.ops.grouped_attention import grouped_query_attention
-
-    return grouped_query_attention(*arguments)
-
-
 def _operation_checks() -> Any:
     from minidist.nn.ops import refusals
 
@@ -157,6 +151,13 @@ def _attention_dropout(p: float, heads: int) -> Any:
     from minidist.nn.dropout import AttentionDropout
 
     return AttentionDropout(p, heads)
+
+
+def _batch_coordinates(*arguments: Any) -> Any:
+    from minidist.base.coordinates import batch_coordinates
+
+    hooks.batch_coordinates = batch_coordinates
+    return batch_coordinates(*arguments)
 
 
 def _dropped_weights(*arguments: Any) -> Any:
@@ -215,10 +216,12 @@ def _cut_run(run: Any, kinds: list[Any]) -> list[Any]:
     return cut_run(run, kinds)
 
 
-def _load_optimizer(optimizer: Any, saved: Any) -> None:
-    from minidist.optim.state import load_state_dict
+def _optimizer_attribute(optimizer: Any, name: str) -> Any:
+    if name not in ("state", "counts", "state_dict", "load_state_dict", "refresh"):
+        return object.__getattribute__(optimizer, name)  # raises AttributeError
+    from minidist.optim.state import attribute
 
-    load_state_dict(optimizer, saved)
+    return attribute(optimizer, name)
 
 
 def _describe(module: Any) -> str:
@@ -344,7 +347,7 @@ hooks.kernels_of = _kernels_of
 hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
-hooks.grouped_attention = _grouped_attention
+hooks.batch_coordinates = _batch_coordinates
 hooks.operation_checks = _operation_checks
 hooks.tensor_methods = _tensor_methods
 hooks.dropout = _dropout
@@ -358,7 +361,7 @@ hooks.optimizer_checks = _optimizer_checks
 hooks.checked_setting = _checked_setting
 hooks.describe_step = _describe_step
 hooks.cut_run = _cut_run
-hooks.load_optimizer = _load_optimizer
+hooks.optimizer_attribute = _optimizer_attribute
 hooks.describe = _describe
 hooks.move = _move
 hooks.check_schedule = _check_schedule

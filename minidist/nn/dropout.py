@@ -10,31 +10,20 @@ Proved by: tests/nn/test_modules.py
 
 from typing import Any
 
+from minidist.base.coordinates import BatchCoordinates, current_coordinates, uniform_rows
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_number
-from minidist.core.base.random import BatchCoordinates, Key, running_batch, uniform, uniform_rows
+from minidist.core.base.random import Key, uniform
 from minidist.core.nn.module import Module
 from minidist.nn.ops.dropout import dropout
-
-
-def current_coordinates(who: str = "dropout") -> BatchCoordinates:
-    """The coordinates of the current batch; an error outside `batch_coordinates`. who: needs them."""
-    coordinates = running_batch.get()
-    if coordinates is None:
-        raise UsageError(
-            f"{who} needs to know the step and the place of its rows in the global batch; wrap the step in"
-            " minidist.core.base.random.batch_coordinates(step=...), or call model.eval() first"
-        )
-    return coordinates
 
 
 class Dropout(Module):
     """In training each element is dropped with probability p, the others are divided by 1 - p.
 
     Which elements depends on (seed, step, the module's qualified name, how often it ran in this batch) and on the
-    element's place in the global batch, all from `base.random.batch_coordinates`; so a mask is the same for every
+    element's place in the global batch, all from `base.coordinates.batch_coordinates`; so a mask is the same for every
     split of the batch or of the sequence, and for a replay. x is (samples, ...), a sequence's (samples, T, ...).
     """
 

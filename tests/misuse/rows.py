@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import Tensor, cross_entropy, no_grad
-from minidist.core.base.random import batch_coordinates
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig, Linear, Module, Sequential

@@ -8,9 +8,9 @@ import weakref
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, Tensor, WeightGradStore
-from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import FlatParameters, Linear, Sequential
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage
 from minidist.course.museum import jobs, pipelines, split_jobs

@@ -9,6 +9,7 @@ Proved by: tests/base/test_hooks.py
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from minidist.core.base.errors import UsageError
@@ -68,6 +69,10 @@ def _none(_: Any) -> dict[Any, Any]:
     return {}
 
 
+def _any_place(*_: Any) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
 def _as_given(name: str, value: Any) -> Any:
     return value
 
@@ -114,8 +119,6 @@ half: Callable[[], Any] = _not_in_the_core
 precision: Callable[[], Any] = _not_in_the_core
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
-# (q, k, v, dropout) -> the outputs: attention in which query heads share a key-value head.
-grouped_attention: Callable[..., Any] = _not_in_the_core
 # The module nn/ops/refusals.py: what operations, losses and parameters refuse.
 operation_checks: Callable[[], Any] = _NoChecks
 # The module nn/ops/tensor_methods.py: methods of a tensor that the core does without.
@@ -123,6 +126,8 @@ tensor_methods: Callable[[], Any] = _not_in_the_core
 # The classes of nn/dropout.py: of elements with a probability, and of the weights of attention with a number of heads.
 dropout: Callable[[float], Any] = _NoDropout
 attention_dropout: Callable[[float, int], Any] = _NoDropout
+# (step, first row, seed, positions, length of a text) -> a context in which draws depend on the place in the batch.
+batch_coordinates: Callable[..., AbstractContextManager[Any]] = _any_place
 # (dropout, samples, heads, length) -> a function that drops weights of attention (`Drop` of attention.py).
 dropped_weights: Callable[[Any, int, int, int], Any] = _not_in_the_core
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
@@ -141,8 +146,8 @@ checked_setting: Callable[[str, Any], Any] = _as_given
 describe_step: Callable[[Any], str] = _no_text
 # (run of an optimizer, whether each of its parameters has a gradient) -> runs of which all have one, or none.
 cut_run: Callable[[Any, list[Any]], list[Any]] = _not_in_the_core
-# (optimizer, saved) -> None: copies a state into an optimizer.
-load_optimizer: Callable[[Any, Any], None] = _not_in_the_core
+# (optimizer, name) -> an attribute that the core does without; AttributeError for any other.
+optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
 # A module of a model -> the text that `print` shows.
 describe: Callable[[Any], str] = object.__repr__
 # (module, device) -> None: moves a model's parameters, gradients and buffers.
