@@ -15,29 +15,29 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 3_189,
+    "base": 3_282,
     "collectives": 3_582,
     "comm": 5_389,
-    "commands": 5_452,
+    "commands": 5_483,
     "course": 12_771,
-    "core": 13_513,
-    "data": 1_610,
+    "core": 13_083,
+    "data": 1_611,
     "debug": 9_993,
-    "job": 8_515,
-    "nn": 3_045,
-    "optim": 1_353,
-    "parallel": 4_781,
+    "job": 8_533,
+    "nn": 3_307,
+    "optim": 1_357,
+    "parallel": 4_840,
     "pipeline": 4_011,
-    "planning": 5_746,
+    "planning": 5_788,
     "report": 6_861,
-    "techniques": 11_421,
+    "techniques": 11_433,
 }
 FOLDERS = 16
 SETTINGS = 40  # of every job; those of a technique are in its folder
 LOOP = 15  # lines of `Loop.train`, which is the loop
 PARAMETERS = 4  # functions with more than eight parameters
 LONGEST = 79  # lines of a function
-COMPLEX = 26  # functions of a complexity above 15
+COMPLEX = 22  # functions of a complexity above 15
 
 
 def sources(folder):

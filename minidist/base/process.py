@@ -53,7 +53,8 @@ def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict
 def infrequent_gc() -> Iterator[None]:
     """Run the cyclic garbage collector less often inside the block: its threshold is 100,000 instead of 700.
 
-    A dry run makes millions of small objects that are freed without the collector, which takes a sixth of its time.
+    A dry run, or a search of layouts, makes millions of small objects that are freed without the collector, which takes
+    a sixth of its time.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, 50, 50)

@@ -18,12 +18,25 @@ Rounds = Annotated[int, typer.Option(min=1, help="interleaved rounds")]
 Cases = Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")]
 
 
+BenchRanks = Annotated[
+    int | None, typer.Option(help="processes (default 2); virtual ranks with --simulated (default 16)")
+]
+Overhead = Annotated[
+    float,
+    typer.Option(
+        help="with --simulated: seconds of the latency in which a port is busy with a message", callback=within_limits
+    ),
+]
+CrossoverPicture = Annotated[
+    Path | None,
+    typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png", callback=picture_file),
+]
+
+
 @bench.command("collectives")
 @json_or_table
 def bench_collectives(
-    ranks: Annotated[
-        int | None, typer.Option(help="processes (default 2); virtual ranks with --simulated (default 16)")
-    ] = None,
+    ranks: BenchRanks = None,
     rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
     sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 4096,1048576")] = None,
     simulated: Annotated[
@@ -34,22 +47,11 @@ def bench_collectives(
         float, typer.Option(help="with --simulated: seconds of latency per message", callback=within_limits)
     ] = 1e-6,
     beta: Annotated[float, typer.Option(help="with --simulated: seconds per byte", callback=within_limits)] = 1e-10,
-    overhead: Annotated[
-        float,
-        typer.Option(
-            help="with --simulated: seconds of the latency in which a port is busy with a message",
-            callback=within_limits,
-        ),
-    ] = 0.0,
+    overhead: Overhead = 0.0,
     algorithm: Annotated[
         list[str] | None, typer.Option(help="also an algorithm of your own: FILE.py:FUNCTION; may be repeated")
     ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png", callback=picture_file
-        ),
-    ] = None,
+    picture: CrossoverPicture = None,
 ) -> Result:
     """Time every all-reduce against MPI_Allreduce (and gloo, where torch is installed), or on the virtual clock."""
     # Imported here: `minidist --help` must not load every benchmark.

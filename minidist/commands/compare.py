@@ -34,18 +34,36 @@ from minidist.techniques import own_loop, sums_buckets
 CALL = "minidist compare FILE.py:RANK FILE.py:ALONE --ranks 4"
 
 
+Functions = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[FILE.py:RANK [FILE.py:ALONE]]",
+        help="your own program: RANK(comm) is what a rank of --ranks does, ALONE() the same on one device (default:"
+        " RANK on one rank); what they return is compared",
+    ),
+]
+Theirs = Annotated[
+    Path | None,
+    typer.Option(help="a dump of another framework's gradients, compared with ours of its weights and batch"),
+]
+Against = Annotated[
+    Path | None, typer.Option(help="with --theirs: another dump, in the place of our run; needs --tolerance")
+]
+Tolerance = Annotated[
+    float,
+    typer.Option(
+        help="of your own functions: largest difference, as a share of a tensor's largest entry; with --against as"
+        " a share of its norm",
+        callback=within_limits,
+    ),
+]
+
+
 @takes_config
 @json_or_table
 def compare(
     config: TrainConfig,
-    functions: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[FILE.py:RANK [FILE.py:ALONE]]",
-            help="your own program: RANK(comm) is what a rank of --ranks does, ALONE() the same on one device (default:"
-            " RANK on one rank); what they return is compared",
-        ),
-    ] = None,
+    functions: Functions = None,
     ranks: Ranks = None,
     timeout: Timeout = 60.0,
     trace: TraceFile = None,
@@ -57,21 +75,9 @@ def compare(
     ] = False,
     sample: Annotated[int | None, typer.Option(help="with --matrix: this many layouts, chosen to differ most")] = None,
     processes: Annotated[int, typer.Option(help="with --matrix: processes that share the layouts")] = 1,
-    theirs: Annotated[
-        Path | None,
-        typer.Option(help="a dump of another framework's gradients, compared with ours of its weights and batch"),
-    ] = None,
-    against: Annotated[
-        Path | None, typer.Option(help="with --theirs: another dump, in the place of our run; needs --tolerance")
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            help="of your own functions: largest difference, as a share of a tensor's largest entry; with --against as"
-            " a share of its norm",
-            callback=within_limits,
-        ),
-    ] = 0.0,
+    theirs: Theirs = None,
+    against: Against = None,
+    tolerance: Tolerance = 0.0,
 ) -> Result | None:
     """Run the job in parallel and on one device, and compare every tensor of every step.
 

@@ -28,14 +28,14 @@ from minidist.core.comm import Comm
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.data import load_dataset
 from minidist.job.config.models import llama_inner
-from minidist.job.config.train_config import TrainConfig, resolve_batches, updates_of
+from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.progress import Clock
 from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
 from minidist.planning.architecture import Architecture
 from minidist.planning.cluster.fit import Fit
 from minidist.planning.cluster.gpus import Machine, machine_of
-from minidist.techniques import installed, of_job
+from minidist.techniques import drains, installed, of_job
 
 # What a step frees before it ends, by purpose.
 FREED = ("activation", "activation_gradient", "communication", "unsharded", "input")
@@ -170,7 +170,7 @@ def check_fold(config: TrainConfig, size: int) -> None:
     batches = resolve_batches(config, size)
     sequences = 2 * batches.dims.cp if batches.dims.cp > 1 else 1
     differ = {
-        f"the replicas of --schedule {config.schedule}": config.pp > 1 and updates_of(config.schedule) != "flush",
+        f"the replicas of --schedule {config.schedule}": not drains(config),
         "replicas with unlike numbers of rows": config.weights or not batches.shares.is_even,
         "ranks that orthogonalise other matrices (muon)": config.optimizer == "muon",
         f"the shards of layers (--optimizer {config.optimizer} with --zero {config.zero})": config.zero

@@ -3,6 +3,7 @@
 Proved by: tests/planning/test_zero_stages.py
 """
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,7 @@ import typer
 from minidist.base.file_format import format_of
 from minidist.base.limits import check_count
 from minidist.commands.flags import command_line, described_model, one_of
-from minidist.commands.output import Result, json_or_table, say
+from minidist.commands.output import Result, grouped, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted, quoted_path
 
 if TYPE_CHECKING:
@@ -23,40 +24,89 @@ if TYPE_CHECKING:
 AXES = ("dp", "tp", "pp", "cp", "ep")
 
 
-@json_or_table
-def memory(
-    params: Annotated[str | None, typer.Option(help="number of parameters, such as 7.5e9")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="a name, such as gpt3-175b or llama-3.1-8b, or a config.json")
-    ] = None,
-    dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 1,
-    tp: Annotated[int, typer.Option(help="with --model: tensor-parallel ranks (with sequence parallelism)")] = 1,
-    pp: Annotated[int, typer.Option(help="with --model: pipeline ranks; the fullest one is shown")] = 1,
-    cp: Annotated[int, typer.Option(help="with --model: context-parallel ranks")] = 1,
-    ep: Annotated[int, typer.Option(help="with --model: expert-parallel ranks")] = 1,
-    batch: Annotated[int, typer.Option(help="with --model: sequences per forward pass of a rank")] = 1,
+@dataclass(frozen=True)
+class StepFlags:
+    """The flags of a model's step: its layout, its batch, and what is counted."""
+
+    dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 1
+    tp: Annotated[int, typer.Option(help="with --model: tensor-parallel ranks (with sequence parallelism)")] = 1
+    pp: Annotated[int, typer.Option(help="with --model: pipeline ranks; the fullest one is shown")] = 1
+    cp: Annotated[int, typer.Option(help="with --model: context-parallel ranks")] = 1
+    ep: Annotated[int, typer.Option(help="with --model: expert-parallel ranks")] = 1
+    batch: Annotated[int, typer.Option(help="with --model: sequences per forward pass of a rank")] = 1
     seq: Annotated[
         int | None, typer.Option(help="with --model: tokens per sequence (default: the model's maximum, at most 8,192)")
-    ] = None,
+    ] = None
     attention: Annotated[
         str, typer.Option(help="with --model: fused, flash-1, flash-2 (scores are never stored) or unfused")
-    ] = "fused",
+    ] = "fused"
     kernels: Annotated[
         str, typer.Option(help="with --gpu: of norms and activations of gated blocks: fused, eager or any (unknown)")
-    ] = "any",
-    dropout: Annotated[bool, typer.Option("--dropout", help="with --model: blocks keep masks of dropout")] = False,
+    ] = "any"
+    dropout: Annotated[bool, typer.Option("--dropout", help="with --model: blocks keep masks of dropout")] = False
     accounting: Annotated[
         str | None,
         typer.Option(
             help="zero (default with --params), megatron (default with --model), fp32-accumulation, deepspeed"
         ),
-    ] = None,
-    recompute: Annotated[str, typer.Option(help="with --model: none, selective, full or sqrt")] = "none",
-    prefetch: Annotated[int, typer.Option(help="with --model: blocks that ZeRO 3 gathers ahead")] = 1,
+    ] = None
+    recompute: Annotated[str, typer.Option(help="with --model: none, selective, full or sqrt")] = "none"
+    prefetch: Annotated[int, typer.Option(help="with --model: blocks that ZeRO 3 gathers ahead")] = 1
     gpu: Annotated[
         str | None,
         typer.Option(help="with --model: say which stages fit on it, such as h100; exit code 1 if none does"),
+    ] = None
+
+    def planned(self, name: str) -> "tuple[Job, ClusterLayout]":
+        """Return the job and the layout as `minidist plan` has them, with enough micro-batches to fill the pipeline."""
+        from minidist.planning.cluster.layout import ATTENTION, KERNELS, RECOMPUTE, ClusterLayout, Job, sequence_length
+
+        model = described_model(name)
+        for flag in (*AXES, "batch"):
+            check_count(getattr(self, flag), f"--{flag}", 1, 10**6)
+        check_count(self.prefetch, "--prefetch", 0, model.layers)
+        one_of(self.recompute, "--recompute", RECOMPUTE)
+        length, note = sequence_length(self.seq, model, name)
+        if note:
+            say(note)
+        fused = one_of(self.attention, "--attention", ATTENTION) != "unfused"
+        kernels = one_of(self.kernels, "--kernels", tuple(KERNELS))
+        dp, tp, pp, cp, ep = (getattr(self, axis) for axis in AXES)
+        layout = ClusterLayout(dp, tp, pp, cp, ep, 1, 0, tp > 1, self.batch, pp, self.recompute)
+        samples = dp * self.batch * pp
+        dropout, prefetch = self.dropout, self.prefetch
+        job = Job(model, length, samples, "bf16", layout.ranks, fused, dropout, prefetch=prefetch, kernels=kernels)
+        return job, layout
+
+    def check_deepspeed(self) -> None:
+        """Raise UsageError for what DeepSpeed's estimates, which are of data-parallel ranks, do not count."""
+        if self.accounting != "deepspeed":
+            return
+        split = [f"--{axis} {getattr(self, axis)}" for axis in AXES[1:] if getattr(self, axis) != 1]
+        split += [f"--prefetch {quoted(self.prefetch)}"] * (self.prefetch != 1)
+        if split:
+            raise UsageError(f"{split[0]} has no effect with --accounting deepspeed; leave one of them out")
+
+    def refuse_activations(self) -> None:
+        """Raise UsageError for the first flag that a bare number of parameters has no use for."""
+        for name in (*AXES[1:], "batch", "seq", "attention", "dropout", "recompute", "kernels", "prefetch", "gpu"):
+            value = getattr(self, name)
+            if value != getattr(StepFlags, name):
+                given = f"--{name}" if value is True else f"--{name} {value}"
+                raise UsageError(
+                    f"{given} is about a model's activations, which --params does not tell; give --model NAME"
+                )
+
+
+@json_or_table
+@grouped
+def memory(
+    *,
+    params: Annotated[str | None, typer.Option(help="number of parameters, such as 7.5e9")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="a name, such as gpt3-175b or llama-3.1-8b, or a config.json")
     ] = None,
+    flags: StepFlags,
     form: Annotated[
         str | None, typer.Option("--format", help="on standard output: text (default) or svg (the ZeRO bars)")
     ] = None,
@@ -70,27 +120,22 @@ def memory(
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
     form = _format(form, output)
-    axes = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
-    ranks = dp * tp * pp * cp
-    accounting = accounting or ("zero" if model is None else "megatron")
+    ranks = flags.dp * flags.tp * flags.pp * flags.cp
+    accounting = flags.accounting or ("zero" if model is None else "megatron")
     title = f"{model or params}{{}} on {ranks} rank{'s' * (ranks != 1)}, {accounting} accounting"
 
     # A model's whole step, or the model states of a bare number of parameters, which has no activations.
     fits: dict[str, Fit] = {}
     if model is not None:
-        _check_deepspeed(accounting, axes, prefetch)
-        job, layout = _planned(
-            model, {"dp": dp, **axes}, batch, seq, (attention, kernels), dropout, recompute, prefetch
-        )
-        stages, fits = _of_model(model, job, layout, accounting, gpu)
+        flags.check_deepspeed()
+        job, layout = flags.planned(model)
+        stages, fits = _of_model(model, job, layout, accounting, flags.gpu)
     else:
-        more = {"batch": batch, "seq": seq, "attention": attention, "dropout": dropout, "recompute": recompute}
-        more["kernels"] = kernels
-        _refuse_activations({**axes, **more, "prefetch": prefetch, "gpu": gpu})
+        flags.refuse_activations()
         number = whole_number(params or "")
-        stages = dict(model_states(number, dp, accounting))
+        stages = dict(model_states(number, flags.dp, accounting))
         if accounting == "deepspeed":
-            stages["offload"] = deepspeed_offload(number, dp)
+            stages["offload"] = deepspeed_offload(number, flags.dp)
 
     # A file is written with --json, too. A script sees by the exit code that no stage fits.
     code = int(bool(fits) and not any(fit.fits for fit in fits.values()))
@@ -101,38 +146,6 @@ def memory(
     if form == "svg":
         return Result(stages, draw, code)
     return Result(stages, partial(_print, stages, title.format(""), accounting, fits), code)
-
-
-def _planned(
-    name: str,
-    degrees: dict[str, int],
-    batch: int,
-    seq: int | None,
-    how: tuple[str, str],
-    dropout: bool,
-    recompute: str,
-    prefetch: int,
-) -> "tuple[Job, ClusterLayout]":
-    """Return the job and the layout as `minidist plan` has them, with enough micro-batches to fill the pipeline.
-
-    how: the attention and the kernels.
-    """
-    from minidist.planning.cluster.layout import ATTENTION, KERNELS, RECOMPUTE, ClusterLayout, Job, sequence_length
-
-    model = described_model(name)
-    for flag, count in {**degrees, "batch": batch}.items():
-        check_count(count, f"--{flag}", 1, 10**6)
-    check_count(prefetch, "--prefetch", 0, model.layers)
-    one_of(recompute, "--recompute", RECOMPUTE)
-    length, note = sequence_length(seq, model, name)
-    if note:
-        say(note)
-    fused = one_of(how[0], "--attention", ATTENTION) != "unfused"
-    kernels = one_of(how[1], "--kernels", tuple(KERNELS))
-    dp, tp, pp, cp, ep = (degrees[axis] for axis in AXES)
-    layout = ClusterLayout(dp, tp, pp, cp, ep, 1, 0, tp > 1, batch, pp, recompute)
-    job = Job(model, length, dp * batch * pp, "bf16", layout.ranks, fused, dropout, prefetch=prefetch, kernels=kernels)
-    return job, layout
 
 
 def _of_model(
@@ -170,25 +183,6 @@ def _format(form: str | None, output: Path | None) -> str:
     if output is not None and form == "text":
         raise UsageError(f"--format text contradicts --output {quoted_path(output)}; leave one of them out")
     return format_of(output, None, {"svg": SUFFIXES}, form or "text")
-
-
-def _check_deepspeed(accounting: str, axes: dict[str, int], prefetch: int) -> None:
-    """Raise UsageError for what DeepSpeed's estimates, which are of data-parallel ranks, do not count."""
-    if accounting != "deepspeed":
-        return
-    split = [f"--{axis} {degree}" for axis, degree in axes.items() if degree != 1]
-    split += [f"--prefetch {quoted(prefetch)}"] * (prefetch != 1)
-    if split:
-        raise UsageError(f"{split[0]} has no effect with --accounting deepspeed; leave one of them out")
-
-
-def _refuse_activations(flags: dict[str, Any]) -> None:
-    """Raise UsageError for the first flag that a bare number of parameters has no use for."""
-    defaults = {"seq": None, "recompute": "none", "attention": "fused", "kernels": "any", "dropout": False, "gpu": None}
-    for name, value in flags.items():
-        if value != defaults.get(name, 1):
-            given = f"--{name}" if value is True else f"--{name} {value}"
-            raise UsageError(f"{given} is about a model's activations, which --params does not tell; give --model NAME")
 
 
 def _draw(stages: dict[str, Any], title: str, output: Path | None) -> None:

@@ -25,21 +25,24 @@ SAME = {
 }
 
 
+EagerLimit = Annotated[
+    int, typer.Option(help="MPI's eager limit: sends of up to this many bytes do not wait for their receive")
+]
+Interleavings = Annotated[int, typer.Option(help="run N times more, with other choices of receives from any rank")]
+EveryOrder = Annotated[
+    bool, typer.Option("--every-order", help="run once with every choice of the receives from any rank")
+]
+
+
 @json_or_table
 def mpi(
     script: Annotated[str, typer.Argument(help="FILE.py, as under mpiexec; with -m the name of a module")],
     arguments: Annotated[list[str] | None, typer.Argument(help="the script's own arguments")] = None,
     ranks: Annotated[int, typer.Option("--ranks", "-n", help="simulated ranks")] = 4,
     module: Annotated[bool, typer.Option("-m", help="run a module, as python -m does")] = False,
-    eager_bytes: Annotated[
-        int, typer.Option(help="MPI's eager limit: sends of up to this many bytes do not wait for their receive")
-    ] = 0,
-    interleavings: Annotated[
-        int, typer.Option(help="run N times more, with other choices of receives from any rank")
-    ] = 0,
-    every_order: Annotated[
-        bool, typer.Option("--every-order", help="run once with every choice of the receives from any rank")
-    ] = False,
+    eager_bytes: EagerLimit = 0,
+    interleavings: Interleavings = 0,
+    every_order: EveryOrder = False,
     timeout: Timeout = 60.0,
     trace: Annotated[Path | None, typer.Option(help="where the trace goes, for `minidist report`")] = None,
 ) -> Result:

@@ -64,39 +64,7 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
 
     `function` receives the resulting TrainConfig as its first parameter, `config`, and its own flags by name.
     """
-    panel = "Job file"
-    file = typer.Option("--config", help="a .toml or .json file of settings; flags override it", rich_help_panel=panel)
-    one = typer.Option(
-        "--set",
-        help="KEY=VALUE with a setting's name in the file, such as axes.tp=4; overrides the file",
-        rich_help_panel=panel,
-    )
-    shown = typer.Option(
-        "--print-config",
-        help="print all settings as a file for --config (defaults as comments), and run nothing",
-        rich_help_panel=panel,
-    )
-
-    # [1] --config, --set and --print-config, [2] a flag per field of TrainConfig, [3] the command's own flags.
-    parameters = [
-        _parameter("config", Path | None, file, None),
-        _parameter("overrides", list[str] | None, one, None),
-        _parameter("print_config", bool, shown, False),
-    ]
-    panels = {name: kind.panel for kind in installed() for name in kind.Settings.model_fields}
-    for name, info in TrainConfig.model_fields.items():
-        kind, text = info.annotation, info.description or ""
-        # A Literal becomes a word whose choices are in the help; TrainConfig checks it, with its own error message.
-        # With spaces between them, so that a narrow terminal wraps the choices instead of cutting them off.
-        if get_origin(kind) is Literal:
-            text, kind = f"{text} ({' | '.join(get_args(kind))})", str
-        # A number or a word: the flag is a text, which TrainConfig reads.
-        if Literal["auto"] in get_args(kind):
-            kind = str | None
-        # A bool has one flag only, without Typer's --no-FLAG.
-        panel = panels.get(name) or PANELS.get(name, panel)
-        option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel=panel)
-        parameters.append(_parameter(name, kind, option, info.default))
+    parameters = _of_a_file() + _of_a_config()
     defaults = [(name, info.default) for name, info in TrainConfig.model_fields.items()]
     own = list(inspect.signature(function).parameters.values())[1:]  # without the config
     parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
@@ -120,6 +88,48 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
         return function(config=job, **values)
 
     return with_parameters(command, function, parameters)
+
+
+def _of_a_file() -> list[inspect.Parameter]:
+    """Return `--config`, `--set` and `--print-config`."""
+    panel = "Job file"
+    file = typer.Option("--config", help="a .toml or .json file of settings; flags override it", rich_help_panel=panel)
+    one = typer.Option(
+        "--set",
+        help="KEY=VALUE with a setting's name in the file, such as axes.tp=4; overrides the file",
+        rich_help_panel=panel,
+    )
+    shown = typer.Option(
+        "--print-config",
+        help="print all settings as a file for --config (defaults as comments), and run nothing",
+        rich_help_panel=panel,
+    )
+
+    return [
+        _parameter("config", Path | None, file, None),
+        _parameter("overrides", list[str] | None, one, None),
+        _parameter("print_config", bool, shown, False),
+    ]
+
+
+def _of_a_config() -> list[inspect.Parameter]:
+    """Return a flag for each field of TrainConfig."""
+    panel, parameters = "", []
+    panels = {name: kind.panel for kind in installed() for name in kind.Settings.model_fields}
+    for name, info in TrainConfig.model_fields.items():
+        kind, text = info.annotation, info.description or ""
+        # A Literal becomes a word whose choices are in the help; TrainConfig checks it, with its own error message.
+        # With spaces between them, so that a narrow terminal wraps the choices instead of cutting them off.
+        if get_origin(kind) is Literal:
+            text, kind = f"{text} ({' | '.join(get_args(kind))})", str
+        # A number or a word: the flag is a text, which TrainConfig reads.
+        if Literal["auto"] in get_args(kind):
+            kind = str | None
+        # A bool has one flag only, without Typer's --no-FLAG.
+        panel = panels.get(name) or PANELS.get(name, panel)
+        option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel=panel)
+        parameters.append(_parameter(name, kind, option, info.default))
+    return parameters
 
 
 def as_toml(config: TrainConfig, given: Collection[str]) -> str:

@@ -11,39 +11,43 @@ import typer
 from minidist.commands.output import say
 from minidist.core.base.errors import UsageError, quoted_path
 
+PictureName = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto,"
+            " page or steps"
+        )
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help=(
+            "the ending decides: an .html page of everything (with --picture steps: to step through, or a .gif), an"
+            " .svg, .pdf or .png picture, or .json for perfetto; with --format a folder"
+        ),
+    ),
+]
+Form = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help=(
+            "files for another tool instead, one per rank: chakra (MLCommons, for ASTRA-sim) or hta"
+            " (HolisticTraceAnalysis)"
+        ),
+    ),
+]
+
 
 def report(
     trace: Annotated[Path, typer.Argument(help="a trace file of train, compare or a program's --trace")],
-    picture: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto,"
-                " page or steps"
-            )
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help=(
-                "the ending decides: an .html page of everything (with --picture steps: to step through, or a .gif), an"
-                " .svg, .pdf or .png picture, or .json for perfetto; with --format a folder"
-            ),
-        ),
-    ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help=(
-                "files for another tool instead, one per rank: chakra (MLCommons, for ASTRA-sim) or hta"
-                " (HolisticTraceAnalysis)"
-            ),
-        ),
-    ] = None,
+    picture: PictureName = None,
+    output: Output = None,
+    form: Form = None,
     messages: Annotated[
         bool, typer.Option("--messages", help="with --format chakra: messages instead of collective calls")
     ] = False,

@@ -224,16 +224,9 @@ def settings_to_agree_on(command: str, config: TrainConfig) -> dict[str, Any]:
 
 def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds: float, command: str = "") -> Summary:
     """Write the trace, unless `path` is None, and return what was sent, with its closed form."""
-    # What the ranks sent, by purpose.
     results: list[TrainResult] = outcome.results
     batches = resolve_batches(config, outcome.size)
-    first = results[0]
-    measured: Counter[str] = Counter()
-    messages: Counter[str] = Counter()
-    for trace in outcome.traces:
-        measured.update(trace.bytes_by_purpose())
-        messages.update(trace.messages_by_purpose())
-
+    first, (measured, messages) = results[0], _sent(outcome)
     closed = _closed_form(config, batches, results) | _checkpoint_bytes(config, outcome.size, first)
     # How often algorithms are measured for --reduction auto depends on time, so those bytes have no closed form.
     table = {
@@ -273,6 +266,16 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         [line for extension in extensions for line in extension.lines(entries)],
         messages,
     )
+
+
+def _sent(outcome: Outcome) -> tuple[Counter[str], Counter[str]]:
+    """Return the bytes that all ranks sent, by purpose, and the messages."""
+    measured: Counter[str] = Counter()
+    messages: Counter[str] = Counter()
+    for trace in outcome.traces:
+        measured.update(trace.bytes_by_purpose())
+        messages.update(trace.messages_by_purpose())
+    return measured, messages
 
 
 def _closed_form(config: TrainConfig, batches: Batches, results: list[TrainResult]) -> dict[str, int]:
@@ -361,13 +364,17 @@ def run_comparison(
         return None
     verdict: Comparison = outcome.results[0]
 
-    # The trace keeps both losses and the differences, for the picture that lays one over the other.
     if trace is not None:
-        mesh = {} if ranks_beside(config) else mesh_of(resolve_dims(config, size))
-        losses = {"losses": verdict.losses, "reference_losses": verdict.reference_losses}
-        header = {"max_difference": verdict.weight_differences, **losses, "command": command, "mesh": mesh}
-        write_traces(trace, outcome.traces, world=outcome.world, **header)
+        _write_comparison(trace, outcome, verdict, config, command)
     return verdict
+
+
+def _write_comparison(trace: Path, outcome: Outcome, verdict: "Comparison", config: TrainConfig, command: str) -> None:
+    """Write the trace with both losses and the differences, for the picture that lays one over the other."""
+    mesh = {} if ranks_beside(config) else mesh_of(resolve_dims(config, outcome.size))
+    losses = {"losses": verdict.losses, "reference_losses": verdict.reference_losses}
+    header = {"max_difference": verdict.weight_differences, **losses, "command": command, "mesh": mesh}
+    write_traces(trace, outcome.traces, world=outcome.world, **header)
 
 
 def _with_a_tier(config: TrainConfig, size: int, ranks: int | None, given: Collection[str]) -> TrainConfig:

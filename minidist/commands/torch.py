@@ -106,27 +106,32 @@ class RunFlags:
             say(f"written: {write_traces(self.trace, world.traces, world='simulated')}")
 
 
+Script = Annotated[
+    str,
+    typer.Argument(
+        help="FILE.py, as under torchrun; or FILE.py:FUNCTION, which is called on every rank; or, with -m, a module"
+    ),
+]
+CudaDevice = Annotated[
+    Cuda | None,
+    typer.Option(help="what a CUDA device means: the CPU, which is the default without a GPU; or the real one"),
+]
+OwnPackages = Annotated[
+    list[str] | None,
+    typer.Option(help="an installed package that every rank imports for itself, because it keeps state in globals"),
+]
+
+
 @json_or_table
 @grouped
 def torch(
     *,
-    script: Annotated[
-        str,
-        typer.Argument(
-            help="FILE.py, as under torchrun; or FILE.py:FUNCTION, which is called on every rank; or, with -m, a module"
-        ),
-    ],
+    script: Script,
     arguments: Annotated[list[str] | None, typer.Argument(help="the script's own arguments")] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as under python -m")] = False,
     ranks: Annotated[int, typer.Option(help="simulated ranks")] = 4,
-    cuda: Annotated[
-        Cuda | None,
-        typer.Option(help="what a CUDA device means: the CPU, which is the default without a GPU; or the real one"),
-    ] = None,
-    own: Annotated[
-        list[str] | None,
-        typer.Option(help="an installed package that every rank imports for itself, because it keeps state in globals"),
-    ] = None,
+    cuda: CudaDevice = None,
+    own: OwnPackages = None,
     seed: Annotated[int, typer.Option(help="every rank's random numbers begin with it", min=0)] = 0,
     comparison: ComparisonFlags,
     run: RunFlags,

@@ -8,6 +8,7 @@ Proved by: tests/parallel/test_data_parallel.py, tests/parallel/test_unused_para
 """
 
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from typing import Any
 
 from minidist.core.autograd import Parameter
@@ -79,6 +80,10 @@ class DistributedDataParallel(data_parallel.DistributedDataParallel):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise not_copied("DistributedDataParallel", self.comm)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Gradients of passes whose forward runs in the block stay local; the next one outside sums the total."""
+        return self.reducer.no_sync()
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
         """Let `hook(state, bucket)` reduce each bucket in place of the all-reduce; see parallel/comm_hooks.py."""

@@ -7,6 +7,7 @@ from fractions import Fraction
 from math import prod
 
 from minidist.core.base.errors import UsageError
+from minidist.core.comm import Comm, Mesh
 from minidist.core.parallel.dims import ParallelDims
 
 
@@ -31,6 +32,16 @@ def dims_of(ranks: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: 
             f" {choices}, or --dp {-(-dp // ep) * ep}"
         )
     return ParallelDims(pp, dp, cp, tp, ep)
+
+
+def splits_sums(dims: ParallelDims) -> bool:
+    """Return whether a sum of one micro-batch is split over ranks, so that its rounding differs from one device's."""
+    return dims.tp > 1 or dims.cp > 1 or dims.ep > 1
+
+
+def gradient_axes(mesh: Mesh) -> Comm:
+    """Return the communicator over which a gradient is summed: of the axes dp and cp, those that the mesh has."""
+    return mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp"))]
 
 
 def _mismatch(asked: dict[str, int], ranks: int, product: int) -> str:

@@ -11,7 +11,6 @@ Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_mixed_precisi
 """
 
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,55 +22,16 @@ from minidist.core.base.limits import check_number, check_whole
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, all_reduce, broadcast
-from minidist.core.comm import Comm, Mesh, Work, check_communicator
+from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK
 from minidist.core.parallel.flat_shards import Shard, sharded_flat
 from minidist.core.parallel.fsdp import gathers_of
-from minidist.core.parallel.fsdp_state import FSDPState, ignored_in
-from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
+from minidist.core.parallel.fsdp_state import FSDPState, states_of
+from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.guard import Guard, new_guard, operation_of
+from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 from minidist.parallel.unused import used_anywhere
-
-
-class Precision:
-    """The dtypes of a unit: those of its parameters. `MixedPrecisionPolicy` has others."""
-
-    param_dtype: Any = None  # in which the unit is gathered and computes
-    reduce_dtype: Any = None  # in which its gradient is reduced
-
-    def inputs(self, values: Any) -> Any:
-        """Return the arguments of the module as it computes with them."""
-        return values
-
-    def outputs(self, values: Any) -> Any:
-        """Return the results of the module as its caller gets them."""
-        return values
-
-
-class Placement:
-    """Where shards live: here in the memory in which the whole is. `host_pool.CPUOffloadPolicy` has another one."""
-
-    apart = False  # must a sum of gradients move before it can be added to the shard's?
-
-    def keep(self, values: xp.Array) -> xp.Array:
-        """Return a copy of a shard's values, where it lives."""
-        return track(xp.array(values), "parameter")
-
-    def memory(self) -> AbstractContextManager[None]:
-        """Return the context in which arrays that live with the shard are allocated."""
-        return nullcontext()
-
-    def gather(self, comm: Comm, mine: xp.Array, out: xp.Array, equal: str) -> Any:
-        """Start to gather the values `mine` of all ranks into `out`; return what waits for it."""
-        return all_gather(comm, mine, out=out, async_op=True, equal=equal)
-
-    def deliver(self, unit: Any, piece: xp.Array) -> None:
-        """Add the reduced gradient of an FSDP unit to its shard's, or start to move it to where the shard lives."""
-        unit.add_reduced(piece)
-
-    def finish(self, keep: bool = True) -> None:
-        """Wait for what `deliver` has started; keep: add it to the shard's gradient."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +50,18 @@ class Sharding:
     experts. The unit is then two flat arrays, which are gathered and reduced over different ranks at the same time.
     """
 
-    mp_policy: Precision = Precision()  # noqa: RUF009  it cannot change
-    offload_policy: Placement | None = None
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy()  # noqa: RUF009  it cannot change
+    offload_policy: Any = None
     alignment: int = NORM_BLOCK
     find_unused_parameters: bool = False
     ignored_params: Collection[Parameter] = ()
     persistence_threshold: int = 0
     expert_mesh: Mesh | Comm | None = None
+
+    @property
+    def kinds(self) -> tuple[Any, Any]:
+        """What makes a shard, and a unit."""
+        return (Shard, OptionalUnit) if self.offload_policy is None else self.offload_policy.kinds
 
 
 def shard_with_options(
@@ -116,7 +81,8 @@ def shard_with_options(
             raise UsageError(f"fully_shard has no option {name!r}{nearest(name, known)}; there are {', '.join(known)}")
     chosen, op = Sharding(**options), operation_of(settings["reduction"])
     check_number("persistence_threshold", chosen.persistence_threshold)
-    ignored = ignored_in(module).union(chosen.ignored_params)
+    inside = (getattr(state, "ignored", ()) for state in states_of(module))
+    ignored = set(chosen.ignored_params).union(*inside)
 
     # Who communicates: the ranks that share the shards, and those with equal copies.
     comm, replicas = _axes(mesh)
@@ -132,15 +98,16 @@ def shard_with_options(
     for (expert, small), parameters in sorted(_parts(module, ignored, chosen).items(), key=lambda part: part[0]):
         over, copies = _axes(chosen.expert_mesh) if expert and chosen.expert_mesh is not None else (comm, replicas)
         flat = sharded_flat(parameters, over, chosen.alignment)
-        shard = PlacedShard(flat, over, chosen.alignment, chosen.offload_policy or DEVICE)
+        make_shard, make_unit = chosen.kinds
+        shard = make_shard(flat, over, chosen.alignment)
         guard.wraps(
             "fully_shard", module if over is comm else None, shard.flat, settings, *filter(None, (over, copies))
         )
-        reduce = ReduceCopies(settings["algorithm"], copies, chosen.find_unused_parameters)
-        unit = OptionalUnit(shard, guard, gathers_of(over), reduce, chosen.mp_policy)
+        unit = make_unit(shard, guard, gathers_of(over), settings["algorithm"], copies, chosen)
         unit.keep_parts(settings["reshard_after_forward"], small)
         units.append(unit)
-    OptionalState(module, comm, units, guard, settings["prefetch"], ignored, chosen.mp_policy)
+    OptionalState(module, comm, units, guard, settings["prefetch"], chosen.mp_policy).ignored = ignored
+    guard.covers(module, (*module.parameters(), *ignored))
 
 
 def _parts(module: Module, ignored: set[Parameter], chosen: Sharding) -> dict[tuple[bool, bool], list[Parameter]]:
@@ -166,72 +133,29 @@ def _axes(mesh: Mesh | Comm) -> tuple[Comm, Comm | None]:
     return shard, copies[0] if copies else None
 
 
-class PlacedShard(Shard):
-    """A shard that lives where `placement` says."""
-
-    def __init__(self, flat: Any, comm: Comm, alignment: int, placement: Placement) -> None:
-        super().__init__(flat, comm, alignment)
-        self.placement = placement
-
-    def detach(self) -> None:
-        """Keep the values in a separate array where the shard lives, so that the whole can be released."""
-        self.own = self.placement.keep(self.flat.data[self.start : self.stop])
-
-    def grad_buffer(self) -> xp.Array:
-        """Return the array of the shard's gradient, which lies where the shard lives."""
-        with self.placement.memory():
-            return super().grad_buffer()
-
-
-class ReduceCopies(Reduce):
-    """A reduce-scatter, and with copies an all-reduce of the shard among the ranks that hold equal copies of it.
-
-    replicas: these ranks, which have seen other rows (hybrid sharding). find_unused: missing gradients are zeros.
-    """
-
-    def __init__(self, algorithm: str, replicas: Comm | None, find_unused: bool) -> None:
-        super().__init__(algorithm)
-        self.replicas, self.find_unused = replicas, find_unused
-
-    def start(self, unit: FSDPUnit, root: Any, whole: xp.Array, out: xp.Array) -> Work:
-        """Start to sum each rank's part of `whole` there, in `out`, whose dtype the messages have."""
-        return super().start(unit, root, track(downcast(whole, out.dtype), "communication"), out)
-
-    def finish(self, unit: Any, root: Any, piece: xp.Array) -> xp.Array:
-        """Return the sum over the replicas, from what a reduction has brought."""
-        if self.find_unused:
-            used = unit.brought
-            for comm in filter(None, (unit.shard.comm, self.replicas)):
-                used = used_anywhere(comm, unit.trainable, used)
-            unit.shard.used = used | (unit.shard.used or set())
-        if self.replicas is not None:
-            equal = root.guard.of_copies(unit.shard, unit.guard)
-            with purpose("gradient_reduce"):
-                all_reduce(self.replicas, piece, unit.guard.op, algorithm=self.algorithm, equal=equal)
-        return piece
-
-
 class OptionalUnit(FSDPUnit):
     """A unit with other dtypes than its shard, parts that stay whole, copies of the shard, or a shard elsewhere.
 
-    subgroup: what is left of the whole after its forward is a part, from which these neighbours gather it for
-    backward. persistent: it stays whole always, and is gathered anew only after an update.
+    replicas: the ranks that hold equal copies of the shard, and have seen other rows (hybrid sharding). subgroup: what
+    is left of the whole after its forward is a part, from which these neighbours gather it for backward. persistent: it
+    stays whole always, and is gathered anew only after an update.
     """
 
     def __init__(
-        self, shard: PlacedShard, guard: Guard, gathers: Comm, reduce: ReduceCopies, precision: Precision
+        self, shard: Shard, guard: Guard, gathers: Comm, algorithm: str, replicas: Comm | None, chosen: Sharding
     ) -> None:
-        self.placement, self.find_unused = shard.placement, reduce.find_unused
+        self.find_unused, self.replicas = chosen.find_unused_parameters, replicas
         self.subgroup: Comm | None = None
         self.part: xp.Array | None = None  # what this rank keeps of the unit for its subgroup
         self.persistent = False
         self.brought: set[Parameter] = set()  # whose gradients this rank has brought in this backward pass
 
         # Rank 0's values count: along the replicas first, so that rank 0 of each shard group has them.
-        if reduce.replicas is not None:
+        if replicas is not None:
             with purpose("startup"):
-                broadcast(reduce.replicas, shard.flat.data)
-        super().__init__(shard, guard, gathers, reduce)
+                broadcast(replicas, shard.flat.data)
+        super().__init__(shard, guard, gathers, algorithm)
+        precision = chosen.mp_policy
         if precision.param_dtype is not None:
             self.flat.dtype = xp.dtype(precision.param_dtype)
         self.reduce_dtype = self.flat.dtype if precision.reduce_dtype is None else xp.dtype(precision.reduce_dtype)
@@ -258,14 +182,17 @@ class OptionalUnit(FSDPUnit):
         """Start to gather the values of all ranks into `whole`, from the shards or from parts of the subgroup."""
         # Kept in parts since forward: gather among the neighbours only, from parts of the size 1/g.
         if self.subgroup is not None and self.part is not None:
-            return all_gather(self.subgroup, self._cast(self.part), out=whole, async_op=True, equal=equal)
+            return all_gather(self.subgroup, self.cast(self.part), out=whole, async_op=True, equal=equal)
 
         # The cast comes before the values cross any link: half precision halves the bytes there, too.
-        with self.placement.memory():
-            mine = self._cast(self.shard.data)
-        return self.placement.gather(self.gathers, mine, whole, equal)
+        return self.gather_shards(whole, equal)
 
-    def _cast(self, values: xp.Array) -> xp.Array:
+    def gather_shards(self, whole: xp.Array, equal: str) -> Any:
+        """Start to gather the shards of all ranks into `whole`."""
+        return all_gather(self.gathers, self.cast(self.shard.data), out=whole, async_op=True, equal=equal)
+
+    def cast(self, values: xp.Array) -> xp.Array:
+        """Return values in the dtype in which the unit is gathered."""
         return track(downcast(values, self.flat.dtype), "communication")
 
     def finish_gather(self) -> None:
@@ -302,28 +229,38 @@ class OptionalUnit(FSDPUnit):
     def destination(self) -> xp.Array:
         """Return the array for a sum: the shard's gradient, unless that has another dtype or memory."""
         shard = self.shard
-        if self.placement.apart or self.reduce_dtype != shard.dtype:
+        if self.reduce_dtype != shard.dtype:
             return track(xp.empty(shard.size, self.reduce_dtype, self.device), "communication")
         return super().destination()
 
-    def deliver(self, piece: xp.Array) -> None:
-        """Bring a reduced gradient to where the shard lives."""
-        self.placement.deliver(self, piece)
+    def reduce_scatter(self, whole: xp.Array, counts: list[int], out: xp.Array, equal: str) -> Any:
+        """Start to sum each rank's part of `whole` there, in `out`, whose dtype the messages have."""
+        return super().reduce_scatter(track(downcast(whole, out.dtype), "communication"), counts, out, equal)
+
+    def finish_reduce(self, root: Any) -> None:
+        """Wait for the reduction, sum over the replicas, and bring the sum to where the shard lives."""
+        assert self.reduction is not None
+        piece = self.reduction.wait()
+        self.reduction = None
+        if self.find_unused:
+            used = self.brought
+            for comm in filter(None, (self.shard.comm, self.replicas)):
+                used = used_anywhere(comm, self.trainable, used)
+            self.shard.used = used | (self.shard.used or set())
+        if self.replicas is not None:
+            equal = root.guard.of_copies(self.shard, self.guard)
+            with purpose("gradient_reduce"):
+                all_reduce(self.replicas, piece, self.guard.op, algorithm=self.algorithm, equal=equal)
+        self.deliver(piece)
 
     def add_reduced(self, piece: xp.Array) -> None:
         """Add a reduced gradient to the shard's, in its dtype."""
         super().add_reduced(downcast(piece, self.shard.dtype))
 
     def settle(self) -> None:
-        """All gradients of a pass are reduced: wait for their way to the shards."""
-        self.placement.finish()
+        """All gradients of a pass are reduced."""
         super().settle()
         self.brought = set()
-
-    def forget(self) -> None:
-        """Undo what a backward pass has left behind that an error ended."""
-        self.placement.finish(keep=False)
-        super().forget()
 
 
 class OptionalState(FSDPState):
@@ -331,6 +268,7 @@ class OptionalState(FSDPState):
 
     def __init__(self, *arguments: Any) -> None:
         *others, self.precision = arguments
+        self.ignored: set[Parameter] = set()  # the user takes care of these
         super().__init__(*others)
 
     def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -341,6 +279,3 @@ class OptionalState(FSDPState):
     def outputs(self, output: Any) -> Any:
         """Return the module's results, cast before they are marked."""
         return super().outputs(self.precision.outputs(output))
-
-
-DEVICE = Placement()

@@ -12,8 +12,9 @@ Proved by: tests/techniques/test_offload.py, tests/parallel/test_fully_shard.py
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from minidist.base.memory import MemoryAccount
@@ -24,7 +25,8 @@ from minidist.core.base.limits import check_number, check_whole
 from minidist.core.base.watchers import track, watching
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, Work
-from minidist.parallel.fsdp_options import Placement
+from minidist.core.parallel.flat_shards import Shard
+from minidist.parallel.fsdp_options import OptionalUnit
 
 STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice
 
@@ -177,7 +179,7 @@ def _copy(source: Any, target: Any, kept: dict[str, Any] | None) -> Any:
 
 
 @dataclass(frozen=True)
-class CPUOffloadPolicy(Placement):
+class CPUOffloadPolicy:
     """For `fully_shard(offload_policy=)`: shards of parameters and gradients live in `pool`.
 
     A shard moves to the device before its unit is gathered, the reduced gradient moves back after its reduction. The
@@ -186,31 +188,76 @@ class CPUOffloadPolicy(Placement):
 
     pool: HostPool
 
-    apart = True
+    @property
+    def kinds(self) -> tuple[Any, Any]:
+        """What makes a shard, and a unit."""
+        return partial(HostShard, self.pool), partial(HostUnit, self.pool)
 
-    def keep(self, values: xp.Array) -> xp.Array:
-        return self.pool.copy(values, "parameter")
 
-    def memory(self) -> AbstractContextManager[None]:
-        return self.pool.on_host()
+class HostShard(Shard):
+    """A shard whose values and gradient live in a pool."""
 
-    def gather(self, comm: Comm, mine: xp.Array, out: xp.Array, equal: str) -> Work:
+    def __init__(self, pool: HostPool, *arguments: Any) -> None:
+        self.pool = pool
+        super().__init__(*arguments)
+
+    def detach(self) -> None:
+        """Keep the values in a separate array of the pool, so that the whole can be released."""
+        self.own = self.pool.copy(self.flat.data[self.start : self.stop], "parameter")
+
+    def grad_buffer(self) -> xp.Array:
+        """Return the array of the shard's gradient, memory of the host."""
+        with self.pool.on_host():
+            return super().grad_buffer()
+
+
+class HostUnit(OptionalUnit):
+    """A unit whose shard lives in a pool."""
+
+    def __init__(self, pool: HostPool, *arguments: Any) -> None:
+        self.pool = pool
+        super().__init__(*arguments)
+        self.deliver = self.store
+
+    def gather_shards(self, whole: xp.Array, equal: str) -> Work:
+        """Start to fetch this rank's shard, and to gather all shards into `whole`."""
+        with self.pool.on_host():
+            mine = self.cast(self.shard.data)
+
         # The gather waits for the values in its own stream, not the caller; then their copy is freed.
-        fetch = self.pool.start_fetch(mine, "communication", like=out)
-        call = comm.collective("all_gather", equal)
-        return call.run_async(lambda: all_gather(call, fetch.take(), out=out))
+        fetch, call = (
+            self.pool.start_fetch(mine, "communication", like=whole),
+            self.gathers.collective("all_gather", equal),
+        )
+        return call.run_async(lambda: all_gather(call, fetch.take(), out=whole))
 
-    def deliver(self, unit: Any, piece: xp.Array) -> None:
+    def destination(self) -> xp.Array:
+        """Return a new array for a sum, which must move before it can be added to the shard's gradient."""
+        return track(xp.empty(self.shard.size, self.reduce_dtype, self.device), "communication")
+
+    def store(self, piece: xp.Array) -> None:
+        """Start to move a reduced gradient to the host."""
         # One sum is on its way at a time: more would hold more memory.
-        self.finish()
+        self.finish_store()
         # The first sum since zero_grad may go straight into the shard's gradient.
-        shard = unit.shard
+        shard = self.shard
         target = None if shard.filled or piece.dtype != shard.dtype else shard.grad_buffer()
-        self.pool.storing = unit, self.pool.start_store(piece, "gradient", target)
+        self.pool.storing = self, self.pool.start_store(piece, "gradient", target)
 
-    def finish(self, keep: bool = True) -> None:
+    def finish_store(self, keep: bool = True) -> None:
+        """Wait for the gradient that is on its way to the host; keep: add it to its shard's."""
         if self.pool.storing is not None:
             (unit, transfer), self.pool.storing = self.pool.storing, None
             piece = transfer.wait()
             if keep:
                 unit.add_reduced(piece)
+
+    def settle(self) -> None:
+        """All gradients of a pass are reduced: wait for their way to the host."""
+        self.finish_store()
+        super().settle()
+
+    def forget(self) -> None:
+        """Undo what a backward pass has left behind that an error ended."""
+        self.finish_store(keep=False)
+        super().forget()

@@ -19,11 +19,10 @@ from typing import Any
 from minidist.base.half import is_floating
 from minidist.core.autograd import map_tensors
 from minidist.core.base import arrays as xp
-from minidist.parallel.fsdp_options import Precision
 
 
 @dataclass(frozen=True)
-class MixedPrecisionPolicy(Precision):
+class MixedPrecisionPolicy:
     """The dtypes of a unit. None means: no cast of parameters or output; for `reduce_dtype`, the same as `param_dtype`.
 
     cast_forward_inputs: floating-point tensors among the module's arguments are cast to `param_dtype`.

@@ -26,7 +26,7 @@ def of_unit(unit: FSDPUnit) -> int:
     dtype = getattr(unit, "reduce_dtype", unit.shard.dtype)
     shard, itemsize, copies = unit.shard, np.dtype(dtype).itemsize, 1
     sent = 0
-    replicas, algorithm = getattr(unit.reduce, "replicas", None), unit.reduce.algorithm
+    replicas, algorithm = getattr(unit, "replicas", None), unit.algorithm
     if replicas is not None:
         copies = replicas.size
         sent = shard.comm.size * elements_sent(replicas, "all_reduce", algorithm, shard.size, itemsize)

@@ -62,6 +62,14 @@ class ReplicaGuard(Guard):
         self.statistics: RunningStatistics | None = None
         self._samples: dict[Parameter, slice] = {}  # about 60 values of each, spread over rows and columns
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Wrappers of data parallelism and of ZeRO refuse copies before this.
+        raise UsageError(
+            f"rank {self.comm.rank}: a sharded module cannot be copied or pickled, because each rank has a part of it;"
+            " copy the model before fully_shard, or load gather_tensors(shards_of(model), optimizer)['weights'] into"
+            " another one"
+        )
+
     def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Mapping[str, Any], *comms: Comm) -> None:
         check_axes(wrapper, module, flat.parameters, *comms)
         check_same_model(flat, comms[0], wrapper, settings)
@@ -206,15 +214,15 @@ def check_same_model(flat: FlatParameters, comm: Comm, wrapper: str, settings: M
 
     wrapper: whose `settings` they are, by name. Raises MismatchError on a rank where one of the two differs.
     """
+    if comm.size == 1:
+        return
     # A broadcast of 16 bytes instead of all names: the ranks would hang, or add unrelated gradients, if their models
     # or settings differed.
     text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])
     words: dict[str, Any] = {}
     for name, value in settings.items():
         if name == "mp_policy":
-            from minidist.parallel.mixed_precision import MixedPrecisionPolicy
-
-            words |= (value if isinstance(value, MixedPrecisionPolicy) else MixedPrecisionPolicy()).in_words()
+            words |= value.in_words()
         else:
             words[name] = value
     said = ", ".join(f"{name}={_in_words(value)}" for name, value in words.items())

@@ -18,6 +18,8 @@ def check_sharding(module: Module, op: str, ignored: Collection[Parameter], comm
     op: "avg" or "sum". ignored: parameters of which the user takes care. comms: over which it is sharded, and, if
     there is a second one, over which the shards are equal copies.
     """
+    if any(state.module is module for state in states_of(module)):
+        raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once a module")
     _check_unowned(module, op, ignored)
     _check_ranks(module, comms)
 

@@ -21,10 +21,23 @@ def seen_from(shard: Shard, comm: Comm) -> Shard:
     return other
 
 
+def ranges(shard: Shard) -> list[tuple[Parameter, slice, int, int]]:
+    """Return (parameter, place in the shard, start, stop in the flattened parameter), frozen ones included."""
+    result = []
+    for parameter in shard.flat.parameters:
+        # A shard boundary may cut a parameter; its part in another shard is that rank's.
+        whole = shard.flat.slice_of(parameter)
+        place = shard.place(whole)
+        if place.stop > place.start:
+            start = place.start + shard.start - whole.start
+            result.append((parameter, place, start, start + place.stop - place.start))
+    return result
+
+
 def state_ranges(shard: Shard) -> list[tuple[Parameter, int, int]]:
     """Return (parameter, start, stop in the flattened parameter) of the state of an optimizer on `shard.slices()`."""
-    ranges = [(parameter, start, stop) for parameter, _, start, stop in shard.ranges() if parameter.requires_grad]
-    return ranges or [(p, 0, 0) for p in shard.flat.parameters if p.requires_grad][:1]
+    mine = [(parameter, start, stop) for parameter, _, start, stop in ranges(shard) if parameter.requires_grad]
+    return mine or [(p, 0, 0) for p in shard.flat.parameters if p.requires_grad][:1]
 
 
 def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer: Any = None) -> float:

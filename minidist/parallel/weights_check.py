@@ -9,13 +9,17 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.nn.ops.in_place import sample_step
 
 
 def check_weights(operation: str, module: Module, comm: Comm) -> None:
-    """Raise MismatchError when a rank of `comm` has other weights, at once or with the next message. Sends nothing."""
+    """Raise MismatchError when a rank of `comm` has other weights, at once or with the next message. Sends nothing.
+
+    Raises UsageError where `comm` is no communicator.
+    """
+    check_communicator(comm, operation)
     comm.check_alike(operation, "weights", weights_checksum(module, comm))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import is_half
 from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.core.base.limits import check_number
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.parallel import zero
@@ -62,6 +63,7 @@ class ZeroOptimizer(zero.ZeroOptimizer):
         if stage not in (1, 2):
             raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
         operation_of(reduction)
+        check_number("reduce_bucket_size", reduce_bucket_size, least=1)  # DeepSpeed's files write 5e8
         check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")
         check_communicator(comm, "ZeroOptimizer")
         _check_arguments(optimizer_class, defaults)
@@ -98,7 +100,7 @@ class ZeroOptimizer(zero.ZeroOptimizer):
         """
         if self.stage == 2:
             raise UsageError("no_sync with stage 2, which keeps no whole gradient between micro-batches; use stage=1")
-        return super().no_sync()
+        return self.reducer.no_sync()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Clip by the norm of the whole gradient (see `clip_shards_`); return the norm before.

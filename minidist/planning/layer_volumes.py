@@ -28,6 +28,7 @@ from minidist.job.config.models import ITEMSIZE
 from minidist.job.config.pipeline_plan import blocks_of_stages, make_plan
 from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
 from minidist.parallel.context.orders import part_order, sequence_positions
+from minidist.parallel.fitting_dims import splits_sums
 from minidist.parallel.volume import (
     Volume,
     all_gather_attention_volume,
@@ -57,7 +58,7 @@ LossVolume = Callable[[int, int], Volume]  # of tokens and ranks
 def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
     """Return the elements, by purpose, that all ranks together send inside layers in `config.steps` steps."""
     dims = batches.dims
-    if not dims.splits_sums:
+    if not splits_sums(dims):
         return Counter()
     plan = make_plan(config, batches.accumulation) if dims.pp > 1 else None
     stages = 1 if plan is None else plan.stages
@@ -103,7 +104,7 @@ def forward_elements(config: TrainConfig, batches: Batches) -> Elements:
     """Return the elements, by purpose, that all ranks send inside layers in one forward pass of all micro-batches."""
     stages = make_plan(config, batches.accumulation).stages if batches.dims.pp > 1 else 1
     total: Elements = Counter()
-    if not batches.dims.splits_sums:
+    if not splits_sums(batches.dims):
         return total
     for rows, count in batches.shares.sizes.items():
         layers = Layers(config, batches, rows)

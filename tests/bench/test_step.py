@@ -74,6 +74,7 @@ def test_a_tensor_parallel_step_is_compared_on_ranks_that_share_the_heads():
         bench_tensor_parallel(2, against="troch")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
 def test_a_tensor_parallel_step_runs_under_mpiexec_without_torch():
     from minidist.report.bench.tensor_parallel import bench_tensor_parallel

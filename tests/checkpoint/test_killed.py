@@ -85,6 +85,7 @@ def test_a_killed_process_leaves_the_checkpoint_before_it(tmp_path):
     assert_holds(tmp_path, 2)
 
 
+@pytest.mark.exhaustive
 def test_a_rank_killed_under_mpiexec(tmp_path):
     """Rank 1 dies in the middle of its file; the launcher ends the job, and what was there before loads."""
     pytest.importorskip("mpi4py")

@@ -130,6 +130,7 @@ launch(main, argv=[])
 """
 
 
+@pytest.mark.exhaustive
 def test_two_jobs_under_mpiexec(tmp_path):
     pytest.importorskip("mpi4py")
     command, environment = mpiexec_command(2, ["-c", FIRST, str(tmp_path)])

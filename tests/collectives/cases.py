@@ -17,7 +17,6 @@ from tests.collectives.associations import association
 DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", "int64")}
 DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 OPS = ("sum", "avg", "max", "min", "prod")
-REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 UFUNCS = {"sum": np.add, "avg": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 ALL = sorted((operation, name) for operation, names in ALGORITHMS.items() for name in names)
 

@@ -9,6 +9,7 @@ import pytest
 from minidist.comm.launching import execute, writable
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
 from minidist.core.base.errors import UsageError
+from minidist.core.collectives import ALGORITHMS
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.rules import RULES, as_markdown, check_rules, notices
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
@@ -608,6 +609,14 @@ def test_the_names_of_the_rules_are_unique_and_all_have_a_case():
     names = [rule.name for rule in RULES]
     assert len(names) == len(set(names))
     assert set(CASES) == set(names)
+
+
+def test_the_remedies_about_reductions_name_every_algorithm():
+    remedies = {rule.name: rule.remedy.replace(" or ", ", ").removeprefix("use --reduction ") for rule in RULES}
+    of_shards, of_all = set(ALGORITHMS["reduce_scatter"]), set(ALGORITHMS["all_reduce"])
+    assert set(remedies["reduction-is-no-reduce-scatter"].split(", ")) == of_shards | {"auto"}
+    assert set(remedies["reduction-of-shards-and-copies"].split(", ")) == (of_shards & of_all) | {"auto"}
+    assert {"ring", "ordered"} <= of_shards & of_all
 
 
 def test_the_page_of_rules_is_current():

@@ -127,12 +127,8 @@ def test_only_what_a_function_needs_of_a_notebook_is_run(tmp_path):
     ("text", "message"),
     [
         ("def gpipe(p, m):\n    while True: pass", "computed for more than"),
-        ("import time\ndef gpipe(p, m):\n    x = bytearray(1 << 30)\n    return x", "MemoryError"),
-        ("import os\ndef gpipe(p, m):\n    os._exit(0)", "ended, with exit code 0"),
         ("x = 1 / 0\ndef gpipe(p, m):\n    return x", "cannot be loaded"),
         ("def pipeline(p, m):\n    return []", "defines no gpipe()"),
-        ("def gpipe(p, m):\n    yield p", "gpipe returned a generator, so none of its lines has run; remove `yield`"),
-        ("async def gpipe(p, m):\n    return p", "gpipe returned a coroutine, so none of its lines has run; remove"),
     ],
 )
 def test_limits_and_errors_are_zero_points_and_a_sentence(tmp_path, text, message):

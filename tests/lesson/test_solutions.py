@@ -121,7 +121,8 @@ def test_the_package_takes_par_along_and_no_solution():
     # No file of the package defines a function that is a solution.
     others = {"step", "forward", "load", "save", "in_rank_order"}  # what other functions are called, too
     names = {f"def {function}(" for function in {solutions.solution(name).__name__ for name in exercises()} - others}
-    texts = {path: path.read_text() for path in (ROOT / "minidist" / "lesson").rglob("*.py")}
+    texts = {path: path.read_text() for path in (ROOT / "minidist" / "course" / "lesson").rglob("*.py")}
+    assert len(texts) > 20
     assert [(path.name, name) for path, text in texts.items() for name in names if name in text] == []
 
 

@@ -54,7 +54,7 @@ SAYS = {
 SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight differs, and nothing is reported
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(14)
 @each
 def test_an_injected_bug_is_visible_and_is_caught(exhibit):
     run = run_exhibit(exhibit)

@@ -7,26 +7,23 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.core.autograd import FlopCounter, ShapeError, Tensor, causal_attention
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import batch_coordinates
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import GPT, Block, GPTConfig
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.dims import gradient_axes
-from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.nn import Llama
 from minidist.nn.ops.grouped_attention import grouped_query_attention
 from minidist.nn.recompute import recompute
 from minidist.parallel.context.orders import sequence_positions
 from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.data_parallel import DistributedDataParallel
-from minidist.parallel.tensor import llama_plan
-from minidist.parallel.tensor.sequence_layers import gpt_plan
+from minidist.parallel.fitting_dims import gradient_axes
 from tests.cases import each
 from tests.parallel.split_models import assert_equal, text, train
 from tests.parallel.test_tensor import gpt, llama
@@ -177,18 +174,15 @@ def positions_of(comm, kind):
     return sequence_positions(LENGTH, comm.rank, comm.size, KINDS[kind][1])
 
 
-def context_train(comm, name, kind, optimizer, mesh=None, dropout=0.0):
-    """Each rank has some tokens of every row; gradients are summed over the mesh's dp and cp."""
-    mesh = mesh or init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
-    cp, rows = mesh["cp"], BATCH // mesh.size("dp")
-    model = context_model(cp, name, kind, dropout=dropout)
+def context_train(comm, name, kind, optimizer, dropout=0.0):
+    """Each rank has some tokens of every row; gradients are summed over all ranks."""
+    mesh = init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
+    model = context_model(mesh["cp"], name, kind, dropout=dropout)
     parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
-    model_positions = positions_of(cp, kind)
-    first = rows * mesh.get_local_rank("dp")
+    mine = positions_of(mesh["cp"], kind)
 
     def loss_of(_, step):
-        tokens, targets = (part[first : first + rows] for part in text(step, BATCH, LENGTH, WORDS))
-        mine = model_positions
+        tokens, targets = text(step, BATCH, LENGTH, WORDS)
         return parallel(tokens[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)
 
     def total(flat, loss):
@@ -197,9 +191,7 @@ def context_train(comm, name, kind, optimizer, mesh=None, dropout=0.0):
             all_reduce(comm, value)
         return value[0]
 
-    return train(
-        model, loss_of, optimizer, {}, synchronize=total, flat=parallel.flat, positions=model_positions, length=LENGTH
-    )
+    return train(model, loss_of, optimizer, {}, synchronize=total, flat=parallel.flat, positions=mine, length=LENGTH)
 
 
 @cache
@@ -220,15 +212,10 @@ def one_device_llama_of(heads_for, optimizer, dropout=0.0):
     )
 
 
-def assert_model(ranks, name, kind, optimizer, shape=None, dropout=0.0):
+def assert_model(ranks, name, kind, optimizer, dropout=0.0):
     reference = one_device_gpt if name == "gpt" else one_device_llama_of
     heads_for = 3 if ranks == 3 else 4
-
-    def main(comm):
-        mesh = init_device_mesh(comm, shape, ("dp", "cp")) if shape else None
-        return context_train(comm, name, kind, optimizer, mesh, dropout)
-
-    for history in SimWorld(ranks).run(main):
+    for history in SimWorld(ranks).run(context_train, name, kind, optimizer, dropout):
         assert_equal(history, reference(heads_for, optimizer, dropout))
 
 
@@ -246,45 +233,6 @@ def test_a_model_equals_one_device_in_every_tensor_of_every_step(ranks, name, ki
 @each("kind", KINDS)
 def test_masks_are_drawn_by_global_sample_head_and_position(ranks, name, kind):
     assert_model(ranks, name, kind, "sgd", dropout=0.25)
-
-
-@pytest.mark.parametrize("name", ["gpt", "llama"])
-def test_data_and_context_parallel_together(name):
-    assert_model(4, name, "ring", "adam", (2, 2))
-
-
-@each("name", ["gpt", "llama"], sampled=6)
-@each(("sequence_parallel", "kind"), [(False, "ring"), (True, "ring"), (True, "ulysses")])
-def test_context_and_tensor_parallel_together(name, sequence_parallel, kind):
-    """Each rank has some tokens of each text and some heads, and with the sequence split some of its tokens' norms."""
-    length, dropout = 12, 0.25
-
-    def loss_of(model, step):
-        return model(*text(step, BATCH, length, WORDS), BATCH * length)
-
-    def main(comm):
-        mesh = init_device_mesh(comm, (2, 2), ("cp", "tp"))
-        model = context_model(mesh["cp"], name, kind, length, dropout=dropout)
-        plan = (gpt_plan if name == "gpt" else llama_plan)(WORDS, sequence_parallel)
-        model = parallelize_module(model, mesh["tp"], plan)
-        parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
-        mine = sequence_positions(length, mesh["cp"].rank, 2, KINDS[kind][1])
-
-        def part_of(_, step):
-            tokens, targets = text(step, BATCH, length, WORDS)
-            return parallel(tokens[:, mine], targets[:, mine], BATCH * length, positions=mine)
-
-        def total(_, loss):
-            value = np.array([loss.item()])
-            with purpose("metrics"):
-                all_reduce(mesh["cp"], value)
-            return value[0]
-
-        return train(model, part_of, "adam", mesh, synchronize=total, flat=parallel.flat, positions=mine, length=length)
-
-    expected = train(gpt(4, WORDS, dropout) if name == "gpt" else llama(4, dropout=dropout), loss_of, "adam")
-    for history in SimWorld(4).run(main):
-        assert_equal(history, expected)
 
 
 @pytest.mark.parametrize("ranks", [5, 8])

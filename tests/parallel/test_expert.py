@@ -10,18 +10,15 @@ import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor, concatenate, gelu, linear, softmax
+from minidist.core.autograd import Tensor, gelu, linear, softmax
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
-from minidist.core.nn import GPT, GPTConfig, Module, cross_entropy
+from minidist.core.nn import GPT, GPTConfig, cross_entropy
 from minidist.core.nn.experts import Assignment, MixtureOfExperts, expert_capacity
-from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.expert.dispatch import ExpertParallel, exchange
 from minidist.core.parallel.tensor.parallelize import parallelize_module
-from minidist.parallel.context.orders import sequence_positions
-from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.expert import ExpertDataParallel, ExpertTensorParallel, expert_gpt_plan
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor.grad_norm import global_square_sum
@@ -251,21 +248,6 @@ def test_more_ranks_than_are_usual(ranks, monkeypatch):
 # --- with other axes ---
 
 
-class InGroups(Module):
-    """A mixture on one device whose groups are parts of the sequence, as context-parallel ranks have them."""
-
-    def __init__(self, mixture, parts):
-        self.mixture, self.parts = mixture, parts
-
-    def forward(self, x):
-        pieces, losses = [], []
-        for part in self.parts:
-            pieces.append(self.mixture(x[:, part]))
-            losses.append(self.mixture.auxiliary_loss * (len(part) / x.shape[1]))
-        self.auxiliary_loss = sum(losses[1:], losses[0])
-        return concatenate(pieces, axis=1)[:, np.argsort(np.concatenate(self.parts))]
-
-
 def summed_over(mesh, names):
     def total(_, loss):
         value = np.array([loss.item()])
@@ -274,42 +256,6 @@ def summed_over(mesh, names):
         return value[0]
 
     return total
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(("top_k", "factor"), [(1, 1.0), (2, 4.0)])
-@pytest.mark.parametrize("kind", ["ring", "ulysses"])
-def test_experts_and_context_parallel_together(top_k, factor, kind):
-    attention, order = {"ring": (RingAttention, "zigzag"), "ulysses": (UlyssesAttention, "contiguous")}[kind]
-    parts = [sequence_positions(LENGTH, rank, 2, order) for rank in range(2)]
-
-    def one(model, step):
-        return sum(
-            (model(*group(step, n, 2, 2), 4 * LENGTH) for n in range(1, 2)), model(*group(step, 0, 2, 2), 4 * LENGTH)
-        )
-
-    single = model_of(4, top_k, factor)
-    for block in single.transformer.h:
-        block.mlp = InGroups(block.mlp, parts)
-    expected = train(single, one, "adam")
-
-    def main(comm):
-        mesh = init_device_mesh(comm, (2, 2), ("cp", "ep"))
-        model = GPT(model_of(4, top_k, factor).config, np.float64, 3, attention_fn=attention(mesh["cp"], LENGTH))
-        model = parallelize_module(model, mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
-        parallel = ExpertDataParallel(model, mesh)
-        mine = parts[mesh["cp"].rank]
-
-        def loss_of(_, step):
-            tokens, targets = group(step, mesh["ep"].rank, 2, 2)
-            return parallel(tokens[:, mine], targets[:, mine], 4 * LENGTH, positions=mine)
-
-        return train(
-            model, loss_of, "adam", mesh, synchronize=summed_over(mesh, ("cp", "ep")), flat=Both(parallel.flats)
-        )
-
-    for history in SimWorld(4).run(main):
-        assert_equal(history, expected)
 
 
 @each(

@@ -11,14 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, no_grad
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.layout import Layout
-from minidist.core.base.random import batch_coordinates
-from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
 from minidist.core.optim import SGD, Adam
@@ -28,7 +26,6 @@ from minidist.core.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
     gather_from_tensor_parallel_region,
     reduce_from_tensor_parallel_region,
-    scatter_to_tensor_parallel_region,
 )
 from minidist.core.parallel.tensor.sharding import ShardContext, take_shard
 from minidist.core.parallel.tensor.vocabulary import (
@@ -40,7 +37,6 @@ from minidist.core.parallel.tensor.vocabulary import (
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, ReplicaId, save
 from minidist.nn import Llama, LlamaConfig, causal_attention_composite
 from minidist.nn.recompute import recompute
-from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import (
     boxes,
@@ -58,6 +54,7 @@ from minidist.parallel.tensor.sequence_regions import (
     gather_from_sequence_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_sequence_parallel_region,
+    scatter_to_tensor_parallel_region,
 )
 from minidist.parallel.tensor.styles import ColwiseParallel, HeadParallel, LossParallel, RowwiseParallel, VocabParallel
 from tests.cases import each
@@ -448,42 +445,6 @@ def test_values_of_two_bytes_travel_in_two_bytes(dtype, sequence_parallel, name)
             kept = numbers_of_the_loss if why == "tensor_forward" else 0
             assert 2 * (sent[why] - kept) == value - kept, why
         assert replica == low[0][3]
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["gpt", "llama"])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_data_and_tensor_parallel_together(name, sequence_parallel):
-    """Two replicas of two ranks: tiles and replicas are summed over the data axis, each once."""
-    make, plan = (
-        (lambda: gpt(4, dropout=0.25), gpt_plan) if name == "gpt" else (lambda: llama(4, dropout=0.25), llama_plan)
-    )
-
-    def main(comm):
-        mesh = init_device_mesh(comm, (2, 2), ("dp", "tp"))
-        model = parallelize_module(make(), mesh["tp"], plan(13, sequence_parallel))
-        parallel = DistributedDataParallel(model, mesh["dp"], reduction="sum")
-        row = mesh["dp"].rank
-
-        def loss_of(_, step):
-            tokens, targets = text(step, BATCH, LENGTH, 13)
-            with batch_coordinates(step, row, seed=5):
-                return parallel(tokens[row : row + 1], targets[row : row + 1], BATCH * LENGTH)
-
-        def total(_, loss):
-            value = np.array([loss.item()])
-            with purpose("metrics"):
-                all_reduce(mesh["dp"], value)
-            return value[0]
-
-        history = train(model, loss_of, "adam", mesh, synchronize=total, flat=parallel.flat)
-        for axis in ("dp", "tp"):
-            check_module_replicas(model, mesh[axis], axis)
-        return history
-
-    expected = train(make(), gpt_loss(13), "adam")
-    for history in SimWorld(4).run(main):
-        assert_equal(history, expected)
 
 
 @pytest.mark.parametrize(

@@ -504,36 +504,6 @@ def test_as_hooks_of_data_parallelism_over_several_buckets(name, ranks):
     assert error > 0 or name == "PowerSGD"
 
 
-def test_top_k_of_everything_is_no_compression_bit_for_bit():
-    size = SimWorld(1).run(ddp_gradient, None)[0][0].size
-    for ranks in (1, 3, 4):
-        compressed = SimWorld(ranks).run(ddp_gradient, lambda comm: TopK(comm, size))
-        assert np.array_equal(compressed[0][0], SimWorld(ranks).run(ddp_gradient, None)[0][0])
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda c: TopK(c, 2), Sign, lambda c: QSGD(c, 4), lambda c: PowerSGD(c, 1), lambda c: Cast(c, "float16")],
-    ids=["TopK", "Sign", "QSGD", "PowerSGD", "Cast"],
-)
-def test_descent_reaches_the_common_minimum(make):
-    """Rank r pulls towards its own target; only the sum over the ranks has its zero at the mean of the targets."""
-    targets = [np.random.default_rng(rank).standard_normal((4, 5)) for rank in range(3)]
-
-    def program(comm):
-        weight = Parameter(np.zeros((4, 5)), name="w")
-        (bucket,) = make_buckets(FlatParameters([weight]), 1e9)
-        state = make(comm)
-        for step in range(800):
-            bucket.buffer[...] = (weight.data - targets[comm.rank]).reshape(-1)
-            compress(state, bucket).wait()
-            weight.data[...] -= 0.2 / (1 + step / 25) * bucket.buffer.reshape(4, 5)
-        return weight.data.copy()
-
-    for weight in SimWorld(3).run(program):
-        assert np.abs(weight - sum(targets) / 3).max() < 0.05
-
-
 # --- bad input ---
 
 BAD = {

@@ -6,7 +6,6 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
 from minidist.core.base.errors import UsageError
-from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.replicas_alone import replicas_reference
@@ -216,20 +215,3 @@ def test_a_resumed_job_counts_its_bytes_and_needs_its_replicas(tmp_path):
         SimWorld(2).run(train, config(**made, steps=8, resume=True, from_step=2, micro_batch=3))
     with pytest.raises(UsageError, match="made with --local-steps 2, this job has 0"):
         SimWorld(3).run(train, config(save=str(tmp_path), steps=8, resume=True, from_step=2))
-
-
-@each(
-    ("values", "sentence"),
-    [
-        ({"zero": 1}, "not with --zero"),
-        ({"strategy": "ps", "reduction": "ring"}, "or --strategy ps"),
-        ({"clip": 1.0}, "--clip 1.0 of each replica's own gradient"),
-        ({"compression": "sign", "reduction": "ring"}, "sends no gradients"),
-        ({"precision": "bf16"}, "steps float32 copies of the weights"),
-        ({"noise_scale": True}, "--noise-scale does not combine"),
-    ],
-)
-def test_what_it_does_not_go_with(values, sentence):
-    made = config(local_steps=2, **values)
-    with pytest.raises(UsageError, match=sentence):
-        check_rules(made, resolve_batches(made, 2))

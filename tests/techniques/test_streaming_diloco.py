@@ -159,20 +159,6 @@ def test_a_late_merge_is_found(monkeypatch):
     assert not verdicts[0].equal
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({**STREAM, "outer_fragments": 4}, "--outer-fragments 4 take turns within --local-steps 3 steps"),
-        ({**STREAM, "outer_delay": 3}, "--outer-delay 3 would merge a fragment when it is sent again"),
-        ({"local_steps": 3, "outer_fragments": 2}, "belongs to --outer-optimizer nesterov"),
-    ],
-)
-def test_what_has_no_meaning_is_refused(values, sentence):
-    made = config(**values)
-    with pytest.raises(UsageError, match=sentence):
-        check_rules(made, resolve_batches(made, 2))
-
-
 def test_wrong_arguments():
     def program(comm):
         flat = FlatParameters(MLP([2, 2]).parameters())

@@ -33,7 +33,7 @@ def holds(ranks, tier, **values):
     assert (result.tier, result.ranks, result.steps) == (tier, ranks, 2)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("ranks", "values"),
     [
@@ -64,7 +64,7 @@ def test_what_cuts_no_sum_is_bitwise_equal(ranks, values):
     holds(ranks, "ordered", **values)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("ranks", "values"),
     [
@@ -97,7 +97,7 @@ def test_context_parallel_with_every_other_axis(ranks, values):
     holds(ranks, "float", **DOUBLE, **values)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("ranks", "values"),
     [
@@ -132,8 +132,7 @@ def test_zero_2_gives_a_stages_gradients_back_while_backward_runs():
     assert most(2) < 0.5 * most(1)
 
 
-@pytest.mark.exhaustive  # tests/equality/test_layout_sweep.py does the same with four processes
-@pytest.mark.exhaustive
+@pytest.mark.exhaustive  # tests/train/test_under_mpi.py does the same with two and three processes
 @pytest.mark.mpi(8, timeout=120)
 def test_eight_processes_print_the_digits_of_eight_simulated_ranks(comm):
     config = TrainConfig.make(

@@ -135,7 +135,7 @@ def name_of(case):
     return "-".join(f"{name}={value}" for name, value in case.items()) if isinstance(case, dict) else str(case)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("ranks", "values"), CASES, ids=name_of)
 def test_the_peak_of_the_account_is_numpys(process, ranks, values):
     """Workers and servers run before all observers: they have one peak."""

@@ -76,6 +76,7 @@ def test_staleness_aware_rates():
     assert len(digests) == 2
 
 
+@pytest.mark.exhaustive  # tests/parallel/test_parameter_server.py replays runs of servers and workers alone
 @pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
 def test_a_run_under_mpi_is_replayed_in_the_simulated_world(tmp_path):
     """The order in which the servers' wildcards matched under MPI, chosen again: the same bits, the same messages."""
@@ -261,18 +262,6 @@ BAD = {
     ),
     "bound": ({"consistency": "ssp:-2"}, 3, "bound -2; it must be at least 0"),
     "name": ({"consistency": "ssp"}, 3, "it must be bsp, asp, ssp:S or delay:T"),
-    "zero": ({"zero": 2}, 3, "does not combine with --zero 2"),
-    "clip": ({"clip": 1.0, "consistency": "asp"}, 3, "--clip 1.0 needs the norm"),
-    "every": ({"save": "x", "every": 1, "consistency": "ssp:1"}, 3, "--every 1 needs a moment between two steps"),
-    "each": ({"synchronize_each": True}, 3, "--synchronize-each does not combine with"),
-    "compression": ({"compression": "sign"}, 3, "push whole gradients to servers"),
-    "offload": ({"offload": "optimizer"}, 3, "not built: --offload optimizer on the workers and servers"),
-    "rates": (
-        {"staleness_aware": True},
-        3,
-        "--staleness-aware scales the gradient of one worker, and --consistency bsp applies those of all",
-    ),
-    "no ps": ({"strategy": "auto", "consistency": "asp"}, 3, "belong to --strategy ps"),
 }
 
 

@@ -16,7 +16,6 @@ A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the b
 Proved by: tests/parallel/test_data_parallel.py
 """
 
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -79,10 +78,6 @@ class DistributedDataParallel(Module):
         # ended.
         begins = partial(self.reducer.graph_begins, self.reducer.synchronizing)
         return backward_hooks(self.module(*arguments, **keywords), begins, "output of data parallelism")
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Gradients of passes whose forward runs in the block stay local; the next one outside sums the total."""
-        return self.reducer.no_sync()
 
 
 def equal_replicas(wrapper: str, module: Any, flat: FlatParameters, settings: dict[str, Any], comm: Comm) -> Guard:

@@ -39,19 +39,9 @@ class ParallelDims:
         """Data-parallel ranks that hold the same experts."""
         return self.dp // self.ep
 
-    @property
-    def splits_sums(self) -> bool:
-        """Whether a sum of one micro-batch is split over ranks, so that its rounding differs from one device's."""
-        return self.tp > 1 or self.cp > 1 or self.ep > 1
-
     def axes(self, comm: Comm) -> "Axes":
         """Return this rank's communicators. Sends nothing; every rank calls it."""
         return Axes(self, comm)
-
-
-def gradient_axes(mesh: Mesh) -> Comm:
-    """Return the communicator over which a gradient is summed: of the axes dp and cp, those that the mesh has."""
-    return mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp"))]
 
 
 class Axes:

@@ -104,18 +104,6 @@ class Shard:
             self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
         return self._grad
 
-    def ranges(self) -> list[tuple[Parameter, slice, int, int]]:
-        """Return (parameter, place in the shard, start, stop in the flattened parameter), frozen ones included."""
-        result = []
-        for parameter in self.flat.parameters:
-            # A shard boundary may cut a parameter; its part in another shard is that rank's.
-            whole = self.flat.slice_of(parameter)
-            place = self.place(whole)
-            if place.stop > place.start:
-                start = place.start + self.start - whole.start
-                result.append((parameter, place, start, start + place.stop - place.start))
-        return result
-
     def slices(self) -> list[FlatSlice]:
         """Return this rank's trainable elements, one slice per parameter, for an optimizer.
 
@@ -141,7 +129,8 @@ def shard_square_sums(
     sums = []
     for shard in shards:
         gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
-        sums.append(block_square_sums(gradient, [place for p, place, _, _ in shard.ranges() if p in skip]))
+        flat = shard.flat
+        sums.append(block_square_sums(gradient, [shard.place(flat.slice_of(p)) for p in flat.parameters if p in skip]))
 
     # One all-gather brings those of all shards; a unit's blocks are in order when its ranks' parts follow each other.
     with purpose("clip_norm"):

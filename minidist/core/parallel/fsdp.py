@@ -19,14 +19,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError
 from minidist.core.base.limits import check_whole
 from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import FlatSlice
 from minidist.core.parallel.flat_shards import Shard, sharded_flat
-from minidist.core.parallel.fsdp_state import FSDPState, ignored_in, states_of, units_of
-from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
+from minidist.core.parallel.fsdp_state import FSDPState, states_of, units_of
+from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.guard import new_guard, operation_of
 
 # Communicator -> the stream of its all-gathers, so that they do not queue behind reductions. All models that are
@@ -64,31 +63,30 @@ def fully_shard(
     """
     op = operation_of(reduction)
     check_whole("prefetch", prefetch)
-    if any(state.module is module for state in states_of(module)):
-        raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once a module")
     settings = {
         "reshard_after_forward": reshard_after_forward,
         "prefetch": prefetch,
         "reduction": reduction,
         "algorithm": algorithm,
     }
-    if options or isinstance(mesh, Mesh) or not isinstance(reshard_after_forward, bool):
+    plain = isinstance(reshard_after_forward, bool) and all(type(state) is FSDPState for state in states_of(module))
+    if options or isinstance(mesh, Mesh) or not plain:
         hooks.shard_with_options(module, mesh, settings, options)
         return module
     check_communicator(mesh, "fully_shard")
 
     # What no module inside has taken yet makes one unit. There may be nothing left.
-    guard, ignored = new_guard(op, mesh), ignored_in(module)
-    guard.shards(module, ignored)
-    parameters = [p for p in module.parameters() if p.flat is None and p not in ignored]
+    guard = new_guard(op, mesh)
+    guard.shards(module, ())
+    parameters = [p for p in module.parameters() if p.flat is None]
     units = []
     if parameters:
         shard = Shard(sharded_flat(parameters, mesh), mesh)
         guard.wraps("fully_shard", module, shard.flat, settings, mesh)
-        units = [FSDPUnit(shard, guard, gathers_of(mesh), Reduce(algorithm), keep=not reshard_after_forward)]
+        units = [FSDPUnit(shard, guard, gathers_of(mesh), algorithm, keep=not reshard_after_forward)]
 
     # Its hooks attach it to the module.
-    FSDPState(module, mesh, units, guard, prefetch, ignored)
+    FSDPState(module, mesh, units, guard, prefetch)
     return module
 
 

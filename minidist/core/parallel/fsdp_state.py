@@ -13,8 +13,7 @@ Source: Zhao et al., PyTorch FSDP, VLDB 2023.
 Proved by: tests/parallel/test_fully_shard.py
 """
 
-import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -32,19 +31,10 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.guard import Guard
 
-# A state is kept alive by the hooks of its module; this only finds it.
-_states: "weakref.WeakKeyDictionary[Module, weakref.ref[FSDPState]]" = weakref.WeakKeyDictionary()
-
 
 def states_of(module: Module) -> "list[FSDPState]":
     """Return the states of `module` and of the modules inside it that have one, in the order of the module tree."""
-    references = (_states.get(m) for m in module.modules())
-    return [state for reference in references if reference is not None and (state := reference()) is not None]
-
-
-def ignored_in(module: Module) -> set[Parameter]:
-    """Return the parameters of `module` of which the user takes care, by what the modules inside it were told."""
-    return set[Parameter]().union(*(state.ignored for state in states_of(module)))
+    return [state for m in module.modules() if (state := vars(m).get("fsdp_state")) is not None]
 
 
 def units_of(module: Module) -> list[FSDPUnit]:
@@ -62,28 +52,20 @@ class FSDPState(BackwardObserver):
     running pass, and the reduction in flight.
     """
 
-    def __init__(
-        self,
-        module: Module,
-        comm: Comm,
-        units: Sequence[FSDPUnit],
-        guard: Guard,
-        prefetch: int,
-        ignored: Collection[Parameter] = (),
-    ) -> None:
-        self.module, self.comm, self.units, self.guard = module, comm, units, guard
-        self.prefetch, self.ignored = prefetch, set(ignored)  # the user takes care of these parameters
+    def __init__(self, module: Module, comm: Comm, units: Sequence[FSDPUnit], guard: Guard, prefetch: int) -> None:
+        self.guard, self.module, self.comm, self.units = guard, module, comm, units
+        self.prefetch = prefetch
         self.forward_order: list[FSDPState] = []  # as forwards began in the last pass, and how they ended: reversed,
         self.ended_order: list[FSDPState] = []  # the order in which backward will reach them
         self.began: list[FSDPState] = []  # the same of the pass that is running
         self.ended: list[FSDPState] = []
         self.running: BackwardPass | None = None  # the backward pass; a forward inside it is a replayed one
         self.reducing: FSDPUnit | None = None  # whose reduction is in flight
-        guard.covers(module, (*module.parameters(), *self.ignored))
+        guard.covers(module, module.parameters())
 
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
         self.root = self
-        _states[module] = weakref.ref(self)
+        vars(module)["fsdp_state"] = self
         for state in states_of(module):
             state.root = self
         for unit in units:
@@ -92,18 +74,9 @@ class FSDPState(BackwardObserver):
         module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._post_forward)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise UsageError(
-            f"rank {self.comm.rank}: a sharded module cannot be copied or pickled, because each rank has a part of it;"
-            " copy the model before fully_shard, or load gather_tensors(shards_of(model), optimizer)['weights'] into"
-            " another one"
-        )
-
     # --- forward ---
 
-    def _pre_forward(
-        self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _pre_forward(self, module: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """[1] Gather this module, start to gather the next ones, and mark the inputs for backward."""
         root = self.root
         if root.running is not None and root.running.over:

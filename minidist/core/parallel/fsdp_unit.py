@@ -10,6 +10,7 @@ Source: Zhao et al., PyTorch FSDP, VLDB 2023.
 Proved by: tests/parallel/test_fully_shard.py
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,36 +26,19 @@ from minidist.core.parallel.gradients import UnusedParameterError
 from minidist.core.parallel.guard import Guard
 
 
-class Reduce:
-    """How the gradient of a unit becomes a sum, or a mean: a reduce-scatter. root: the outermost `FSDPState`."""
-
-    def __init__(self, algorithm: str) -> None:
-        self.algorithm = algorithm
-
-    def start(self, unit: "FSDPUnit", root: Any, whole: xp.Array, out: xp.Array) -> Work:
-        """Start to sum each rank's part of `whole` there, in `out`."""
-        shard, op, equal = unit.shard, unit.guard.op, root.guard.of_unit(unit.flat, unit.guard)
-        counts = [shard.size] * shard.comm.size
-        work: Work = reduce_scatter(
-            shard.comm, whole, op, counts=counts, algorithm=self.algorithm, out=out, async_op=True, equal=equal
-        )
-        return work
-
-    def finish(self, unit: "FSDPUnit", root: Any, piece: xp.Array) -> xp.Array:
-        """Return the shard's gradient, from what a reduction has brought."""
-        return piece
-
-
 class FSDPUnit:
     """This rank's shard of a unit, and what of it is in flight. guard: of the `fully_shard` that makes the unit.
 
-    gathers: the stream of its gathers. keep: stay whole from forward until backward. Methods take the `FSDPState` of
+    gathers: the stream of its gathers. algorithm: of its reductions. keep: stay whole from forward until backward.
+    scatter, deliver: start and end a reduction; other functions may take their places. Methods take the `FSDPState` of
     the outermost module, `root`. `minidist.parallel.fsdp_options.OptionalUnit` has further options.
     """
 
-    def __init__(self, shard: Shard, guard: Guard, gathers: Comm, reduce: Reduce, keep: bool = False) -> None:
+    def __init__(self, shard: Shard, guard: Guard, gathers: Comm, algorithm: str, keep: bool = False) -> None:
         self.shard, self.flat, self.guard, self.gathers = shard, shard.flat, guard, gathers
-        self.reduce, self.keep = reduce, keep
+        self.algorithm, self.keep = algorithm, keep
+        self.scatter: Callable[[xp.Array, list[int], xp.Array, str], Any] = self.reduce_scatter
+        self.deliver: Callable[[xp.Array], None] = self.add_reduced
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
 
         self.gather: Work | None = None  # the gather in flight ...
@@ -147,10 +131,16 @@ class FSDPUnit:
         root.finish_reduction()
 
         # (padded elements,) -> (padded elements / ranks,): each rank receives the sum of its shard.
+        counts, equal = [self.shard.size] * self.shard.comm.size, root.guard.of_unit(self.flat, self.guard)
         with purpose("gradient_reduce"):
-            self.reduction = self.reduce.start(self, root, self.flat.grad, self.destination())
+            self.reduction = self.scatter(self.flat.grad, counts, self.destination(), equal)
         self.flat.release_grad()
         root.reducing, self.reduced = self, True
+
+    def reduce_scatter(self, whole: xp.Array, counts: list[int], out: xp.Array, equal: str) -> Any:
+        """Start to sum each rank's part of `whole`, of the number of elements in `counts`, there, in `out`."""
+        how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": equal}
+        return reduce_scatter(self.shard.comm, whole, self.guard.op, async_op=True, out=out, **how)
 
     def destination(self) -> xp.Array:
         """Return the array for a sum: the shard's gradient, unless something is there already."""
@@ -164,11 +154,7 @@ class FSDPUnit:
         assert self.reduction is not None
         piece = self.reduction.wait()
         self.reduction = None
-        self.deliver(self.reduce.finish(self, root, piece))
-
-    def deliver(self, piece: xp.Array) -> None:
-        """Bring a reduced gradient to where the shard lives."""
-        self.add_reduced(piece)
+        self.deliver(piece)
 
     def add_reduced(self, piece: xp.Array) -> None:
         """Add a reduced gradient to the shard's; the first one may lie there already."""

@@ -1,24 +1,25 @@
 """What may watch the ranks that train one model. Here it watches nothing: the core runs without it.
 
-    a wrapper is made      wraps             does it sum over the right ranks, and is the model the same on each?
-    forward                forward_begins    does every rank train?
-    backward               backward_begins   is every gradient reduced, and is the divisor of the loss right?
-    a message              of_bucket, ...    a text that every rank must have equal, which the message compares
-    the gradients are sums backward_ended    what else the ranks must have in common after a step
+    wraps(wrapper, module, flat, settings, *comms)   a wrapper of that name is made, and has sent nothing yet
+    shards(module, ignored)                          the module is to be sharded, but for ignored parameters
+    covers(module, parameters)                       these parameters are taken care of; others are not
+    forward_begins(module)                           a pass through it begins; None: through the one that is covered
+    backward_begins(pass, again)                     its gradients will be reduced, again: with those of an earlier one
+    backward_ended(), forget()                       the gradients of a pass are reduced; an error has ended it
+
+    of_bucket(bucket), of_weights(flat)              a text that every rank must have equal, which a message compares:
+    of_unit(flat, made), of_copies(shard, made)      of a unit or a shard that the guard `made` was told of
 
 Each wrapper has one guard. `hooks.guards` makes it; minidist adds `replica_guard.ReplicaGuard`.
 
 Proved by: tests/base/test_hooks.py, tests/misuse/test_misuse.py
 """
 
-from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from minidist.core.autograd import BackwardPass, Parameter
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
-from minidist.core.nn.flat import FlatParameters
 
 
 class Guard:
@@ -27,42 +28,15 @@ class Guard:
     def __init__(self, op: str, *comms: Comm) -> None:
         self.op, self.comms = op, comms
 
-    def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Mapping[str, Any], *comms: Comm) -> None:
-        """A wrapper of that name is made, and has sent nothing yet; every rank must pass the same settings."""
+    def __getattr__(self, event: str) -> Any:
+        """Each event of the table above does nothing, and no text must be equal."""
+        if event.startswith("_"):
+            raise AttributeError(event)
+        return _nothing
 
-    def shards(self, module: Any, ignored: Collection[Parameter]) -> None:
-        """The module is to be sharded, but for parameters of which the user takes care."""
 
-    def covers(self, module: Any, parameters: Iterable[Parameter]) -> None:
-        """These parameters are taken care of; others of the module, or of the loss, are not."""
-
-    def forward_begins(self, module: Any) -> None:
-        """A pass through the module begins; None: through the one that is covered."""
-
-    def backward_begins(self, running: BackwardPass, again: bool = False) -> None:
-        """A pass begins whose gradients will be reduced. again: with those of an earlier pass."""
-
-    def backward_ended(self) -> None:
-        """The gradients of a pass are reduced."""
-
-    def forget(self) -> None:
-        """An error has ended the pass."""
-
-    def of_bucket(self, bucket: Any) -> str:
-        """Return what every rank must have equal where it reduces a `Bucket`."""
-        return ""
-
-    def of_weights(self, flat: FlatParameters) -> str:
-        """Return what every rank must have equal where it gathers the weights."""
-        return ""
-
-    def of_unit(self, flat: FlatParameters, made: "Guard") -> str:
-        """Return what every rank must have equal where it gathers or reduces a unit that `made` was told of."""
-        return ""
-
-    def of_copies(self, shard: Any, made: "Guard") -> str:
-        """Return what ranks with equal copies of a `Shard` must have equal where they sum its gradient."""
-        return ""
+def _nothing(*_: Any, **__: Any) -> str:
+    return ""
 
 
 def operation_of(reduction: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.base.hooks import attentions, model_checks
-from minidist.core.comm import Comm, check_communicator
+from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MixtureOfExperts, Module
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.expert.dispatch import ExpertParallel
@@ -50,7 +50,6 @@ def apply_context_parallel(
     attention: "ring", or another name of `hooks.attentions`. ulysses: how many neighbours exchange heads in one that
     has rings, too. Every attention module gets the attention as its `attention_fn`.
     """
-    check_communicator(comm, "apply_context_parallel")
     for check in model_checks:
         check("apply_context_parallel", model, comm)
 

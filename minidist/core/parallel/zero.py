@@ -18,13 +18,11 @@ Proved by: tests/parallel/test_zero.py
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base.limits import check_number
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, reduce_scatter
@@ -49,22 +47,13 @@ class ShardReducer(GradientReducer):
     operation = "reduce_scatter"
 
     def __init__(self, shard: Shard, algorithm: str, bucket_size: int, *, keep_whole: bool, guard: Guard) -> None:
-        check_number("reduce_bucket_size", bucket_size, least=1)  # DeepSpeed's files write 5e8
-        flat = shard.flat
-        super().__init__(
-            flat,
-            shard.comm,
-            op=guard.op,
-            algorithm=algorithm,
-            bucket_cap_mb=bucket_size * flat.dtype.itemsize / 1e6,
-            guard=guard,
-        )
+        flat, cap = shard.flat, bucket_size * shard.flat.dtype.itemsize / 1e6
+        super().__init__(flat, shard.comm, op=guard.op, algorithm=algorithm, bucket_cap_mb=cap, guard=guard)
 
-        # The padding travels with the last parameters, so that every element of every shard is reduced.
-        last = self.buckets[0] if self.buckets else None
-
-        # Frozen parameters at the end have no bucket; then the padding behind them is not reduced and stays zero.
-        if last is not None and last.slice.stop == flat.numel:
+        # The padding travels with the last parameters, so that every element of every shard is reduced. Frozen
+        # parameters at the end have no bucket; then the padding behind them is not reduced and stays zero.
+        if self.buckets and self.buckets[0].slice.stop == flat.numel:
+            last = self.buckets[0]
             self.buckets[0] = replace(last, slice=slice(last.slice.start, flat.padded_numel))
             self.bucket_of.update(dict.fromkeys(last.parameters, self.buckets[0]))
         self.shard, self.keep_whole = shard, keep_whole
@@ -193,10 +182,6 @@ class ZeroOptimizer(OptimizerWrapper):
         self.reducer = self.reducer_type(self.shard, algorithm, reduce_bucket_size, keep_whole=stage == 1, guard=guard)
         self.reducer.observe()
         guard.covers(module, self.flat.parameters)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Stage 1: backward passes in the block add to the local gradient; the next one outside reduces the total."""
-        return self.reducer.no_sync()
 
     def zero_grad(self) -> None:
         """Forget local and reduced gradients."""

@@ -144,7 +144,7 @@ class Replicated(DataAxis):
         )
 
     def no_sync(self) -> AbstractContextManager[None]:
-        return self.parallel.no_sync()
+        return self.parallel.reducer.no_sync()
 
 
 class Sharded(DataAxis):
@@ -188,7 +188,7 @@ class ShardedOptimizer(Sharded):
         )
 
     def no_sync(self) -> AbstractContextManager[None]:
-        return self.zero.no_sync() if self.zero.stage == 1 else nullcontext()
+        return self.zero.reducer.no_sync() if self.zero.stage == 1 else nullcontext()
 
     def step(self) -> None:
         self.zero.step()

@@ -14,7 +14,6 @@ from minidist.core.comm import Comm, Mesh, init_device_mesh
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.dims import gradient_axes as axes_of_a_sequence
 from minidist.core.parallel.expert.dispatch import ExpertParallel
 from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.course.museum.exhibit import Recording
@@ -24,6 +23,7 @@ from minidist.parallel.context.orders import sequence_positions
 from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.expert import ExpertDataParallel
+from minidist.parallel.fitting_dims import gradient_axes as axes_of_a_sequence
 from minidist.parallel.tensor import clip_grad_norm_, full_tensor, llama_plan
 from minidist.parallel.tensor.sequence_layers import gpt_plan
 

@@ -7,48 +7,20 @@ once. Sends nothing.
 Proved by: tests/techniques/test_compression.py
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted_path
-from minidist.core.parallel.dims import Axes
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
-from minidist.techniques import Extension, installed
+from minidist.job.checkpoint.saved_job import SavedStrategy
+from minidist.techniques import installed
 
 # What a checkpoint says of state whose technique is not installed.
 UNKNOWN = "arrays of a technique", "resume with this technique"
 
 
-class NamedAxis(Protocol):
-    """What the name of a data axis in a checkpoint follows from."""
-
-    stage: int
-    experts: bool
-
-    @property
-    def replicas(self) -> Any: ...  # a `train.strategies.data_axis.Replicas`
-
-
-class StatefulJob(Protocol):
-    """What the state of a data axis needs to know of a job."""
-
-    @property
-    def extensions(self) -> Sequence[Extension]: ...
-
-
-class StatefulStrategy(Protocol):
-    """What the state of its data axes needs to know of a strategy."""
-
-    axes: Axes
-
-    @property
-    def job(self) -> StatefulJob: ...
-    @property
-    def data_axes(self) -> Sequence[NamedAxis]: ...
-
-
-def axis_state_shards(strategy: StatefulStrategy) -> list[CheckpointShard]:
+def axis_state_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
     """Return what the job's techniques keep of this rank's data axes, for `save`."""
     shards: list[CheckpointShard] = []
     for name, axis in _named(strategy):
@@ -61,7 +33,7 @@ def axis_state_shards(strategy: StatefulStrategy) -> list[CheckpointShard]:
     return shards
 
 
-def load_axis_state(checkpoint: Checkpoint, strategy: StatefulStrategy) -> None:
+def load_axis_state(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
     """Give every technique its state in the checkpoint. Raises UsageError where state of a rank would be lost."""
     # Which kinds of state each technique has on each axis.
     places = [
@@ -101,7 +73,7 @@ def _check_nothing_is_lost(checkpoint: Checkpoint, wanted: Collection[str]) -> N
             )
 
 
-def _named(strategy: StatefulStrategy) -> Iterator[tuple[str, Any]]:
+def _named(strategy: SavedStrategy) -> Iterator[tuple[str, Any]]:
     """Yield (name in the checkpoint, data axis) of each data axis."""
     stages: set[int] = set()
     for axis in strategy.data_axes:

@@ -6,9 +6,6 @@ rank, or on 8 as tp 2 x pp 2 x ZeRO 1. On the same layout the next step has the 
 The position in the data is the number of steps: a step's global batch depends on the seed and the step alone. Dropout
 masks depend on seed, step and sample. So there is no random state to save.
 
-A job and a strategy are known here only by what a checkpoint asks of them (`SavedJob`, `SavedStrategy`): training
-imports checkpoints, and not the other way round.
-
 Proved by: tests/checkpoint/test_resume.py, tests/checkpoint/test_layouts.py
 """
 
@@ -17,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,8 +26,8 @@ from minidist.core.base.arrays import Array, creating
 from minidist.core.base.errors import UsageError, quoted_path, reason
 from minidist.core.comm import Comm
 from minidist.core.parallel.dims import Axes
-from minidist.job.checkpoint.axis_state import NamedAxis, axis_state_shards, load_axis_state
-from minidist.job.checkpoint.buffers import Buffer, buffer_shards, load_buffers
+from minidist.job.checkpoint.axis_state import axis_state_shards, load_axis_state
+from minidist.job.checkpoint.buffers import buffer_shards, load_buffers
 from minidist.job.checkpoint.directory import (
     Checkpoint,
     CheckpointShard,
@@ -43,6 +40,7 @@ from minidist.job.checkpoint.directory import (
 )
 from minidist.job.checkpoint.dry_storage import DryStorage, file_bytes
 from minidist.job.checkpoint.parameter_shards import LocalShard, checkpoint_shards
+from minidist.job.checkpoint.saved_job import SavedAxis, SavedJob, SavedStrategy
 from minidist.job.checkpoint.storage import Storage
 from minidist.job.config.models import llama_inner
 from minidist.job.config.pipeline_plan import make_plan
@@ -72,61 +70,6 @@ FIXED = (
 def fixed_settings() -> tuple[str, ...]:
     """Return the settings, also of techniques, that a resumed job shares with the job that saved its checkpoint."""
     return (*FIXED, *(name for kind in installed() for name in kind.fixed))
-
-
-class SavedPlan(Protocol):
-    """What a checkpoint asks of the batches to come; see `train.batch_plan.BatchPlan`."""
-
-    def state(self) -> dict[str, Any]: ...
-    def samples_of(self, steps: int) -> int: ...
-    def load(self, state: dict[str, Any], steps: int) -> None: ...
-
-
-class SavedJob(Protocol):
-    """What a checkpoint records of a job."""
-
-    config: TrainConfig
-    batches: Batches
-    model: Any
-
-    @property
-    def plan(self) -> SavedPlan: ...
-    @property
-    def extensions(self) -> Sequence[Extension]: ...
-    @property
-    def data_digest(self) -> str: ...
-
-
-class SavedAxis(NamedAxis, Protocol):
-    """What a checkpoint asks of a data axis; see `train.strategies.data_axis.DataAxis`."""
-
-    optimizer: Any
-
-    def weights(self) -> list[LocalShard]: ...
-    def state_ranges(self) -> list[tuple[Parameter, int, int]]: ...
-    def updated(self) -> None: ...
-
-
-class SavedStrategy(Protocol):
-    """What a checkpoint asks of a strategy; see `train.strategies.mesh.MeshStrategy`."""
-
-    axes: Axes
-    updates: int
-
-    @property
-    def job(self) -> SavedJob: ...
-    @property
-    def data_axes(self) -> Sequence[SavedAxis]: ...
-    @property
-    def step_count(self) -> int: ...
-    @property
-    def counts(self) -> dict[str, int]: ...
-    def replica_of(self, axis: Any, parameter: Parameter) -> ReplicaId: ...
-    def owns(self, axis: Any, parameter: Parameter) -> bool: ...
-    def buffers(self) -> Sequence[Buffer]: ...
-    def seen_from(self, comm: Comm) -> Self: ...
-    def scalars(self) -> dict[str, float]: ...
-    def load_scalars(self, scalars: dict[str, float]) -> None: ...
 
 
 def save_job(

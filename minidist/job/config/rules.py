@@ -14,7 +14,6 @@ import string
 from collections.abc import Callable, Collection, Sequence
 
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.collectives import ALGORITHMS
 from minidist.job.config.pipeline_plan import check_stages
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
@@ -56,6 +55,16 @@ def uneven_rows(job: ResolvedJob) -> str:
     """Return what gives ranks different numbers of rows, as text."""
     weights = "" if job.weights is None else f" with --weights {quoted(job.weights, marks=False)}"
     return f"{job.batches.global_batch} rows on {job.dp} data-parallel ranks{weights}"
+
+
+OF_EVERY_OPERATION = ("auto", "ring")  # --reduction
+
+
+def lacks(job: ResolvedJob, operation: str) -> bool:
+    """Return whether the collective has no algorithm that is called as --reduction says."""
+    from minidist.core.collectives import ALGORITHMS
+
+    return job.reduction not in ALGORITHMS[operation]
 
 
 def both(condition: str, name: str, unless: object = None) -> Value:
@@ -160,22 +169,22 @@ CHECKPOINTS = (
 REDUCTIONS = (
     Rule(
         "reduction-is-no-all-reduce",
-        lambda j: j.zero == 0 and j.reduction != "auto" and j.reduction not in ALGORITHMS["all_reduce"],
+        lambda j: j.zero == 0 and j.reduction not in OF_EVERY_OPERATION and lacks(j, "all_reduce"),
         "--reduction {reduction} is an algorithm of reduce-scatter, and without --zero gradients are all-reduced",
         "add --zero 1, or use --reduction rabenseifner, which begins with it",
     ),
     Rule(
         "reduction-is-no-reduce-scatter",
-        lambda j: j.zero > 0 and j.reduction != "auto" and j.reduction not in ALGORITHMS["reduce_scatter"],
+        lambda j: j.zero > 0 and j.reduction not in OF_EVERY_OPERATION and lacks(j, "reduce_scatter"),
         "--reduction {reduction} is an algorithm of all-reduce, and --zero {zero} sends gradients by reduce-scatter",
-        "use --reduction " + ", ".join(sorted(ALGORITHMS["reduce_scatter"])) + " or auto",
+        "use --reduction naive, ordered, recursive_halving, ring, two_level or auto",
     ),
     Rule(
         "reduction-of-shards-and-copies",
         lambda j: (
             j.dp_replicate > 1
-            and j.reduction != "auto"
-            and not (j.reduction in ALGORITHMS["all_reduce"] and j.reduction in ALGORITHMS["reduce_scatter"])
+            and j.reduction not in OF_EVERY_OPERATION
+            and (lacks(j, "all_reduce") or lacks(j, "reduce_scatter"))
         ),
         "--reduction {reduction} is no algorithm of both operations that --dp-replicate {dp_replicate} needs: a"
         " reduce-scatter of gradients, and an all-reduce over the copies of a shard",

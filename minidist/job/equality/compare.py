@@ -30,6 +30,7 @@ from minidist.job.equality.rounding import MARGIN, TOLERANCES, distance_of, grou
 from minidist.job.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.trainer import train
+from minidist.parallel import fitting_dims
 from minidist.techniques import changes_batches, joins_replicas, of_job, own_loop, sums_buckets, weight_differences
 
 FLOAT_BOUND = 1e-12
@@ -308,7 +309,7 @@ def twin_of(config: TrainConfig, dims: ParallelDims) -> str:
 
 def splits_sums(config: TrainConfig, dims: ParallelDims) -> bool:
     """Return whether a sum inside a micro-batch lies on several ranks, so that its order is not one device's."""
-    return dims.splits_sums or (dims.dp > 1 and bool(joins_replicas(config)))
+    return fitting_dims.splits_sums(dims) or (dims.dp > 1 and bool(joins_replicas(config)))
 
 
 def _cut(config: TrainConfig, dims: ParallelDims) -> str:
@@ -316,7 +317,7 @@ def _cut(config: TrainConfig, dims: ParallelDims) -> str:
     if not splits_sums(config, dims):
         order = "the ring's order" if config.reduction == "ring" else "an order of its own"
         return f"--reduction {config.reduction} adds in {order}"
-    if not dims.splits_sums:
+    if not fitting_dims.splits_sums(dims):
         return f"{joins_replicas(config)} adds the rows of all ranks inside a micro-batch"
     axes = (("tp", dims.tp), ("cp", dims.cp), ("ep", dims.ep))
     return next(f"--{name} {degree} cuts the sums inside a micro-batch" for name, degree in axes if degree > 1)

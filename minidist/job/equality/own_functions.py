@@ -104,22 +104,22 @@ def compare_returned(
     """Compare the `returned_tensors` of every rank, in rank order, with those of one device."""
     verdict = ReturnedComparison(tolerance, len(ranks))
     unlike: list[tuple[int, str, Array, Array]] = []  # rank, name, its tensor and that of one device
-    for rank, tensors in enumerate(ranks):
-        for name, actual in tensors.items():
-            what = f"{name or 'the result'} of rank {rank}"
-            if name in alone:
-                wrong = _difference(verdict, actual, alone[name], what)
-                if wrong and actual.dtype.kind in "biuf" and alone[name].dtype.kind in "biuf":
-                    unlike.append((rank, name, actual, alone[name]))
-            else:
-                wrong = f"is not returned on one device{nearest(name, alone)}; give both the same names"
-            if wrong:
-                verdict.first_difference = verdict.first_difference or f"{what} {wrong}"
+    different: list[str] = []
+    for rank, name, actual in ((rank, *item) for rank, tensors in enumerate(ranks) for item in tensors.items()):
+        what = f"{name or 'the result'} of rank {rank}"
+        if name not in alone:
+            wrong = f"is not returned on one device{nearest(name, alone)}; give both the same names"
+        else:
+            wrong = _difference(verdict, actual, alone[name], what)
+            if wrong and {actual.dtype.kind, alone[name].dtype.kind} <= set("biuf"):
+                unlike.append((rank, name, actual, alone[name]))
+        if wrong:
+            different.append(f"{what} {wrong}")
 
     # What no rank returns has not been compared.
-    missing = [name for name in alone if not any(name in tensors for tensors in ranks)]
-    if missing:
-        verdict.first_difference = verdict.first_difference or f"{missing[0]} of one device is returned by no rank"
+    returned = {name for tensors in ranks for name in tensors}
+    different += [f"{name} of one device is returned by no rank" for name in alone if name not in returned]
+    verdict.first_difference = different[0] if different else None
     if unlike:
         verdict.patterns = _patterns(unlike, Context(max(8 * tolerance, 1e-6), {"the world": len(ranks)}))
     return verdict
@@ -127,30 +127,46 @@ def compare_returned(
 
 def _patterns(unlike: Sequence[tuple[int, str, Array, Array]], context: Context) -> list[str]:
     """Return what tensors that differ have in common. unlike: rank, name, tensor, that of one device."""
-    # How each of the first tensors is made of the one that it should be: "2 times (the world has 2 ranks) ours".
-    found: dict[str, list[tuple[int, str]]] = {}
-    for rank, name, actual, expected in unlike[:MOST_EXPLAINED]:
-        pattern = explain(actual.astype(np.float64), expected.astype(np.float64), context)[0]
-        if not pattern.startswith(NO_PATTERN):
-            found.setdefault(re.sub(r"\bours\b", "that of one device", pattern), []).append((rank, name))
-    explained = sum(map(len, found.values()))
-
-    # Where all of a rank's tensors have one factor, and those of the next another one, a sum over ranks is missing.
-    of_rank = {rank: {text for text, who in found.items() if rank in dict(who)} for rank, *_ in unlike}
-    if len(found) > 1 and explained == len(unlike) and all(len(texts) == 1 for texts in of_rank.values()):
-        each = "; ".join(f"of rank {rank}: {text}" for rank, (text,) in list(of_rank.items())[:8])
-        return [
-            f"every tensor that differs is, {each}; the factor is another one on each rank, as where a rank clips by"
-            " the norm of its own parameters, or divides by its own number of tokens"
-        ]
-    if len(found) == 1 and explained == len(unlike) > 1:
-        return [f"each of the {len(unlike)} tensors that differ is {next(iter(found))}"]
+    found = _explained(unlike, context)
+    if sum(map(len, found.values())) == len(unlike):
+        if len(found) == 1 and len(unlike) > 1:
+            return [f"each of the {len(unlike)} tensors that differ is {next(iter(found))}"]
+        if len(found) > 1 and (text := _factor_of_each_rank(found)):
+            return [text]
     if not found and (text := _unreduced(unlike, context)):
         return [text]
     return [
         f"{name or 'the result'} of rank {rank} is {text}" + (f", and {len(more)} more are" if more else "")
         for text, ((rank, name), *more) in list(found.items())[:4]
     ]
+
+
+def _factor_of_each_rank(found: Mapping[str, Sequence[tuple[int, str]]]) -> str:
+    """Return that all tensors of a rank have one factor, and those of the next another one; "" where they have not."""
+    of_rank: dict[int, set[str]] = {}
+    for text, who in found.items():
+        for rank, _ in who:
+            of_rank.setdefault(rank, set()).add(text)
+    if any(len(texts) > 1 for texts in of_rank.values()):
+        return ""
+    each = "; ".join(f"of rank {rank}: {text}" for rank, (text,) in sorted(of_rank.items())[:8])
+    return (
+        f"every tensor that differs is, {each}; the factor is another one on each rank, as where a rank clips by"
+        " the norm of its own parameters, or divides by its own number of tokens"
+    )
+
+
+def _explained(unlike: Sequence[tuple[int, str, Array, Array]], context: Context) -> dict[str, list[tuple[int, str]]]:
+    """Return how the first tensors are made of those that they should be, each with the ranks and names of which it is.
+
+    Such as "2 times (the world has 2 ranks) that of one device".
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for rank, name, actual, expected in unlike[:MOST_EXPLAINED]:
+        pattern = explain(actual.astype(np.float64), expected.astype(np.float64), context)[0]
+        if not pattern.startswith(NO_PATTERN):
+            found.setdefault(re.sub(r"\bours\b", "that of one device", pattern), []).append((rank, name))
+    return found
 
 
 def _unreduced(unlike: Sequence[tuple[int, str, Array, Array]], context: Context) -> str:

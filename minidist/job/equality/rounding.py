@@ -27,6 +27,7 @@ from minidist.core.parallel.dims import ParallelDims
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.difference_patterns import distance
 from minidist.job.equality.snapshot import Snapshot
+from minidist.parallel.fitting_dims import splits_sums
 from minidist.techniques import sums_buckets
 
 MARGIN = 8.0  # times the distance between two of our own runs
@@ -36,7 +37,7 @@ TOLERANCES = "tolerances"  # beside the kinds of a snapshot: "kind/name" -> the 
 
 def is_rounded(config: TrainConfig, dims: ParallelDims) -> bool:
     """Return whether a job is compared within measured rounding."""
-    return config.precision != "fp64" and dims.splits_sums and not sums_buckets(config)
+    return config.precision != "fp64" and splits_sums(dims) and not sums_buckets(config)
 
 
 def group_of(kind: str, name: str) -> str:

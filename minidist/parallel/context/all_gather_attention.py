@@ -16,9 +16,8 @@ Proved by: tests/parallel/test_all_gather_attention.py
 
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor, concatenate, reshape, softmax
+from minidist.core.autograd import Function, Tensor, reshape, softmax
 from minidist.core.autograd.errors import ShapeError
-from minidist.core.autograd.ops.attention import WeightDropout
 from minidist.core.autograd.ops.elementwise import cast
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half
@@ -26,18 +25,22 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.context.positions import SplitAttention, chunks_of, zigzag_positions
+from minidist.core.parallel.context.positions import chunks_of, zigzag_positions
+from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.tensor.regions import contiguous
-from minidist.nn import stack, swapaxes, transpose, where
+from minidist.nn import concatenate, stack, swapaxes, transpose, where
+from minidist.nn.ops.dropout import WeightDropout
 from minidist.parallel.context.document_mask import current_documents
 
 
-class AllGatherAttention(SplitAttention):
+class AllGatherAttention(Module):
     """Causal attention over `length` tokens, inside documents if the call is made in the context `documents(ids)`.
 
     Each rank of `comm` holds its zig-zag part of the tokens (`zigzag_positions`); without a communicator this process
-    holds all. Called as `SplitAttention` is, by GPT and by Llama.
+    holds all. Called as `RingAttention` is, by GPT and by Llama.
     """
+
+    forward: Any = RingAttention.forward  # either form, as it is called
 
     def __init__(self, comm: Comm | None, length: int) -> None:
         self.comm = self.sequence_comm = comm

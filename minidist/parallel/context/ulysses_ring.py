@@ -30,7 +30,7 @@ class UlyssesRingAttention(Module):
     """Causal attention over `length` tokens, split over groups of `ulysses` neighbours of `comm` and over rings.
 
     A rank holds the tokens `sequence_positions(length, rank, ranks, f"zigzag/{ulysses}")`. Called as
-    `SplitAttention` is, by GPT and by Llama. Raises UsageError when `ulysses` does not divide the ranks.
+    `RingAttention` is, by GPT and by Llama. Raises UsageError when `ulysses` does not divide the ranks.
     """
 
     def __init__(self, comm: Comm, length: int, ulysses: int) -> None:

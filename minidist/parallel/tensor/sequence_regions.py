@@ -2,6 +2,7 @@
 
     region                                       forward             backward
     scatter_to_sequence_parallel_region          keep own rows       all-gather
+    scatter_to_tensor_parallel_region            keep own columns    all-gather
     gather_from_sequence_parallel_region         all-gather          reduce-scatter
     reduce_scatter_to_sequence_parallel_region   reduce-scatter      all-gather
 
@@ -24,7 +25,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import reduce_scatter
 from minidist.core.comm import Comm
-from minidist.core.parallel.tensor.regions import Border, Gather, Scatter, contiguous, gathered
+from minidist.core.parallel.tensor.regions import Border, Gather, contiguous, gathered, own_part
 
 SEQUENCE = 1  # the dim of a sequence
 
@@ -33,6 +34,11 @@ def scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """Return this rank's rows of x (batch, T, ...); backward gathers the gradient's rows."""
     _check(comm, x)
     return x if comm.size == 1 else Scatter.apply(x, comm, SEQUENCE)
+
+
+def scatter_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
+    """Return this rank's columns of x; backward gathers the gradient's columns."""
+    return x if comm.size == 1 else Scatter.apply(x, comm, x.ndim - 1)
 
 
 def gather_from_sequence_parallel_region(
@@ -70,6 +76,10 @@ def _scattered_sum(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
 
 def _check(comm: Comm, x: Any) -> None:
     check_divisible(x.shape[SEQUENCE], "tokens of a sequence" if x.ndim > 2 else "columns", comm.size, "tensor")
+
+
+class Scatter(Border):
+    there, back = staticmethod(own_part), staticmethod(gathered)
 
 
 class _GatherSummands(Border):

@@ -14,14 +14,16 @@ Proved by: tests/parallel/test_tensor.py
 from dataclasses import dataclass
 from typing import Any
 
+from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.nn.dropout import AttentionDropout
 from minidist.core.nn.gpt import LanguageModel, TiedHead
 from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
 from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
+from minidist.nn.dropout import AttentionDropout
+from minidist.parallel.tensor.sequence_regions import scatter_to_tensor_parallel_region
 
 
 class ParallelStyle:
@@ -60,14 +62,27 @@ class ColwiseParallel(ParallelStyle):
 
 @dataclass
 class RowwiseParallel(ParallelStyle):
-    """Linear or Conv1D: input features split. input_is_parallel: see `RowParallelLinear`."""
+    """Linear or Conv1D: input features split. input_is_parallel=False: x is whole, and own columns are taken first."""
 
     input_is_parallel: bool = True
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a RowParallelLinear."""
         self.expect(module, name, Linear, Conv1D)
-        return RowParallelLinear(module, context, name, **vars(self))
+        if module.activation is not None:
+            raise UsageError(
+                f"{name} has activation {module.activation!r}, which cannot be applied to the summands of a"
+                " row-parallel layer; give it ColwiseParallel, or take the activation out"
+            )
+        return (RowParallelLinear if self.input_is_parallel else WholeInputRowParallelLinear)(module, context, name)
+
+
+class WholeInputRowParallelLinear(RowParallelLinear):
+    """A row-parallel layer whose input x (..., in) is whole on every rank."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        return super().forward(scatter_to_tensor_parallel_region(x, self.comm))
 
 
 class VocabParallel(ParallelStyle):
@@ -76,6 +91,8 @@ class VocabParallel(ParallelStyle):
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return a VocabParallelEmbedding or a VocabParallelHead."""
         self.expect(module, name, Embedding, TiedHead, Linear)
+        if getattr(module, "bias", None) is not None:
+            raise UsageError(f"the head {module.name!r} has a bias; a vocabulary-parallel head has none")
         return (VocabParallelEmbedding if isinstance(module, Embedding) else VocabParallelHead)(module, context)
 
 

@@ -96,6 +96,13 @@ def divided_states(count: int, copies: int, zero: int, per_parameter: tuple[int,
     }
 
 
+@shared(
+    lambda layout, job, rank, layers: (job,),
+    lambda layout, job, rank, layers: (
+        *(layout.tp, layout.pp, layout.ep, layout.expert_tp, layout.sharding_ranks, layout.zero),
+        *(rank == 0, rank == layout.pp - 1, tuple(layers)),
+    ),
+)
 def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dict[str, int]:
     """Return the bytes of parameters, gradients and optimizer states of one rank of a stage."""
     own = rank_parameters(layout, job, rank, layers)
@@ -212,7 +219,7 @@ def eager_bytes(layout: ClusterLayout, job: Job, layer: int) -> int:
     return 8 * tokens * model.width // outer + round(2 * tokens * inner) // layout.tp
 
 
-def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> int:
+def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int], host: str = "activations") -> int:
     """Return what eager kernels of a rank hold at the fullest moment in addition to fused ones.
 
     What blocks keep (`eager_bytes`), and the loss: of each logit a fused cross-entropy has `logit_bytes`, and PyTorch's
@@ -221,7 +228,7 @@ def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int]
     model, tokens = job.model, layout.micro_batch * job.length // layout.cp
     blocks = _of_a_kind(job, layers)
     largest, _ = blocks[-1]
-    if layout.recompute != "none" or layout.host == "activations":
+    if layout.recompute != "none" or host == "activations":
         kept = eager_bytes(layout, job, largest)  # what is recomputed exists for one block at a time
     else:
         kept = int(sum(count * eager_bytes(layout, job, layer) for layer, count in blocks) * in_flight(layout, rank))
@@ -248,10 +255,27 @@ def rank_memory(
     layout: ClusterLayout, job: Job, rank: int, layers: list[int], calibration: Calibration = CALIBRATION
 ) -> RankMemory:
     """Return the bytes of one rank of a pipeline stage at the fullest moment of a step, by kind."""
+    return kept_on_gpu(layout, job, rank, layers, whole_memory(layout, job, rank, layers, calibration))
+
+
+def kept_on_gpu(layout: ClusterLayout, job: Job, rank: int, layers: list[int], whole: RankMemory) -> RankMemory:
+    """Return the memory of one rank, of which the layout keeps a part on the host. whole: `whole_memory`'s."""
+    if layout.host == "none":
+        return whole
+    largest, _ = _of_a_kind(job, layers)[-1]
+    # Eager kernels keep less where activations leave, because those of one block at a time are there.
+    eager = _eager_of_rank(layout, job, rank, layers) if layout.host == "activations" else whole.eager
+    return RankMemory(*divided(layout, whole.by_kind, 2 * block_activations(layout, job, largest)), eager)
+
+
+def whole_memory(
+    layout: ClusterLayout, job: Job, rank: int, layers: list[int], calibration: Calibration = CALIBRATION
+) -> RankMemory:
+    """Return the memory of one rank as if nothing were on the host."""
     model, t = job.model, layout.tp
     tokens = layout.micro_batch * job.length // layout.cp
     outer = t if layout.sequence_parallel else 1
-    kinds = states(layout, job, rank, layers)
+    kinds = dict(states(layout, job, rank, layers))
 
     # Activations of the micro-batches in flight; embeddings keep a mask, the last norm and projection their inputs.
     blocks = _of_a_kind(job, layers)
@@ -287,10 +311,7 @@ def rank_memory(
         kinds["prefetch"] = 2 * min(job.prefetch, len(layers) - 1) * block.total
         kinds["reducing"] = 4 * block.total
     kinds["constant"] = int(calibration.constant_bytes)
-    eager = _eager_of_rank(layout, job, rank, layers)
-    if layout.host == "none":
-        return RankMemory(kinds, eager=eager)
-    return RankMemory(*divided(layout, kinds, 2 * block_activations(layout, job, largest)), eager)
+    return RankMemory(kinds, eager=_eager_of_rank(layout, job, rank, layers, "none"))
 
 
 def memory_by_rank(layout: ClusterLayout, job: Job, calibration: Calibration = CALIBRATION) -> list[RankMemory]:

@@ -8,19 +8,20 @@ Proved by: tests/planning/test_cluster.py
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice, product
 from operator import itemgetter
 from typing import Any
 
+from minidist.base.process import infrequent_gc
 from minidist.core.base.errors import UsageError
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.fit import Fit, gigabytes
 from minidist.planning.cluster.gpus import MACHINES, Machine
 from minidist.planning.cluster.host import CHOICES
 from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal, stage_layers
-from minidist.planning.cluster.memory import RankMemory, memory_by_rank, rank_memory
+from minidist.planning.cluster.memory import RankMemory, kept_on_gpu, memory_by_rank, whole_memory
 from minidist.planning.cluster.shared import shared
 from minidist.planning.cluster.step_time import StepModel, StepTime
 
@@ -37,12 +38,20 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout of a job on a machine. Memory and time are computed when they are read."""
+    """A layout of a job on a machine. Memory and time are computed when they are read.
+
+    whole: the memory of the pipeline ranks that decide as if nothing were on the host; None computes it.
+    """
 
     layout: ClusterLayout
     job: Job
     machine: Machine
     calibration: Calibration = CALIBRATION
+    whole: dict[int, RankMemory] | None = field(default=None, repr=False, compare=False)
+
+    def on_host(self, host: str) -> "Plan":
+        """Return the plan of the same layout with another part in host memory."""
+        return Plan(replace(self.layout, host=host), self.job, self.machine, self.calibration, self._whole)
 
     @cached_property
     def memory(self) -> list[RankMemory]:
@@ -70,9 +79,17 @@ class Plan:
 
     @cached_property
     def _deciding(self) -> list[tuple[int, RankMemory]]:
+        layout, job = self.layout, self.job
+        stages = stage_layers(layout, job.model.layers)
+        return [(rank, kept_on_gpu(layout, job, rank, stages[rank], whole)) for rank, whole in self._whole.items()]
+
+    @cached_property
+    def _whole(self) -> dict[int, RankMemory]:
+        if self.whole is not None:
+            return self.whole
         stages = stage_layers(self.layout, self.job.model.layers)
         ranks = _deciding_ranks(self.layout, self.job)
-        return [(rank, rank_memory(self.layout, self.job, rank, stages[rank], self.calibration)) for rank in ranks]
+        return {rank: whole_memory(self.layout, self.job, rank, stages[rank], self.calibration) for rank in ranks}
 
     @cached_property
     def host(self) -> tuple[int, int]:
@@ -275,6 +292,7 @@ def _zero_stages(ranks: int, pp: int, host: str | None) -> list[int]:
     return [0, 1, 2, 3] if pp == 1 else [0, 1]
 
 
+@infrequent_gc()
 def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> Search:
     """Return the layouts that fit, those that do not fit, and those that are impossible.
 
@@ -287,10 +305,12 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
     found = _tried(job, machine, fixed, calibration)
     if not found.plans and "host" not in fixed and len(found.refused) > 1:
         # Where no GPU has enough memory, the host may have it. A layout that is wholly given stays what it is.
-        tried = [_tried(job, machine, {**fixed, "host": host}, calibration) for host in CHOICES[1:]]
-        found.plans.extend(plan for one in tried for plan in one.plans)
+        # Parameters there need ZeRO 3, and the other parts any of the layouts that were tried.
+        others = [plan.on_host(host) for host in ("optimizer", "activations") for plan in found.too_large]
+        with_zero_3 = _tried(job, machine, {**fixed, "host": "parameters"}, calibration)
+        found.plans.extend([plan for plan in others if plan.fits] + with_zero_3.plans)
         if not found.plans:
-            found.too_large.extend(plan for one in tried for plan in one.too_large)
+            found.too_large.extend(others + with_zero_3.too_large)
 
     # Without a possible layout the search is an error, with the reason of the first one.
     if not found.plans and not found.too_large:

@@ -71,23 +71,10 @@ def vocab_parallel_distillation_loss(
     p = xp.exp(log_p)
     entropy = -(p * xp.maximum(log_p, -1e30)).sum(axis=-1)
 
-    comm.advance_clock("tensor_forward")
-    with purpose("tensor_forward"):
-        # [1] A rank that has only padding contributes minus infinity.
-        largest = xp.largest(scores, keepdims=False)
-        all_reduce(comm, largest, "max")
-        scores = scores - largest[:, None]
-
-        # [2] The label's logit is on one rank, the others add zero.
-        own = xp.as_array((flat >= first) & (flat < last)).nonzero()[0]
-        column = flat[own] - first
-        sums = xp.zeros((4, flat.size), scores.dtype, scores)
-        sums[0, own] = scores[own, column]
-        hard, soft = xp.exp(scores), xp.exp(scores / temperature)
-        p = p[:, first:last]
-        sums[1], sums[2], sums[3] = hard.sum(axis=-1), soft.sum(axis=-1), (p * scores).sum(axis=-1) / temperature
-        all_reduce(comm, sums)
-    label, total_hard, total_soft, cross = sums
+    # The label's logit is on one rank.
+    own = xp.as_array((flat >= first) & (flat < last)).nonzero()[0]
+    column, p = flat[own] - first, p[:, first:last]
+    hard, soft, (label, total_hard, total_soft, cross) = _of_all_words(comm, scores, p, (own, column), temperature)
 
     # KL(p || q) = -entropy of p - sum p log q. All ranks compute the same loss.
     divergence = xp.log(total_soft) - cross - entropy
@@ -106,6 +93,27 @@ def vocab_parallel_distillation_loss(
     edges = ((x, partial(imul, gradient.reshape(shape))),)
     result = record("vocab_parallel_distillation_loss", loss, edges, cost=15 * scores.size, saved=(gradient,))
     return named_mean(result, mean_over) if mean_over else result
+
+
+def _of_all_words(comm: Comm, scores: Any, p: Any, label: tuple[Any, Any], temperature: float) -> tuple[Any, Any, Any]:
+    """Return exp(z - m) and exp((z - m) / T) of this rank's words, and the four sums of all words.
+
+    scores: z, (rows, own words). p: the teacher's probabilities of these. label: rows and columns of the labels here.
+    """
+    comm.advance_clock("tensor_forward")
+    with purpose("tensor_forward"):
+        # [1] A rank that has only padding contributes minus infinity.
+        largest = xp.largest(scores, keepdims=False)
+        all_reduce(comm, largest, "max")
+        scores = scores - largest[:, None]
+
+        # [2] Ranks without the label add zero.
+        sums = xp.zeros((4, len(scores)), scores.dtype, scores)
+        sums[0, label[0]] = scores[label]
+        hard, soft = xp.exp(scores), xp.exp(scores / temperature)
+        sums[1], sums[2], sums[3] = hard.sum(axis=-1), soft.sum(axis=-1), (p * scores).sum(axis=-1) / temperature
+        all_reduce(comm, sums)
+    return hard, soft, sums
 
 
 def distillation_volume(tokens: int, ranks: int) -> Volume:

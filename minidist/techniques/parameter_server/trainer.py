@@ -112,8 +112,6 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         for extension in job.extensions if comm.rank >= config.servers else ():
             reading = extension.reading(job.sampler, comm.rank - config.servers, range(worker.done, config.steps))
             job.sampler = stack.enter_context(reading)
-        sizes = {p.name: p.size for p in worker.flat.parameters}
-        norms = tuple(layer.weight.size for layer in batch_norms(job.model))
 
         # Push and pull until every worker has made its steps.
         steps = config.steps - worker.done
@@ -135,21 +133,27 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         if config.save:
             _save(comm, config.save, job, noted.last, losses, storage)
 
-    # Observers see this run's steps in order, as those of the training loop do.
-    for step in range(worker.done, config.steps):
-        end = noted.ends[step - worker.done] if noted.ends else None
+    _show(observers, job, comm, losses, worker.done, noted.ends)
+    peak, sizes = dict(account.at_peak), [_sizes(worker)]
+    result = TrainResult(comm.rank, losses, account.peak, peak, sizes, _digest(run.weights), worker.done)
+    return ServedJob(result, run.weights, worker.losses, noted.kept)
+
+
+def _sizes(worker: Worker) -> AxisSizes:
+    """Return the element counts of the model, which every worker has whole."""
+    sizes = {p.name: p.size for p in worker.flat.parameters}
+    norms = tuple(layer.weight.size for layer in batch_norms(worker.job.model))
+    return AxisSizes(0, False, [sum(sizes.values())], [], sizes, norms=norms)
+
+
+def _show(
+    observers: Sequence[Observer], job: Job, comm: Comm, losses: Sequence[float], done: int, ends: Sequence[StepEnd]
+) -> None:
+    """Let observers see the steps after the first `done` in order, as those of the training loop do."""
+    for step in range(done, len(losses)):
+        end = ends[step - done] if ends else None
         for observer in observers:
             observer(StepState(comm.rank, step, losses[step], job, None, comm=comm, end=end))
-    result = TrainResult(
-        comm.rank,
-        losses,
-        account.peak,
-        dict(account.at_peak),
-        [AxisSizes(0, False, [sum(sizes.values())], [], sizes, norms=norms)],
-        _digest(run.weights),
-        worker.done,
-    )
-    return ServedJob(result, run.weights, worker.losses, noted.kept)
 
 
 def _resumed(job: Job, comm: Comm) -> Checkpoint | None:

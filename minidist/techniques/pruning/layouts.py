@@ -19,12 +19,13 @@ from minidist.core.base.arrays import downcast
 from minidist.core.base.layout import cut
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import track
-from minidist.core.collectives import all_gather, reduce_scatter
-from minidist.core.comm import Comm, Work
-from minidist.core.parallel.fsdp_unit import FSDPUnit, Reduce
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm
+from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.gradients import Bucket
 from minidist.parallel.comm_hooks import Then, register_comm_hook
 from minidist.parallel.compressor import compress
+from minidist.parallel.shards import ranges
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner
 
 new_purpose("pruning")
@@ -85,42 +86,40 @@ def exchange_masks(axis: Any, pruner: Pruner) -> None:
     """
     for unit in prunable_units(axis, pruner):
         mine = xp.ones(unit.shard.size, bool, unit.shard.data)
-        for p, place, _, _ in unit.shard.ranges():
+        for p, place, _, _ in ranges(unit.shard):
             if p.name in pruner.masks:
                 mine[place] = pruner.masks[p.name].values
         with purpose("pruning"):
-            unit.reduce = ReduceKept(unit, mine)
+            ReduceKept(unit, mine)
 
 
-class ReduceKept(Reduce):
+class ReduceKept:
     """Reduces only some elements of a unit; the others' gradients become zero. mine: which of this rank's shard (bool).
 
     Every rank needs the bits of all shards, to leave out what their owners do: an all-gather of 1/8 B per element.
     """
 
     def __init__(self, unit: FSDPUnit, mine: xp.Array) -> None:
-        self.before = getattr(unit.reduce, "before", unit.reduce)  # new masks take the place of earlier ones
-        super().__init__(self.before.algorithm)
-        self.kept = track(all_gather(unit.shard.comm, xp.packbits(mine)), "optimizer")
+        self.rank, self.kept = unit.shard.comm.rank, track(all_gather(unit.shard.comm, xp.packbits(mine)), "optimizer")
         self.own = mine  # of the reduction in flight: the elements of the shard that it brings
+        # New masks take the place of earlier ones.
+        before = getattr(unit.scatter, "__self__", None)
+        self.before: Any = before.before if isinstance(before, ReduceKept) else (unit.scatter, unit.deliver)
+        unit.scatter, unit.deliver = self.scatter, self.deliver
 
-    def start(self, unit: FSDPUnit, root: Any, whole: xp.Array, out: xp.Array) -> Work:
-        shard, op, equal = unit.shard, unit.guard.op, root.guard.of_unit(unit.flat, unit.guard)
+    def scatter(self, whole: xp.Array, counts: list[int], out: xp.Array, equal: str) -> Any:
+        """Start to sum what is kept of each rank's part."""
         kept = track(xp.unpackbits(self.kept).view(bool), "workspace")
-        parts = cut(kept, [shard.size] * shard.comm.size)
-        self.own, counts = parts[shard.comm.rank], [int(part.sum()) for part in parts]
+        parts = cut(kept, counts)
+        self.own, counts = parts[self.rank], [int(part.sum()) for part in parts]
         whole = track(downcast(whole, out.dtype)[kept], "communication")
-        out = track(xp.empty(counts[shard.comm.rank], out.dtype, out), "communication")
-        work: Work = reduce_scatter(
-            shard.comm, whole, op, counts=counts, algorithm=self.algorithm, out=out, async_op=True, equal=equal
-        )
-        return work
+        return self.before[0](whole, counts, track(xp.empty(counts[self.rank], out.dtype, out), "communication"), equal)
 
-    def finish(self, unit: FSDPUnit, root: Any, piece: xp.Array) -> xp.Array:
-        sums = self.before.finish(unit, root, piece)
+    def deliver(self, sums: xp.Array) -> None:
+        """Bring the sums to their places, with zeros between them."""
         whole = track(xp.zeros(self.own.size, sums.dtype, sums), "communication")
         whole[self.own] = sums
-        return whole
+        self.before[1](whole)
 
 
 def prunable_units(axis: Any, pruner: Pruner) -> list[FSDPUnit]:

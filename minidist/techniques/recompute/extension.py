@@ -26,6 +26,7 @@ from minidist.core.base.errors import UsageError, quoted
 from minidist.core.parallel.dims import Axes
 from minidist.nn.buffers import named_buffers
 from minidist.nn.recompute import budget_of, recompute
+from minidist.parallel.fitting_dims import splits_sums
 from minidist.techniques import packs_inputs
 from minidist.techniques.extension import Extension, Settings
 from minidist.techniques.rule import Rule
@@ -103,7 +104,7 @@ RULES = (
     ),
     Rule(
         "budget-with-messages-in-blocks",
-        lambda j: _budget(j) is not None and j.dims.splits_sums,
+        lambda j: _budget(j) is not None and splits_sums(j.dims),
         "--recompute {recompute} runs a block once to measure what it keeps, and with --tp, --cp or --ep a block sends"
         " messages",
         "use sqrt or full",

@@ -23,10 +23,6 @@ from minidist.core.base.trace import Trace
 from tests.cases import each
 
 
-class Waits:
-    """What a rank waits in, for a watchdog that is given it."""
-
-
 class FakeWorld:
     """What a watchdog looks at of rank `rank` of 2."""
 

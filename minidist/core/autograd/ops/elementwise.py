@@ -7,9 +7,6 @@ GELU is the tanh form (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016
 x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3). The sweep goes in blocks that stay in the cache. The derivative is
 stored, not recomputed: backward is one multiplication.
 
-Dropout keeps its mask as bools, 1 byte per element (Korthikanti et al., 2022, section 4.1). The caller chooses the
-elements that stay: `nn.Dropout` draws them by their place in the global batch.
-
 Proved by: tests/autograd/test_operations.py, tests/autograd/test_fused.py, tests/autograd/test_half.py
 """
 
@@ -18,9 +15,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError, ShapeError
+from minidist.core.autograd.errors import AutogradError
 from minidist.core.autograd.operands import mismatch, operand, pair, summed_to, unbroadcast
-from minidist.core.autograd.tensor import Tensor, kept, record
+from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast
 
@@ -136,20 +133,3 @@ def gelu(x: Tensor) -> Tensor:
     value, derivative = gelu_with_derivative(x.data)
     kept = x.save(derivative)
     return record("gelu", value, ((x, lambda g: g * kept.data),), cost=11 * x.size, saved=(kept.stored,))
-
-
-def dropout(x: Tensor, keep: xp.Array, scale: float) -> Tensor:
-    """x * scale where keep is true, 0 elsewhere. keep: bools of x's shape; scale: 1 / (1 - p)."""
-    if keep.shape != x.shape:
-        raise ShapeError(f"dropout: a mask of shape {keep.shape} for a tensor of shape {x.shape}")
-    x = operand(x)
-    data = x.data * keep
-    data *= scale
-    mask = kept(keep)
-
-    def grad(g: xp.Array) -> xp.Array:
-        g = g * mask.data
-        g *= scale
-        return g
-
-    return record("dropout", data, ((x, grad),), cost=2 * x.size, saved=(keep,))

@@ -4,6 +4,6 @@ Weights are replicated over the context axis and every rank sees a part of the t
 it is summed over the context axis *and* the data axis, also when there is one replica only. `dims.gradient_axes`
 returns the communicator to give to `DistributedDataParallel(..., reduction="sum")`.
 
-positions.py              the global positions of a rank's tokens, and how models call attention
+positions.py              the global positions of a rank's tokens
 ring_attention.py         ring attention
 """

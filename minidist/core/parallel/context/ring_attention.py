@@ -29,26 +29,29 @@ Proved by: tests/parallel/test_context.py
 from operator import itemgetter
 from typing import Any
 
-from minidist.core.autograd import Tensor, current_flop_counter
+from minidist.core.autograd import Tensor, current_flop_counter, reshape
 from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operands import operand
-from minidist.core.autograd.ops.attention import Drop, WeightDropout
+from minidist.core.autograd.ops.attention import Drop
 from minidist.core.autograd.tensor import record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast, upcast
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
-from minidist.core.parallel.context.positions import SplitAttention, chunks_of, zigzag_positions
+from minidist.core.nn.module import Module
+from minidist.core.parallel.context.positions import chunks_of, zigzag_positions
 from minidist.core.parallel.tensor.regions import contiguous
 
 Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are
 
 
-class RingAttention(SplitAttention):
+class RingAttention(Module):
     """Causal attention over `length` tokens; each rank holds its zig-zag part (`zigzag_positions`).
 
-    Called as `SplitAttention` is, by GPT and by Llama. Every rank must call it for the same layers in the same order.
+    Called with (qkv, heads), qkv (batch, T_local, 3 D), it is an `attention_fn` for GPT, which packs queries, keys and
+    values in one array; with (q, k, v) of shapes (batch, T_local, heads or kv_heads, n) one for Llama. The last
+    argument may be the dropout of the weights. Every rank must call it for the same layers in the same order.
     """
 
     def __init__(self, comm: Comm, length: int) -> None:
@@ -66,7 +69,18 @@ class RingAttention(SplitAttention):
         """Return the global positions of this rank's tokens."""
         return zigzag_positions(self.length, self.comm.rank, self.comm.size)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""
+        # The second argument is the number of heads if x packs q, k and v; otherwise it is k.
+        if isinstance(rest[0], int):
+            heads, *dropout = rest
+            batch, rows, width = x.shape
+            split = reshape(x, (batch, rows, 3, heads, width // (3 * heads)))
+            mixed = self.attend(split[:, :, 0], split[:, :, 1], split[:, :, 2], *dropout)
+            return reshape(mixed, (batch, rows, width // 3))
+        return self.attend(x, *rest)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: Any = None) -> Tensor:
         """Return the outputs (batch, T_local, heads, n) of this rank's queries. Raises ShapeError for wrong shapes."""
         rows = self.rows[self.comm.rank]
         if q.ndim != 4 or q.shape[1] != rows or k.shape != v.shape or k.shape[1] != rows or q.shape[2] % k.shape[2]:
@@ -101,7 +115,7 @@ class RingAttention(SplitAttention):
             "ring_attention", result.stored, edges, prepare=prepare, cost=lambda: (0, [(0, 0)] * 3), saved=saved
         )
 
-    def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
+    def _own_queries(self, dropout: Any, samples: int, heads: int, kv_heads: int) -> Drop:
         """Return the mask of own queries (batch, kv heads, heads of each, queries, all keys), and the scale."""
         # Drawn for all queries and keys as one device does; then the rows of this rank's queries.
         mask = dropout.mask(samples, heads, self.length)[:, :, self.positions()]

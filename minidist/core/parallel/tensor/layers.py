@@ -19,18 +19,13 @@ from typing import Any
 from minidist.core.autograd import Parameter, Tensor, linear, record
 from minidist.core.autograd.operands import operand
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, check_divisible
+from minidist.core.base.errors import check_divisible
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
-from minidist.core.nn.dropout import AttentionDropout
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.regions import (
-    copy_to_tensor_parallel_region,
-    gather_from_tensor_parallel_region,
-    scatter_to_tensor_parallel_region,
-)
+from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext
 
 
@@ -80,23 +75,14 @@ class ColumnParallelLinear(Module):
 class RowParallelLinear(Module):
     """y = x W + b with the input features split: x (..., in / t) on each rank -> (..., out) on all.
 
-    linear, name: as in `ColumnParallelLinear`. input_is_parallel=False: x is whole and its own columns are taken first.
-    Sends an all-reduce of y's size in forward. Raises UsageError for input features that do not divide.
+    linear, name: as in `ColumnParallelLinear`. Sends an all-reduce of y's size in forward. Raises UsageError for input
+    features that do not divide.
     """
 
-    def __init__(
-        self, linear: Linear | Conv1D, context: ShardContext, name: str = "the layer", *, input_is_parallel: bool = True
-    ) -> None:
-        if linear.activation is not None:
-            raise UsageError(
-                f"{name} has activation {linear.activation!r}, which cannot be applied to the summands of a"
-                " row-parallel layer; give it ColwiseParallel, or take the activation out"
-            )
-
+    def __init__(self, linear: Linear | Conv1D, context: ShardContext, name: str = "the layer") -> None:
         # The rows of W are split, and the bias is whole on every rank.
         check_divisible(linear.in_features, f"in features of {name}", context.comm.size, "tensor")
         self.comm, self.name = context.comm, linear.name
-        self.input_is_parallel = input_is_parallel
         self.weight_is_in_out = isinstance(linear, Conv1D)
         self.weight = context.shard_of(linear.weight, 0 if self.weight_is_in_out else 1)
         self.bias = None if linear.bias is None else context.replica_of(linear.bias)
@@ -104,8 +90,6 @@ class RowParallelLinear(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., in / t) -> (..., out)."""
         # This rank's columns of x (..., in / t) meet its rows of W: y (..., out) is a summand.
-        if not self.input_is_parallel:
-            x = scatter_to_tensor_parallel_region(x, self.comm)
         return self.leave(linear(x, self.weight, None, None, self.weight_is_in_out))
 
     def leave(self, y: Tensor) -> Tensor:
@@ -136,15 +120,6 @@ def split_heads(attention: Any, context: ShardContext, name: str) -> Module:
     """
     dropout, comm = attention.attn_dropout, context.comm
     check_divisible(dropout.heads, f"heads of {name}", comm.size, "tensor")
-    attention.attn_dropout = HeadParallelDropout(dropout, comm)
+    attention.attn_dropout = dropout.part(comm.rank, comm.size)
     split: Module = attention
     return split
-
-
-class HeadParallelDropout(AttentionDropout):
-    """The masks of the heads that this rank has: the numbers that one device would draw for them."""
-
-    def __init__(self, whole: AttentionDropout, comm: Comm) -> None:
-        # Masks are drawn by the global number of a head, so this rank's are those of one device.
-        super().__init__(whole.p, whole.heads, first=comm.rank * (whole.heads // comm.size))
-        self.name, self.training = whole.name, whole.training

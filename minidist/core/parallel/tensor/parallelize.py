@@ -20,7 +20,7 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.base.hooks import model_checks, plan_sources
-from minidist.core.comm import Comm, check_communicator
+from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MLP
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
@@ -41,7 +41,6 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     tied parameter that is split in one place only, and for a model that is flat already; MismatchError when a rank has
     other weights, at once or with the next message.
     """
-    check_communicator(comm, "parallelize_module")
     for check in model_checks:
         check("parallelize_module", module, comm)
     context = ShardContext(comm, axis)

@@ -6,7 +6,6 @@ the conjugate of what forward does:
     region                                       forward             backward
     copy_to_tensor_parallel_region        (f)    nothing             all-reduce
     reduce_from_tensor_parallel_region    (g)    all-reduce          nothing
-    scatter_to_tensor_parallel_region            keep own columns    all-gather
     gather_from_tensor_parallel_region           all-gather          keep own columns
 
 Activations are (batch, T, features); columns are the last dim. Forward messages have the purpose `tensor_forward`,
@@ -41,11 +40,6 @@ def copy_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
 def reduce_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """g: return the sum of x over `comm`; backward passes the gradient on unchanged."""
     return x if comm.size == 1 else _Reduce.apply(x, comm, 0)
-
-
-def scatter_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """Return this rank's columns of x; backward gathers the gradient's columns."""
-    return x if comm.size == 1 else Scatter.apply(x, comm, x.ndim - 1)
 
 
 def gather_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
@@ -128,10 +122,6 @@ class _Copy(Border):
 class _Reduce(Border):
     # Every rank has the gradient of the sum, which is that of each summand.
     there, back = staticmethod(_summed), staticmethod(_unchanged)
-
-
-class Scatter(Border):
-    there, back = staticmethod(own_part), staticmethod(gathered)
 
 
 class Gather(Border):

@@ -34,15 +34,10 @@ def take_shard(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Arr
     front = xp.moveaxis(array, dim, 0)
     if layout.padding:
         front = xp.concatenate([front, xp.zeros((layout.padding, *front.shape[1:]), array.dtype, array)])
-    length, blocks, shards = front.shape[0], layout.blocks, ranks // layout.copies
-    if length % (blocks * shards) or ranks % layout.copies:
-        raise UsageError(
-            f"dim {dim} of shape {layout.global_shape} has {length // blocks} entries in each of {blocks} blocks, which"
-            f" do not divide over {ranks} ranks"
-        )
+    blocks, shards = layout.blocks, ranks // layout.copies
 
     # Every block is split into as many parts as there are shards; the shard has its part of each block.
-    size = length // blocks // shards
+    size = front.shape[0] // blocks // shards
     number = rank // layout.copies
     parts = front.reshape(blocks, shards, size, *front.shape[1:])[:, number].reshape(blocks * size, *front.shape[1:])
 
@@ -95,14 +90,9 @@ class ShardContext:
 
         # The first split of this parameter, or one more (experts over ep, then their matrices over tp).
         if before is None or not before.axes:
+            shape = tuple(whole.shape)
             layout = Layout(
-                tuple(whole.shape),
-                (self.axis,),
-                (dim,),
-                blocks=blocks,
-                padding=padding,
-                copies=replicas,
-                ranks=(ranks,),
+                shape, (self.axis,), (dim,), blocks=blocks, padding=padding, copies=replicas, ranks=(ranks,)
             )
         else:
             axes, dims = (*before.axes, self.axis), (*before.dims, dim)

@@ -15,7 +15,7 @@ Proved by: tests/parallel/test_tensor.py
 from functools import partial
 from typing import Any
 
-from minidist.core.autograd import Parameter, ShapeError, Tensor, linear
+from minidist.core.autograd import Parameter, ShapeError, Tensor
 from minidist.core.autograd.operands import operand
 from minidist.core.autograd.ops.cross_entropy import divisor_and_rows, softmax_loss
 from minidist.core.autograd.tensor import named_mean, record
@@ -27,11 +27,8 @@ from minidist.core.comm import Comm
 from minidist.core.nn.gpt import TiedHead
 from minidist.core.nn.layers import Embedding, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.regions import (
-    copy_to_tensor_parallel_region,
-    gather_from_tensor_parallel_region,
-    reduce_from_tensor_parallel_region,
-)
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear
+from minidist.core.parallel.tensor.regions import gather_from_tensor_parallel_region, reduce_from_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext
 
 
@@ -96,26 +93,19 @@ def _own_rows(indices: xp.Array, weight: Parameter, first: int, last: int) -> Te
     return record("vocab_parallel_embedding", data, (), ((operand(weight), grad),), cost=0, saved=(local, own))
 
 
-class VocabParallelHead(Module):
+class VocabParallelHead(ColumnParallelLinear):
     """The output projection: x (..., width) on all -> logits (..., padded V / t) of this rank's words on each.
 
     A column-parallel layer whose weight may be the embedding's shard (tied). The last ranks' padding has logits too;
     `vocab_parallel_cross_entropy` and `GatherLogits` leave them out.
     """
 
+    weight_is_in_out, gather_output = False, False
+    bias = activation = None
+
     def __init__(self, whole: TiedHead | Linear, context: ShardContext, name: str = "") -> None:
-        if getattr(whole, "bias", None) is not None:
-            raise UsageError(f"the head {whole.name!r} has a bias; a vocabulary-parallel head has none")
         self.comm, self.name = context.comm, whole.name
         self.weight = shard_words(whole.weight, context)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., width) -> (..., padded V / t)."""
-        return linear(self.enter(x), self.weight)
-
-    def enter(self, x: Tensor) -> Tensor:
-        """f: x is the same on every rank, so backward sums its gradient."""
-        return copy_to_tensor_parallel_region(x, self.comm)
 
 
 def shard_words(whole: Parameter, context: ShardContext) -> Parameter:

@@ -22,7 +22,7 @@ from minidist.job.train.job import Job, mesh_of, shard_comm
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
 from minidist.optim.runs import empty_state
 from minidist.parallel import gather_tensors, reduced_elements
-from minidist.parallel.shards import seen_from, state_ranges
+from minidist.parallel.shards import ranges, seen_from, state_ranges
 
 
 class Sharded(DataAxis):
@@ -36,7 +36,7 @@ class Sharded(DataAxis):
             LocalShard(p, shard.grad[place], start, stop)
             for shard in self.shards
             if shard.grad is not None
-            for p, place, start, stop in shard.ranges()
+            for p, place, start, stop in ranges(shard)
         ]
 
     def tensors(self) -> Tensors:
@@ -65,7 +65,7 @@ class _EmptyOptimizer:
         self.state = {
             p.name: empty_state(optimizer, p.name, shard.data[place])
             for shard in (shards if optimizer.step_count else ())
-            for p, place, _, _ in shard.ranges()
+            for p, place, _, _ in ranges(shard)
             if p.requires_grad
         }
 
@@ -109,7 +109,7 @@ class FullySharded(data_axis.FullySharded, Sharded):
         return [
             LocalShard(p, shard.data[place], start, stop)
             for shard in self.shards
-            for p, place, start, stop in shard.ranges()
+            for p, place, start, stop in ranges(shard)
         ]
 
     def local_arrays(self) -> list[Array]:
