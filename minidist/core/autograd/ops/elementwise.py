@@ -94,7 +94,7 @@ def pow(x: Tensor, exponent: float) -> Tensor:
     return record("pow", data**exponent, ((x, lambda g: g * (exponent * kept.data ** (exponent - 1))),))
 
 
-_BLOCK = 16 * 1024  # elements; three float32 blocks fit into 192 KiB
+_BLOCK = 32 * 1024  # elements; four float32 blocks are 512 KiB, which fit into a second-level cache
 
 
 def gelu_with_derivative(x: xp.Array) -> tuple[xp.Array, xp.Array]:
@@ -112,18 +112,17 @@ def gelu_with_derivative(x: xp.Array) -> tuple[xp.Array, xp.Array]:
         t += c
         t *= part
         xp.tanh(t, out=t)  # tanh u
-        # derivative = (1 + t)/2 + x/2 (1 - t^2) u', u' = c + 3 c 0.044715 x^2
-        square *= 3 * 0.044715 * c
-        square += c
+        # derivative = (1 + t)/2 + x (1 - t^2) u'/2, u'/2 = c/2 + 1.5 c 0.044715 x^2
+        square *= 1.5 * 0.044715 * c
+        square += 0.5 * c
         square *= part
         xp.multiply(t, t, out=d)
         xp.subtract(1, d, out=d)
         d *= square
         t += 1
-        d += t
-        d *= 0.5
-        t *= part
         t *= 0.5
+        d += t
+        t *= part
     return value, derivative
 
 
