@@ -1,6 +1,6 @@
 """Checks of numbers that a program passes, such as a learning rate, a divisor or a bandwidth.
 
-True is not 1 here, and NaN, for which every comparison is false, is refused.
+True does not count as 1, and NaN, for which every comparison is false, is refused.
 
 Proved by: tests/base/test_limits.py
 """

@@ -1,4 +1,4 @@
-"""Optimizers, learning-rate schedules, clipping and the loss scale: functions of arrays and names, without a rank.
+"""Optimizers and clipping: functions of arrays and names, which know no ranks.
 
 optimizer.py    what all optimizers share: slices, groups of parameters, the state
 sgd.py          SGD, plain and with momentum
