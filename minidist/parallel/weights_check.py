@@ -5,6 +5,8 @@
 Proved by: tests/misuse/test_misuse.py, tests/parallel/test_tensor.py
 """
 
+from collections.abc import Mapping
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -12,14 +14,18 @@ import numpy as np
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.nn.ops.in_place import sample_step
+from minidist.parallel.tensor.styles import check_plan
 
 
-def check_weights(operation: str, module: Module, comm: Comm) -> None:
+def check_weights(operation: str, module: Module, comm: Comm, plan: Mapping[str, Any] | None = None) -> None:
     """Raise MismatchError when a rank of `comm` has other weights, at once or with the next message. Sends nothing.
 
-    Raises UsageError where `comm` is no communicator.
+    plan: of tensor parallelism. Raises UsageError where `comm` is no communicator, or a style has a module of another
+    kind.
     """
     check_communicator(comm, operation)
+    if plan is not None:
+        check_plan(module, plan)
     comm.check_alike(operation, "weights", weights_checksum(module, comm))
 
 
