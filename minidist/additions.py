@@ -126,12 +126,6 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
     return SampledTensor(tensor, version, array)
 
 
-def _grouped_attention(*arguments: Any) -> Any:
-    from minidist.nn.ops.grouped_attention import grouped_query_attention
-
-    return grouped_query_attention(*arguments)
-
-
 def _operation_checks() -> Any:
     from minidist.nn.ops import refusals
 
@@ -144,6 +138,32 @@ def _tensor_methods() -> Any:
 
     hooks.tensor_methods = lambda: tensor_methods
     return tensor_methods
+
+
+def _dropout(p: float) -> Any:
+    from minidist.nn.dropout import AttentionDropout, Dropout
+
+    hooks.dropout, hooks.attention_dropout = Dropout, AttentionDropout
+    return Dropout(p)
+
+
+def _attention_dropout(p: float, heads: int) -> Any:
+    from minidist.nn.dropout import AttentionDropout
+
+    return AttentionDropout(p, heads)
+
+
+def _batch_coordinates(*arguments: Any) -> Any:
+    from minidist.base.coordinates import batch_coordinates
+
+    hooks.batch_coordinates = batch_coordinates
+    return batch_coordinates(*arguments)
+
+
+def _dropped_weights(*arguments: Any) -> Any:
+    from minidist.nn.ops.dropout import dropped_weights
+
+    return dropped_weights(*arguments)
 
 
 def _map_object(value: Any, function: Any) -> Any:
@@ -325,9 +345,12 @@ hooks.kernels_of = _kernels_of
 hooks.half = _half
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
-hooks.grouped_attention = _grouped_attention
+hooks.batch_coordinates = _batch_coordinates
 hooks.operation_checks = _operation_checks
 hooks.tensor_methods = _tensor_methods
+hooks.dropout = _dropout
+hooks.attention_dropout = _attention_dropout
+hooks.dropped_weights = _dropped_weights
 hooks.map_object = _map_object
 hooks.refusals = _refusals
 hooks.buffers = _buffers

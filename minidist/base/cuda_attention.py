@@ -11,7 +11,7 @@ from typing import Any
 
 from minidist.base import cuda_kernels as kernels
 from minidist.base.cuda_products import product
-from minidist.core.autograd.ops.attention import Drop, Saved, dropped
+from minidist.core.autograd.ops.attention import Drop, Saved
 from minidist.core.autograd.tensor import Tensor
 
 Array = Any  # one of CuPy's
@@ -25,7 +25,8 @@ def attention(q: Array, k: Array, v: Array, o: Array, source: Tensor, drop: Drop
         e = product(k[:, :, :end], q[:, :, start:end].swapaxes(2, 3), scale=q.shape[3] ** -0.5)
         inverse = kernels.causal_exponentials(e)
         part = o[:, :, start:end]
-        product(dropped(e, drop, 0, len(q), start, end).swapaxes(2, 3), v[:, :, :end], out=part)
+        weights = e if drop is None else drop(e, 0, len(q), start, end)
+        product(weights.swapaxes(2, 3), v[:, :, :end], out=part)
         part *= inverse
         saved.append((source.save(e), inverse))
     return saved
@@ -42,12 +43,14 @@ def attention_gradients(
         e = kept.data
         # dS = P * (dO V^T - rowsum(dO * O)); P = e / row sums, and the division is in dO already.
         do, delta = kernels.output_gradients(g[:, :, start:end], o[:, :, start:end], inverse)
-        ds = dropped(product(v[:, :, :end], do.swapaxes(2, 3)), drop, 0, len(q), start, end)
+        ds = product(v[:, :, :end], do.swapaxes(2, 3))
+        ds = ds if drop is None else drop(ds, 0, len(q), start, end)
         kernels.score_gradients(ds, delta.swapaxes(2, 3), e)
         # dQ = dS^T K, dK = dS Q, dV = P dO, with scores as (keys, queries).
         product(ds.swapaxes(2, 3), k[:, :, :end], dq[:, :, start:end], scale)
         product(ds, q[:, :, start:end], dk[:, :, :end], scale, add=end < length)
-        product(dropped(e, drop, 0, len(q), start, end), do, dv[:, :, :end], add=end < length)
+        weights = e if drop is None else drop(e, 0, len(q), start, end)
+        product(weights, do, dv[:, :, :end], add=end < length)
 
 
 def _blocks(q: Array) -> Iterator[tuple[int, int]]:

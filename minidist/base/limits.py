@@ -6,6 +6,10 @@ take all memory of the machine, or never end. The limits are far above what a la
 Proved by: tests/base/test_limits.py
 """
 
+from typing import Any
+
+import numpy as np
+
 from minidist.core.base.errors import UsageError, quoted
 
 MAX_RANKS = 100_000  # of a simulated world; each rank has a stack, and in training a model
@@ -31,3 +35,10 @@ def check_count(number: int, flag: str, least: int = 0, most: int = MAX_COUNT) -
 def whole_number(text: str) -> int | None:
     """Return the number that plain decimal digits write, at most MAX_DIGITS of them; None for any other text."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return what is on or off as a bool; raise UsageError unless it is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise UsageError(f"{name}={quoted(value)}; it must be True or False")
+    return bool(value)

@@ -3,6 +3,8 @@
 ops/                operations that the core does without
 containers.py       lists and dicts of modules
 buffers.py          arrays that are state and not trained
+dropout.py          dropout whose masks do not depend on the layout
+norms.py            RMS norm
 state.py            loading the values of a model
 refusals.py         what a module's call refuses
 moving.py           how a model gets to a device
@@ -28,10 +30,13 @@ if TYPE_CHECKING:
     from minidist.nn.containers import ModuleDict as ModuleDict
     from minidist.nn.containers import ModuleList as ModuleList
     from minidist.nn.convolution import Conv2d as Conv2d
+    from minidist.nn.dropout import AttentionDropout as AttentionDropout
+    from minidist.nn.dropout import Dropout as Dropout
     from minidist.nn.llama import Llama as Llama
     from minidist.nn.llama import LlamaBlock as LlamaBlock
     from minidist.nn.llama import LlamaConfig as LlamaConfig
     from minidist.nn.llama import SwiGLUExperts as SwiGLUExperts
+    from minidist.nn.norms import RMSNorm as RMSNorm
     from minidist.nn.ops.checkpoint import checkpoint as checkpoint
     from minidist.nn.ops.comparisons import absolute as absolute
     from minidist.nn.ops.comparisons import maximum as maximum
@@ -54,9 +59,11 @@ if TYPE_CHECKING:
     from minidist.nn.ops.in_place import detect_in_place_changes as detect_in_place_changes
     from minidist.nn.ops.losses import mse_loss as mse_loss
     from minidist.nn.ops.precision import HalfOperand as HalfOperand
+    from minidist.nn.ops.rms_norm import rms_norm as rms_norm
     from minidist.nn.ops.rotary import rotary as rotary
     from minidist.nn.ops.rotary import rotary_angles as rotary_angles
     from minidist.nn.ops.shaping import broadcast_to as broadcast_to
+    from minidist.nn.ops.shaping import concatenate as concatenate
     from minidist.nn.ops.shaping import split as split
     from minidist.nn.ops.shaping import stack as stack
     from minidist.nn.ops.shaping import swapaxes as swapaxes

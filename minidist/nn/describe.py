@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from minidist.core.autograd import Parameter
-from minidist.core.nn.dropout import Dropout
+from minidist.nn.dropout import Dropout
 
 Lines = list[str]
 

@@ -19,12 +19,13 @@ from typing import Any, ClassVar
 from minidist.core.autograd import Parameter, ShapeError, Tensor, reshape
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.nn.dropout import AttentionDropout
 from minidist.core.nn.experts import MixtureOfExperts, auxiliary_losses
 from minidist.core.nn.gpt import LanguageModel, TiedHead, with_own_weight
-from minidist.core.nn.layers import Embedding, Linear, RMSNorm
+from minidist.core.nn.layers import Embedding, Linear
 from minidist.core.nn.module import Module, run_blocks
 from minidist.nn import rotary, rotary_angles, swiglu
+from minidist.nn.dropout import AttentionDropout
+from minidist.nn.norms import RMSNorm
 from minidist.nn.ops.grouped_attention import grouped_query_attention
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)

@@ -6,10 +6,10 @@ Proved by: tests/nn/test_hooks.py, tests/nn/test_modules.py
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from minidist.base.coordinates import current_coordinates
 from minidist.core.autograd import AutogradError, DtypeError, Parameter, Tensor, is_grad_enabled
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import current_coordinates
 from minidist.core.nn.module import Module
 
 

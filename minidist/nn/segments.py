@@ -19,11 +19,11 @@ from functools import reduce
 from math import isqrt
 from typing import Any
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.base.memory import account_memory
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import batch_coordinates
 from minidist.core.nn.module import Module
 from minidist.nn import checkpoint
 

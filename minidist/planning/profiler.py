@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import batch_coordinates
 from minidist.core.pipeline.runtime import PipelineStage, cut_model
 from minidist.core.pipeline.runtime.pipeline import backward_from
 from minidist.core.pipeline.runtime.shapes import FLOATS

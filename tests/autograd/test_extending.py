@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from minidist import nn
+from minidist.base.coordinates import batch_coordinates
 from minidist.base.memory import account_memory
 from minidist.core import autograd as ag
 from minidist.core.autograd import AutogradError, FlopCounter, Function, Parameter, ShapeError, Tensor, backward_hook
-from minidist.core.base.random import batch_coordinates
-from minidist.core.nn import MLP, Dropout, FlatParameters, Linear, Sequential
-from minidist.nn import causal_attention_heads, checkpoint, gradcheck
+from minidist.core.nn import MLP, FlatParameters, Linear, Sequential
+from minidist.nn import Dropout, causal_attention_heads, checkpoint, gradcheck
 from tests.cases import each
 
 

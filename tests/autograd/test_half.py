@@ -12,6 +12,7 @@ from minidist.core import autograd as ag
 from minidist.core.autograd import Parameter, Tensor, contribution_recorder
 from minidist.core.nn import GPT, GPTConfig
 from minidist.nn import causal_attention_heads
+from minidist.nn.ops.dropout import dropout
 from minidist.nn.ops.precision import RULES, result_dtype
 from minidist.techniques.distillation.loss import distillation_loss
 
@@ -44,12 +45,12 @@ OPERATIONS = {
     "softmax": (ag.softmax, [(3, 7)]),
     "log_softmax": (nn.log_softmax, [(3, 7)]),
     "layer_norm": (ag.layer_norm, [(2, 4, 6), (6,), (6,)]),
-    "rms_norm": (ag.rms_norm, [(2, 4, 6), (6,)]),
+    "rms_norm": (nn.rms_norm, [(2, 4, 6), (6,)]),
     "gelu": (ag.gelu, [(3, 7)]),
     "swiglu": (nn.swiglu, [(3, 7), (3, 7)]),
     "tanh": (nn.tanh, [(3, 7)]),
     "sigmoid": (nn.sigmoid, [(3, 7)]),
-    "dropout": (lambda x: ag.dropout(x, np.eye(3, 7) < 1, 1 / 0.9), [(3, 7)]),
+    "dropout": (lambda x: dropout(x, np.eye(3, 7) < 1, 1 / 0.9), [(3, 7)]),
     "causal_attention dropped": (lambda x: ag.causal_attention(x, 2, Dropping()), [(2, 4, 24)]),
     "sqrt": (lambda x: nn.sqrt(x * x + 1.0), [(3, 7)]),
     "rotary": (lambda x: nn.rotary(x, ANGLES), [(2, 4, 2, 6)]),
@@ -73,7 +74,7 @@ OPERATIONS = {
     "neg": (ag.neg, [(3, 7)]),
     "reshape": (lambda x: x.reshape(7, 3), [(3, 7)]),
     "getitem": (lambda x: x[np.array([0, 0, 2])], [(3, 7)]),
-    "concatenate": (lambda a, b: ag.concatenate([a, b]), [(3, 7), (2, 7)]),
+    "concatenate": (lambda a, b: nn.concatenate([a, b]), [(3, 7), (2, 7)]),
 }
 
 

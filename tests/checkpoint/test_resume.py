@@ -35,7 +35,7 @@ def run(ranks, **values):
 
 
 LATE = """
-from minidist.core.base.random import current_coordinates
+from minidist.base.coordinates import current_coordinates
 from minidist.core.nn import Linear, Module
 
 class Late(Module):

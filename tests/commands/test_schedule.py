@@ -252,16 +252,12 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("1f1", "--stages", 2, "--microbatches", 2), "unknown schedule '1f1' (did you mean '1f1b'?)"),
         (("1f1b", "--stages", 2), "needs --microbatches"),
         (("1f1b", "--stages", 2, "--microbatches", 0), "--microbatches is 0"),
-        (("interleaved", "--stages", 2, "--microbatches", 2, "--chunks", 0), "--chunks is 0"),
-        (("interleaved", "--stages", 3, "--microbatches", 7), "take 6 or 8"),
         (
             ("1f1b", "--stages", 10**8, "--microbatches", 10**8),
             "do not fit in memory; a plan has at most 1,000,000 forwards",
         ),
-        (("pipedream", "--stages", 3, "--microbatches", 6, "--option", "replicas=2,2"), "make 4 ranks and there are 3"),
         (("bad.csv",), "bad.csv, line 2, cell 2: '1Q0' is not an action"),
         (("none.csv",), "the plan 'none.csv' cannot be read"),
         (("wrong.csv",), "0B0 comes before 0F0"),
@@ -273,7 +269,6 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
         (("bad.py:h", "--stages", 1, "--microbatches", 1), "returned int"),
         (("bad.py:k", "--stages", 1, "--microbatches", 1), "line 1, cell 1: '1.5' is not an action"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--format", "pdf"), "--format 'pdf'"),
-        (("1f1b", "--stages", 2, "--microbatches", 2, "--times", "F"), "is not a number"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--option", "x"), "write name=value"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--receives", "eager"), "it must be latency, blocking or both"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--times", "F=1,F=2"), "--times gives F twice"),

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import Tensor, cross_entropy, no_grad
-from minidist.core.base.random import batch_coordinates
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
-from minidist.core.nn import GPT, MLP, Dropout, FlatParameters, GPTConfig, Linear, Module, Sequential
+from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig, Linear, Module, Sequential
 from minidist.core.nn.gpt import with_own_weight
 from minidist.core.optim import SGD, AdamW
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
-from minidist.nn import BatchNorm, ModuleDict, mse_loss
+from minidist.nn import BatchNorm, Dropout, ModuleDict, mse_loss
 from minidist.optim import DynamicLossScaler, clip_grad_norm_
 from minidist.parallel import HostPool, MixedPrecisionPolicy, gather_tensors, scaled_step
 from minidist.parallel.context import AllGatherAttention, UlyssesRingAttention
@@ -432,7 +432,7 @@ def a_language_models_own_mean_with_the_sum(comm):
     model(np.zeros((1, 4), int), np.zeros((1, 4), int)).backward()
 
 
-@equal(ranks=3, mpi=True)
+@equal(ranks=3)
 def uneven_rows_with_the_sum_and_the_global_divisor(comm):
     counts = [5, 1, 3]
     model = DistributedDataParallel(mlp(), comm, reduction="sum")

@@ -62,8 +62,9 @@ def test_misuse_in_the_simulated_world(row):
     check_sentence(row, caught)
 
 
-def each_under_mpi(comm):
-    """All rows for so many ranks in one launch: an error on all ranks leaves nothing on its way."""
+@pytest.mark.mpi(2, timeout=60)
+def test_misuse_on_two_ranks_of_mpi(comm):
+    """All rows in one launch: an error on all ranks leaves nothing on its way."""
     chosen = [row for row in TABLE if row.mpi and row.ranks == comm.size]
     assert chosen
     for row in chosen:
@@ -74,13 +75,3 @@ def each_under_mpi(comm):
         with pytest.raises(MinidistError, match=row.pattern) as caught:
             run(row, part)
         check_sentence(row, caught)
-
-
-@pytest.mark.mpi(2, timeout=60)
-def test_misuse_on_two_ranks_of_mpi(comm):
-    each_under_mpi(comm)
-
-
-@pytest.mark.mpi(3, timeout=60)
-def test_misuse_on_three_ranks_of_mpi(comm):
-    each_under_mpi(comm)

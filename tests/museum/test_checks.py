@@ -8,17 +8,17 @@ import weakref
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, Tensor, WeightGradStore
-from minidist.core.base.random import batch_coordinates
-from minidist.core.nn import Dropout, FlatParameters, Linear, Sequential
+from minidist.core.nn import FlatParameters, Linear, Sequential
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage
 from minidist.course.museum import jobs, pipelines, split_jobs
 from minidist.course.museum.memory import saved
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
-from minidist.nn import checkpoint
+from minidist.nn import Dropout, checkpoint
 from tests.pipeline import test_runtime
 from tests.pipeline.cases import plan_of
 

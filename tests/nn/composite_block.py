@@ -10,11 +10,11 @@ from typing import Any
 
 from minidist.core.autograd import Tensor, gelu, reshape, softmax
 from minidist.core.base import arrays as xp
-from minidist.core.nn.dropout import Dropout
 from minidist.core.nn.gpt import GPTConfig
 from minidist.core.nn.layers import Conv1D, LayerNorm
 from minidist.core.nn.module import Module
 from minidist.nn import swapaxes, transpose
+from minidist.nn.dropout import Dropout
 
 
 class CompositeAttention(Module):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.autograd.errors import AutogradError, ShapeError
-from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import Linear, Module
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from minidist.core.autograd import ShapeError, Tensor, rms_norm
+from minidist.core.autograd import ShapeError, Tensor
 from minidist.core.base.errors import UsageError
-from minidist.nn import Llama, LlamaConfig, SwiGLUExperts, gradcheck, rotary, rotary_angles, swiglu
+from minidist.nn import Llama, LlamaConfig, SwiGLUExperts, gradcheck, rms_norm, rotary, rotary_angles, swiglu
 from minidist.nn.llama import LlamaMLP
 from tests.cases import each
 

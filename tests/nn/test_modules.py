@@ -3,24 +3,12 @@
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import AutogradError, Parameter, ShapeError, Tensor, causal_attention
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import batch_coordinates, initial_weight
-from minidist.core.nn import (
-    GPT,
-    MLP,
-    AttentionDropout,
-    Block,
-    Conv1D,
-    Dropout,
-    Embedding,
-    FlatParameters,
-    GPTConfig,
-    LayerNorm,
-    Linear,
-    Module,
-)
-from minidist.nn import causal_attention_composite, gradcheck
+from minidist.core.base.random import initial_weight
+from minidist.core.nn import GPT, MLP, Block, Conv1D, Embedding, FlatParameters, GPTConfig, LayerNorm, Linear, Module
+from minidist.nn import AttentionDropout, Dropout, causal_attention_composite, gradcheck
 
 TINY = GPTConfig(vocab_size=11, n_positions=6, n_embd=8, n_layer=2, n_head=2)
 

@@ -4,10 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.base.memory import account_memory
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import GPT, MLP, GPTConfig, Module
 from minidist.nn.recompute import recompute
 from minidist.planning import block_bytes

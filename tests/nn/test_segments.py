@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.base.memory import account_memory
 from minidist.core.autograd import Tensor, record
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.nn.llama import Llama, LlamaConfig
 from minidist.nn.recompute import recompute

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import contribution_recorder
-from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import block_square_sums, clip_coefficient, norm_from_blocks, scale_gradients_

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minidist.core.base.random import batch_coordinates
+from minidist.base.coordinates import batch_coordinates
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD, Adam
 from minidist.parallel.tensor import full_tensor

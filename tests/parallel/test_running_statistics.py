@@ -5,10 +5,10 @@ import copy
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import batch_coordinates
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import Linear, Module, Sequential

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
-from minidist.core.base.random import batch_coordinates
 from minidist.nn import BatchNorm
 from minidist.parallel.sync_batch_norm import convert_sync_batchnorm, sync_batch_norm_bytes
 

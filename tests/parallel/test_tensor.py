@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, no_grad
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.layout import Layout
-from minidist.core.base.random import batch_coordinates
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
 from minidist.core.optim import SGD, Adam

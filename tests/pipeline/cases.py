@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import Tensor, contribution_recorder, cross_entropy
-from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD, Adam

@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.base.memory import account_memory
 from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import batch_coordinates
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.optim import DynamicLossScaler

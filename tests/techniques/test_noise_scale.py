@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import FlatParameters
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches

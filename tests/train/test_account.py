@@ -5,10 +5,10 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.base.memory import account_memory
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.core.base.random import batch_coordinates
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import AdamW

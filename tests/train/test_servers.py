@@ -76,6 +76,7 @@ def test_staleness_aware_rates():
     assert len(digests) == 2
 
 
+@pytest.mark.exhaustive  # tests/parallel/test_parameter_server.py replays runs of servers and workers alone
 @pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
 def test_a_run_under_mpi_is_replayed_in_the_simulated_world(tmp_path):
     """The order in which the servers' wildcards matched under MPI, chosen again: the same bits, the same messages."""

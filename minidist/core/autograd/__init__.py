@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from minidist.core.autograd.modes import contribution_recorder, is_grad_enabled, no_grad, set_grad_enabled
     from minidist.core.autograd.ops.attention import causal_attention
     from minidist.core.autograd.ops.cross_entropy import cross_entropy
-    from minidist.core.autograd.ops.elementwise import add, div, dropout, gelu, mul, neg, pow, sub
-    from minidist.core.autograd.ops.layer_norm import layer_norm, rms_norm
+    from minidist.core.autograd.ops.elementwise import add, div, gelu, mul, neg, pow, sub
+    from minidist.core.autograd.ops.layer_norm import layer_norm
     from minidist.core.autograd.ops.linear import embedding, linear, matmul
     from minidist.core.autograd.ops.reductions import mean, softmax, sum
-    from minidist.core.autograd.ops.shaping import concatenate, getitem, reshape
+    from minidist.core.autograd.ops.shaping import getitem, reshape
     from minidist.core.autograd.parameter import BackwardObserver, Gradient, Parameter
     from minidist.core.autograd.tensor import MeanOfRows, Node, SavedTensor, Tensor, record
     from minidist.core.base.watchers import FlopCounter, current_flop_counter

@@ -9,6 +9,7 @@ Proved by: tests/base/test_hooks.py
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from minidist.core.base.errors import UsageError
@@ -68,12 +69,33 @@ def _none(_: Any) -> dict[Any, Any]:
     return {}
 
 
+def _any_place(*_: Any) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
 def _as_given(name: str, value: Any) -> Any:
     return value
 
 
 def _no_text(_: Any) -> str:
     return ""
+
+
+class _NoDropout:
+    """Dropout that drops nothing; heads: those of an attention whose weights it would drop."""
+
+    active = False
+
+    def __init__(self, p: float, heads: int = 0) -> None:
+        self.heads = heads
+        if p:
+            _not_in_the_core()
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+    def part(self, rank: int, ranks: int) -> Any:
+        return self
 
 
 def _not_in_the_core(*_: Any) -> Any:
@@ -97,12 +119,17 @@ half: Callable[[], Any] = _not_in_the_core
 precision: Callable[[], Any] = _not_in_the_core
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
-# (q, k, v, dropout) -> the outputs: attention in which query heads share a key-value head.
-grouped_attention: Callable[..., Any] = _not_in_the_core
 # The module nn/ops/refusals.py: what operations, losses and parameters refuse.
 operation_checks: Callable[[], Any] = _NoChecks
 # The module nn/ops/tensor_methods.py: methods of a tensor that the core does without.
 tensor_methods: Callable[[], Any] = _not_in_the_core
+# The classes of nn/dropout.py: of elements with a probability, and of the weights of attention with a number of heads.
+dropout: Callable[[float], Any] = _NoDropout
+attention_dropout: Callable[[float, int], Any] = _NoDropout
+# (step, first row, seed, positions, length of a text) -> a context in which draws depend on the place in the batch.
+batch_coordinates: Callable[..., AbstractContextManager[Any]] = _any_place
+# (dropout, samples, heads, length) -> a function that drops weights of attention (`Drop` of attention.py).
+dropped_weights: Callable[[Any, int, int, int], Any] = _not_in_the_core
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 # The module nn/refusals.py: what a module's call refuses.

@@ -53,13 +53,6 @@ def check_whole(name: str, value: Any, least: int = 0) -> int:
     return number
 
 
-def check_flag(name: str, value: Any) -> bool:
-    """Return what is on or off as a bool; raise UsageError unless it is True or False."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise UsageError(f"{name}={quoted(value)}; it must be True or False")
-    return bool(value)
-
-
 def is_size(number: float) -> bool:
     """Whether a number can be a time, a rate or a size: 0, or from MIN_VALUE up to MAX_VALUE. False for NaN."""
     return number == 0 or MIN_VALUE <= number <= MAX_VALUE

@@ -25,7 +25,6 @@ from minidist.core.autograd import Parameter, ShapeError, Tensor, causal_attenti
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
-from minidist.core.nn.dropout import AttentionDropout, Dropout
 from minidist.core.nn.experts import MixtureOfExperts, auxiliary_losses
 from minidist.core.nn.layers import Conv1D, Embedding, LayerNorm
 from minidist.core.nn.module import Identity, Module, run_blocks
@@ -75,8 +74,8 @@ class Attention(Module):
         self.attention_fn = attention_fn
         self.c_attn = Conv1D(width, 3 * width, dtype=dtype, seed=None)
         self.c_proj = Conv1D(width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
-        self.attn_dropout = AttentionDropout(config.attention_dropout, config.n_head)
-        self.resid_dropout = Dropout(config.dropout)
+        self.attn_dropout = hooks.attention_dropout(config.attention_dropout, config.n_head)
+        self.resid_dropout = hooks.dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, D) -> (batch, T, D)."""
@@ -94,7 +93,7 @@ class FeedForward(Module):
         width = config.n_embd
         self.c_fc = Conv1D(width, 4 * width, activation="gelu", dtype=dtype, seed=None)
         self.c_proj = Conv1D(4 * width, width, dtype=dtype, scale=0.02 * (2 * config.n_layer) ** -0.5, seed=None)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = hooks.dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, D) -> (batch, T, D)."""
@@ -209,7 +208,7 @@ class Transformer(Module):
     def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
         self.wte = Embedding(config.vocab_size, config.n_embd, dtype, scale=0.02, seed=None)
         self.wpe = Embedding(config.n_positions, config.n_embd, dtype, scale=0.01, seed=None)
-        self.drop = Dropout(config.dropout)
+        self.drop = hooks.dropout(config.dropout)
         self.h = [Block(config, dtype, attention_fn) for _ in range(config.n_layer)]
         self.ln_f = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
 

@@ -1,14 +1,14 @@
 """Layers: PyTorch's Linear and GPT-2's Conv1D, which differ only in the order of the weight's dims; Embedding, which
-looks up rows by number; and the norms, which give each vector a fixed scale, so that deep models train.
+looks up rows by number; and layer norm, which gives each vector a fixed scale, so that deep models train.
 
-Sources: Ba et al., "Layer Normalization", 2016; Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019.
+Source: Ba et al., "Layer Normalization", 2016.
 
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
 """
 
 from typing import Any
 
-from minidist.core.autograd import Parameter, Tensor, embedding, layer_norm, rms_norm
+from minidist.core.autograd import Parameter, Tensor, embedding, layer_norm
 from minidist.core.autograd.ops.linear import linear
 from minidist.core.base import arrays as xp
 from minidist.core.nn.module import Module
@@ -93,16 +93,3 @@ class LayerNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., features) -> (..., features)."""
         return layer_norm(x, self.weight, self.bias, self.eps)
-
-
-class RMSNorm(Module):
-    """Divides by the root mean square of the last dim, then scales: weight (features,)."""
-
-    def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
-        self.eps = eps
-        self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
-        self.initialize(seed)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., features) -> (..., features)."""
-        return rms_norm(x, self.weight, self.eps)

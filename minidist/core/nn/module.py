@@ -116,10 +116,7 @@ class Module:
 
     def modules(self) -> Iterator["Module"]:
         """This module and all below it, parents first."""
-        yield self
-        for _, value in self._members():
-            if isinstance(value, Module):
-                yield from value.modules()
+        return (module for _, module in self.named_modules())
 
     def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """As `named_parameters`, but a tied parameter under each of its names."""

@@ -33,9 +33,9 @@ import numpy as np
 
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import MinidistError, UsageError, quoted
-from minidist.core.base.random import batch_coordinates
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
@@ -108,7 +108,7 @@ class Task(ABC):
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
         """Return the context in which a micro-batch runs: it sets the coordinates of its samples, for dropout."""
-        return batch_coordinates(step, self.first_row(number), self.seed, self.positions, self.context)
+        return hooks.batch_coordinates(step, self.first_row(number), self.seed, self.positions, self.context)
 
     def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
         """Return inputs and targets of micro-batch `number` of a step; if sequences are split, this rank's tokens."""

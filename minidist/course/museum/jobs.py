@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.coordinates import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base.arrays import Array
-from minidist.core.base.random import batch_coordinates
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, init_device_mesh

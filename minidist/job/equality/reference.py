@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.autograd import Tensor, concatenate
+from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
@@ -42,6 +42,7 @@ from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.train.job import Job, build
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.update import finish_step
+from minidist.nn import concatenate
 from minidist.parallel.context.orders import part_order, sequence_positions
 from minidist.techniques import joins_replicas, of_job
 

@@ -9,7 +9,9 @@ rotary.py          rotary position embedding
 swiglu.py          the gate of a SwiGLU layer
 tensor_methods.py  a tensor's methods that the core does without
 functions.py       functions of each element, and maxima
-shaping.py         transpose, stretch, stack and split
+shaping.py         transpose, stretch, join, stack and split
+rms_norm.py        RMS normalisation
+dropout.py         dropout of elements, and of the weights of attention
 losses.py          the squared error
 refusals.py        what operations, losses and parameters refuse
 comparisons.py     operations that choose between two elements

@@ -6,12 +6,12 @@ Proved by: tests/autograd/test_fused.py
 from math import pi, sqrt
 
 from minidist.core.autograd.ops import reductions
-from minidist.core.autograd.ops.attention import WeightDropout
-from minidist.core.autograd.ops.elementwise import dropout as dropped
 from minidist.core.autograd.ops.shaping import reshape
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
 from minidist.nn.ops import comparisons, shaping
+from minidist.nn.ops.dropout import WeightDropout
+from minidist.nn.ops.dropout import dropout as dropped
 from minidist.nn.ops.functions import tanh
 
 

@@ -8,11 +8,12 @@ Proved by: tests/autograd/test_fused.py, tests/nn/test_llama.py
 from operator import itemgetter
 
 from minidist.core.autograd.operands import mismatch, operand
-from minidist.core.autograd.ops.attention import WeightDropout, attend, attention_gradients, kept_arrays
+from minidist.core.autograd.ops.attention import attend, attention_gradients, kept_arrays
 from minidist.core.autograd.ops.shaping import reshape
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.nn.ops import shaping
+from minidist.nn.ops.dropout import WeightDropout, dropped_weights
 
 
 def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
@@ -24,7 +25,7 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropo
     q, k, v = operand(q), operand(k), operand(v)
     values = q.data
     o = xp.empty(q.shape, values.dtype, values)
-    drop = None if dropout is None else (dropout.mask(q.shape[0], q.shape[1], q.shape[2]), dropout.scale)
+    drop = None if dropout is None else dropped_weights(dropout, *q.shape[:3])
     saved = attend(values, k.data, v.data, o, q, drop)
     y = q.save(o)
     o = y.stored

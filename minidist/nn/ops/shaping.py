@@ -1,4 +1,4 @@
-"""Operations that move elements, in addition to those of the core: transpose, stretch, stack and split.
+"""Operations that move elements, in addition to those of the core: transpose, stretch, join, stack and split.
 
 Proved by: tests/autograd/test_operations.py
 """
@@ -6,9 +6,9 @@ Proved by: tests/autograd/test_operations.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.core.autograd.errors import ShapeError
+from minidist.core.autograd.errors import DtypeError, ShapeError
 from minidist.core.autograd.operands import summed_to
-from minidist.core.autograd.ops.shaping import getitem, same_dtype, slicer
+from minidist.core.autograd.ops.shaping import getitem
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import reason
@@ -39,15 +39,31 @@ def broadcast_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return record("broadcast_to", data, ((x, summed_to(x, data)),), cost=0)
 
 
+def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Tensors one after the other along an existing dim."""
+    _same_dtype("concatenate", tensors)
+    try:
+        data = xp.concatenate([t.data for t in tensors], axis=axis)
+    except ValueError as error:
+        shapes = " and ".join(str(t.shape) for t in tensors)
+        raise ShapeError(f"concatenate: shapes {shapes} do not fit along axis {axis} ({reason(error)})") from None
+    edges, start = [], 0
+    for tensor in tensors:
+        end = start + tensor.shape[axis]
+        edges.append((tensor, _slicer(axis % data.ndim, slice(start, end))))
+        start = end
+    return record("concatenate", data, edges, cost=0)
+
+
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Tensors of one shape along a new dim."""
-    same_dtype("stack", tensors)
+    _same_dtype("stack", tensors)
     try:
         data = xp.stack([t.data for t in tensors], axis=axis)
     except ValueError as error:
         shapes = " and ".join(str(t.shape) for t in tensors)
         raise ShapeError(f"stack: shapes {shapes} are not all the same ({reason(error)})") from None
-    return record("stack", data, [(t, slicer(axis % data.ndim, i)) for i, t in enumerate(tensors)], cost=0)
+    return record("stack", data, [(t, _slicer(axis % data.ndim, i)) for i, t in enumerate(tensors)], cost=0)
 
 
 def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
@@ -65,3 +81,13 @@ def split(x: Tensor, sizes: int | Sequence[int], axis: int = 0) -> list[Tensor]:
             f"split: sizes {list(sizes)} add up to {total}, but axis {axis} of shape {x.shape} has {length}"
         )
     return pieces
+
+
+def _slicer(axis: int, piece: Any) -> Any:
+    index = (slice(None),) * axis + (piece,)
+    return lambda g: g[index]
+
+
+def _same_dtype(name: str, tensors: Sequence[Tensor]) -> None:
+    if len({t.dtype for t in tensors}) > 1:
+        raise DtypeError(f"{name}: dtypes {', '.join(str(t.dtype) for t in tensors)} differ; cast first")

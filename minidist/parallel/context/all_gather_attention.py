@@ -16,9 +16,8 @@ Proved by: tests/parallel/test_all_gather_attention.py
 
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor, concatenate, reshape, softmax
+from minidist.core.autograd import Function, Tensor, reshape, softmax
 from minidist.core.autograd.errors import ShapeError
-from minidist.core.autograd.ops.attention import WeightDropout
 from minidist.core.autograd.ops.elementwise import cast
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half
@@ -29,7 +28,8 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel.context.positions import chunks_of, zigzag_positions
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.tensor.regions import contiguous
-from minidist.nn import stack, swapaxes, transpose, where
+from minidist.nn import concatenate, stack, swapaxes, transpose, where
+from minidist.nn.ops.dropout import WeightDropout
 from minidist.parallel.context.document_mask import current_documents
 
 

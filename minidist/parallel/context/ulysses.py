@@ -19,10 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor, causal_attention, concatenate, reshape
-from minidist.core.autograd.ops.attention import WeightDropout
+from minidist.core.autograd import Function, Tensor, causal_attention, reshape
 from minidist.core.base import arrays as xp
-from minidist.core.base import hooks
 from minidist.core.base.errors import check_divisible
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose
@@ -30,6 +28,9 @@ from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import contiguous
+from minidist.nn import concatenate
+from minidist.nn.ops.dropout import WeightDropout
+from minidist.nn.ops.grouped_attention import grouped_query_attention
 from minidist.parallel.context.orders import sequence_positions
 
 
@@ -46,7 +47,7 @@ class UlyssesAttention(Module):
         self.length = length
         # Between the two exchanges: what is given, or the one-device function of the form in which it is called.
         self.packed_fn = attention_fn or causal_attention
-        self.grouped_fn = attention_fn or hooks.grouped_attention
+        self.grouped_fn = attention_fn or grouped_query_attention
 
     def positions(self) -> xp.Array:
         """Return the global positions of this rank's tokens."""

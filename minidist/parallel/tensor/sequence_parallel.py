@@ -15,14 +15,16 @@ Proved by: tests/parallel/test_tensor.py, tests/train/test_replicas.py
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd import Tensor, embedding, layer_norm, rms_norm
+from minidist.base.coordinates import BatchCoordinates
+from minidist.core.autograd import Tensor, embedding, layer_norm
 from minidist.core.base import arrays as xp
-from minidist.core.base.random import BatchCoordinates
-from minidist.core.nn.dropout import Dropout
-from minidist.core.nn.layers import Embedding, LayerNorm, RMSNorm
+from minidist.core.nn.layers import Embedding, LayerNorm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, own_part
 from minidist.core.parallel.tensor.sharding import ShardContext
+from minidist.nn import rms_norm
+from minidist.nn.dropout import Dropout
+from minidist.nn.norms import RMSNorm
 from minidist.parallel.tensor.styles import ParallelStyle
 
 

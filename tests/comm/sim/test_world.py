@@ -488,19 +488,6 @@ def test_an_array_that_changes_while_a_stream_works_on_it(when):
     SimWorld(3, checks=False).run(program)
 
 
-def test_works_of_one_stream_may_use_one_array():
-    def program(comm):
-        array = np.ones(5)
-        works = [all_reduce(comm, array, async_op=True) for _ in range(3)]
-        comm.barrier()
-        for work in works:
-            work.wait()
-        array[:] += 1.0
-        return array[0]
-
-    assert SimWorld(2).run(program) == [9.0, 9.0]
-
-
 def test_a_receive_into_memory_of_another_open_receive():
     def program(comm, a, b, blocking):
         array = np.zeros(8)

@@ -7,35 +7,23 @@ the packed projection, so nothing is copied. Scores lie as (keys, queries), so t
 rows at once. With P the softmax, dS = P *
 (dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
 
-Dropout of the weights multiplies P by a mask M of 0 and 1 / (1 - p) before it meets V; then dS = P * (M * dO V^T -
-rowsum(dO * O)), with the same row sums. Only the mask is kept besides, as bools.
-
 Proved by: tests/autograd/test_fused.py
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operands import operand
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 
 _BLOCK = 64  # queries at once
 _CACHE = 256 * 1024  # bytes of scores at once
 
 
-class WeightDropout(Protocol):
-    """Which weights of attention stay (`nn.AttentionDropout`), and what those are multiplied by."""
-
-    @property
-    def scale(self) -> float: ...
-
-    def mask(self, samples: int, heads: int, length: int, first: int = 0) -> xp.Array:
-        """Bools (samples, heads, length queries, length keys) of `heads` heads, from the `first` of those here on."""
-
-
-def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = None) -> Tensor:
+def causal_attention(qkv: Tensor, heads: int, dropout: Any = None) -> Tensor:
     """Packed form: qkv (batch, T, 3 D) -> (batch, T, D); queries, keys, values side by side, and heads in each."""
     if qkv.ndim != 3 or qkv.shape[2] % (3 * heads):
         raise ShapeError(f"causal_attention: shape {qkv.shape} is not (batch, T, 3 x {heads} heads x head size)")
@@ -44,7 +32,7 @@ def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = No
     values = qkv.data
     q, k, v = _heads(values, 3, heads)
     out = xp.empty((batch, length, width), values.dtype, values)
-    drop = None if dropout is None else (dropout.mask(batch, heads, length), dropout.scale)
+    drop = None if dropout is None else hooks.dropped_weights(dropout, batch, heads, length)
     saved = attend(q, k, v, _heads(out, 1, heads)[0], qkv, drop)
     y, kept = qkv.save(out), qkv.saved()
     out = y.stored
@@ -64,24 +52,15 @@ def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = No
     return record("causal_attention", out, ((qkv, grad),), cost=cost, saved=kept_arrays(saved, drop))
 
 
-Drop = tuple[xp.Array, float] | None  # which weights stay (batch, heads, queries, keys), and their factor
+# None, or (block of weights, first sample, samples, first query, last query) -> the block less the dropped weights.
+Drop = Any
 
 
 Saved = list[tuple[Tensor, xp.Array]]  # of each block: exponentials, 1 / row sums
 
 
 def kept_arrays(saved: Saved, drop: Drop) -> list[xp.Array]:
-    return [array for e, inverse in saved for array in (e.stored, inverse)] + ([] if drop is None else [drop[0]])
-
-
-def dropped(e: xp.Array, drop: Drop, n: int, step: int, start: int, end: int) -> xp.Array:
-    """e (samples n.., heads, keys ..end, queries start..end) less the dropped weights; `e` itself without dropout."""
-    if drop is None:
-        return e
-    keep, scale = drop
-    e = e * keep[n : n + step, :, start:end, :end].swapaxes(2, 3)
-    e *= scale
-    return e
+    return [array for e, inverse in saved for array in (e.stored, inverse)] + ([] if drop is None else [drop.keep])
 
 
 def _heads(packed: xp.Array, parts: int, heads: int) -> list[xp.Array]:
@@ -118,7 +97,7 @@ def attend(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, d
             inverse = exponentials(e)
             # O^T = V^T e / row sums: the division is done on the output, which is much smaller than the scores.
             part = on[:, :, start:end]
-            weights = dropped(e, drop, n, step, start, end)
+            weights = e if drop is None else drop(e, n, step, start, end)
             xp.matmul(vn[:, :, :end].swapaxes(2, 3), weights, out=part.swapaxes(2, 3))
             part *= inverse
             saved.append((source.save(e), inverse))
@@ -152,7 +131,8 @@ def attention_gradients(
             # dS = P * (dO V^T - rowsum(dO * O)); P = e / row sums, and the division is in dO already.
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
-            ds = dropped(xp.matmul(vn[:, :, :end], do.swapaxes(2, 3)), drop, n, step, start, end)
+            ds = xp.matmul(vn[:, :, :end], do.swapaxes(2, 3))
+            ds = ds if drop is None else drop(ds, n, step, start, end)
             ds -= delta.swapaxes(2, 3)
             ds *= e
             # dQ^T = K^T dS, dK = dS Q, dV = P dO, with scores as (keys, queries).
@@ -160,13 +140,16 @@ def attention_gradients(
             xp.matmul(kn[:, :, :end].swapaxes(2, 3), ds, out=part.swapaxes(2, 3))
             part *= scale
             scaled_q = qn[:, :, start:end] * scale
-            e = dropped(e, drop, n, step, start, end)
+            e = e if drop is None else drop(e, n, step, start, end)
             if end == length:
-                xp.matmul(ds, scaled_q, out=dkn)
-                xp.matmul(e, do, out=dvn)
+                dk_sum = xp.matmul(ds, scaled_q, out=dkn if start == 0 else None)
+                dv_sum = xp.matmul(e, do, out=dvn if start == 0 else None)
             else:
-                dkn[:, :, :end] += xp.matmul(ds, scaled_q)
-                dvn[:, :, :end] += xp.matmul(e, do)
+                dk_sum[:, :, :end] += xp.matmul(ds, scaled_q)
+                dv_sum[:, :, :end] += xp.matmul(e, do)
+        # Several blocks are added in contiguous memory, which is faster than in rows of one head's size.
+        if length > queries:
+            dkn[...], dvn[...] = dk_sum, dv_sum
 
 
 def _exponentials(q: xp.Array, queries: int) -> Callable[[xp.Array], xp.Array]:

@@ -4,10 +4,7 @@ y = (x - mean) / sqrt(variance + eps) * weight + bias over the last dim. The nor
 input gradient and the weight gradient both need them. Row sums are products with a vector: several times faster than
 `sum`.
 
-RMS normalisation as one node (Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019): layer norm without the
-mean and without a bias. y = x / sqrt(mean(x^2) + eps) * weight over the last dim.
-
-Proved by: tests/autograd/test_fused.py, tests/nn/test_llama.py
+Proved by: tests/autograd/test_fused.py
 """
 
 from minidist.core.autograd.operands import mismatch, operand, operands
@@ -50,14 +47,14 @@ def _normalized(x: xp.Array, weight: xp.Array, bias: xp.Array, eps: float) -> tu
     # Row means and row sums of squares are products with a vector.
     average = _average(x)
     normal = x - (x @ average)[..., None]
-    inverse = _inverse(normal, eps)  # 1 / standard deviation
+    inverse = inverse_norms(normal, eps)  # 1 / standard deviation
     normal *= inverse
     y = normal * weight
     y += bias
     return y, normal, inverse
 
 
-def _inverse(rows: xp.Array, eps: float) -> xp.Array:
+def inverse_norms(rows: xp.Array, eps: float) -> xp.Array:
     """1 / sqrt(mean of the squares + eps) of each row, (..., 1)."""
     n = rows.shape[-1]
     inverse = xp.dot_rows(rows, rows)
@@ -85,31 +82,3 @@ def _average(x: xp.Array) -> xp.Array:
     """A vector whose product with a row of x is the row's mean."""
     n = x.shape[-1]
     return xp.full(n, 1 / n if n else 0, x.dtype, x)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
-    """x (..., n), weight (n,) -> (..., n), of one dtype."""
-    x, weight = operands("rms_norm", x, weight)
-    n = x.shape[-1] if x.ndim else 0
-    if weight.shape != (n,):
-        raise mismatch("rms_norm", x, weight, "do not fit: the weight must have the last dim of x")
-    values = x.data
-    inverse = _inverse(values, eps)  # 1 / root mean square
-    normal = values * inverse
-    y = normal * weight.data
-    kept, kept_w = x.save(normal), weight.saved()
-    del normal
-
-    def grad_x(g: xp.Array) -> xp.Array:
-        rows, dx = kept.data, g * kept_w.data
-        along = xp.dot_rows(dx, rows)
-        along *= 1 / n if n else 0
-        dx -= rows * along
-        dx *= inverse
-        return dx
-
-    def grad_weight(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(g * kept.data, out)
-
-    weights = ((weight, grad_weight),)
-    return record("rms_norm", y, ((x, grad_x),), weights, cost=4 * x.size, saved=(kept.stored, inverse))

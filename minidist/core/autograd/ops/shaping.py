@@ -1,12 +1,11 @@
-"""Operations that move elements and compute nothing: reshape, join, index.
+"""Operations that move elements and compute nothing: reshape and index.
 
 Proved by: tests/autograd/test_operations.py
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-from minidist.core.autograd.errors import DtypeError, ShapeError
+from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import quoted, reason
@@ -20,22 +19,6 @@ def reshape(x: Tensor, shape: Any) -> Tensor:
     except ValueError:
         raise ShapeError(f"reshape: {x.size} elements of shape {old} do not fill shape {tuple(shape)}") from None
     return record("reshape", data, ((x, lambda g: g.reshape(old)),), cost=0)
-
-
-def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors one after the other along an existing dim."""
-    same_dtype("concatenate", tensors)
-    try:
-        data = xp.concatenate([t.data for t in tensors], axis=axis)
-    except ValueError as error:
-        shapes = " and ".join(str(t.shape) for t in tensors)
-        raise ShapeError(f"concatenate: shapes {shapes} do not fit along axis {axis} ({reason(error)})") from None
-    edges, start = [], 0
-    for tensor in tensors:
-        end = start + tensor.shape[axis]
-        edges.append((tensor, slicer(axis % data.ndim, slice(start, end))))
-        start = end
-    return record("concatenate", data, edges, cost=0)
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
@@ -58,13 +41,3 @@ def getitem(x: Tensor, index: Any) -> Tensor:
         return whole
 
     return record("getitem", data, ((x, grad),), cost=0)
-
-
-def slicer(axis: int, piece: Any) -> Any:
-    index = (slice(None),) * axis + (piece,)
-    return lambda g: g[index]
-
-
-def same_dtype(name: str, tensors: Sequence[Tensor]) -> None:
-    if len({t.dtype for t in tensors}) > 1:
-        raise DtypeError(f"{name}: dtypes {', '.join(str(t.dtype) for t in tensors)} differ; cast first")

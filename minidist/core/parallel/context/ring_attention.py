@@ -32,7 +32,7 @@ from typing import Any
 from minidist.core.autograd import Tensor, current_flop_counter, reshape
 from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operands import operand
-from minidist.core.autograd.ops.attention import Drop, WeightDropout
+from minidist.core.autograd.ops.attention import Drop
 from minidist.core.autograd.tensor import record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast, upcast
@@ -80,7 +80,7 @@ class RingAttention(Module):
             return reshape(mixed, (batch, rows, width // 3))
         return self.attend(x, *rest)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: Any = None) -> Tensor:
         """Return the outputs (batch, T_local, heads, n) of this rank's queries. Raises ShapeError for wrong shapes."""
         rows = self.rows[self.comm.rank]
         if q.ndim != 4 or q.shape[1] != rows or k.shape != v.shape or k.shape[1] != rows or q.shape[2] % k.shape[2]:
@@ -115,7 +115,7 @@ class RingAttention(Module):
             "ring_attention", result.stored, edges, prepare=prepare, cost=lambda: (0, [(0, 0)] * 3), saved=saved
         )
 
-    def _own_queries(self, dropout: WeightDropout, samples: int, heads: int, kv_heads: int) -> Drop:
+    def _own_queries(self, dropout: Any, samples: int, heads: int, kv_heads: int) -> Drop:
         """Return the mask of own queries (batch, kv heads, heads of each, queries, all keys), and the scale."""
         # Drawn for all queries and keys as one device does; then the rows of this rank's queries.
         mask = dropout.mask(samples, heads, self.length)[:, :, self.positions()]

@@ -23,7 +23,6 @@ from minidist.core.base.errors import check_divisible
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
-from minidist.core.nn.dropout import AttentionDropout
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_tensor_parallel_region
@@ -121,15 +120,6 @@ def split_heads(attention: Any, context: ShardContext, name: str) -> Module:
     """
     dropout, comm = attention.attn_dropout, context.comm
     check_divisible(dropout.heads, f"heads of {name}", comm.size, "tensor")
-    attention.attn_dropout = HeadParallelDropout(dropout, comm)
+    attention.attn_dropout = dropout.part(comm.rank, comm.size)
     split: Module = attention
     return split
-
-
-class HeadParallelDropout(AttentionDropout):
-    """The masks of the heads that this rank has: the numbers that one device would draw for them."""
-
-    def __init__(self, whole: AttentionDropout, comm: Comm) -> None:
-        # Masks are drawn by the global number of a head, so this rank's are those of one device.
-        super().__init__(whole.p, whole.heads, first=comm.rank * (whole.heads // comm.size))
-        self.name, self.training = whole.name, whole.training

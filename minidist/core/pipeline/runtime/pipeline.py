@@ -25,7 +25,6 @@ from minidist.core.autograd import Function, MeanOfRows, Tensor, current_flop_co
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.fingerprint import fingerprint
-from minidist.core.base.random import batch_coordinates
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce, broadcast
 from minidist.core.comm import Comm, check_communicator
@@ -322,7 +321,7 @@ class Pipeline:
         # Layers that exchange statistics send nothing here: other replicas may have other shapes, and so other passes.
         layers = module.modules() if hasattr(module, "modules") else ()
         silent = [layer for layer in layers if layer.training and getattr(layer, "exchanges", False)]
-        with no_grad(), batch_coordinates(), self.coordinates(0), ExitStack() as stack:
+        with no_grad(), hooks.batch_coordinates(), self.coordinates(0), ExitStack() as stack:
             for layer in silent:
                 layer.eval()
                 stack.callback(layer.train)

@@ -10,18 +10,20 @@ Proved by: tests/nn/test_modules.py
 
 from typing import Any
 
-from minidist.core.autograd import Tensor, dropout
+from minidist.base.coordinates import BatchCoordinates, current_coordinates, uniform_rows
+from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.limits import check_number
-from minidist.core.base.random import BatchCoordinates, Key, current_coordinates, uniform, uniform_rows
+from minidist.core.base.random import Key, uniform
 from minidist.core.nn.module import Module
+from minidist.nn.ops.dropout import dropout
 
 
 class Dropout(Module):
     """In training each element is dropped with probability p, the others are divided by 1 - p.
 
     Which elements depends on (seed, step, the module's qualified name, how often it ran in this batch) and on the
-    element's place in the global batch, all from `base.random.batch_coordinates`; so a mask is the same for every
+    element's place in the global batch, all from `base.coordinates.batch_coordinates`; so a mask is the same for every
     split of the batch or of the sequence, and for a replay. x is (samples, ...), a sequence's (samples, T, ...).
     """
 
@@ -83,3 +85,13 @@ class AttentionDropout(Dropout):
             for n in range(samples)
         ]
         return xp.to_device(xp.stack(rows)).reshape(samples, heads, length, length)
+
+    def part(self, rank: int, ranks: int) -> "AttentionDropout":
+        """Return the dropout of the heads that a rank has, 1/ranks of all: the numbers that one device would draw."""
+        part = HeadParallelDropout(self.p, self.heads, rank * (self.heads // ranks))
+        part.name, part.training = self.name, self.training
+        return part
+
+
+class HeadParallelDropout(AttentionDropout):
+    """The masks of the heads that a rank has."""
