@@ -46,7 +46,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     context = ShardContext(comm, axis)
     known = _names(module)
     for pattern, styles in plan.items():
-        names = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+        names = fnmatch.filter(known, pattern)
         if not names:
             raise UsageError(f"the plan names {quoted(pattern)}, which is not a module{nearest(pattern, known)}")
         for name in names:
@@ -73,7 +73,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
 
 
 def _names(module: Module) -> list[str]:
-    return [name for name, _ in module.named_modules()]
+    return list(dict(module.named_modules()))
 
 
 def get_module(module: Module, name: str) -> Any:
