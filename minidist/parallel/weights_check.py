@@ -15,6 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
+from minidist.comm.communicator import check_alike
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.gpt import Attention, LanguageModel, TiedHead
@@ -42,6 +43,7 @@ def check_weights(operation: str, module: Module, comm: Comm, plan: Mapping[str,
     kind.
     """
     check_communicator(comm, operation)
+    check_alike(comm, operation, "weights", weights_checksum(module, comm))
     if plan is not None:
         check_plan(module, plan)
     comm.check_alike(operation, "weights", weights_checksum(module, comm))
