@@ -43,10 +43,9 @@ def check_weights(operation: str, module: Module, comm: Comm, plan: Mapping[str,
     kind.
     """
     check_communicator(comm, operation)
-    check_alike(comm, operation, "weights", weights_checksum(module, comm))
     if plan is not None:
         check_plan(module, plan)
-    comm.check_alike(operation, "weights", weights_checksum(module, comm))
+    check_alike(comm, operation, "weights", weights_checksum(module, comm))
 
 
 def weights_checksum(module: Module, comm: Comm) -> int:
