@@ -17,6 +17,8 @@ MAX_SWEPT_RANKS = 4_096  # of a world that is run many times, or drawn
 MAX_LAYERS = 10_000  # of a model; each is built, so more would take minutes before the first step
 MAX_BATCH = 10_000_000  # samples of one step; their numbers are drawn for every step
 MAX_COUNT = 10**15  # of anything that is only counted, such as steps or elements; floats count exactly up to 9e15
+MAX_VALUE = 1e30  # of a time, a rate or a number of bytes; sums and squares of more do not fit a float
+MIN_VALUE = 1e-30  # of one that is not zero; a quotient by less does not fit a float
 MAX_DIGITS = 18  # of a whole number that is written as text
 
 
@@ -42,3 +44,19 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise UsageError(f"{name}={quoted(value)}; it must be True or False")
     return bool(value)
+
+
+def is_size(number: float) -> bool:
+    """Whether a number can be a time, a rate or a size: 0, or from MIN_VALUE up to MAX_VALUE. False for NaN."""
+    return number == 0 or MIN_VALUE <= number <= MAX_VALUE
+
+
+def check_size(number: float, flag: str, zero: bool = True) -> None:
+    """Raise UsageError unless `is_size`; with zero=False also for 0."""
+    if not is_size(number) or (number == 0 and not zero):
+        raise UsageError(f"{flag} is {number:g}; it must be {size_range(zero)}")
+
+
+def size_range(zero: bool = True) -> str:
+    """Return in words which numbers can be a size; zero: 0 is one of them."""
+    return f"{'0, or ' * zero}a number from {MIN_VALUE:g} to {MAX_VALUE:g}"

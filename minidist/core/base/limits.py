@@ -14,9 +14,6 @@ import numpy as np
 
 from minidist.core.base.errors import UsageError, quoted
 
-MAX_VALUE = 1e30  # of a time, a rate or a number of bytes; sums and squares of more do not fit a float
-MIN_VALUE = 1e-30  # of one that is not zero; a quotient by less does not fit a float
-
 
 def check_number(
     name: str, value: Any, *, least: float = 0.0, above: float | None = None, below: float = math.inf
@@ -51,19 +48,3 @@ def check_whole(name: str, value: Any, least: int = 0) -> int:
     if isinstance(value, (bool, np.bool_)) or number < least:
         raise UsageError(f"{name}={quoted(value)}; it must be a whole number of at least {least}")
     return number
-
-
-def is_size(number: float) -> bool:
-    """Whether a number can be a time, a rate or a size: 0, or from MIN_VALUE up to MAX_VALUE. False for NaN."""
-    return number == 0 or MIN_VALUE <= number <= MAX_VALUE
-
-
-def check_size(number: float, flag: str, zero: bool = True) -> None:
-    """Raise UsageError unless `is_size`; with zero=False also for 0."""
-    if not is_size(number) or (number == 0 and not zero):
-        raise UsageError(f"{flag} is {number:g}; it must be {size_range(zero)}")
-
-
-def size_range(zero: bool = True) -> str:
-    """Return in words which numbers can be a size; zero: 0 is one of them."""
-    return f"{'0, or ' * zero}a number from {MIN_VALUE:g} to {MAX_VALUE:g}"
