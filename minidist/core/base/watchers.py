@@ -8,7 +8,7 @@
 The watchers of a rank are a tuple in a ContextVar; without any, which is the default, nothing is called.
 
 `base/flop_counter.py` counts floating-point operations and bytes moved, without knowing for whom:
-`PointToPoint.advance_clock` empties it with `take()` and turns what it took into seconds of a virtual clock.
+`PointToPoint.advance_clock` takes its `operations` and turns them into seconds of a virtual clock.
 
 Proved by: tests/base/test_memory.py, tests/autograd/test_extending.py, tests/autograd/test_deferred_and_recorded.py
 """
@@ -20,7 +20,12 @@ from typing import Any, TypeVar
 
 
 class Watcher:
-    """What a watcher is told. Every method may be left out."""
+    """What a watcher is told. Every method may be left out.
+
+    operations: the (flops, bytes) that it has counted since they were taken, in order; None: it counts none.
+    """
+
+    operations: list[tuple[int, int]] | None = None
 
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
         """Called after operation `name` made the tensor `out` from the tensors `sources`.
@@ -42,9 +47,6 @@ class Watcher:
 
     def counted(self, kind: str, flops: int, nbytes: int) -> None:
         """Called for an operation of `kind` that is not recorded."""
-
-    def take(self) -> list[tuple[int, int]] | None:
-        """The (flops, bytes) since the last take, in order of execution; None from a watcher that counts none."""
 
 
 watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("minidist_watchers", default=())

@@ -241,7 +241,8 @@ class PointToPoint:
         nothing happens. name: of the span in the trace, such as "forward", or the purpose of the messages that follow.
         """
         for watcher in watchers.get():
-            if (operations := watcher.take()) is not None:
+            if watcher.operations is not None:
+                operations, watcher.operations = watcher.operations, []
                 self.compute(operations, name=PASS_OF.get(name, name))
 
     @property

@@ -13,8 +13,8 @@ from typing import Any
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_whole
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
@@ -23,7 +23,7 @@ from minidist.core.optim import NORM_BLOCK, FlatSlice, flat_slices
 
 def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int = NORM_BLOCK) -> FlatParameters:
     """Return flat parameters with the padding that `comm.size` shards at multiples of `alignment` elements need."""
-    check_whole("alignment", alignment, 1)
+    hooks.check_whole("alignment", alignment, 1)
     return FlatParameters(parameters, pad_to=comm.size * alignment)
 
 

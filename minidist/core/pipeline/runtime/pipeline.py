@@ -322,7 +322,8 @@ class Pipeline:
                 stack.callback(layer.train)
             outputs = outputs_by_target(module(*leaves), stage)
         for watcher in watchers.get():
-            watcher.take()
+            if watcher.operations is not None:
+                watcher.operations = []
         return [(target, tensor.data) for target, tensors in outputs.items() for tensor in tensors]
 
 
