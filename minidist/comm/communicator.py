@@ -88,20 +88,6 @@ class CheckedComm(Comm):
         """Name the ranks that are near to each other, node by node, instead of asking the world."""
         self.nodes = nodes
 
-    def group(self, ranks: Sequence[int], label: str) -> Comm:
-        """Return a communicator of `ranks`; see `Comm.group`. MismatchError names two ranks that make unlike ones."""
-        self._children += 1  # also where this call is refused: on other ranks it may not be
-        try:
-            ranks = [int64(r, self.rank, "a rank of a group") for r in ranks]
-        except TypeError:
-            raise UsageError(f"rank {self.rank}: a group of {quoted(ranks)}; pass a list of ranks") from None
-        if self.rank not in ranks or len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < self.size:
-            raise UsageError(
-                f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1} with its caller, got {ranks}"
-            )
-        self._children -= 1
-        return super().group(ranks, label)
-
     def split(self, color: int, key: int = 0) -> Comm:
         """Return the communicator of the ranks with the same color, ordered by (key, rank).
 
@@ -232,18 +218,36 @@ def check_links(links: LinkModel) -> None:
             )
 
 
-def check_mesh(mesh: Mesh) -> None:
-    """Raise UsageError unless each axis has a distinct name and their product is the number of ranks."""
+def check_group(comm: Comm, ranks: Sequence[int]) -> None:
+    """Raise UsageError unless these are distinct ranks of `comm`, with its own."""
+    try:
+        numbers = list(map(index, ranks))
+    except TypeError:
+        numbers = []
+    if comm.rank in numbers and len(set(numbers)) == len(numbers) and 0 <= min(numbers) <= max(numbers) < comm.size:
+        return
+
+    # What is wrong?
+    try:
+        ranks = [int64(r, comm.rank, "a rank of a group") for r in ranks]
+    except TypeError:
+        raise UsageError(f"rank {comm.rank}: a group of {quoted(ranks)}; pass a list of ranks") from None
+    raise UsageError(
+        f"rank {comm.rank}: a group needs distinct ranks of 0..{comm.size - 1} with its caller, got {ranks}"
+    )
+
+
+def refuse_mesh(mesh: Mesh) -> NoReturn:
+    """Raise UsageError for axes without a distinct name each, and for a product that is not the number of ranks."""
     if len(mesh.shape) != len(mesh.axis_names) or len(set(mesh.axis_names)) != len(mesh.axis_names):
         raise UsageError(
             f"a mesh needs one distinct name for each axis, got shape {mesh.shape} and names {mesh.axis_names}"
         )
-    if prod(mesh.shape) != mesh.comm.size or min(mesh.shape, default=1) < 1:
-        product = " x ".join(map(str, mesh.shape)) or "1"
-        raise UsageError(
-            f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: {product} = {prod(mesh.shape)} ranks, "
-            f"but there are {mesh.comm.size}; make the product of the axes equal to the number of ranks"
-        )
+    product = " x ".join(map(str, mesh.shape)) or "1"
+    raise UsageError(
+        f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: {product} = {prod(mesh.shape)} ranks, "
+        f"but there are {mesh.comm.size}; make the product of the axes equal to the number of ranks"
+    )
 
 
 def refuse_axis(mesh: Mesh, name: str) -> None:

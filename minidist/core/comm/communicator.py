@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.core.base import hooks
 from minidist.core.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint
 
 
@@ -77,9 +78,12 @@ class Comm(PointToPoint):
         Every member must call it with the same ranks and label, as its same-numbered call of `group` or `dup`.
         """
         self._children += 1
+        hooks.comm_checks().check_group(self, ranks)
         # A member is its world rank; its place in `ranks` is its number in the new communicator.
         members = [self.members[r] for r in ranks]
-        return type(self)(self.world, f"{self.name}.{self._children}", members, ranks.index(self.rank), f"{label}")
+        return type(self)(
+            self.world, f"{self.name}.{self._children}", members, list(ranks).index(self.rank), f"{label}"
+        )
 
 
 class CollectiveCall(PointToPoint):
