@@ -19,6 +19,7 @@ from minidist.core.base.arrays import to_host
 from minidist.core.base.errors import BufferReuseError
 from minidist.core.comm.call_site import NOWHERE, CallSite
 
+_SMALL = 1 << 14  # bytes
 _ROW = 8 * 509  # bytes; a prime number of words
 
 
@@ -37,6 +38,11 @@ class OpenMessage(InFlight, Protocol):
     array: np.ndarray
 
 
+def contents(array: np.ndarray) -> int | bytes:
+    """Return what is compared to detect writes: the bytes of a small array, a fifth of a checksum's time; or that."""
+    return array.tobytes() if array.nbytes <= _SMALL and type(array) is np.ndarray else checksum(array)
+
+
 def checksum(array: np.ndarray) -> int:
     """Checksum of the array's bytes, to detect writes while a message is in flight.
 
@@ -46,7 +52,7 @@ def checksum(array: np.ndarray) -> int:
     """
     # A small array goes to crc32 as it is.
     held: Any = array if type(array) is np.ndarray else to_host(array)
-    if held.nbytes <= 1 << 14:
+    if held.nbytes <= _SMALL:
         return zlib.crc32(held)
     raw = held.reshape(-1).view(np.uint8)
 
