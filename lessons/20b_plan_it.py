@@ -39,7 +39,6 @@ from pathlib import Path
 from minidist import FlopCounter, LinkModel, SimWorld, TrainConfig, UsageError, get_schedule
 from minidist.base.trace_file import only_steps
 from minidist.cli import main
-from minidist.commands.memory_budget import fit_micro_batch
 from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
@@ -57,6 +56,7 @@ from minidist.planning.cluster.search import plan_layout, search
 from minidist.report import draw, show
 from minidist.report.frontier import frontier
 from minidist.report.gantt import gantt
+from minidist.techniques.memory_trials.trials import fit_micro_batch
 
 # %% [markdown]
 # ## 2 Predict

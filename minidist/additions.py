@@ -216,10 +216,12 @@ def _cut_run(run: Any, kinds: list[Any]) -> list[Any]:
     return cut_run(run, kinds)
 
 
-def _load_optimizer(optimizer: Any, saved: Any) -> None:
-    from minidist.optim.state import load_state_dict
+def _optimizer_attribute(optimizer: Any, name: str) -> Any:
+    if name not in ("state", "counts", "state_dict", "load_state_dict", "refresh"):
+        return object.__getattribute__(optimizer, name)  # raises AttributeError
+    from minidist.optim.state import attribute
 
-    load_state_dict(optimizer, saved)
+    return attribute(optimizer, name)
 
 
 def _describe(module: Any) -> str:
@@ -359,7 +361,7 @@ hooks.optimizer_checks = _optimizer_checks
 hooks.checked_setting = _checked_setting
 hooks.describe_step = _describe_step
 hooks.cut_run = _cut_run
-hooks.load_optimizer = _load_optimizer
+hooks.optimizer_attribute = _optimizer_attribute
 hooks.describe = _describe
 hooks.move = _move
 hooks.check_schedule = _check_schedule

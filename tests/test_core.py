@@ -20,7 +20,7 @@ LINES = {
     "collectives": 746,
     "comm": 1_671,
     "nn": 1_161,
-    "optim": 739,
+    "optim": 709,
     "parallel": 2_589,
     "pipeline": 1_899,
     "train": 916,

@@ -83,7 +83,7 @@ def compare(
 
     With --theirs, compare the gradients of another framework with ours. The exit code is 1 when they differ.
     """
-    from minidist.commands.runner import run_comparison
+    from minidist.commands.runner import chosen, run_comparison
 
     if functions:
         return _own_functions(functions, ranks, timeout, trace, eager_bytes, tolerance)
@@ -106,14 +106,7 @@ def compare(
     # gradients are summed by an all-reduce.
     if "reduction" not in given_settings() and own_loop(config) is None and not sums_buckets(config):
         config = config.model_copy(update={"reduction": "ordered"})
-    if config.micro_batch == "auto":
-        from minidist.commands.memory_budget import choose_micro_batch
-
-        config = choose_micro_batch(config, ranks)
-    if config.optional("recompute_budget") is not None:
-        from minidist.commands.memory_budget import choose_recompute
-
-        config = choose_recompute(config, ranks)
+    config = chosen(config, ranks)
     with on_device(device, config):
         verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line(), given_settings())
     if verdict is None:

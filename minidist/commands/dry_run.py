@@ -22,7 +22,7 @@ from minidist.comm import SimWorld
 from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.commands.output import Result
-from minidist.commands.runner import Summary, number_of_ranks, say_notices, summarize
+from minidist.commands.runner import Summary, say_notices, summarize
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
 from minidist.core.comm.sim.clock import LinkModel
@@ -30,12 +30,13 @@ from minidist.data import load_dataset
 from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.progress import Clock
+from minidist.job.train.start import number_of_ranks, settings_that_need_values
 from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
 from minidist.planning.architecture import Architecture
 from minidist.planning.cluster.fit import Fit
 from minidist.planning.cluster.gpus import Machine, machine_of
-from minidist.techniques import drains, installed, of_job
+from minidist.techniques import drains, of_job
 
 # What a step frees before it ends, by purpose.
 FREED = ("activation", "activation_gradient", "communication", "unsharded", "input")
@@ -145,14 +146,6 @@ class DryRun:
         if self.summary.peak_bytes[fullest] > peak:
             lines.append(f"before the first step, with the whole model: {self.summary.peak_bytes[fullest]:,}")
         return "\n".join(lines)
-
-
-def settings_that_need_values(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that meta arrays cannot run, by flag: what they store, read or decide by has values."""
-    needs: dict[str, Any] = {"--resume": config.resume or None}
-    for kind in installed():
-        needs |= kind.needs_values(config)
-    return {flag: value for flag, value in needs.items() if value is not None}
 
 
 def check_dry_run(config: TrainConfig, metrics: Path | None) -> None:

@@ -17,16 +17,15 @@ from typing import Any, NamedTuple
 from minidist.base.memory import MEMORY_PURPOSES
 from minidist.base.meta import creating_meta
 from minidist.comm import SimWorld
-from minidist.commands.dry_run import settings_that_need_values
-from minidist.commands.runner import number_of_ranks
 from minidist.core.comm import Comm
 from minidist.job.config.deepspeed import Translation
 from minidist.job.config.train_config import Batches, TrainConfig, resolve_batches
+from minidist.job.train.start import number_of_ranks, settings_that_need_values, trial
 from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
 from minidist.planning.zero_stages import model_states, whole_number
-from minidist.techniques import installed, own_loop
+from minidist.techniques import own_loop
 
 MAX_MICROBATCHES = 4  # of a step, that all run
 
@@ -127,14 +126,6 @@ def _counted(config: TrainConfig, size: int) -> _Counted:
 def _with_further(two: Counter[str], three: Counter[str], further: int) -> Counter[str]:
     """Return what a step of two micro-batches and so many further ones sends. three: what one of three sends."""
     return Counter({name: count + further * (three[name] - count) for name, count in two.items()})
-
-
-def trial(config: TrainConfig, steps: int) -> TrainConfig:
-    """Return the job with so few steps: its learning rate is constant, and nothing is saved."""
-    scheduled = (kind.Settings.model_fields.items() for kind in installed() if kind.for_all_steps)
-    constant = {name: field.default for fields in scheduled for name, field in fields}
-    unsaved = {"save": None, "every": None, "keep": None, "resume": False, "from_step": None, "overwrite": False}
-    return config.model_copy(update={"steps": steps, **unsaved, **constant})
 
 
 def table(figures: dict[str, Any]) -> str:

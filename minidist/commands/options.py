@@ -10,7 +10,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -36,8 +36,9 @@ EagerBytes = Annotated[int, typer.Option(help="simulated: sends of up to this ma
 
 def on_device(name: str, config: TrainConfig) -> AbstractContextManager[None]:
     """Return the context in which arrays are made on the device of --device; UsageError where that is impossible."""
-    device = device_of(name)
-    loop = None if device is None else own_loop(config)
+    if name == "cpu":
+        return nullcontext()
+    device, loop = device_of(name), own_loop(config)
     if loop is not None and loop.no_device:
         raise UsageError(loop.no_device)
     return creating_on(device)

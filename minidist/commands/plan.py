@@ -45,7 +45,7 @@ class ModelFlags:
     kv_heads: Annotated[int | None, _option(MODEL, "key-value heads (default: as many as heads)")] = None
     ffn: Annotated[int | None, _option(MODEL, "the size of the MLP, or of an expert (default: 4 x hidden)")] = None
     vocab: Annotated[int | None, _option(MODEL, "the vocabulary (default: 51,200)")] = None
-    seq: Annotated[int | None, _option(CLUSTER, "tokens per sequence (default: the model's positions)")] = None
+    seq: Annotated[int | None, _option(CLUSTER, "tokens per sequence")] = None
     gated: Annotated[bool, _option(MODEL, "gated MLPs, RMS norms, no biases, as in LLaMA", "--gated")] = False
     tied: Annotated[bool | None, _option(MODEL, "the output projection is the embedding", "--tied/--untied")] = None
     experts: Annotated[int, _option(MODEL, "experts per layer")] = 0
@@ -98,15 +98,14 @@ class JobFlags:
         """Return the job; UsageError for what is missing or out of range."""
         from minidist.planning.cluster.layout import ATTENTION, FRAMEWORKS, KERNELS, Job, sequence_length
 
+        if seq is None:
+            raise UsageError("the length of the sequences is missing; give --seq, the tokens of each")
         if self.global_batch is None:
             raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
         check_count(self.global_batch, "--global-batch", 1, 10**9)
-        length, note = sequence_length(seq, model, name)
-        if note:
-            say(note)
         return Job(
             model,
-            length,
+            sequence_length(seq, model, name)[0],
             self.global_batch,
             self.precision or "bf16",
             gpus,

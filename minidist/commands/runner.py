@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.limits import check_ranks
 from minidist.base.trace_file import write_traces
-from minidist.comm.launched import launched_rank, launched_size
+from minidist.comm.launched import launched_rank
 from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
 from minidist.comm.mpi.agreement import check_same_settings
 from minidist.core.base.errors import UsageError, quoted_path
@@ -23,12 +22,12 @@ from minidist.core.comm import Comm
 from minidist.core.parallel.dims import ParallelDims
 from minidist.data import data_digest, load_dataset
 from minidist.job.checkpoint.directory import Checkpoint, save_bytes
-from minidist.job.checkpoint.resume import check_saving, read_job_state
-from minidist.job.checkpoint.saved_model import SavedModel
-from minidist.job.config.rules import check_rules, notices
+from minidist.job.checkpoint.resume import read_job_state
+from minidist.job.config.rules import notices
 from minidist.job.config.train_config import Batches, TrainConfig, flag, resolve_batches, resolve_dims
 from minidist.job.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
 from minidist.job.train.progress import Progress
+from minidist.job.train.start import number_of_ranks
 from minidist.job.train.state import Observer, TrainResult
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import phases_bytes
@@ -112,37 +111,13 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def job_size(config: TrainConfig, ranks: int | None) -> int:
-    """Return the number of ranks of the job: from mpiexec, --ranks, or the product of the degrees."""
-    size = launched_size()
-
-    # mpiexec decides the number of ranks, where it started this process.
-    if size is not None and ranks is not None and ranks != size:
-        raise UsageError(
-            f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
-        )
-
-    # The ranks of a technique are added to those of the degrees.
-    result = size or (resolve_dims(config).ranks + ranks_beside(config) if ranks is None else ranks)
-    check_ranks(result)
-    return result
-
-
-def number_of_ranks(config: TrainConfig, ranks: int | None, has_values: bool = True) -> int:
-    """Return the number of ranks of the job, after a check of its rules.
-
-    has_values: False in a dry run, which may be larger than this machine.
-    """
-    # All errors of the settings are reported before any rank starts.
-    result = job_size(config, ranks)
-    batches = resolve_batches(config, result)
-    # Simulated ranks share the memory of this process; processes of mpiexec have their own.
-    check_rules(config, batches, (1 if launched_size() else result) if has_values else 0)
-    if has_values:
-        check_saving(config)
+def chosen(config: TrainConfig, ranks: int | None, has_values: bool = True) -> TrainConfig:
+    """Return the job with what its techniques choose before it begins; the first process prints what that is."""
     for extension in of_job(config):
-        extension.check_models(config, SavedModel)
-    return result
+        config, lines = extension.before_ranks(config, ranks, has_values)
+        for line in lines if launched_rank() == 0 else ():
+            print(line, file=sys.stderr, flush=True)
+    return config
 
 
 def say_notices(config: TrainConfig, size: int, without: Collection[str] = ()) -> None:

@@ -94,7 +94,7 @@ def train(
     run: DryFlags,
 ) -> Result | None:
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
-    from minidist.commands.runner import run_training
+    from minidist.commands.runner import chosen, run_training
 
     config = with_deepspeed(config, deepspeed)
     path = _trace_path(trace, config, ranks, run.fold)
@@ -106,14 +106,7 @@ def train(
         from minidist.commands.dry_run import check_dry_run, dry_run
 
         check_dry_run(config, metrics)
-    if config.micro_batch == "auto":
-        from minidist.commands.memory_budget import choose_micro_batch
-
-        config = choose_micro_batch(config, ranks, has_values=not run.dry)
-    if config.optional("recompute_budget") is not None:
-        from minidist.commands.memory_budget import choose_recompute
-
-        config = choose_recompute(config, ranks, has_values=not run.dry)
+    config = chosen(config, ranks, has_values=not run.dry)
     if run.dry:
         return dry_run(config, ranks, timeout, path, eager_bytes, command_line(), run.gpu, run.fold)
 

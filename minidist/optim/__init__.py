@@ -1,6 +1,6 @@
 """Optimizers in addition to those of the core, learning-rate schedules and the loss scale.
 
-state.py        loading the state of an optimizer
+state.py        the state of an optimizer
 groups.py       which parameters are usually not decayed
 runs.py         parameters that have had unlike numbers of steps
 parameter_slice.py  a slice of a parameter that lies in no flat array

@@ -3,6 +3,7 @@
 The training loop, the rules, the checkpoints and the volumes know no technique by name: they call every extension of
 the job at the same places. In the order of a job:
 
+    before_ranks(...)            a command begins, and the settings may still change
     check_models(...)            no rank has started
     own_loop(config)             a training loop in place of all that follows, for ranks without common steps
     serve(...)                   on ranks `beside` the layout, in place of all that follows
@@ -249,6 +250,13 @@ class Extension:
     def own_loop(self, config: Any) -> OwnLoop | None:
         """Return the training loop that the technique has in place of the trunk's; None: it has none."""
         return None
+
+    def before_ranks(self, config: Any, ranks: int | None, has_values: bool) -> tuple[Any, Sequence[str]]:
+        """Return the settings with which `train` and `compare` run a job, and lines that say what was chosen.
+
+        ranks: as they are given, None where they follow from the degrees. has_values: False for a dry run.
+        """
+        return config, ()
 
     def check_models(self, config: Any, saved_model: Callable[[str, str], Any]) -> None:
         """Raise UsageError for a model that the technique reads and cannot use; no rank has started.

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.commands.runner import number_of_ranks
 from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
+from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
 from tests.cases import each
 

@@ -12,7 +12,7 @@ from tests.commands.test_flags import commands, options
 
 PLAN = ["--stages", "2", "--microbatches", "2"]
 TINY = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "4", "--data", "markov"]
-CLUSTER = ["--model", "gpt2", "--gpu", "a100-80gb", "--ranks", "2", "--global-batch", "4"]
+CLUSTER = ["--model", "gpt2", "--gpu", "a100-80gb", "--seq", "64", "--ranks", "2", "--global-batch", "4"]
 BEGINS = {
     ".svg": b"<?xml",
     ".pdf": b"%PDF",

@@ -8,11 +8,11 @@ import pytest
 
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.commands.memory_budget import fit_micro_batch, fit_recompute
 from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint.saved_model import named_checkpoint, saved_config
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
+from minidist.techniques.memory_trials.trials import fit_micro_batch, fit_recompute
 from tests.cases import each
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "data": "markov", "global_batch": 24, "steps": 2}

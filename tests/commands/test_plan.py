@@ -11,9 +11,10 @@ from minidist.planning.architecture import Architecture
 from minidist.planning.cluster.gpus import RANGES
 from tests.cases import each
 
-MEGATRON = ["plan", "--model", "gpt3-175b", "--gpu", "a100-80gb", "--ranks", "1024", "--global-batch", "1536"]
-FEW = ["--ranks", "8", "--global-batch", "8"]
-SMALL = ["--layers", "2", "--hidden", "64", "--heads", "4", "--ranks", "1", "--global-batch", "8"]
+GPT3 = ["plan", "--model", "gpt3-175b", "--seq", "2048"]
+MEGATRON = [*GPT3, "--gpu", "a100-80gb", "--ranks", "1024", "--global-batch", "1536"]
+FEW = ["--seq", "1024", "--ranks", "8", "--global-batch", "8"]
+SMALL = ["--layers", "2", "--hidden", "64", "--heads", "4", "--seq", "2048", "--ranks", "1", "--global-batch", "8"]
 LAYOUT = ["--dp", "8", "--tp", "8", "--pp", "16", "--cp", "1", "--vp", "1", "--zero", "1", "--micro-batch", "1"]
 
 
@@ -120,7 +121,7 @@ def check_types(value, types, at="plan"):
     [
         [*MEGATRON, "--pp", "16"],
         ["plan", "--model", "mixtral-8x7b", "--seq", "4096", "--ranks", "16", "--global-batch", "64", "--zero", "1"],
-        ["plan", "--model", "gpt3-175b", "--ranks", "8", "--global-batch", "8"],
+        [*GPT3, "--ranks", "8", "--global-batch", "8"],
     ],
     ids=["fits", "experts", "nothing fits"],
 )
@@ -134,7 +135,7 @@ def test_the_json_object_has_the_documented_keys(arguments, capsys):
 
 
 def test_what_was_given_is_not_given_as_a_reason(capsys):
-    assert run("plan", "--model", "gpt2", "--ranks", "8", "--global-batch", "64", "--tp", "2", "--zero", "1") == 0
+    assert run("plan", "--model", "gpt2", *FEW, "--tp", "2", "--zero", "1") == 0
     text = capsys.readouterr().out
     assert "why the first: it is the fastest with what is given" in text
     assert "without tensor parallelism" not in text
@@ -156,7 +157,7 @@ def test_a_layout_that_is_wholly_given_is_the_only_one(capsys):
     assert (layout["schedule"], layout["recompute"], layout["sequence_parallel"]) == ("1f1b", "selective", True)
     assert layout["microbatches"] == 192
     # Without --ranks the degrees are the ranks, and a layout that does not fit is shown with its reason.
-    small = ["plan", "--model", "gpt3-175b", "--gpu", "v100", "--global-batch", "1536", *LAYOUT, "--precision", "fp16"]
+    small = [*GPT3, "--gpu", "v100", "--global-batch", "1536", *LAYOUT, "--precision", "fp16"]
     result = printed(capsys, *small, "--no-sequence-parallel", "--recompute", "none")
     assert [one["fits"] for one in result["layouts"]] == [False]
     assert "v100 has 34 GB" in result["refused"][0]["reason"]
@@ -192,8 +193,8 @@ def test_sizes_as_flags_and_a_file_are_the_same_model(capsys, tmp_path):
     sizes = ["--layers", "32", "--hidden", "4096", "--heads", "32", "--kv-heads", "8", "--ffn", "14336", "--gated"]
     flags = printed(capsys, "plan", *sizes, "--vocab", "128256", "--seq", "8192", *cluster)
     assert flags["parameters"] == 8_030_261_248
-    assert printed(capsys, "plan", str(path), *cluster) == flags
-    assert printed(capsys, "plan", "--model", str(path), *cluster) == flags
+    assert printed(capsys, "plan", str(path), "--seq", "8192", *cluster) == flags
+    assert printed(capsys, "plan", "--model", str(path), "--seq", "8192", *cluster) == flags
 
 
 def test_experts_per_token_and_sequences_longer_than_positions(capsys):
@@ -266,7 +267,7 @@ def test_what_may_not_fit_is_marked(capsys):
     assert 10 <= result["equal_within_error"] < result["layouts_total"]
     assert "Rows 1 to 10 are equal within the error: the ranges of their steps overlap." in text
     # Without one that surely fits, the first may not.
-    tight = ["plan", "--model", "gpt3-175b", "--gpu", "a100-80gb", "--ranks", "64", "--global-batch", "96"]
+    tight = [*GPT3, "--gpu", "a100-80gb", "--ranks", "64", "--global-batch", "96"]
     layout = ["--dp", "1", "--tp", "8", "--pp", "8", "--cp", "1", "--zero", "0", "--micro-batch", "3", "--vp", "1"]
     assert run(*tight, *layout, "--recompute", "none") == 0
     text = capsys.readouterr().out
@@ -274,7 +275,7 @@ def test_what_may_not_fit_is_marked(capsys):
         r"; it may not fit, because pipeline rank 0 needs \d+ to \d+ GB, and a100-80gb has 85 GB \(79", text
     )
     assert re.search(r"[\d.]+ GB too much at the upper end, [\d.]+ GB free at the lower", text)
-    roomy = ["plan", "--model", "gpt2", "--ranks", "8", "--global-batch", "64", "--best", "1"]
+    roomy = ["plan", "--model", "gpt2", "--seq", "1024", "--ranks", "8", "--global-batch", "64", "--best", "1"]
     assert run(*roomy) == 0
     text = capsys.readouterr().out
     assert "  yes  " in text
@@ -284,7 +285,7 @@ def test_what_may_not_fit_is_marked(capsys):
 
 def test_nothing_fits(capsys):
     """The layouts that need least are shown, and what makes one fit."""
-    job = ["plan", "--model", "gpt3-175b", "--gpu", "h100", "--ranks", "8", "--global-batch", "8"]
+    job = [*GPT3, "--gpu", "h100", "--ranks", "8", "--global-batch", "8"]
     assert run(*job) == 1
     text = capsys.readouterr().out
     large = (
@@ -303,14 +304,14 @@ def test_nothing_fits(capsys):
     assert (
         run("plan", "--model", "llama-3.1-8b", "--seq", "8192", "--ranks", "8", "--global-batch", "8", "--dp", "8") == 0
     )
-    assert run(*job[:4], "h100", "--ranks", "64", "--global-batch", "64", "--pp", "1", "--zero", "0") == 1
+    assert run(*job[:6], "h100", "--ranks", "64", "--global-batch", "64", "--pp", "1", "--zero", "0") == 1
     text = capsys.readouterr().out
     assert "; something fits with --pp left out, or --zero left out" in text
     assert "--ranks" not in text.splitlines()[-1]
 
 
 def test_one_layout_that_does_not_fit(capsys):
-    small = ["plan", "--model", "gpt3-175b", "--gpu", "v100", "--global-batch", "1536", *LAYOUT, "--precision", "fp16"]
+    small = [*GPT3, "--gpu", "v100", "--global-batch", "1536", *LAYOUT, "--precision", "fp16"]
     assert run(*small, "--no-sequence-parallel", "--recompute", "none") == 1
     text = capsys.readouterr().out
     assert ": 0 layouts fit\n" in text
@@ -353,17 +354,14 @@ def test_the_formulas_that_are_explained_give_the_numbers(capsys):
     [
         (["--gpu", "h100"], "--layers is missing"),
         (["--model", "gpt2", "--layers", "3"], "--layers describes a model, and 'gpt2' is one"),
-        (["--model", "gpt2", "--ranks", "8"], "the batch is missing"),
+        (["--model", "gpt2", "--seq", "64", "--ranks", "8"], "the batch is missing"),
         (["--model", "gpt2", "--global-batch", "8"], "the number of GPUs is missing"),
         (["--model", "gpt5", "--ranks", "8", "--global-batch", "8"], "--model 'gpt5' is unknown"),
-        (
-            ["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--tp", "5"],
-            "no layout of 8 GPUs has tp 5; change one of them",
-        ),
-        (["--model", "gpt2", "--ranks", "16", "--global-batch", "16", "--pp", "16"], "more than the model's 12 layers"),
-        (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--recompute", "all"], "--recompute 'all'"),
-        (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--zero", "4"], "--zero is 4"),
-        (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--precision", "fp4"], "--precision 'fp4'"),
+        (["--model", "gpt2", *FEW, "--tp", "5"], "no layout of 8 GPUs has tp 5; change one of them"),
+        (["--model", "gpt2", *FEW, "--ranks", "16", "--pp", "16"], "more than the model's 12 layers"),
+        (["--model", "gpt2", *FEW, "--recompute", "all"], "--recompute 'all'"),
+        (["--model", "gpt2", *FEW, "--zero", "4"], "--zero is 4"),
+        (["--model", "gpt2", *FEW, "--precision", "fp4"], "--precision 'fp4'"),
         (
             ["--layers", "2", "--hidden", "10", "--heads", "3", "--ranks", "1"],
             "--hidden 10 is not divisible by --heads 3",
@@ -444,7 +442,7 @@ def test_what_a_model_file_leaves_out_is_said(tmp_path, capsys, monkeypatch):
 def test_the_ends_of_the_ranges_of_a_machine_are_planned(end, tmp_path, capsys):
     path = tmp_path / "m.json"
     path.write_text(json.dumps({key: values[end] for key, values in RANGES.items()} | {"memory": 1e18}))
-    job = ["plan", "--model", "gpt2", "--ranks", "2", "--global-batch", "4", "--zero", "1", "--micro-batch", "1"]
+    job = ["plan", "--model", "gpt2", *FEW, "--ranks", "2", "--zero", "1", "--micro-batch", "1"]
     assert run(*job, "--gpu", str(path), "--json") == 0
     text = capsys.readouterr().out
     assert "NaN" not in text

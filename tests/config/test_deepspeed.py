@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands import explanation
-from minidist.commands.runner import number_of_ranks
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.job.config.deepspeed import apply_deepspeed, read_deepspeed, translate
@@ -23,6 +22,7 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build, make_optimizer
+from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
 from tests.cases import each
 

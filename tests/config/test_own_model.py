@@ -5,9 +5,10 @@ import re
 import pytest
 
 from minidist.commands.generation import load_model
-from minidist.commands.runner import number_of_ranks, run_comparison, run_training
+from minidist.commands.runner import run_comparison, run_training
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.start import number_of_ranks
 from minidist.planning.profiler import profile_layers
 
 MODELS = """

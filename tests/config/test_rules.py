@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from minidist.comm.launching import execute, writable
-from minidist.commands.runner import number_of_ranks, run_comparison, run_training
+from minidist.commands.runner import run_comparison, run_training
 from minidist.core.base.errors import UsageError
 from minidist.core.collectives import ALGORITHMS
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.rules import RULES, as_markdown, check_rules, notices
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.job.equality.compare import tier_of
+from minidist.job.train.start import number_of_ranks
 from minidist.report.frame import new_figure, save
 from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto

@@ -87,6 +87,16 @@ def test_every_bug_finds_what_it_replaces_and_is_taken_out_again():
 CATCHES = {str(catch): catch for exhibit in EXHIBITS for catch in exhibit.caught_by}
 
 
+def test_the_tests_that_exhibits_name_exist():
+    missing = []
+    for name, catch in CATCHES.items():
+        try:
+            catch.load()
+        except AttributeError:
+            missing.append(name)
+    assert missing == []
+
+
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", CATCHES)
 def test_the_same_tests_pass_without_a_bug(name):

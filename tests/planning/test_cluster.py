@@ -259,6 +259,9 @@ def test_a_machine_of_ones_own(tmp_path):
     keys = "fp16 = 1e12\nmemory = 1e10\nmemory_bandwidth = 1e11\nlink = 1e10\nnetwork = 1e9\n"
     path.write_text(keys + "gpus_per_node = 4\n")
     assert machine_of(str(path)) == Machine("mine", 1e12, 0.0, 1e10, 1e11, 1e10, 1e9, 4)
+    assert machine_of(str(path)).host_memory == 125e9
+    path.write_text(keys + "host_memory = 64e9\n")
+    assert machine_of(str(path)) == Machine("mine", 1e12, 0.0, 1e10, 1e11, 1e10, 1e9, host_memory=64e9)
     for text, sentence in (
         (keys + "colour = 3\n", "key 'colour'"),
         (keys.replace("link = 1e10\n", ""), "has no key 'link'"),
@@ -273,6 +276,7 @@ def test_a_machine_of_ones_own(tmp_path):
         (keys.replace("network = 1e9", "network = 1e-9"), r"network in .* is 1e-09; it must be a number from 10000 to"),
         (keys + "fp8 = 1e-3\n", r"is 0.001; it must be 0, or a number from 1e\+09"),
         (keys + "gpus_per_node = 0\n", r"gpus_per_node in .* is 0; it must be a whole number from 1 to 100000 GPUs"),
+        (keys + "host_memory = 0\n", r"host_memory in .* is 0; it must be a number from 1e\+06 to 1e\+18 bytes"),
         (keys + "gpus_per_node = 8.0\n", r"is 8.0; it must be a whole number"),
         (keys + "family = 'tpu'\n", "family 'tpu'"),
         (keys.replace("1e12", "'fast'"), r"fp16 in .*mine.toml'.* is 'fast'; it must be a number from"),

@@ -106,7 +106,7 @@ def test_the_command_prints_one_table_for_several_numbers(capsys):
     assert last["days"]["central"] == pytest.approx(2e12 / last["layout"]["tokens_per_second"] / 86_400)
     assert result["answer"] in text
     # None of them fits.
-    code, text = run(capsys, "--model", "gpt3-175b", "--global-batch", "64", "--ranks", "1,2")
+    code, text = run(capsys, "--model", "gpt3-175b", "--seq", "2048", "--global-batch", "64", "--ranks", "1,2")
     assert code == 1
     assert "no layout of these numbers of GPUs fits" in text
     # One number has the same figures in its own report.
@@ -116,7 +116,7 @@ def test_the_command_prints_one_table_for_several_numbers(capsys):
 
 
 def test_wrong_numbers_are_one_sentence(capsys):
-    job = ["--model", "gpt2", "--global-batch", "64"]
+    job = ["--model", "gpt2", "--seq", "1024", "--global-batch", "64"]
     for more, sentence in (
         (["--ranks", "8,x"], "--ranks '8,x'; it must be whole numbers with commas"),
         (["--ranks", "8,0"], "--ranks is 0; it must be from 1"),
@@ -168,7 +168,7 @@ def test_host_memory_is_searched_when_nothing_fits():
     job = Job(named("llama-3.1-8b"), 4096, 64, "fp16", 2)
     found = search(job, V100, {})
     assert {plan.layout.host for plan in found.plans} <= {"optimizer", "activations", "parameters"}
-    assert all(rank.host <= host.CAPACITY for plan in found.plans for rank in plan.memory)
+    assert all(rank.host <= V100.host_memory for plan in found.plans for rank in plan.memory)
     first = found.plans[0]
     assert 0 < first.waiting == first.time.exposed["host"] / first.time.seconds < 1
     gpu = plan_layout(replace(first.layout, host="none"), job, V100)
@@ -188,9 +188,14 @@ def test_host_memory_is_searched_when_nothing_fits():
     sparse = Job(architecture_of(Keys(sizes, "f", "deepseek_v3")), 4096, 32, "bf16", 4)
     layout = ClusterLayout(1, pp=4, zero=3, micro_batch=8, microbatches=4, host="parameters")
     uneven = plan_layout(layout, sparse, MACHINES["h200"])
-    assert uneven.fullest.host < host.CAPACITY < max(rank.host for rank in uneven.memory)
+    assert uneven.fullest.host < CARD.host_memory < max(rank.host for rank in uneven.memory)
     assert not uneven.fits
     assert uneven.shortage == "pipeline rank 3 keeps 138 GB on the host, which has 125 GB for each GPU"
+    roomy = replace(MACHINES["h200"], host_memory=140e9)
+    assert plan_layout(layout, sparse, roomy).fits
+    assert plan_layout(layout, sparse, replace(roomy, host_memory=130e9)).shortage.endswith(
+        "which has 130 GB for each GPU"
+    )
     # More than the host has is no layout that fits.
     alone = Job(named("gpt3-175b"), 2048, 8, "bf16", 8)
     assert search(alone, H100, {}).plans == []

@@ -8,11 +8,11 @@ import pytest
 
 from minidist import cli
 from minidist.commands import profile
-from minidist.commands.runner import number_of_ranks
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP, Module
 from minidist.job.config.pipeline_plan import stage_sizes
 from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.start import number_of_ranks
 from minidist.pipeline.partition import by_slowest, read_profile
 from minidist.planning import profiler
 from minidist.planning.profiler import profile_layers

@@ -3,8 +3,9 @@
 import pytest
 
 from minidist.comm.launching import execute
-from minidist.commands.runner import number_of_ranks, summarize
+from minidist.commands.runner import summarize
 from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
 
 # An MLP has no heads and no context: both have their default.

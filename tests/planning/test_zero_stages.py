@@ -382,10 +382,15 @@ def test_memory_says_what_fits(capsys):
 
 
 def test_a_length_that_is_not_given_is_at_most_8192_tokens(capsys):
-    """A model with 131,072 positions is rarely trained with them; both commands say what they take."""
-    for command in (["memory", "--dp", "8"], ["plan", "--ranks", "8", "--global-batch", "8", "--zero", "2"]):
-        with pytest.raises(SystemExit):
-            main([*command, "--model", "llama-3.1-8b", "--json"])
+    """A model with 131,072 positions is rarely trained with them; `memory` says what it takes, and `plan` asks."""
+    with pytest.raises(SystemExit):
+        main(["memory", "--dp", "8", "--model", "llama-3.1-8b", "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["seq"] == 8192
+    assert "sequences of 8,192 tokens, because --seq is not given; llama-3.1-8b can have 131,072" in err
+    for model in (["--model", "llama-3.1-8b"], ["--layers", "2", "--hidden", "64", "--heads", "2"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["plan", *model, "--ranks", "8", "--global-batch", "8"])
         out, err = capsys.readouterr()
-        assert json.loads(out)["seq"] == 8192
-        assert "sequences of 8,192 tokens, because --seq is not given; llama-3.1-8b can have 131,072" in err
+        assert out == ""
+        assert "the length of the sequences is missing; give --seq, the tokens of each" in err

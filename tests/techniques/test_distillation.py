@@ -10,7 +10,6 @@ import pytest
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import load_model
-from minidist.commands.runner import number_of_ranks
 from minidist.core.autograd import no_grad
 from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import saved_model
@@ -18,6 +17,7 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches, resol
 from minidist.job.equality.compare import Judge, compare_rank, tier_of
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
+from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from tests.cases import each

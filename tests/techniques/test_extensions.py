@@ -11,9 +11,9 @@ import pytest
 
 import minidist
 from minidist import cli
-from minidist.commands.runner import number_of_ranks
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.start import number_of_ranks
 from minidist.optim.named import OPTIMIZERS
 from minidist.techniques import Extension, Moment, installed, of_job, touched
 

@@ -11,12 +11,13 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.comm.launching import execute
-from minidist.commands.runner import number_of_ranks, run_training, summarize
+from minidist.commands.runner import run_training, summarize
 from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.checkpoint.directory import complete_checkpoints
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.metrics import read_metrics
+from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
 from minidist.pipeline.runtime.versions import UnitVersions
 from minidist.techniques.asynchronous.replay import replay

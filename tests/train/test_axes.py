@@ -6,8 +6,8 @@ import pytest
 
 from minidist.base.traces import sequences
 from minidist.comm import SimWorld
-from minidist.commands.runner import number_of_ranks
 from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
 from tests.equality.test_equality import verdict
 

@@ -5,11 +5,12 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.comm.launching import execute
-from minidist.commands.runner import number_of_ranks, summarize
+from minidist.commands.runner import summarize
 from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.runtime.shared import SharedGradients
 from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
 from tests.cases import each
 from tests.equality.test_equality import verdict

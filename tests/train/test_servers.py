@@ -14,13 +14,14 @@ from minidist.base.trace_file import read_traces
 from minidist.base.traces import sequences
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import replay, seeded
-from minidist.commands.runner import number_of_ranks, run_comparison, run_training
+from minidist.commands.runner import run_comparison, run_training
 from minidist.core.base.errors import UsageError
 from minidist.core.train.task import NonFiniteError
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.job.train.start import number_of_ranks
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.job.train.trainer import train
 from minidist.techniques import parameter_server as ps

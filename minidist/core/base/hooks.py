@@ -146,8 +146,8 @@ checked_setting: Callable[[str, Any], Any] = _as_given
 describe_step: Callable[[Any], str] = _no_text
 # (run of an optimizer, whether each of its parameters has a gradient) -> runs of which all have one, or none.
 cut_run: Callable[[Any, list[Any]], list[Any]] = _not_in_the_core
-# (optimizer, saved) -> None: copies a state into an optimizer.
-load_optimizer: Callable[[Any, Any], None] = _not_in_the_core
+# (optimizer, name) -> an attribute that the core does without; AttributeError for any other.
+optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
 # A module of a model -> the text that `print` shows.
 describe: Callable[[Any], str] = object.__repr__
 # (module, device) -> None: moves a model's parameters, gradients and buffers.

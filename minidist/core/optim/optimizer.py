@@ -242,39 +242,9 @@ class Optimizer:
             self._work[dtype] = arrays
         return arrays
 
-    @property
-    def state(self) -> dict[str, State]:
-        """The state, {parameter name: {state name: 1-D view}}, of the parameters that have had a step."""
-        return {
-            name: {key: array[start:stop] for key, array in run.state.items()}
-            for run in self._runs
-            if run.state is not None
-            for name, start, stop in run.pieces
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return {"step": steps taken, "state": `state`}. The arrays are views, not copies (as in PyTorch).
-
-        Where parameters have had other numbers of steps, these are in "counts", {parameter name: number}.
-        """
-        counts = self.counts
-        return {"step": self.step_count, "state": self.state, **({"counts": counts} if counts else {})}
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The steps of each parameter that has had fewer than `step_count`, by name; usually none."""
-        return {name: run.count for run in self._runs if run.count != self.step_count for name, _, _ in run.pieces}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Copy a `state_dict` of the same slices into this optimizer.
-
-        Without "counts" all parameters have had all steps. Raises UsageError for a state that is missing, unknown, or
-        of another shape or dtype, with its parameter's name.
-        """
-        hooks.load_optimizer(self, saved)
-
-    def refresh(self) -> None:
-        """Note that the parameters were changed elsewhere; for an optimizer that steps copies of them."""
+    def __getattr__(self, name: str) -> Any:
+        # What the core does without: `state`, `counts`, `state_dict()`, `load_state_dict(saved)` and `refresh()`.
+        return hooks.optimizer_attribute(self, name)
 
 
 class OptimizerWrapper:

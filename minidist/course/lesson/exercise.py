@@ -161,7 +161,7 @@ class Exercise:
     arguments: Callable[[Case, int], tuple[Any, ...]]
     expected: Callable[[Case], Sequence[Any]]
     par: Case
-    hints: tuple[Hint, ...]
+    hints: tuple[Hint, ...] = ()
     setup: Callable[..., tuple[Any, ...]] | None = None
     answer: Callable[[tuple[Any, ...], Any], Any] = lambda arguments, returned: returned
     check_answers: Callable[[Case, Sequence[Any]], str] | None = None

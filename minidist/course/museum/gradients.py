@@ -13,6 +13,7 @@ from minidist.core.optim import Adam
 from minidist.core.parallel import data_parallel, gradients, zero
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, replaces
+from minidist.parallel.unused import ZerosReducer
 
 
 def only_top_level(patch: Patch) -> None:
@@ -95,14 +96,18 @@ def averaged_though_divided(patch: Patch) -> None:
     patch.setattr(zero.ShardReducer, "op", property(lambda self: "avg", lambda self, op: None))
 
 
-@replaces(gradients.GradientReducer, "finished")
-def incomplete_buckets_are_forgotten(_: Any, self: Any) -> None:
+def incomplete_buckets_are_forgotten(patch: Patch) -> None:
     """the reducer waits for what was sent, and does not report what never was"""
-    for work in self.works:
-        work.wait()
-    for parameter in self.bucket_of:
-        parameter.gradient.was_reduced()
-    self.works, self.missing = [], [set(bucket.parameters) for bucket in self.buckets]
+
+    def finished(self: Any) -> None:
+        for work in self.works:
+            work.wait()
+        for parameter in self.bucket_of:
+            parameter.gradient.was_reduced()
+        self.works, self.missing = [], [set(bucket.parameters) for bucket in self.buckets]
+
+    for kind in (gradients.GradientReducer, ZerosReducer):
+        patch.setattr(kind, "finished", finished)
 
 
 @replaces(WeightGradStore, "put")

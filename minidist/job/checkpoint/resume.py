@@ -294,8 +294,8 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
 
 
 def resumed_config(config: TrainConfig, batches: Batches) -> TrainConfig:
-    """Return the config with which a job is built: where it is resumed, with what its techniques decided before."""
-    extensions = list(of_job(config)) if config.resume and config.save else []
+    """Return the config with which a job that is resumed is built: with what its techniques decided before."""
+    extensions = list(of_job(config))
     if not extensions:
         return config
     checkpoint = Checkpoint(str(config.save), step=history(config).from_step)

@@ -525,9 +525,12 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
 RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
 
 
+NAMES = frozenset(rule.name for rule in (*FIRST, *LATER))
+
+
 def _absent(config: TrainConfig) -> set[str]:
     """Return the rules of techniques that the job neither uses nor has a flag of, by name: it breaks none of them."""
-    absent = {rule.name for rule in (*FIRST, *LATER)}
+    absent = set(NAMES)
     for kind in touched(config):
         if kind.given(config) or kind.used_by(config):
             absent.difference_update(rule.name for rule in kind.rules)

@@ -48,10 +48,12 @@ def layout_of(job: Job) -> ParallelLayout:
 
 def parts_of(job: Job) -> core.Parts:
     """Return what the job's settings choose: classes, and what is left open."""
-    alone = any(extension.trains_alone for extension in job.extensions)
     pipeline: type[MeshStrategy] = PipelineParallel
+    alone = sums_buckets = False
     for extension in job.extensions:
         pipeline = extension.pipeline() or pipeline
+        alone |= extension.trains_alone
+        sums_buckets |= extension.sums_buckets
     return core.Parts(
         MeshStrategy,
         pipeline,
@@ -59,7 +61,7 @@ def parts_of(job: Job) -> core.Parts:
         wrapper_options(job.config, job.extensions),
         partial(mesh_of, copies=job.config.dp_replicate),
         job.expert_style,
-        any(extension.sums_buckets for extension in job.extensions),
+        sums_buckets,
     )
 
 

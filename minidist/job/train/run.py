@@ -195,10 +195,11 @@ def begin(
     # No other job saves into the same directory while this one runs.
     storage = stack.enter_context(saving_alone(comm, config))
 
-    job = build(resumed_config(config, batches), batches, comm)
+    resumed = config.resume and config.save
+    job = build(resumed_config(config, batches) if resumed else config, batches, comm)
     job.observers = observers
     strategy = parallelize(job, comm)
-    done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
+    done, losses = resume_job(config.save, job, strategy) if resumed and config.save else (0, [])
     for extension in job.extensions:
         extension.begin(world, strategy, done)
     for extension in job.extensions:

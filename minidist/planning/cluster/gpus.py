@@ -35,12 +35,16 @@ RANGES = {
     "link": (1e4, 1e18, "bytes/s"),
     "network": (1e4, 1e18, "bytes/s"),
     "gpus_per_node": (1, 100_000, "GPUs"),
+    "host_memory": (1e6, 1e18, "bytes"),
 }
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A cluster of equal nodes. FLOP/s, bytes and bytes per second of one GPU; `gpus_per_node` is a count."""
+    """A cluster of equal nodes. FLOP/s, bytes and bytes per second of one GPU; `gpus_per_node` is a count.
+
+    host_memory: bytes of a node's memory for each of its GPUs.
+    """
 
     name: str
     fp16: float
@@ -51,6 +55,7 @@ class Machine:
     network: float
     gpus_per_node: int = 8
     family: str = "h100"
+    host_memory: float = 125e9  # 1 TB for eight
 
     def peak(self, precision: str) -> float:
         """Return the FLOP/s of matrix products; UsageError for a precision that the GPU does not have."""
@@ -72,7 +77,7 @@ class Machine:
         for key in content:
             if key not in known:
                 raise UsageError(f"key {quoted(key)} in {quoted_path(path)} is unknown{nearest(key, known)}; {remedy}")
-        values: dict[str, Any] = {"name": Path(path).stem, "fp8": 0.0, **content}
+        values: dict[str, Any] = {"name": Path(path).stem, "fp8": 0.0, "host_memory": cls.host_memory, **content}
         values.setdefault("gpus_per_node", 8)
         for key in RANGES:
             if key not in values:

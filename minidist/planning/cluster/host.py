@@ -17,7 +17,6 @@ from minidist.planning.cluster.layout import ClusterLayout, Job
 CHOICES = ("none", "optimizer", "activations", "parameters")
 LINK = 25e9  # bytes per second of a GPU, in each direction: PCIe 4 x16 reaches 25 of its 32 GB/s
 BANDWIDTH = 25e9  # bytes per second of the host's memory for each GPU: 200 GB/s for eight
-CAPACITY = 125e9  # bytes of the host for each GPU: 1 TB for eight
 UPDATE_BYTES = 28  # that Adam reads and writes per parameter: float32 gradient, and value and two moments twice
 
 

@@ -19,7 +19,7 @@ from minidist.core.base.errors import UsageError
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.fit import Fit, gigabytes
 from minidist.planning.cluster.gpus import MACHINES, Machine
-from minidist.planning.cluster.host import CAPACITY, CHOICES
+from minidist.planning.cluster.host import CHOICES
 from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal, stage_layers
 from minidist.planning.cluster.memory import RankMemory, kept_on_gpu, memory_by_rank, whole_memory
 from minidist.planning.cluster.shared import shared
@@ -104,23 +104,24 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Return whether the central estimate fits on the GPU, and what is kept on the host there."""
-        return self.fit.fits and self.host[1] <= CAPACITY
+        return self.fit.fits and self.host[1] <= self.machine.host_memory
 
     @property
     def shortage(self) -> str:
         """Return how much memory the fullest rank needs and has, as a sentence for a plan that may not fit."""
         needs, (rank, host) = self.fit.needs(f"pipeline rank {self.fullest_rank}"), self.host
-        if host <= CAPACITY:
+        if host <= self.machine.host_memory:
             return needs
         keeps = (
-            f"pipeline rank {rank} keeps {gigabytes(host)} on the host, which has {gigabytes(CAPACITY)} for each GPU"
+            f"pipeline rank {rank} keeps {gigabytes(host)} on the host, which has"
+            f" {gigabytes(self.machine.host_memory)} for each GPU"
         )
         return keeps if self.fit.fits else f"{needs}, and {keeps}"
 
     @property
     def needed(self) -> float:
         """Return what the fullest rank needs as a multiple of what it has, on the GPU or the host: the larger one."""
-        return max(self.fit.central / self.machine.memory, self.host[1] / CAPACITY)
+        return max(self.fit.central / self.machine.memory, self.host[1] / self.machine.host_memory)
 
     @property
     def time_range(self) -> tuple[float, float]:

@@ -63,7 +63,7 @@ class ScheduledOptimizer:
     @property
     def state(self) -> dict[str, dict[str, Array]]:
         """The optimizer's state."""
-        return self.optimizer.state
+        return self.optimizer.state  # type: ignore[no-any-return]
 
 
 class UnitAxis(DataAxis):
@@ -87,11 +87,11 @@ class _CountedOptimizer:
 
     @property
     def state(self) -> dict[str, dict[str, Array]]:
-        return self.inner.state
+        return self.inner.state  # type: ignore[no-any-return]
 
     @property
     def counts(self) -> dict[str, int]:
-        return self.inner.counts
+        return self.inner.counts  # type: ignore[no-any-return]
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.inner.load_state_dict({**saved, "step": self.updates(saved["step"])})

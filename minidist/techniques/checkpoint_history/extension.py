@@ -38,6 +38,7 @@ class CheckpointHistory(Extension):
     """Says which checkpoints count."""
 
     Settings = CheckpointHistorySettings
+    for_all_steps = True
     rules = (
         Rule(
             "keep-needs-every",

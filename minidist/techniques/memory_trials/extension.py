@@ -8,7 +8,7 @@ The file is a JSON list with the bytes of each rank, or of each rank of the pipe
     pipeline rank   0        1        2                  [180000, 120000, 120000]
     in flight       3 2 1    2 1      1   micro-batches  the first rank keeps the most: its stage runs again
 
-Both are chosen before the job begins, by trials of two steps (`commands/memory_budget.py`), and the job is the one that
+Both are chosen before the job begins, by trials of two steps (`trials.py`), and the job is the one that
 the chosen --micro-batch or --recompute gives.
 
 A rank sends per step: nothing.
@@ -17,6 +17,8 @@ Lesson: 20b_plan_it.
 
 Proved by: tests/commands/test_memory_budget.py
 """
+
+from typing import Any
 
 from pydantic import Field
 
@@ -38,9 +40,10 @@ class MemoryTrialsSettings(Settings):
 
 
 class MemoryTrials(Extension):
-    """Has no hook: the job that is chosen has no budget."""
+    """Chooses by trials; the job that is chosen has no budget."""
 
     Settings = MemoryTrialsSettings
+    switches = (("micro_batch", None),)
     panel = "Precision and memory"
     rules = (
         without_effect(
@@ -54,3 +57,20 @@ class MemoryTrials(Extension):
             "give --recompute here",
         ),
     )
+
+    @classmethod
+    def used_by(cls, config: Any) -> bool:
+        return cls.given(config) or config.micro_batch == "auto"
+
+    def before_ranks(self, config: Any, ranks: int | None, has_values: bool) -> tuple[Any, list[str]]:
+        # Imported when a job is tried: it trains.
+        from minidist.techniques.memory_trials.trials import fit_micro_batch, fit_recompute
+
+        lines = []
+        if config.micro_batch == "auto":
+            config, line = fit_micro_batch(config, ranks, has_values)
+            lines.append(line)
+        if config.recompute_budget is not None:
+            config, line = fit_recompute(config, ranks, has_values)
+            lines.append(line)
+        return config, lines

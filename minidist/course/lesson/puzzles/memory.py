@@ -18,7 +18,7 @@ import numpy as np
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Least
-from minidist.course.lesson.hint_file import hint_of
+from minidist.course.lesson.hint_file import hints_of
 from minidist.course.lesson.puzzles import Item, own_exercises, puzzles_of
 
 KILOBYTE, MICROSECOND = 1000, 1e-6
@@ -140,10 +140,6 @@ def updates(n: int) -> list[str]:
 # A part of a goal -> what must have been done, of n layers.
 DONE = {"forward": forward, "backward": backward, "updates": updates}
 NOTE = 'd.make("a1") makes an array in 1 µs; it has 1,000 B where nothing else is said, until d.free("a1").'
-TOO_EARLY = {
-    "says": "which is not in memory",
-    "text": "it was freed too early, or not made yet: name what each `make` needs",
-}
 
 
 def program(item: Item) -> dict[str, Any]:
@@ -171,7 +167,7 @@ def program(item: Item) -> dict[str, Any]:
         "limits": ("time", "memory"),
         "unit": "layer",
         "note": NOTE,
-        "hints": (hint_of(TOO_EARLY, {}),),
+        "hints": hints_of({}, "programs"),
     }
 
 

@@ -15,7 +15,7 @@ from minidist.core.comm import Comm
 from minidist.core.pipeline.plan import show
 from minidist.course.lesson.exercise import Case
 from minidist.course.lesson.exercises.e16_gpipe import describe, in_the_readers_words, plan_of
-from minidist.course.lesson.hint_file import hint_of, hints_of
+from minidist.course.lesson.hint_file import hints_of
 from minidist.course.lesson.puzzles import Item, own_exercises, puzzles_of
 from minidist.pipeline.schedules import from_cells, get_schedule
 from minidist.pipeline.simulate import Dependencies, simulate
@@ -77,16 +77,6 @@ def drawn(case: Case, answer: Any) -> list[Trace]:
 
 
 COMMON = hints_of({}, "schedules")
-OF_PLANS = tuple(
-    hint_of(row, {})
-    for row in (
-        {"raised": "NameError", "text": 'an action is a text, in quotation marks: "F0"'},
-        {
-            "says": "your lists go to",
-            "text": "micro-batches are numbered from 0 to m - 1, and each of them runs on each stage",
-        },
-    )
-)
 NOTE = (
     "F takes 1 µs and B 2 µs, or I and W 1 µs each. A micro-batch holds 1,000 B on a stage from its F to its B, or W;"
     " the memory is that of the fullest stage."
@@ -107,7 +97,7 @@ def plan(item: Item) -> dict[str, Any]:
         "limits": ("time", "memory"),
         "written_by_hand": ("minidist.core.pipeline.plan.registry.get_schedule",),
         "note": NOTE,
-        "hints": (*OF_PLANS, *COMMON),
+        "hints": (*hints_of({}, "plans"), *COMMON),
     }
 
 

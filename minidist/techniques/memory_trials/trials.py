@@ -17,7 +17,7 @@ micro-batch, as a pipeline then has fewer of them in flight, so no micro-batch i
 A job that is resumed with the same flags finds the same micro-batch; a checkpoint records its number.
 
 `--recompute-budget FILE` has a budget for each rank, and chooses --recompute by the same trials: see
-techniques/memory_trials/choice.py.
+`choice.py`.
 
 Proved by: tests/commands/test_memory_budget.py
 """
@@ -26,28 +26,14 @@ from contextlib import nullcontext
 
 from minidist.base.meta import creating_meta
 from minidist.comm import SimWorld
-from minidist.comm.launched import launched_rank
-from minidist.commands.dry_run import settings_that_need_values
-from minidist.commands.explanation import trial
-from minidist.commands.output import say
-from minidist.commands.runner import job_size, number_of_ranks
 from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
 from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import TrainConfig, flag, resolve_batches
+from minidist.job.train.start import job_size, number_of_ranks, settings_that_need_values, trial
 from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
-
-
-def choose_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = True) -> TrainConfig:
-    """Return the job with the number of samples that `--micro-batch auto` stands for; the first process prints it.
-
-    has_values: False for a dry run, which may be larger than this machine.
-    """
-    config, line = fit_micro_batch(config, ranks, has_values)
-    if launched_rank() == 0:
-        say(line)
-    return config
+from minidist.techniques.memory_trials.choice import fit_model, fit_stages, read_budgets, rooms
 
 
 def fit_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = True) -> tuple[TrainConfig, str]:
@@ -100,21 +86,11 @@ def fit_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = T
     )
 
 
-def choose_recompute(config: TrainConfig, ranks: int | None, has_values: bool = True) -> TrainConfig:
-    """Return the job with what `--recompute-budget` lets run again in backward; the first process prints it."""
-    config, line = fit_recompute(config, ranks, has_values)
-    if launched_rank() == 0:
-        say(line)
-    return config
-
-
 def fit_recompute(config: TrainConfig, ranks: int | None, has_values: bool = True) -> tuple[TrainConfig, str]:
     """Return the job that recomputes as little as its budgets need, and a line that says what.
 
     Raises UsageError for a file that is wrong, for a job that gives --recompute, and when nothing fits.
     """
-    from minidist.techniques.memory_trials.choice import fit_model, fit_stages, read_budgets, rooms
-
     path = config.optional("recompute_budget")
     where, given = f"--recompute-budget {quoted_path(path, marks=False)}", config.optional("recompute")
     if given != "none":
