@@ -146,7 +146,7 @@ class OpenMessages:
 
 @dataclass(slots=True, eq=False)
 class Guard:
-    """The checksum of an array that one or several works of a rank use; [start, end) is its memory.
+    """The contents of an array that one or several works of a rank use; [start, end) is its memory.
 
     work: the last one that began, or else the first; for reports. works: how many are not finished; running: how many
     of those have begun.
@@ -155,7 +155,7 @@ class Guard:
     array: np.ndarray
     start: int
     end: int
-    checksum: int
+    contents: int | bytes
     work: InFlight
     works: int = 0
     running: int = 0
@@ -187,7 +187,7 @@ class WorkArrays:
             end = start + array.nbytes
             guard = self.guards.get((start, end))
             if guard is None:
-                guard = self.guards[start, end] = Guard(array, start, end, checksum(array), work)
+                guard = self.guards[start, end] = Guard(array, start, end, contents(array), work)
                 i = bisect_right(self.starts, start)
                 self.starts.insert(i, start)
                 self.in_order.insert(i, guard)
@@ -207,7 +207,7 @@ class WorkArrays:
                 if other.start < guard.end and guard.start < other.end:
                     break
             else:
-                if checksum(guard.array) != guard.checksum:
+                if contents(guard.array) != guard.contents:
                     raise changed(self.rank, work.describe(), line_of(self.rank))
         for guard in guards:
             guard.work = work
@@ -233,18 +233,18 @@ class WorkArrays:
             first = bisect_right(self.starts, guard.start - self.longest)
             for other in self.in_order[first : bisect_left(self.starts, guard.end)]:
                 if other.end > guard.start:
-                    other.checksum = checksum(other.array)
+                    other.contents = contents(other.array)
 
     def check(self, line_of: Callable[[int], CallSite]) -> None:
         """Raise when the main program, which hands over now, has changed an array in use."""
         for guard in self.running:
-            if checksum(guard.array) != guard.checksum:
+            if contents(guard.array) != guard.contents:
                 raise changed(self.rank, guard.work.describe(), line_of(self.rank))
 
     def refresh(self) -> None:
         """Take the arrays in use as the streams have left them: the main program goes on."""
         for guard in self.running:
-            guard.checksum = checksum(guard.array)
+            guard.contents = contents(guard.array)
 
     def refuse(self, receive: OpenMessage) -> None:
         """Raise BufferReuseError when the main program receives into an array of a work that is not finished."""
