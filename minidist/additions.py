@@ -12,15 +12,20 @@ from minidist.core.base import hooks
 
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
+    "algorithms",
     "auto",
     "call",
     "call_checks",
     "closed_forms",
+    "collective_check",
     "folding",
+    "narrow",
     "nodes",
     "one_event",
+    "reduction_order",
     "ring_event",
     "rooted",
+    "summation_order",
     "tuning",
     "user_algorithms",
 )
@@ -33,9 +38,10 @@ def _choose(comm: Any, operation: str, nbytes: int) -> str:
 
 
 def _check_call(*arguments: Any, **keywords: Any) -> None:
+    import minidist.collectives.narrow  # noqa: F401  now, because a world that looks ahead opens no file
     from minidist.collectives.call_checks import check_call
 
-    hooks.call_checks[:] = [check_call if check is _check_call else check for check in hooks.call_checks]
+    hooks.check_call = check_call
     check_call(*arguments, **keywords)
 
 
@@ -48,6 +54,13 @@ def _more_algorithms() -> None:
 
 def _more_schedules() -> None:
     import minidist.pipeline.schedules  # noqa: F401  its files register them
+
+
+def _narrow_sum(op: str, total: Any, contribution: Any) -> bool:
+    from minidist.collectives.narrow import narrow_sum
+
+    hooks.narrow_sum = narrow_sum
+    return narrow_sum(op, total, contribution)
 
 
 def _algorithm_of_a_file(operation: str, name: str) -> Any:
@@ -76,6 +89,13 @@ def _message_checks() -> Any:
 
     hooks.message_checks = lambda: message_checks
     return message_checks
+
+
+def _comm_checks() -> Any:
+    from minidist.comm import communicator
+
+    hooks.comm_checks = lambda: communicator
+    return communicator
 
 
 def _any_source() -> Any:
@@ -281,6 +301,12 @@ def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
     return UlyssesRingAttention(comm, length, neighbours)
 
 
+def _refuse_layout(layout: Any, comm: Any) -> None:
+    from minidist.parallel.axes_check import refuse_layout
+
+    refuse_layout(layout, comm)
+
+
 def _check_schedule(*arguments: Any) -> None:
     from minidist.pipeline.schedules.refusals import check_schedule
 
@@ -331,7 +357,7 @@ def _replica_reducers(*arguments: Any) -> Any:
 
 
 hooks.choosers["auto"] = _choose
-hooks.call_checks.append(_check_call)
+hooks.check_call = _check_call
 hooks.more_algorithms.append(_more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
@@ -341,10 +367,12 @@ hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses": _u
 hooks.guards.append(_guard)
 hooks.one_event.append(_one_event)
 hooks.message_checks = _message_checks
+hooks.comm_checks = _comm_checks
 hooks.any_source = _any_source
 hooks.fibers = _fibers
 hooks.kernels_of = _kernels_of
 hooks.half = _half
+hooks.narrow_sum = _narrow_sum
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
 hooks.batch_coordinates = _batch_coordinates
@@ -364,6 +392,7 @@ hooks.cut_run = _cut_run
 hooks.optimizer_attribute = _optimizer_attribute
 hooks.describe = _describe
 hooks.move = _move
+hooks.refuse_layout = _refuse_layout
 hooks.check_schedule = _check_schedule
 hooks.validate_plan = _validate_plan
 hooks.prevent_deadlocks = _prevent_deadlocks

@@ -9,6 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
+from minidist.comm.communicator import check_alike
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.nn.ops.in_place import sample_step
@@ -20,7 +21,7 @@ def check_weights(operation: str, module: Module, comm: Comm) -> None:
     Raises UsageError where `comm` is no communicator.
     """
     check_communicator(comm, operation)
-    comm.check_alike(operation, "weights", weights_checksum(module, comm))
+    check_alike(comm, operation, "weights", weights_checksum(module, comm))
 
 
 def weights_checksum(module: Module, comm: Comm) -> int:

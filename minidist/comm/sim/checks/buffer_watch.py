@@ -8,11 +8,13 @@ So what a program reads from an array before its wait does not depend on the ord
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py
 """
 
+import sys
 from typing import NoReturn
 
 import numpy as np
 
 from minidist.comm.buffers import OpenMessages, WorkArrays, changed, contents
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.core.comm.point_to_point import Request, Work
 from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 
@@ -98,7 +100,13 @@ class BufferWatch:
     def _raise_changed(self, request: SimRequest) -> NoReturn:
         """Raise the error for a message whose buffer is not as it was, with the line that its rank has come to."""
         rank = request.stream.rank
-        raise changed(rank, request.describe(), self.state.line_of(rank))
+        raise changed(rank, request.describe(), self._line_of(rank))
+
+    def _line_of(self, rank: int) -> CallSite:
+        """Return the line at which the main program of a rank is; NOWHERE when it has ended or cannot be seen."""
+        main = self.state.mains[rank]
+        frame = sys._getframe(1) if main is self.state.running else getattr(main.fiber, "gr_frame", None)
+        return call_site(frame, NOWHERE)
 
     # works ------------------------------------------------------------------------------------------------------------
 
@@ -110,7 +118,7 @@ class BufferWatch:
     def begins(self, work: Work, rank: int) -> None:
         """Raise when its arrays have changed since a work was asked for."""
         if work.guards:
-            self.works[rank].begin(work, work.guards, self.state.line_of)
+            self.works[rank].begin(work, work.guards, self._line_of)
 
     def is_done(self, work: Work, rank: int) -> None:
         """Free the arrays of a work."""
@@ -121,7 +129,7 @@ class BufferWatch:
     def pauses(self, stream: Stream, on: Request | Work) -> None:
         """Raise when the main program, which has run until here, wrote into the arrays of its works."""
         if stream.is_main and self.works[stream.rank].running:
-            self.works[stream.rank].check(self.state.line_of)
+            self.works[stream.rank].check(self._line_of)
 
     def goes_on(self, stream: Stream) -> None:
         """Take the arrays as the streams have left them."""

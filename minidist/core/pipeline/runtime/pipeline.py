@@ -33,7 +33,6 @@ from minidist.core.pipeline.plan import Plan, actions_of
 from minidist.core.pipeline.runtime.messages import Message, Messages, Orders
 from minidist.core.pipeline.runtime.reduction import Reduction
 from minidist.core.pipeline.runtime.shapes import FLOATS, Key, StageMetadata, exchange_shapes
-from minidist.core.pipeline.runtime.shared import SharedGradients
 from minidist.core.pipeline.runtime.stages import PipelineStage, SkipConnection
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
@@ -128,11 +127,6 @@ class Pipeline:
             first: Any = broadcast(self.comm, mine.copy())
         self.refusals.check_same_plan(self.comm.rank, mine, first)
         reduce.bind(self.comm, self.plan, self.stages, tied)
-
-    @property
-    def shared(self) -> SharedGradients:
-        """Who sums the gradients of parameters that several stages share."""
-        return self.reduce.shared
 
     # --- a step ---
 

@@ -13,7 +13,7 @@ from minidist.core.comm import Comm
 from minidist.core.comm.mesh import Mesh
 from minidist.core.nn import Module
 from minidist.core.optim import Optimizer
-from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.flat_shards import Shard, shard_square_sums
 from minidist.core.train import data_axis
 from minidist.core.train.data_axis import Group, unit_modules
 from minidist.job.checkpoint.directory import SINGLE, ReplicaId
@@ -27,6 +27,12 @@ from minidist.parallel.shards import ranges, seen_from, state_ranges
 
 class Sharded(DataAxis):
     """What ZeRO 1 to 3 have in common in a job: this rank holds shards."""
+
+    def gradient_holders(self) -> Sequence[Shard]:
+        return self.shards
+
+    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
+        return shard_square_sums(self.shards[0].comm, self.shards, skip)
 
     def gradients(self) -> list[Array]:
         return [shard.grad for shard in self.shards if shard.grad is not None]
