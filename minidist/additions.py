@@ -224,6 +224,20 @@ def _checked_setting(name: str, value: Any) -> Any:
     return CHECKS[name](name, value)
 
 
+def _check_number(*arguments: Any, **keywords: Any) -> float:
+    from minidist.base.limits import check_number
+
+    hooks.check_number = check_number
+    return check_number(*arguments, **keywords)
+
+
+def _check_whole(*arguments: Any, **keywords: Any) -> int:
+    from minidist.base.limits import check_whole
+
+    hooks.check_whole = check_whole
+    return check_whole(*arguments, **keywords)
+
+
 def _describe_step(optimizer: Any) -> str:
     from minidist.optim.checks import describe_step
 
@@ -256,10 +270,10 @@ def _move(module: Any, device: Any) -> None:
     move(module, device)
 
 
-def _check_weights(operation: str, module: Any, comm: Any) -> None:
+def _check_weights(*arguments: Any) -> None:
     from minidist.parallel.weights_check import check_weights
 
-    check_weights(operation, module, comm)
+    check_weights(*arguments)
 
 
 def _plan(model: Any, sequence_parallel: bool) -> Any:
@@ -387,6 +401,8 @@ hooks.buffers = _buffers
 hooks.load_state_dict = _load_state_dict
 hooks.optimizer_checks = _optimizer_checks
 hooks.checked_setting = _checked_setting
+hooks.check_number = _check_number
+hooks.check_whole = _check_whole
 hooks.describe_step = _describe_step
 hooks.cut_run = _cut_run
 hooks.optimizer_attribute = _optimizer_attribute

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
 
+from minidist.base.limits import MAX_VALUE, MIN_VALUE, check_size
 from minidist.comm.call_site import CallSite, call_site
 from minidist.core.base.errors import MismatchError, UsageError, nearest, quoted, reason
-from minidist.core.base.limits import MAX_VALUE, MIN_VALUE, check_size
 from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.mesh import Mesh

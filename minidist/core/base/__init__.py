@@ -8,7 +8,6 @@ watchers.py       objects that are told of every recorded operation
 trace.py          the record of a run
 lazy.py           names of a package that are imported when they are used
 errors.py         the exceptions, and how a sentence quotes a value
-limits.py         checks of numbers that a program passes
 fibers.py         programs that take turns in one thread
 registry.py       entries that are found by name
 hooks.py          where a library adds to what the core does

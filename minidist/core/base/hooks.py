@@ -35,8 +35,8 @@ guards: list[Callable[..., Any]] = []
 # Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
 one_event: list[Callable[[], Any]] = []
 
-# Each is told of (operation, module, communicator) before a model is split over the communicator's ranks.
-model_checks: list[Callable[[str, Any, Any], None]] = []
+# Each is told of (operation, module, communicator, perhaps a plan) before a model is split over its ranks.
+model_checks: list[Callable[..., None]] = []
 
 # Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
 plan_sources: list[Callable[[Any, bool], Any]] = []
@@ -69,7 +69,7 @@ def _any_place(*_: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _as_given(name: str, value: Any) -> Any:
+def _as_given(name: str, value: Any, *_: Any, **__: Any) -> Any:
     return value
 
 
@@ -145,6 +145,9 @@ buffers: Callable[[Any], dict[str, Any]] = _none
 optimizer_checks: Callable[[], Any] = _NoChecks
 # (name, value) -> the value of an optimizer's setting as it is kept.
 checked_setting: Callable[[str, Any], Any] = _as_given
+# (name, value, range of it) -> the number as it is kept; UsageError for what is none, or lies outside.
+check_number: Callable[..., Any] = _as_given
+check_whole: Callable[..., Any] = _as_given
 # An optimizer -> what ranks compare of its step, in one line.
 describe_step: Callable[[Any], str] = _no_text
 # (run of an optimizer, whether each of its parameters has a gradient) -> runs of which all have one, or none.

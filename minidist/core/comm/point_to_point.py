@@ -26,7 +26,7 @@ from minidist.core.base import hooks
 from minidist.core.base.errors import RankDeadError, UsageError
 from minidist.core.base.layout import may_overlap
 from minidist.core.base.trace import Trace
-from minidist.core.base.watchers import FlopCounter, watchers
+from minidist.core.base.watchers import watchers
 
 ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
@@ -241,8 +241,9 @@ class PointToPoint:
         nothing happens. name: of the span in the trace, such as "forward", or the purpose of the messages that follow.
         """
         for watcher in watchers.get():
-            if isinstance(watcher, FlopCounter):
-                self.compute(watcher.take(), name=PASS_OF.get(name, name))
+            if watcher.operations is not None:
+                operations, watcher.operations = watcher.operations, []
+                self.compute(operations, name=PASS_OF.get(name, name))
 
     @property
     def trace(self) -> Trace:

@@ -12,7 +12,6 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_whole
 from minidist.core.pipeline.plan.plan import Action, Item, Plan, actions_of
 
 Key = tuple[int, int]  # stage, micro-batch
@@ -21,7 +20,7 @@ Orders = list[list[Item]]
 
 def lower(plan: Plan, prefetch: int = 1) -> Plan:
     """Add sends, posted receives and gradient reductions to a plan of computations. The plan must be valid."""
-    check_whole("prefetch", prefetch, 1)
+    hooks.check_whole("prefetch", prefetch, 1)
     check_not_lowered(plan)
     rank_of = plan.rank_of_stage()
     orders = [_lower_rank(plan, rank, prefetch, rank_of) for rank in range(plan.ranks)]

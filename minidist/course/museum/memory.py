@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from minidist.core.autograd import Parameter, Tensor
-from minidist.core.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.core.parallel import flat_shards
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.course.museum import jobs
@@ -18,6 +17,7 @@ from minidist.job.checkpoint import resume
 from minidist.job.train import run
 from minidist.job.train.strategies import sharded
 from minidist.nn.ops.in_place import SampledTensor
+from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import overflow
 from minidist.parallel import zero as parallel_zero
 from minidist.techniques.loss_scaling import extension as loss_scaling

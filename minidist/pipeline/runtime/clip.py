@@ -18,9 +18,9 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
-from minidist.core.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.pipeline import Pipeline
+from minidist.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
 
 
 def places(plan: Plan) -> list[tuple[int, int]]:

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from minidist.base.limits import check_whole
 from minidist.comm.communicator import part
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, UsageError, nearest
-from minidist.core.base.limits import check_whole
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters

@@ -4,7 +4,7 @@
 
 Every layout computes the norm from the sums of squares of blocks of `NORM_BLOCK` (1,024) elements. The ranks exchange
 these sums and add them in one order, so the bits of the norm do not depend on how the gradient is sharded
-(`core/optim/clip.py`).
+(`optim/clip.py`).
 
 A rank sends per step: replicas nothing; ZeRO (n-1)/n of 8 B per 1,024 elements of the parameters; with `--tp`, `--ep`
 and `--pp` 2 (P-1)/P of such sums over the P ranks of that axis, and with `--pp` 8 B more for each stage.

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.flop_counter import FlopCounter
 from minidist.base.half import DTYPES, named_dtype
-from minidist.core.autograd import FlopCounter
 from minidist.core.base.arrays import Array
 from minidist.core.base.trace import SpanEvent
 from minidist.core.base.watchers import track

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from minidist.comm.buffers import OpenMessages, WorkArrays, changed, checksum
+from minidist.comm.buffers import OpenMessages, WorkArrays, changed, contents
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.core.comm.point_to_point import Request, Work
 from minidist.core.comm.sim.state import SimRequest, SimState, Stream
@@ -22,14 +22,14 @@ from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 class Watched:
     """A message whose rank runs other code between its post and its wait.
 
-    array: as it was posted. checksum: of the bytes that must be unchanged when the wait ends. open: it is not waited
-    for yet. arrived: what its wait is to write.
+    array: as it was posted. contents: what must be unchanged when the wait ends, or its checksum. open: it is not
+    waited for yet. arrived: what its wait is to write.
     """
 
-    __slots__ = ("array", "arrived", "checksum", "open")
+    __slots__ = ("array", "arrived", "contents", "open")
 
     def __init__(self, array: np.ndarray, open: bool) -> None:
-        self.array, self.checksum, self.open = array, checksum(array), open
+        self.array, self.contents, self.open = array, contents(array), open
         self.arrived: np.ndarray | None = None
 
 
@@ -70,14 +70,14 @@ class BufferWatch:
         else:
             self.verify(receive)
             receive.array[...] = send.array
-            watched.checksum = checksum(receive.array)
+            watched.contents = contents(receive.array)
         return True
 
     def verify(self, request: SimRequest) -> None:
         """Raise BufferReuseError when the buffer of a message is not as it was."""
         watched = self.watched.get(request)
         # A buffered send holds a copy: its array may be written.
-        if watched is not None and watched.array is request.array and checksum(request.array) != watched.checksum:
+        if watched is not None and watched.array is request.array and contents(request.array) != watched.contents:
             self._raise_changed(request)
 
     def waiting(self, request: SimRequest) -> None:

@@ -17,11 +17,11 @@ from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array, is_half
 from minidist.core.comm import Comm
-from minidist.core.optim import block_square_sums, clip_by_norm_
 from minidist.core.train import data_axis
 from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
 from minidist.nn.segments import recomputed_modules
+from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import reduced_elements
 from minidist.parallel.running_statistics import batch_norms
 

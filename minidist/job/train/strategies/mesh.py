@@ -22,7 +22,6 @@ from minidist.core.base.arrays import Array
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
-from minidist.core.optim import norm_from_blocks
 from minidist.core.train import strategy
 from minidist.job.checkpoint.buffers import Buffer
 from minidist.job.checkpoint.directory import ReplicaId
@@ -30,6 +29,7 @@ from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.nn.buffers import named_buffers
+from minidist.optim import norm_from_blocks
 from minidist.parallel.tensor import full_tensor
 
 

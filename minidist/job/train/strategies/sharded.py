@@ -13,7 +13,7 @@ from minidist.core.comm import Comm
 from minidist.core.comm.mesh import Mesh
 from minidist.core.nn import Module
 from minidist.core.optim import Optimizer
-from minidist.core.parallel.flat_shards import Shard, shard_square_sums
+from minidist.core.parallel.flat_shards import Shard
 from minidist.core.train import data_axis
 from minidist.core.train.data_axis import Group, unit_modules
 from minidist.job.checkpoint.directory import SINGLE, ReplicaId
@@ -22,7 +22,7 @@ from minidist.job.train.job import Job, mesh_of, shard_comm
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
 from minidist.optim.runs import empty_state
 from minidist.parallel import gather_tensors, reduced_elements
-from minidist.parallel.shards import ranges, seen_from, state_ranges
+from minidist.parallel.shards import ranges, seen_from, shard_square_sums, state_ranges
 
 
 class Sharded(DataAxis):
