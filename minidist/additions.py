@@ -271,10 +271,10 @@ def _move(module: Any, device: Any) -> None:
     move(module, device)
 
 
-def _check_weights(operation: str, module: Any, comm: Any) -> None:
+def _check_weights(*arguments: Any) -> None:
     from minidist.parallel.weights_check import check_weights
 
-    check_weights(operation, module, comm)
+    check_weights(*arguments)
 
 
 def _plan(model: Any, sequence_parallel: bool) -> Any:

@@ -35,8 +35,8 @@ guards: list[Callable[..., Any]] = []
 # Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
 one_event: list[Callable[[], Any]] = []
 
-# Each is told of (operation, module, communicator) before a model is split over the communicator's ranks.
-model_checks: list[Callable[[str, Any, Any], None]] = []
+# Each is told of (operation, module, communicator, perhaps a plan) before a model is split over its ranks.
+model_checks: list[Callable[..., None]] = []
 
 # Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
 plan_sources: list[Callable[[Any, bool], Any]] = []
