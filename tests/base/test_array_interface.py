@@ -250,8 +250,8 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     *(("collectives/ring_event.py", name) for name in ("roll", "maximum", "stack")),  # times of ranks
     ("collectives/nodes.py", "flatnonzero"),
     ("comm/buffers.py", "add"),  # the checksum of bytes that were fetched
-    ("core/comm/communicator.py", "roll"),
-    ("core/comm/communicator.py", "flatnonzero"),
+    ("comm/communicator.py", "roll"),
+    ("comm/communicator.py", "flatnonzero"),
     ("core/comm/mesh.py", "unravel_index"),
     ("comm/sim/process_state.py", "random"),  # the generators of the process
     ("comm/sim/process_state.py", "ctypes"),
