@@ -27,7 +27,7 @@
 import numpy as np
 
 from minidist import LinkModel, MismatchError, SimWorld, all_gather, all_reduce
-from minidist.core.collectives import volume
+from minidist.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.course.story import story
 from minidist.report import draw, show

@@ -28,9 +28,8 @@
 import numpy as np
 
 from minidist import LinkModel, SimWorld, UsageError, all_reduce
-from minidist.collectives import bus_factor
+from minidist.collectives import bus_factor, volume
 from minidist.collectives.auto import cheapest, virtual_seconds
-from minidist.core.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.course.story import story
 from minidist.report import draw, show

@@ -38,7 +38,7 @@ from minidist import (
     all_reduce,
     cross_entropy,
 )
-from minidist.core.collectives import volume
+from minidist.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.course.story import story
 from minidist.job.equality.compare import compare_rank

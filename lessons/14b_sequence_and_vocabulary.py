@@ -312,7 +312,7 @@ check("14b.split_cross_entropy", solution("14b.split_cross_entropy"))
 # | `gather_from_sequence_parallel_region` | the same in Megatron-LM `tensor_parallel/mappings.py` |
 # | `regather` | Megatron-LM gathers again in `LinearWithGradAccumulationAndAsyncCommunication.backward` |
 # | `vocab_parallel_cross_entropy` | the same in Megatron-LM; PyTorch `loss_parallel()` |
-# | `VocabParallelEmbedding`, `padded_vocab_size` | the same in Megatron-LM; `--make-vocab-size-divisible-by` |
+# | `VocabParallelEmbedding`, `padded_vocab_size` | the same in Megatron-LM, where `--make-vocab-size-divisible-by` is 1 |
 #
 # Careful with the word: in DeepSpeed "sequence parallelism" is Ulysses, which is lesson 22.
 #

@@ -12,15 +12,20 @@ from minidist.core.base import hooks
 
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
+    "algorithms",
     "auto",
     "call",
     "call_checks",
     "closed_forms",
+    "collective_check",
     "folding",
+    "narrow",
     "nodes",
     "one_event",
+    "reduction_order",
     "ring_event",
     "rooted",
+    "summation_order",
     "tuning",
     "user_algorithms",
 )
@@ -33,9 +38,10 @@ def _choose(comm: Any, operation: str, nbytes: int) -> str:
 
 
 def _check_call(*arguments: Any, **keywords: Any) -> None:
+    import minidist.collectives.narrow  # noqa: F401  now, because a world that looks ahead opens no file
     from minidist.collectives.call_checks import check_call
 
-    hooks.call_checks[:] = [check_call if check is _check_call else check for check in hooks.call_checks]
+    hooks.check_call = check_call
     check_call(*arguments, **keywords)
 
 
@@ -48,6 +54,13 @@ def _more_algorithms() -> None:
 
 def _more_schedules() -> None:
     import minidist.pipeline.schedules  # noqa: F401  its files register them
+
+
+def _narrow_sum(op: str, total: Any, contribution: Any) -> bool:
+    from minidist.collectives.narrow import narrow_sum
+
+    hooks.narrow_sum = narrow_sum
+    return narrow_sum(op, total, contribution)
 
 
 def _algorithm_of_a_file(operation: str, name: str) -> Any:
@@ -76,6 +89,13 @@ def _message_checks() -> Any:
 
     hooks.message_checks = lambda: message_checks
     return message_checks
+
+
+def _comm_checks() -> Any:
+    from minidist.comm import communicator
+
+    hooks.comm_checks = lambda: communicator
+    return communicator
 
 
 def _any_source() -> Any:
@@ -204,6 +224,20 @@ def _checked_setting(name: str, value: Any) -> Any:
     return CHECKS[name](name, value)
 
 
+def _check_number(*arguments: Any, **keywords: Any) -> float:
+    from minidist.base.limits import check_number
+
+    hooks.check_number = check_number
+    return check_number(*arguments, **keywords)
+
+
+def _check_whole(*arguments: Any, **keywords: Any) -> int:
+    from minidist.base.limits import check_whole
+
+    hooks.check_whole = check_whole
+    return check_whole(*arguments, **keywords)
+
+
 def _describe_step(optimizer: Any) -> str:
     from minidist.optim.checks import describe_step
 
@@ -236,10 +270,10 @@ def _move(module: Any, device: Any) -> None:
     move(module, device)
 
 
-def _check_weights(operation: str, module: Any, comm: Any) -> None:
+def _check_weights(*arguments: Any) -> None:
     from minidist.parallel.weights_check import check_weights
 
-    check_weights(operation, module, comm)
+    check_weights(*arguments)
 
 
 def _plan(model: Any, sequence_parallel: bool) -> Any:
@@ -279,6 +313,12 @@ def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
     from minidist.parallel.context.ulysses_ring import UlyssesRingAttention
 
     return UlyssesRingAttention(comm, length, neighbours)
+
+
+def _refuse_layout(layout: Any, comm: Any) -> None:
+    from minidist.parallel.axes_check import refuse_layout
+
+    refuse_layout(layout, comm)
 
 
 def _check_schedule(*arguments: Any) -> None:
@@ -331,7 +371,7 @@ def _replica_reducers(*arguments: Any) -> Any:
 
 
 hooks.choosers["auto"] = _choose
-hooks.call_checks.append(_check_call)
+hooks.check_call = _check_call
 hooks.more_algorithms.append(_more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
@@ -341,10 +381,12 @@ hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses": _u
 hooks.guards.append(_guard)
 hooks.one_event.append(_one_event)
 hooks.message_checks = _message_checks
+hooks.comm_checks = _comm_checks
 hooks.any_source = _any_source
 hooks.fibers = _fibers
 hooks.kernels_of = _kernels_of
 hooks.half = _half
+hooks.narrow_sum = _narrow_sum
 hooks.precision = _precision
 hooks.saved_tensor = _saved_tensor
 hooks.batch_coordinates = _batch_coordinates
@@ -359,11 +401,14 @@ hooks.buffers = _buffers
 hooks.load_state_dict = _load_state_dict
 hooks.optimizer_checks = _optimizer_checks
 hooks.checked_setting = _checked_setting
+hooks.check_number = _check_number
+hooks.check_whole = _check_whole
 hooks.describe_step = _describe_step
 hooks.cut_run = _cut_run
 hooks.optimizer_attribute = _optimizer_attribute
 hooks.describe = _describe
 hooks.move = _move
+hooks.refuse_layout = _refuse_layout
 hooks.check_schedule = _check_schedule
 hooks.validate_plan = _validate_plan
 hooks.prevent_deadlocks = _prevent_deadlocks

@@ -94,7 +94,7 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def no_algorithm_stays():
     """Take the collectives that a test registers out again: `bench collectives` runs all there are."""
-    from minidist.core.collectives.registry import ALGORITHMS
+    from minidist.collectives.algorithms import ALGORITHMS
 
     before = {
         operation: (len(entries), dict(entries), dict(entries.aliases)) for operation, entries in ALGORITHMS.items()

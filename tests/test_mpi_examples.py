@@ -19,7 +19,7 @@ import pytest
 
 from minidist import cli
 from minidist.base.trace_file import read_traces
-from minidist.core.collectives import ALGORITHMS
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.debug.dumps.dump import read_dump
 from minidist.debug.dumps.dump_comparison import compare_with_ours

@@ -3,6 +3,7 @@
 arrays.py          the array functions that the core does without
 array_interface.py  what may be used of an array: by NumPy, CuPy and meta arrays
 coordinates.py    where the rows of a batch lie in the global batch
+flop_counter.py   floating-point operations and bytes moved
 limits.py         the limits of sizes
 half.py           float16 and bfloat16
 cuda.py           the whole operations of arrays of a GPU, in one module

@@ -3,9 +3,15 @@
 A number with a few zeros too many, from a flag or a damaged file, is refused with a sentence. Without a limit it would
 take all memory of the machine, or never end. The limits are far above what a laptop can run.
 
+Numbers that a program passes (a learning rate, a divisor) go through `check_number` and `check_whole`: True is not 1
+there, and NaN, for which every comparison is false, is refused.
+
 Proved by: tests/base/test_limits.py
 """
 
+import math
+import operator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,6 +23,8 @@ MAX_SWEPT_RANKS = 4_096  # of a world that is run many times, or drawn
 MAX_LAYERS = 10_000  # of a model; each is built, so more would take minutes before the first step
 MAX_BATCH = 10_000_000  # samples of one step; their numbers are drawn for every step
 MAX_COUNT = 10**15  # of anything that is only counted, such as steps or elements; floats count exactly up to 9e15
+MAX_VALUE = 1e30  # of a time, a rate or a number of bytes; sums and squares of more do not fit a float
+MIN_VALUE = 1e-30  # of one that is not zero; a quotient by less does not fit a float
 MAX_DIGITS = 18  # of a whole number that is written as text
 
 
@@ -42,3 +50,54 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise UsageError(f"{name}={quoted(value)}; it must be True or False")
     return bool(value)
+
+
+def is_size(number: float) -> bool:
+    """Whether a number can be a time, a rate or a size: 0, or from MIN_VALUE up to MAX_VALUE. False for NaN."""
+    return number == 0 or MIN_VALUE <= number <= MAX_VALUE
+
+
+def check_size(number: float, flag: str, zero: bool = True) -> None:
+    """Raise UsageError unless `is_size`; with zero=False also for 0."""
+    if not is_size(number) or (number == 0 and not zero):
+        raise UsageError(f"{flag} is {number:g}; it must be {size_range(zero)}")
+
+
+def size_range(zero: bool = True) -> str:
+    """Return in words which numbers can be a size; zero: 0 is one of them."""
+    return f"{'0, or ' * zero}a number from {MIN_VALUE:g} to {MAX_VALUE:g}"
+
+
+def check_number(
+    name: str, value: Any, *, least: float = 0.0, above: float | None = None, below: float = math.inf
+) -> float:
+    """Return a number as a float; raise UsageError unless it is finite and in the range.
+
+    The range: `least` <= value < `below`, or with `above` above < value < below.
+    """
+    number = math.nan
+    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+        with suppress(OverflowError):  # a whole number of hundreds of digits
+            number = float(value)
+    if math.isfinite(number) and (number >= least if above is None else number > above) and number < below:
+        return number
+
+    # What is allowed, in words: "above 0 and below 1", "at least 0".
+    low = f"above {above:g}" if above is not None else f"at least {least:g}" if least > -math.inf else ""
+    high = f"below {below:g}" if below < math.inf else ""
+    allowed = " and ".join(filter(None, (low, high)))
+    what = (
+        allowed if high else f"a finite number{' ' + allowed if above is not None else f' of {allowed}' if low else ''}"
+    )
+    raise UsageError(f"{name}={quoted(value)}; it must be {what}")
+
+
+def check_whole(name: str, value: Any, least: int = 0) -> int:
+    """Return a whole number as an int; raise UsageError unless it is one of at least `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, (bool, np.bool_)) or number < least:
+        raise UsageError(f"{name}={quoted(value)}; it must be a whole number of at least {least}")
+    return number

@@ -17,8 +17,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from minidist.base.limits import MAX_VALUE
 from minidist.core.base.errors import UsageError, quoted, quoted_path, reason
-from minidist.core.base.limits import MAX_VALUE
 
 MAX_BYTES = 16_000_000  # of a JSON or text file
 MAX_TOML_BYTES, MAX_TOML_LINE = 100_000, 1_000  # dotted keys take the square of their number of parts

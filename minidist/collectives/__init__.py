@@ -1,11 +1,12 @@
 """All collectives, the algorithms in addition to those of the core, and the choice among all of them.
 
+algorithms.py           the table of all algorithms
 call_checks.py          what can be wrong with a call on one rank alone
 rooted.py               reduce, gather and scatter
 naive.py                the collectives through one rank
 chain.py                broadcast and reduce along the ring
 user_algorithms.py      algorithms of a program's own
-closed_forms.py         what a whole call sends, and bandwidths that can be compared
+closed_forms.py         what a call sends, how long it takes, and bandwidths that can be compared
 auto.py                 the cheapest algorithm for a call
 tuning.py               measured times, for the choice under MPI
 segmented_ring.py       the ring in segments
@@ -16,6 +17,7 @@ recursive_halving.py    for long messages
 bruck.py                Bruck's all-to-all
 linear.py               all-to-all in one round
 two_level.py            inside each node, then across nodes
+narrow.py               sums of 16-bit floats and of short integers
 nodes.py                two levels whose nodes the program names
 call.py                 one call as data
 one_event.py            a call in which one rank stands for many
@@ -30,20 +32,11 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.collectives.closed_forms import bus_factor
+    from minidist.collectives.closed_forms import bus_factor, seconds, volume
     from minidist.collectives.nodes import TwoLevel
     from minidist.collectives.rooted import gather, reduce, scatter
     from minidist.collectives.user_algorithms import algorithm, load_algorithm
-    from minidist.core.collectives import (
-        all_gather,
-        all_reduce,
-        all_to_all,
-        barrier,
-        broadcast,
-        reduce_scatter,
-        seconds,
-        volume,
-    )
+    from minidist.core.collectives import all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
 
 __all__ = [
     "TwoLevel",

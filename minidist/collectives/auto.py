@@ -29,13 +29,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from minidist.base.meta import MetaArray
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.call import Call
+from minidist.collectives.closed_forms import seconds
 from minidist.collectives.tuning import MeasuredTimes, measured_times
 from minidist.collectives.user_algorithms import at_registration
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.base.errors import UsageError, reason
-from minidist.core.collectives.registry import ALGORITHMS
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import PointToPoint
 from minidist.core.comm.sim.clock import LinkModel
@@ -95,7 +96,9 @@ def cheapest(operation: str, nbytes: int, ranks: int, alpha: float, beta: float,
     # Sorted, so that every rank breaks a tie in the same way.
     entries = sorted(ALGORITHMS[operation].items())
     costs = {
-        name: entry.time(nbytes, ranks, alpha, beta, overhead) for name, entry in entries if entry.seconds is not None
+        name: seconds(operation, name, nbytes, ranks, alpha, beta, overhead)
+        for name, entry in entries
+        if entry.seconds is not None
     }
     return min(costs, key=costs.__getitem__)
 
@@ -167,7 +170,7 @@ def _run_on_shapes(
     """Make one rank's call, with the arguments that calls.py passes to the algorithm."""
 
     if nodes:
-        comm.set_nodes([list(node) for node in nodes])
+        comm.nodes = [list(node) for node in nodes]
     if algorithm == "auto":
         whole = {"scatter": 0, "all_to_all": -(-nbytes // comm.size) * comm.size}.get(operation, nbytes)
         algorithm = choose(comm, operation, whole)

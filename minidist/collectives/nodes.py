@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from minidist.collectives import rooted, two_level
+from minidist.comm.communicator import int64
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import calls, ring
-from minidist.core.comm.communicator import Comm, int64
+from minidist.core.comm.communicator import Comm
 
 
 def _on_nodes(collective: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,7 +52,7 @@ class TwoLevel:
 
         # in the order of their first ranks
         self.nodes = [np.flatnonzero(colors == c).tolist() for c in dict.fromkeys(colors.tolist())]
-        self.comm.set_nodes(self.nodes)
+        self.comm.nodes = self.nodes
 
     all_reduce = _on_nodes(calls.all_reduce)
     reduce_scatter = _on_nodes(calls.reduce_scatter)

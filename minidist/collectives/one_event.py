@@ -19,6 +19,7 @@ import numpy as np
 
 from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.call import Call
 from minidist.collectives.ring_event import FIRST_CHUNKS, links_of, ring_memory, ring_outcome
 from minidist.comm.sim.folded import FoldedWorld, Outcome, Ports
@@ -28,7 +29,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import current_purpose
 from minidist.core.base.trace import purpose as sending
 from minidist.core.base.watchers import track, watchers
-from minidist.core.collectives.registry import ALGORITHMS, Algorithm
+from minidist.core.collectives.registry import Algorithm
 from minidist.core.comm.communicator import CollectiveCall, Comm
 from minidist.core.comm.point_to_point import PointToPoint
 from minidist.core.comm.sim.clock import LinkModel
@@ -123,7 +124,7 @@ def _trial(
         stream = world.state.running
         stream.time, stream.out_free, stream.in_free = begins[comm.rank]
         if nodes:
-            comm.set_nodes([list(node) for node in nodes])
+            comm.nodes = [list(node) for node in nodes]
         name, arguments = "barrier", ()
         if described.call is not None:
             name = described.call.operation

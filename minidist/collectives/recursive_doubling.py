@@ -17,9 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds
+from minidist.collectives.narrow import combine
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
-from minidist.core.collectives.operations import combine, divide
+from minidist.core.collectives.operations import divide
 from minidist.core.collectives.registry import algorithm
 from minidist.core.collectives.ring import same_memory
 from minidist.core.comm.point_to_point import PointToPoint

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, halving_rounds
+from minidist.collectives.narrow import combine
 from minidist.collectives.recursive_doubling import all_gather_sends, gather_doubling
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.collectives.operations import accumulate, combine, divide
+from minidist.core.collectives.operations import accumulate, divide
 from minidist.core.collectives.registry import algorithm
 from minidist.core.comm.point_to_point import PointToPoint
 

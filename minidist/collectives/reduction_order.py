@@ -21,6 +21,7 @@ import numpy as np
 from minidist import collectives
 from minidist.base.extras import extra
 from minidist.base.user_file import is_user_function, load_function
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.summation_order import (
     DTYPES,
     MAX_PAIRED_TERMS,
@@ -31,11 +32,10 @@ from minidist.collectives.summation_order import (
 )
 from minidist.comm.launched import load_mpi
 from minidist.comm.launching import execute, under_mpiexec
+from minidist.comm.waiting import error_line
 from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.collectives import ALGORITHMS
 from minidist.core.comm import Comm
-from minidist.core.comm.waiting import error_line
 
 OPERATIONS = ("all_reduce", "reduce", "reduce_scatter")
 MPI_SUM = "MPI_Allreduce"

@@ -38,11 +38,12 @@ import numpy as np
 from minidist import __version__
 from minidist.base.cache import folder, key_of, read_entry, write_entry
 from minidist.base.process import usable_cores
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.call import Call
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import new_purpose, purpose
-from minidist.core.collectives.registry import ALGORITHMS, Algorithm
+from minidist.core.collectives.registry import Algorithm
 from minidist.core.comm.communicator import Comm
 
 new_purpose("tuning")

@@ -25,12 +25,32 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidist.collectives import binomial_tree
+from minidist.collectives.closed_forms import Volume, formulas, seconds, volume
+from minidist.comm.communicator import part
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives import ring
 from minidist.core.collectives.operations import divide
-from minidist.core.collectives.registry import Volume, algorithm, formulas, seconds, volume
+from minidist.core.collectives.registry import algorithm
 from minidist.core.comm.communicator import CollectiveCall
+
+
+def sub(call: CollectiveCall, ranks: Sequence[int]) -> CollectiveCall:
+    """Return the part of a call among `ranks` (in that order, this rank among them), numbered from 0.
+
+    An algorithm for n ranks so runs on the ranks of one node, or on one rank of each node. Sends nothing; the messages
+    travel with the tag of the whole call. Two ranks' messages keep their order, so parts of one call that follow one
+    another cannot meet.
+    """
+    return part(
+        call,
+        CollectiveCall,
+        members=[call.members[rank] for rank in ranks],
+        rank=list(ranks).index(call.rank),
+        size=len(ranks),
+        ranks=[call.ranks[rank] for rank in ranks],
+        nodes=None,
+    )
 
 
 class Levels:
@@ -49,9 +69,9 @@ class Levels:
 
         # With equal nodes every place has a partner in each node; else only place 0, the leaders, has.
         self.equal = len({len(node) for node in nodes}) == 1
-        self.inside = comm.sub(nodes[self.node])
+        self.inside = sub(comm, nodes[self.node])
         together = self.equal or place == 0
-        self.across = comm.sub([node[place] for node in nodes if len(node) > place] if together else [comm.rank])
+        self.across = sub(comm, [node[place] for node in nodes if len(node) > place] if together else [comm.rank])
 
     @property
     def order(self) -> list[int]:
@@ -64,7 +84,7 @@ class Levels:
 
     def leaders(self) -> CollectiveCall:
         """Return the part of the call among the first ranks of the nodes; the caller must be one of them."""
-        return self.comm.sub([node[0] for node in self.nodes])
+        return sub(self.comm, [node[0] for node in self.nodes])
 
     def node_of(self, rank: int) -> int:
         """Return the number of a rank's node."""

@@ -7,12 +7,15 @@ launched.py         how many processes the launcher started
 launcher.py         finds and calls `mpiexec`
 has_run.py          a rank that returned a generator has run nothing
 header.py           what both sides of a message must agree on
-claims.py           what the members of a communicator must agree on when they make it
 call_log.py         which collective calls a rank has made
 unlike_calls.py     the sentence about the first call in which ranks differ
+communicator.py     the communicator that a program is given
 message_checks.py   what can be wrong with a message on one rank alone
 buffers.py          which memory a message uses
+call_site.py        the user's line on which an operation started
 program_lines.py    the user's line of an error, and of another thread
+tags.py             the tags of messages, and a message in words
+waiting.py          which rank waits for which
 """
 
 from typing import TYPE_CHECKING

@@ -216,7 +216,7 @@ def unlike_operations(sent: str, expected: str) -> tuple[str, str]:
             return "algorithms differ", "every rank must pass the same algorithm"
         return "operation mismatch", "every rank of a communicator must call the same collectives in the same order"
 
-    # What a call that sends nothing compares: see `Comm.check_alike`.
+    # What a call that sends nothing compares: see `communicator.check_alike`.
     if sent.split(" ")[1:2] == expected.split(" ")[1:2] == ["weights"]:
         return "weights differ", "every rank must build the whole model from the same seed, or load the same weights"
 

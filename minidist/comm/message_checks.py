@@ -10,9 +10,10 @@ import operator
 import sys
 from typing import Any, NoReturn
 
-from minidist.core.base.errors import UsageError
-from minidist.core.comm.call_site import call_site
-from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint
+from minidist.comm.call_site import call_site
+from minidist.comm.tags import OWN_TAG
+from minidist.core.base.errors import BufferReuseError, UsageError
+from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint
 
 MASKED = "a masked array, whose mask is not sent; pass array.filled(0), or the data and the mask"
 
@@ -51,6 +52,14 @@ def refuse_wait(comm: PointToPoint, request: Any) -> NoReturn:
     raise UsageError(
         f"rank {comm.rank}: wait for {_article(request)}, at {comm.site or call_site(sys._getframe(1))}; pass"
         " what isend or irecv returned (a Work has a wait() of its own)"
+    )
+
+
+def refuse_overlap(comm: PointToPoint) -> NoReturn:
+    """Refuse a sendrecv whose two arrays share memory."""
+    raise BufferReuseError(
+        f"rank {comm.rank}: sendrecv receives into the memory that it sends from, at"
+        f" {comm.site or call_site(sys._getframe(1), comm.opened)}; give each message a buffer of its own"
     )
 
 

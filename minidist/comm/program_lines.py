@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from minidist.comm.call_site import CallSite, call_site, is_of_user
 from minidist.core.base.errors import BufferReuseError
-from minidist.core.comm.call_site import CallSite, call_site, is_of_user
 
 
 @contextmanager

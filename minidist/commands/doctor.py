@@ -21,13 +21,13 @@ from typing import Any
 from minidist import __version__
 from minidist.base.cache import folder
 from minidist.base.process import tune_process, usable_cores
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.tuning import BUDGET, TRANSPORT, entry_of, kept_times
 from minidist.comm.launched import check_family, load_mpi
 from minidist.comm.launcher import find_mpiexec, launcher_version
 from minidist.comm.mpi.start import Starting, start_limit
 from minidist.commands.output import Result, json_or_table
 from minidist.core.base.errors import LauncherError
-from minidist.core.collectives import ALGORITHMS
 
 
 @dataclass

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minidist.base.file_format import format_of
+from minidist.base.limits import check_size
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import check_size
 
 if TYPE_CHECKING:
     from minidist.planning.architecture import Architecture

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.autograd import FlopCounter, no_grad
+from minidist.base.flop_counter import FlopCounter
+from minidist.core.autograd import no_grad
 from minidist.core.base.errors import UsageError, quoted, quoted_path
 from minidist.core.base.random import Key, uniform
 from minidist.job.checkpoint.resume import read_job_state

@@ -3,6 +3,7 @@
 Proved by: tests/commands/test_schedule.py
 """
 
+import inspect
 import shutil
 import sys
 from collections.abc import Iterable
@@ -107,7 +108,8 @@ def schedule(
         refuse_others(output, form)
     if not plans:
         for name, entry in schedules().items():
-            print(f"{name:24} {entry.about()}")
+            about = inspect.getdoc(inspect.getmodule(entry.function)) or ""
+            print(f"{name:24} {about.splitlines()[0] if about else ''}")
         return
 
     evaluated = timed(plans, flags, form)

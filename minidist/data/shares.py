@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
-from minidist.base.limits import whole_number
+from minidist.base.limits import check_size, whole_number
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.base.limits import check_size
 from minidist.data.sampler import GlobalBatchSampler, microbatch_numbers, weighted_shards
 
 MAX_SHOWN = 16  # replicas, and samples of one, that are listed

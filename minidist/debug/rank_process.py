@@ -24,8 +24,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from types import ModuleType
 from typing import Any, TextIO
 
+from minidist.comm.call_site import is_of_user
 from minidist.core.base.errors import UsageError
-from minidist.core.comm.call_site import is_of_user
 
 MARKER = "minidist.debug.rank_process.marker"
 _MARKER = ModuleType(MARKER)

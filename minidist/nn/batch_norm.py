@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from minidist.base.coordinates import current_coordinates
+from minidist.base.limits import check_number
 from minidist.core.autograd import Parameter, Tensor, is_grad_enabled
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half, upcast
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_number
 from minidist.core.nn.module import Module
 from minidist.nn.ops.batch_norm import Statistics, StatisticsGroup, batch_norm, channel_statistics
 

@@ -14,6 +14,7 @@ lamb.py         LAMB
 muon.py         Muon
 exact_sums.py   sums of squares without rounding, for the norms of layers
 schedule.py     learning rates as functions of the step
+clip.py         clipping by the global norm of the gradient
 clip_whole.py   the same where this rank has all gradients
 loss_scale.py   the loss scale of float16
 """
@@ -24,6 +25,13 @@ from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.optim.adagrad import Adagrad as Adagrad
+    from minidist.optim.clip import add_blocks as add_blocks
+    from minidist.optim.clip import block_square_sums as block_square_sums
+    from minidist.optim.clip import check_max_norm as check_max_norm
+    from minidist.optim.clip import clip_by_norm_ as clip_by_norm_
+    from minidist.optim.clip import clip_coefficient as clip_coefficient
+    from minidist.optim.clip import norm_from_blocks as norm_from_blocks
+    from minidist.optim.clip import scale_gradients_ as scale_gradients_
     from minidist.optim.clip_whole import clip_grad_norm_ as clip_grad_norm_
     from minidist.optim.groups import NO_DECAY as NO_DECAY
     from minidist.optim.groups import is_bias_or_norm as is_bias_or_norm

@@ -7,8 +7,7 @@ from typing import Any
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.optim.clip import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
-from minidist.core.optim.slices import gradients, holders
+from minidist.optim.clip import block_square_sums, check_max_norm, clip_by_norm_, gradients, holders, norm_from_blocks
 
 
 def clip_grad_norm_(parameters: Any, max_norm: float, optimizer: Any = None) -> float:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from minidist.base.limits import check_number
 from minidist.core.base import arrays as xp
-from minidist.core.base.limits import check_number
 from minidist.core.optim.adam import average_gradient
 from minidist.core.optim.optimizer import Group, State
 from minidist.optim.checks import check_betas

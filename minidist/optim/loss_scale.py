@@ -20,9 +20,9 @@ Proved by: tests/optim/test_loss_scale.py
 import math
 from typing import Any
 
+from minidist.base.limits import check_number, check_whole
 from minidist.core.autograd.tensor import MeanOfRows, named_mean
 from minidist.core.base.errors import MinidistError, UsageError
-from minidist.core.base.limits import check_number, check_whole
 
 
 class LossScaleError(MinidistError):

@@ -25,10 +25,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from minidist.base.limits import check_flag
+from minidist.base.limits import check_flag, check_number
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_number
 from minidist.core.optim.adam import AdamW
 from minidist.core.optim.optimizer import Group, State
 from minidist.core.optim.slices import FlatSlice

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from minidist.base.limits import check_flag
+from minidist.base.limits import check_flag, check_number
 from minidist.core.base import arrays as xp
-from minidist.core.base.limits import check_number
 from minidist.core.optim.optimizer import Group, Optimizer, State
 
 

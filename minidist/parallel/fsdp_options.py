@@ -14,11 +14,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from minidist.base.limits import check_number, check_whole
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast
 from minidist.core.base.errors import UsageError, nearest
-from minidist.core.base.limits import check_number, check_whole
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, all_reduce, broadcast

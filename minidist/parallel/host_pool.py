@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from minidist.base.limits import check_number, check_whole
 from minidist.base.memory import MemoryAccount
 from minidist.comm.mpi.staging import is_device_array, pinned_like
 from minidist.core.autograd import is_in_backward
 from minidist.core.base import arrays as xp
-from minidist.core.base.limits import check_number, check_whole
 from minidist.core.base.watchers import track, watching
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, Work

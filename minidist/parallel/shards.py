@@ -3,15 +3,19 @@
 Proved by: tests/parallel/test_zero.py, tests/parallel/test_fully_shard.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from typing import Any
 
 from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
-from minidist.core.optim import NORM_BLOCK, check_max_norm, clip_by_norm_, norm_from_blocks
-from minidist.core.parallel.flat_shards import Shard, shard_square_sums
+from minidist.core.optim import NORM_BLOCK
+from minidist.core.parallel.flat_shards import Shard
+from minidist.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
 
 
 def seen_from(shard: Shard, comm: Comm) -> Shard:
@@ -38,6 +42,34 @@ def state_ranges(shard: Shard) -> list[tuple[Parameter, int, int]]:
     """Return (parameter, start, stop in the flattened parameter) of the state of an optimizer on `shard.slices()`."""
     mine = [(parameter, start, stop) for parameter, _, start, stop in ranges(shard) if parameter.requires_grad]
     return mine or [(p, 0, 0) for p in shard.flat.parameters if p.requires_grad][:1]
+
+
+def shard_square_sums(
+    comm: Comm, shards: Sequence[Shard], skip: Collection[Parameter] = (), equal: str = ""
+) -> xp.Array:
+    """Return the sums of squares of the whole gradient by blocks of 1,024 elements, in global order, on every rank.
+
+    shards: over the ranks of `comm`, at multiples of 1,024. skip: parameters that do not count, because another group
+    of ranks counts them. equal: what every rank must pass equal. Each rank sends the float64 sums of its own blocks
+    (8 B each) to all others, under purpose `clip_norm`.
+    """
+    # The sums of each rank over the blocks of its shard, shard after shard.
+    sums = []
+    for shard in shards:
+        gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
+        flat = shard.flat
+        sums.append(block_square_sums(gradient, [shard.place(flat.slice_of(p)) for p in flat.parameters if p in skip]))
+
+    # One all-gather brings those of all shards; a unit's blocks are in order when its ranks' parts follow each other.
+    with purpose("clip_norm"):
+        gathered = all_gather(comm, xp.concatenate(sums), equal=equal).reshape(comm.size, -1)
+
+    # (ranks, blocks of all shards) -> unit by unit, rank by rank: the order of the blocks on one device.
+    blocks, start = [], 0
+    for part in sums:
+        blocks.append(gathered[:, start : start + part.size].reshape(-1))
+        start += part.size
+    return xp.concatenate(blocks)
 
 
 def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer: Any = None) -> float:

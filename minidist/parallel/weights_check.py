@@ -1,26 +1,51 @@
-"""Refuses ranks that split a model with other weights: their shards would be those of different models.
+"""Refuses ranks that split a model with other weights, whose shards would be of different models, and wrong plans.
 
     parallelize_module, apply_context_parallel  ──▶  hooks.model_checks  ──▶  one checksum, compared on all ranks
+                                                                              the kinds of the modules that a plan names
 
 Proved by: tests/misuse/test_misuse.py, tests/parallel/test_tensor.py
 """
 
+import fnmatch
+from collections.abc import Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
+from minidist.comm.communicator import check_alike
+from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm, check_communicator
+from minidist.core.nn.gpt import Attention, LanguageModel, TiedHead
+from minidist.core.nn.layers import Conv1D, Embedding, Linear
 from minidist.core.nn.module import Module
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
+from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
 from minidist.nn.ops.in_place import sample_step
 
+# The modules that each layer, or function of the core, splits; the head first, which is a column-parallel layer, too.
+KINDS: dict[Any, tuple[type, ...]] = {
+    VocabParallelHead: (TiedHead, Linear),
+    ColumnParallelLinear: (Linear, Conv1D),
+    RowParallelLinear: (Linear, Conv1D),
+    VocabParallelEmbedding: (Embedding,),
+    split_heads: (Attention,),
+    split_loss: (LanguageModel,),
+}
 
-def check_weights(operation: str, module: Module, comm: Comm) -> None:
+
+def check_weights(operation: str, module: Module, comm: Comm, plan: Mapping[str, Any] | None = None) -> None:
     """Raise MismatchError when a rank of `comm` has other weights, at once or with the next message. Sends nothing.
 
-    Raises UsageError where `comm` is no communicator.
+    plan: of tensor parallelism. Raises UsageError where `comm` is no communicator, or a style has a module of another
+    kind.
     """
     check_communicator(comm, operation)
-    comm.check_alike(operation, "weights", weights_checksum(module, comm))
+    if plan is not None:
+        check_plan(module, plan)
+    check_alike(comm, operation, "weights", weights_checksum(module, comm))
 
 
 def weights_checksum(module: Module, comm: Comm) -> int:
@@ -36,3 +61,35 @@ def weights_checksum(module: Module, comm: Comm) -> int:
             sample = values.reshape(-1)[:: sample_step(values.shape)] if values.ndim else values
             checksum = crc32(sample.tobytes(), crc32(f"{name} {values.shape} {values.dtype}".encode(), checksum))
     return checksum
+
+
+def check_plan(module: Module, plan: Mapping[str, Any]) -> None:
+    """Raise UsageError where a layer of the core, or a function, is to split a module that it cannot split."""
+    parts = dict(module.named_modules())
+    for pattern, styles in plan.items():
+        for name in fnmatch.filter(parts, pattern):
+            for style in styles if isinstance(styles, list) else [styles]:
+                _check_style(style.func if isinstance(style, partial) else style, parts[name], name)
+
+
+def _check_style(style: Any, module: Any, name: str) -> None:
+    # A class of another layer is a subclass of one of these; a style that is an object refuses by itself.
+    known = set(style.__mro__ if isinstance(style, type) else [style] if isinstance(style, FunctionType) else ())
+    for base, kinds in KINDS.items():
+        if base in known:
+            if not isinstance(module, kinds):
+                raise not_for(style.__name__, module, name, kinds)
+            break
+    if RowParallelLinear in known and module.activation is not None:
+        raise UsageError(
+            f"{name} has activation {module.activation!r}, which cannot be applied to the summands of a"
+            " row-parallel layer; give it ColumnParallelLinear, or take the activation out"
+        )
+    if VocabParallelHead in known and getattr(module, "bias", None) is not None:
+        raise UsageError(f"the head {module.name!r} has a bias; a vocabulary-parallel head has none")
+
+
+def not_for(style: str, module: Any, name: str, kinds: tuple[type, ...]) -> UsageError:
+    """Return the error of a style whose module is of none of the kinds that it splits."""
+    wanted = " or ".join(kind.__name__ for kind in kinds)
+    return UsageError(f"{style} is for {wanted}; {name!r} is a {type(module).__name__}")

@@ -1,6 +1,7 @@
 """Schedules in addition to those of the core, the time of a plan, and the partition of layers into stages.
 
 schedules/     the other schedules, and plans from text, files and functions
+errors.py      the error of a plan
 validate.py    whether a plan is complete, computes right gradients and cannot deadlock
 transfers.py   whether the sends and receives of a plan that has them match
 simulate.py    the order of events of a plan

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.lowering import Orders, check_not_lowered, send_of
+from minidist.core.pipeline.lowering import Orders, check_not_lowered, transfer
 from minidist.core.pipeline.plan.plan import COMPUTE, Action, Plan, actions_of, show
 from minidist.pipeline.deadlocks import deadlock_error
 from minidist.pipeline.simulate import Dependencies, Simulation, partner
@@ -38,7 +38,7 @@ def lower_blocking(plan: Plan) -> Plan:
             moved = True
             orders[rank].append(item)
             for action in actions_of(item):
-                if (send := send_of(action, rank, rank_of)) is not None:
+                if (send := transfer("SEND", action, rank, rank_of)) is not None:
                     receive = partner(send)
                     orders[rank].append(send)
                     orders[rank_of[receive.stage, receive.microbatch]].append(receive)

@@ -4,7 +4,7 @@ Proved by: tests/pipeline/test_plans.py
 """
 
 from minidist.core.pipeline.plan import Action, Plan
-from minidist.core.pipeline.plan.plan import PlanError
+from minidist.pipeline.errors import PlanError
 from minidist.pipeline.simulate import Dependencies, partner, simulate
 
 Items = list[list[tuple[Action, ...]]]

@@ -11,7 +11,8 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_pipedream.py
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minidist.core.pipeline.plan.plan import Action, Plan, PlanError
+from minidist.core.pipeline.plan.plan import Action, Plan
+from minidist.pipeline.errors import PlanError
 
 
 def waits_for_replicas(plan: Plan) -> dict[Action, list[Action]]:

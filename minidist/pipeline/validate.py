@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from minidist.core.pipeline.plan import Action, Plan, actions_of
-from minidist.core.pipeline.plan.plan import PlanError
+from minidist.pipeline.errors import PlanError
 from minidist.pipeline.simulate import Dependencies, simulate
 from minidist.pipeline.transfers import Items, RankOf, check_transfers, check_transfers_alone
 from minidist.pipeline.updates import update_rule

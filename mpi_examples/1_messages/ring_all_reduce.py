@@ -12,7 +12,7 @@ import argparse
 import numpy as np
 
 from minidist import all_reduce, launch
-from minidist.core.collectives import volume
+from minidist.collectives import volume
 
 
 def ring_all_reduce(comm, array):

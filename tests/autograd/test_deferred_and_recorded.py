@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from minidist.core.autograd import FlopCounter, Parameter, Tensor, contribution_recorder
+from minidist.base.flop_counter import FlopCounter
+from minidist.core.autograd import Parameter, Tensor, contribution_recorder
 
 
 def test_deferred_weight_gradients_count_on_the_meter_that_is_on_when_they_run():

@@ -2,10 +2,9 @@
 
 import pytest
 
-from minidist.base.limits import MAX_RANKS, check_count, check_ranks, whole_number
+from minidist.base.limits import MAX_RANKS, check_count, check_ranks, is_size, whole_number
 from minidist.cli import main
 from minidist.core.base.errors import UsageError, nearest, quoted
-from minidist.core.base.limits import is_size
 from tests.cases import each
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from minidist import cli
 from minidist.collectives import bus_factor, tuning
+from minidist.collectives.algorithms import ALGORITHMS
+from minidist.collectives.closed_forms import seconds
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import ALGORITHMS, seconds
 from minidist.core.comm import LinkModel
 from minidist.report.bench import collectives as real
 from minidist.report.bench import virtual_collectives as virtual

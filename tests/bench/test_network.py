@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
+from minidist.collectives.closed_forms import seconds, volume
 from minidist.core.base.errors import LauncherError, UsageError
-from minidist.core.collectives import seconds, volume
 from minidist.report.bench import network
 
 

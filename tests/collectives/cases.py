@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from minidist import collectives
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.collectives import ALGORITHMS
 from tests.collectives.associations import association
 
 DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", "int64")}

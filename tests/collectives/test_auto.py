@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from minidist.collectives import TwoLevel
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.auto import cheapest, choose, fastest, virtual_seconds
 from minidist.comm import SimWorld
 from minidist.core import collectives
 from minidist.core.base.errors import MismatchError
-from minidist.core.collectives import ALGORITHMS
 from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, Case

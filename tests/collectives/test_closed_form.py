@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from minidist.collectives import recursive_doubling, recursive_halving
+from minidist.collectives.closed_forms import seconds, volume
 from minidist.collectives.folding import Fold
 from minidist.comm import SimWorld
 from minidist.core import collectives
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives import seconds, volume
 from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, Case

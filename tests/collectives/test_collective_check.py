@@ -10,9 +10,10 @@ import pytest
 
 from minidist import cli
 from minidist.collectives import algorithm
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.collective_check import Case, cases, check_collective
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import ALGORITHMS, ring
+from minidist.core.collectives import ring
 
 QUICK = [("all_reduce", "rabenseifner"), ("all_to_all", "bruck"), ("scatter", "binomial"), ("broadcast", "ring")]
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from minidist import collectives
 from minidist.base.memory import account_memory
 from minidist.collectives import one_event
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.call import Call
 from minidist.collectives.ring_event import FIRST_CHUNKS
 from minidist.comm import SimWorld
 from minidist.comm.sim.folded import FoldedWorld, Ports
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives.registry import ALGORITHMS
 from minidist.core.comm.sim.clock import LinkModel
 
 # Times of powers of two have no rounding. Two links, so that nodes of three ranks differ.

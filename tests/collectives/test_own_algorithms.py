@@ -8,10 +8,10 @@ import pytest
 
 from minidist import collectives
 from minidist.collectives import algorithm, load_algorithm
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.auto import cheapest
 from minidist.comm import SimWorld
 from minidist.core.base.errors import MismatchError, UsageError
-from minidist.core.collectives import ALGORITHMS
 from minidist.core.nn import MLP
 from minidist.parallel.data_parallel import DistributedDataParallel
 from tests.cases import each

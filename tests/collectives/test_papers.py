@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from minidist import collectives
+from minidist.collectives.closed_forms import seconds, volume
 from minidist.collectives.segmented_ring import SEGMENT_BYTES
 from minidist.comm import SimWorld
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives import seconds, volume
 from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, DTYPES, Case

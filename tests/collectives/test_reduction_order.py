@@ -5,10 +5,10 @@ import textwrap
 
 import pytest
 
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.reduction_order import find_reduction_orders, mpi_all_reduce, on_rank
 from minidist.collectives.summation_order import arranged, chain
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import ALGORITHMS
 from tests.cases import each
 from tests.collectives.associations import association
 

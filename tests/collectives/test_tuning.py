@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from minidist.collectives import algorithm, auto, tuning
+from minidist.collectives.algorithms import ALGORITHMS
+from minidist.collectives.closed_forms import volume
 from minidist.collectives.tuning import SIZES, MeasuredTimes, candidates, entry_of, kept_times, measured_times
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import ALGORITHMS, all_reduce, ring, volume
+from minidist.core.collectives import all_reduce, ring
 
 NAMES = list(candidates("all_reduce"))
 

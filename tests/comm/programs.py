@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from minidist.collectives import TwoLevel
+from minidist.collectives.two_level import sub
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather, all_reduce, barrier, ring
 from minidist.core.comm import ANY, init_device_mesh
@@ -87,7 +88,7 @@ def parts_of_calls(comm):
     call = comm.collective("mine")
     assert call.collective("inner") is call
     mine = [r for r in reversed(range(n)) if r % 2 == rank % 2]
-    part = call.sub(mine)
+    part = sub(call, mine)
     assert (part.rank, part.size, list(part.members), part.tag) == (mine.index(rank), len(mine), mine, call.tag)
     got = np.full(5, rank + 1.0)
     ring.all_reduce(part, got, "sum")
@@ -95,7 +96,7 @@ def parts_of_calls(comm):
     part.barrier()
 
     # Its last two ranks: the second sends to the first, which does not say from whom it receives.
-    pair = part.sub(list(range(part.size))[-2:]) if part.rank >= part.size - 2 else None
+    pair = sub(part, list(range(part.size))[-2:]) if part.rank >= part.size - 2 else None
     if pair is not None and pair.size == 2:
         number = np.array([rank])
         if pair.rank == 0:

@@ -2,8 +2,8 @@
 
 from minidist.comm import SimWorld
 from minidist.comm.call_log import CallLog
+from minidist.comm.call_site import CallSite
 from minidist.comm.unlike_calls import unlike_calls
-from minidist.core.comm.call_site import CallSite
 from tests.cases import each
 
 HERE, THERE = CallSite("/here.py", 3), CallSite("/there.py", 5)

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minidist.comm import launch
+from minidist.comm import call_site, launch
 from minidist.core.collectives import all_reduce
-from minidist.core.comm import call_site
 from tests.mpi_runner import mpiexec
 
 ROOT = Path(__file__).parents[2]

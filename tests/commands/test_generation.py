@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist.base.flop_counter import FlopCounter
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import Vocabulary, as_text, as_tokens, choose, generate, load_model, run_generation
-from minidist.core.autograd import FlopCounter
 from minidist.core.base.errors import UsageError
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig

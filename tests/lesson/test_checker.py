@@ -9,8 +9,8 @@ from datetime import date
 import numpy as np
 import pytest
 
+from minidist.comm import call_site
 from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
-from minidist.core.comm import call_site
 from minidist.course.lesson import check, examine, expect, solution
 from minidist.course.lesson.exercise import Case, find
 from minidist.course.lesson.mpi_leg import mpiexec

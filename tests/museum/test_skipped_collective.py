@@ -8,6 +8,7 @@ With every algorithm the simulated world reports it at once; what it says depend
 import numpy as np
 import pytest
 
+import minidist
 from minidist.comm import SimWorld
 from minidist.core import collectives
 from minidist.core.autograd import Tensor
@@ -17,7 +18,7 @@ from minidist.parallel.data_parallel import DistributedDataParallel
 from tests.cases import each
 from tests.parallel.replicas import Nested, batch
 
-ALGORITHMS = sorted(collectives.ALGORITHMS["all_reduce"])
+ALGORITHMS = sorted(minidist.ALGORITHMS["all_reduce"])
 SENDS = [0, 1 << 20]
 
 

@@ -11,8 +11,8 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import NORM_BLOCK, block_square_sums, clip_coefficient, norm_from_blocks
-from minidist.optim import ParameterSlice, clip_grad_norm_
+from minidist.core.optim import NORM_BLOCK
+from minidist.optim import ParameterSlice, block_square_sums, clip_coefficient, clip_grad_norm_, norm_from_blocks
 from tests.cases import each
 
 

@@ -6,8 +6,8 @@ from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import contribution_recorder
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import block_square_sums, clip_coefficient, norm_from_blocks, scale_gradients_
 from minidist.job.equality.gradient_order import GradientOrder, add_in_order
+from minidist.optim import block_square_sums, clip_coefficient, norm_from_blocks, scale_gradients_
 
 ROWS, LENGTH, VOCAB = 2, 5, 11
 

@@ -6,8 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from minidist.base.flop_counter import FlopCounter
 from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, ShapeError, Tensor, causal_attention
+from minidist.core.autograd import ShapeError, Tensor, causal_attention
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
 from minidist.nn.ops.grouped_attention import grouped_query_attention

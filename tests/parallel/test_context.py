@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from minidist.base.coordinates import batch_coordinates
+from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, ShapeError, Tensor, causal_attention
+from minidist.core.autograd import ShapeError, Tensor, causal_attention
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce

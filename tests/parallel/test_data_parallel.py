@@ -8,10 +8,11 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
+from minidist.collectives.closed_forms import volume
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base.errors import CommunicationError, MismatchError
-from minidist.core.collectives import all_reduce, volume
+from minidist.core.collectives import all_reduce
 from minidist.core.nn import MLP, Linear, Module
 from minidist.core.optim import SGD
 from minidist.core.parallel.gradients import UnusedParameterError

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist import collectives
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.core import autograd, collectives
+from minidist.core import autograd
 from minidist.core.autograd import Parameter, Tensor, backward_hook
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import LinkModel, init_device_mesh

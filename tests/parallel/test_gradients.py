@@ -91,7 +91,7 @@ def test_each_bucket_leaves_at_the_time_that_backward_has_reached():
     """Links without cost: time passes by the counted computation alone, a part of it between any two buckets."""
 
     def program(comm):
-        from minidist.core.autograd import FlopCounter
+        from minidist.base.flop_counter import FlopCounter
         from minidist.parallel.data_parallel import DistributedDataParallel
 
         with FlopCounter() as counter:

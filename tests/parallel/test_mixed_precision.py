@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from minidist.base.half import all_finite, named_dtype
 from minidist.base.memory import account_memory
+from minidist.collectives.closed_forms import volume
 from minidist.comm import SimWorld
 from minidist.core.autograd import contribution_recorder
 from minidist.core.base.arrays import quiet_overflow
-from minidist.core.collectives import volume
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import AdamW, block_square_sums, clip_by_norm_, norm_from_blocks
+from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.job.equality.gradient_order import GradientOrder, add_in_order
-from minidist.optim import DynamicLossScaler
+from minidist.optim import DynamicLossScaler, block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import agree_on_overflow, gather_tensors, scaled_step
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.shards import clip_shards_

@@ -4,10 +4,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray, creating_meta
 from minidist.comm.sim.folded import FoldedWorld
-from minidist.core.autograd import FlopCounter, Tensor
+from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.comm import LinkModel

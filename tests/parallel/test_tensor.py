@@ -1,7 +1,7 @@
 """Tensor parallelism equals one device, sends what the papers say, and holds what they say."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ from minidist.core.base.layout import Layout
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
 from minidist.core.optim import SGD, Adam
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
 from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.core.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
@@ -31,6 +31,7 @@ from minidist.core.parallel.tensor.sharding import ShardContext, take_shard
 from minidist.core.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
     padded_vocab_size,
+    split_loss,
     vocab_parallel_cross_entropy,
     vocab_range,
 )
@@ -54,9 +55,7 @@ from minidist.parallel.tensor.sequence_regions import (
     gather_from_sequence_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_sequence_parallel_region,
-    scatter_to_tensor_parallel_region,
 )
-from minidist.parallel.tensor.styles import ColwiseParallel, HeadParallel, LossParallel, RowwiseParallel, VocabParallel
 from tests.cases import each
 from tests.parallel.split_models import assert_equal, replicated, text, train
 
@@ -75,11 +74,6 @@ def integers(seed, *shape, limit=3):
 REGIONS = [
     (copy_to_tensor_parallel_region, lambda xs, r: xs[r], lambda gs, r: sum(gs)),
     (reduce_from_tensor_parallel_region, lambda xs, r: sum(xs), lambda gs, r: gs[r]),
-    (
-        scatter_to_tensor_parallel_region,
-        lambda xs, r: np.split(xs[r], len(xs), -1)[r],
-        lambda gs, r: np.concatenate(gs, -1),
-    ),
     (
         gather_from_tensor_parallel_region,
         lambda xs, r: np.concatenate(xs, -1),
@@ -181,23 +175,20 @@ def test_column_and_row_parallel_layers_are_exact_on_integers(ranks, sequence_pa
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_whole_inputs_and_outputs(ranks):
-    """gather_output and input_is_parallel=False: layers that no other layer has to know of."""
+    """gather_output: a layer that no other layer has to know of."""
     whole = integer_model(Linear(12, 12, dtype=np.float64))
     x, g = integers(1, 3, 12), integers(2, 3, 12)
     y, dx = exact_step(whole, x, g)
 
     def main(comm):
         column = integer_model(Linear(12, 12, dtype=np.float64))
-        column = ColwiseParallel(gather_output=True).apply(column, "column", ShardContext(comm))
-        row = integer_model(Linear(12, 12, dtype=np.float64))
-        row = RowwiseParallel(input_is_parallel=False).apply(row, "row", ShardContext(comm))
-        return [(exact_step(layer, x, g), full_state_dict(layer, {"tp": comm})) for layer in (column, row)]
+        column = ColumnParallelLinear(column, ShardContext(comm), gather_output=True)
+        return exact_step(column, x, g), full_state_dict(column, {"tp": comm})
 
-    for result in SimWorld(ranks).run(main):
-        for (ty, tdx), state in result:
-            assert np.array_equal(ty, y)
-            assert np.array_equal(tdx, dx)
-            assert all(np.array_equal(state[name], value) for name, value in whole.state_dict().items())
+    for (ty, tdx), state in SimWorld(ranks).run(main):
+        assert np.array_equal(ty, y)
+        assert np.array_equal(tdx, dx)
+        assert all(np.array_equal(state[name], value) for name, value in whole.state_dict().items())
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -209,7 +200,7 @@ def test_the_embedding_is_exact_for_every_word(ranks, words):
     single(tokens).backward(g)
 
     def main(comm):
-        model = VocabParallel().apply(integer_model(Embedding(words, 5, np.float64)), "wte", ShardContext(comm))
+        model = VocabParallelEmbedding(integer_model(Embedding(words, 5, np.float64)), ShardContext(comm))
         y = model(tokens)
         if y.requires_grad:
             y.backward(g)
@@ -234,7 +225,6 @@ def test_ranges_of_words_cover_the_vocabulary_once():
             ranges = [vocab_range(words, rank, ranks) for rank in range(ranks)]
             assert [word for first, last in ranges for word in range(first, last)] == list(range(words))
             assert padded_vocab_size(words, ranks) % ranks == 0
-    assert padded_vocab_size(50257, 8, 128) == 51200  # Megatron-LM, appendix: ceil(V / (128 t)) 128 t
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -843,32 +833,34 @@ def refuse(ranks, plan, model=None, match=""):
 
 
 def test_bad_plans_are_one_sentence_with_the_nearest_values():
-    attention = {"transformer.h.*.attn": HeadParallel()}
+    attention = {"transformer.h.*.attn": split_heads}
     refuse(
         3,
         attention,
         match=r"4 heads of transformer\.h\.0\.attn cannot be divided among 3 .* use 3 or 6, or one of 1, 2, 4",
     )
     refuse(
-        2,
-        {"transformer.h.*.atn": HeadParallel()},
-        match=r"'transformer\.h\.\*\.atn', which is not a module .did you mean",
+        2, {"transformer.h.*.atn": split_heads}, match=r"'transformer\.h\.\*\.atn', which is not a module .did you mean"
     )
     refuse(
         5,
-        {"layers.0": ColwiseParallel()},
+        {"layers.0": ColumnParallelLinear},
         lambda: MLP([4, 6, 3]),
         r"6 out features of layers\.0 .* use 5 or 10, or one of 1, 2, 3, 6",
     )
-    refuse(4, {"layers.1": RowwiseParallel()}, lambda: MLP([4, 6, 3]), r"6 in features of layers\.1 .* use 4 or 8")
-    refuse(2, {"layers.0": RowwiseParallel()}, lambda: MLP([4, 6, 3]), "activation 'relu'")
+    refuse(4, {"layers.1": RowParallelLinear}, lambda: MLP([4, 6, 3]), r"6 in features of layers\.1 .* use 4 or 8")
+    refuse(2, {"layers.0": RowParallelLinear}, lambda: MLP([4, 6, 3]), "activation 'relu'")
     refuse(
         2,
-        {"transformer.wte": VocabParallel()},
+        {"transformer.wte": VocabParallelEmbedding},
         match=r"'lm_head\.weight' shares a parameter .* name its module in the plan",
     )
     refuse(2, gpt_plan(16), match="a vocabulary of 16 words, the model has 13; give the plan 13")
-    refuse(2, {"": LossParallel(3)}, lambda: MLP([4, 6, 3]), "LossParallel is for a model with lm_head")
+    split = partial(split_loss, vocab_size=3)
+    refuse(2, {"": split}, lambda: MLP([4, 6, 3]), "split_loss is for LanguageModel; '' is a MLP")
+    refuse(
+        2, {"layers.1": split_heads}, lambda: MLP([4, 6, 3]), r"split_heads is for Attention; 'layers\.1' is a Linear"
+    )
     refuse(2, {"layers.0": SequenceParallel()}, lambda: MLP([4, 6, 3]), "'layers.0' is a Linear")
 
     def flat():
@@ -876,7 +868,7 @@ def test_bad_plans_are_one_sentence_with_the_nearest_values():
         model.flat = FlatParameters(model.parameters())
         return model
 
-    refuse(2, {"layers.0": ColwiseParallel()}, flat, "belongs to a FlatParameters already")
+    refuse(2, {"layers.0": ColumnParallelLinear}, flat, "belongs to a FlatParameters already")
 
 
 def test_bad_sequences_and_words():

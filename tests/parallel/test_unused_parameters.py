@@ -1,5 +1,7 @@
 """A branch that is used late is stepped from then on, by its own count of steps: every strategy equals one device."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -7,15 +9,15 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import Linear, Module
-from minidist.core.optim import Adam, AdamW, clip_by_norm_
+from minidist.core.optim import Adam, AdamW
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear
 from minidist.core.parallel.tensor.parallelize import parallelize_module
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
-from minidist.optim import LAMB, Muon
+from minidist.optim import LAMB, Muon, clip_by_norm_
 from minidist.parallel import CPUOffloadPolicy, HostPool, LayerSums, WholeMatrices, gather_tensors
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.tensor.full_state import local_tensor
-from minidist.parallel.tensor.styles import ColwiseParallel
 from minidist.parallel.zero import ZeroOptimizer
 from minidist.pipeline.schedules import load_plan
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
@@ -155,7 +157,7 @@ def tensor_parallel(comm, kind):
     """Both ranks have all rows, and a half of the first block's branch."""
     model = TwoBlocks()
     expected, _ = one_device(kind)
-    parallelize_module(model, comm, {"first.branch": ColwiseParallel(gather_output=True)})
+    parallelize_module(model, comm, {"first.branch": partial(ColumnParallelLinear, gather_output=True)})
     axes = {"tp": comm}
     joins = {
         LAMB: {"layer_sums": LayerSums(model.parameters(), **axes)},

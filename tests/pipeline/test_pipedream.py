@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.memory import account_memory
+from minidist.collectives.closed_forms import volume
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import volume
 from minidist.core.nn import MLP
 from minidist.core.optim import SGD
 from minidist.core.pipeline.lowering import lower

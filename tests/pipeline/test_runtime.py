@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.base.coordinates import batch_coordinates
+from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, Tensor
+from minidist.core.autograd import Tensor
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.nn import MLP, Linear

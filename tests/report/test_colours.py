@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from minidist.base.memory import account_memory
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.core.collectives import all_reduce
-from minidist.core.collectives.registry import ALGORITHMS
 from minidist.core.comm import LinkModel
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan

@@ -8,10 +8,11 @@ import pytest
 
 from minidist.base.trace_file import read_traces, write_traces
 from minidist.collectives import gather
+from minidist.collectives.closed_forms import volume
 from minidist.comm import SimWorld
 from minidist.core.base.errors import DeadlockError, UsageError
 from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_reduce, volume
+from minidist.core.collectives import all_reduce
 from minidist.core.comm import ANY, LinkModel
 from minidist.report import KINDS, draw, save, write_perfetto
 from minidist.report.bytes_matrix import matrix_of

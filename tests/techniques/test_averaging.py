@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from minidist.collectives.closed_forms import volume
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import volume
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD
 from minidist.parallel.data_parallel import DistributedDataParallel

@@ -6,10 +6,10 @@ from math import inf
 import numpy as np
 import pytest
 
+from minidist.collectives.closed_forms import volume
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import volume
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.techniques.adaptive_batch.noise_scale import (
     AdaptiveBatch,

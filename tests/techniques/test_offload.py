@@ -6,8 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from minidist.base.flop_counter import FlopCounter
 from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, Tensor, no_grad
+from minidist.core.autograd import Tensor, no_grad
 from minidist.core.autograd.backward import backward_hook
 from minidist.core.base.errors import UsageError
 from minidist.core.optim import Adam

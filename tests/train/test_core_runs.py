@@ -28,7 +28,7 @@ CORE_FILES = {str(path) for path in Path(PACKAGE, "core").rglob("*.py")}
 GPT_JOB = {"data": "markov", "layers": 1, "width": 8, "heads": 2, "context": 4, "steps": 2, "micro_batch": 2}
 DEEP_JOB = {**GPT_JOB, "layers": 4, "pp": 2, "microbatches": 2}
 JOBS = {
-    "DDP": {**GPT_JOB, "dp": 2, "clip": 1.0},
+    "DDP": {**GPT_JOB, "dp": 2},
     "ZeRO 1": {**GPT_JOB, "dp": 2, "zero": 1},
     "ZeRO 2": {**GPT_JOB, "dp": 2, "zero": 2},
     "FSDP": {**GPT_JOB, "dp": 2, "zero": 3},
@@ -38,7 +38,7 @@ JOBS = {
     "GPipe": {**DEEP_JOB, "schedule": "gpipe"},
     "1F1B": DEEP_JOB,
     "ZB-H1": {**DEEP_JOB, "schedule": "zb-h1"},
-    "3-D": {**DEEP_JOB, "dp": 2, "tp": 2, "zero": 1, "clip": 1.0},
+    "3-D": {**DEEP_JOB, "dp": 2, "tp": 2, "zero": 1},
 }
 
 # What a job adds to a method of the core and then calls it: what the core does below them counts.
@@ -46,6 +46,7 @@ OVERRIDES = {
     "job/train/job.py Job.coordinates",
     "job/train/strategies/pipeline.py PipelineParallel.forward_backward",
     "job/train/strategies/mesh.py MeshStrategy.step",
+    "job/train/strategies/mesh.py MeshStrategy.update",
 }
 # What a job has in place of a method that the core leaves open: its batches, and its part of a step.
 HOOKS = {
@@ -61,13 +62,13 @@ HOOKS = {
     "job/train/run.py Run.after_step",
     "job/train/run.py Run.before_step",
     "job/train/run.py Run.is_updated",
-    "techniques/extension.py Extension.micro_batch",
 }
 # Files that watch messages and modules, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {
     "nn/ops/in_place.py",
     "base/memory.py",
     "collectives/call_checks.py",
+    "nn/ops/refusals.py",
     "nn/refusals.py",
     "optim/checks.py",
     "parallel/replica_guard.py",
@@ -155,7 +156,7 @@ def losses_of(comm, layout):
     """Train for two steps of 8 rows, and return the losses."""
     model = GPT(GPTConfig(8, 4, 8, 4, 2), dtype=np.float64, seed=0)
     rows = 8 // (layout.dp * Text.microbatches)
-    task = Text(model=model, dtype=np.dtype(float), context=4, clip=0.5, rows=rows, replicas=layout.dp)
+    task = Text(model=model, dtype=np.dtype(float), context=4, rows=rows, replicas=layout.dp)
     return Loop(parallelize(task, comm, layout)).train(range(2))
 
 

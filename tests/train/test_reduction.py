@@ -2,11 +2,11 @@
 
 import pytest
 
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.auto import choose
 from minidist.comm import SimWorld
 from minidist.commands.dry_run import dry_run
 from minidist.commands.runner import run_training
-from minidist.core.collectives import ALGORITHMS
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots

@@ -16,7 +16,6 @@ from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import replay, seeded
 from minidist.commands.runner import run_comparison, run_training
 from minidist.core.base.errors import UsageError
-from minidist.core.train.task import NonFiniteError
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.config.rules import check_rules
@@ -24,6 +23,7 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches, resol
 from minidist.job.train.start import number_of_ranks
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.job.train.trainer import train
+from minidist.job.train.update import NonFiniteError
 from minidist.techniques import parameter_server as ps
 from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from minidist.techniques.parameter_server.ranks import parameter_server_bytes

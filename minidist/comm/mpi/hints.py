@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minidist.comm.call_log import Call
-from minidist.comm.claims import Claim, unlike_claims
+from minidist.comm.communicator import Claim, unlike_claims
+from minidist.comm.tags import tag_text
 from minidist.comm.unlike_calls import ranks_text, unlike_calls
-from minidist.core.comm.point_to_point import tag_text
 
 Message = Mapping[str, Any]  # a line of a trace file
 States = Mapping[int, Mapping[str, Any]]  # what the watchdogs wrote, by rank

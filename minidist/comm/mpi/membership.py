@@ -10,7 +10,7 @@ Proved by: tests/comm/mpi/test_groups.py
 import os
 from typing import Any
 
-from minidist.comm.claims import Claim, unlike_claims
+from minidist.comm.communicator import Claim, unlike_claims
 
 _TAG = 1  # on the world's own communicator, whose other messages are collective calls of MPI's
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.comm.tags import describe
 from minidist.core.base.fibers import Fiber
 from minidist.core.base.trace import MessageEvent
 from minidist.core.comm.point_to_point import Request, Work
@@ -24,6 +25,7 @@ class MPIRequest(Request):
     header: bytes | bytearray | None = field(default=None, init=False)
     header_request: Any = field(default=None, init=False)
     payload: Any = field(default=None, init=False)  # MPI's request; None until the header has come
+    describe = describe
 
 
 class Stream:

@@ -7,11 +7,11 @@ import sys
 from typing import Any, Protocol
 
 from minidist.comm.call_log import CallLog
-from minidist.comm.claims import Claim
+from minidist.comm.call_site import call_site
+from minidist.comm.communicator import Claim
 from minidist.comm.mpi.stream import Stream
 from minidist.core.base.fibers import Fiber
 from minidist.core.base.trace import Trace
-from minidist.core.comm.call_site import call_site
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 
 

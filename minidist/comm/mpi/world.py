@@ -30,7 +30,8 @@ from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog
-from minidist.comm.claims import Claim
+from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
+from minidist.comm.communicator import CheckedComm, Claim
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import (
     EQUAL_BYTES,
@@ -59,6 +60,7 @@ from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.mpi.waits import Entering, Returned, Wait
 from minidist.comm.mpi.watchdog import Watchdog
+from minidist.comm.tags import OWN_TAG
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import (
@@ -71,14 +73,12 @@ from minidist.core.base.errors import (
 )
 from minidist.core.base.fibers import current, spawn
 from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
-from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
-from minidist.core.comm.communicator import Comm
-from minidist.core.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint, Request, Work
+from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request, Work
 
 HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
 
 
-class MPIWorld:
+class MPIWorld(FindsLines):
     """All processes that `mpiexec` started.
 
     checks: send and compare headers, and watch the buffers of nonblocking messages; "headers" leaves the watch out.
@@ -129,7 +129,7 @@ class MPIWorld:
                 remove_old_folders()
             self.base = MPI.COMM_WORLD.Dup()  # for making groups, and for what this class itself exchanges
             self._prepare()
-            self.comm = Comm(self, "world", range(self.size), self.rank)
+            self.comm = CheckedComm(self, "world", range(self.size), self.rank)
             if timeout:
                 self.watchdog = Watchdog(self, timeout, self.folder)
 
@@ -282,7 +282,7 @@ class MPIWorld:
         finally:
             self.waiting = before
 
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
+    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None, root: int | None) -> None:
         """Note a call that begins; its messages say which calls this rank has made before."""
         if not self.unchecked:
             log = self.logs[call.name]
@@ -604,6 +604,7 @@ class MPIWorld:
     # streams ----------------------------------------------------------------------------------------------------------
 
     def run_async(self, work: Work) -> Work:
+        self.find_line(work)
         if threading.get_ident() != self.thread:
             raise self._cannot_be_used(work.comm, work.site)
         # One stream per communicator: works run one after the other, in the order of their starts.

@@ -2,12 +2,14 @@
 
 sim_world.py         the world that programs run in: with everything that watches
 folded.py            one rank of each class runs, and stands for all of them
+located.py           a request that knows its line
 any_source.py        receives from any rank
 choosers.py          which message a wildcard receive gets
 nodes.py             ranks that the fastest links join
 checks/              what watches the messages of a run
 process_state.py     random generators and the running event loop, of each rank
 failures.py          ranks that are killed on purpose
+deadlock_report.py   what a deadlock error says
 deadlock_hints.py    and what was probably meant
 look_ahead.py        what the ranks would have called next, after two calls that differ
 hang_watchdog.py     stops a rank that computes without end

@@ -8,9 +8,10 @@ Proved by: tests/comm/sim/test_world.py
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from minidist.core.comm.point_to_point import ANY, Request, tag_text
+from minidist.comm.tags import tag_text
+from minidist.comm.waiting import Waiting
+from minidist.core.comm.point_to_point import ANY, Request
 from minidist.core.comm.sim.state import SimRequest, SimState, Stream
-from minidist.core.comm.waiting import Waiting
 
 Messages = Sequence[tuple[Stream, Request]]  # what streams wait in
 

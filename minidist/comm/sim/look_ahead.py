@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from minidist.comm.call_site import CallSite
 from minidist.comm.sim.checks.call_watch import UnlikeCalls
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.fibers import FiberExit
-from minidist.core.comm.call_site import CallSite
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Request
 from minidist.core.comm.sim.state import SimState, Stream
 

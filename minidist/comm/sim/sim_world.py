@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base.interrupts import interruptible
+from minidist.comm.call_site import NOWHERE, FindsLines, call_site
+from minidist.comm.communicator import CheckedComm
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import check_checks, check_record
 from minidist.comm.sim.any_source import Chooser, earliest, match_waiting
@@ -25,8 +27,10 @@ from minidist.comm.sim.checks.recorder import Recorder, Totals
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
+from minidist.comm.sim.located import LocatedRequest
 from minidist.comm.sim.process_state import ProcessState
 from minidist.core.base.errors import (
+    DeadlockError,
     MismatchError,
     RankDeadError,
     RankTimeoutError,
@@ -37,16 +41,14 @@ from minidist.core.base.errors import (
 )
 from minidist.core.base.fibers import FiberExit
 from minidist.core.base.trace import Trace
-from minidist.core.comm.call_site import call_site
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.comm.sim.matching import Matching
 from minidist.core.comm.sim.state import Stream
 from minidist.core.comm.sim.world import Sim
-from minidist.core.comm.waiting import Waiting
 
 
-class SimWorld(Sim):
+class SimWorld(FindsLines, Sim):
     """`ranks` virtual ranks that run one function.
 
     eager_bytes: sends of at most this many bytes are buffered and complete at once; 0 (default): every send is
@@ -60,6 +62,8 @@ class SimWorld(Sim):
     on any rank ends the run and is raised here, with a note naming the rank. A killed rank's result is None.
     """
 
+    kind = "simulated"
+    comm_class, requests = CheckedComm, LocatedRequest
     kept_calls = KEPT_CALLS
     uneven: Collection[str] = ()  # see `FoldedWorld`
     failures: Failures
@@ -84,9 +88,15 @@ class SimWorld(Sim):
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
         self.checks, self.check_buffers = bool(checks), checks is True
+        self.finds_lines = sys.platform != "emscripten"  # the stack of a fiber made of promises cannot be looked at
         self.timeout, self.record, self.on_failure = timeout, record, on_failure
         self.in_run = self.looking_ahead = False
         self.pending_kills: dict[int, int] = {}  # rank -> messages that it posts before, in each run
+
+    @property
+    def dead(self) -> dict[int, float]:
+        """The ranks that were killed in this run (the last one), and the virtual time of each death."""
+        return self.state.dead
 
     # a run ------------------------------------------------------------------------------------------------------------
 
@@ -249,10 +259,10 @@ class SimWorld(Sim):
             raise look_ahead(self, self.calls.unlike)
         return super()._idle() or bool(self.state.dead and self.failures.notify(partial(match_waiting, self.matching)))
 
-    def _hints(self, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
-        from minidist.comm.sim.deadlock_hints import hints
+    def _deadlock(self, blocked: list[Stream]) -> DeadlockError:
+        from minidist.comm.sim.deadlock_report import deadlock
 
-        return hints(self.state, blocked, waiting, lambda name: self.calls.explain(name, self.state.returned))
+        return deadlock(self.state, blocked, lambda name: self.calls.explain(name, self.state.returned))
 
     def _pausing(self, stream: Stream, on: Request | Work) -> None:
         """Raise for a rank that must not wait. A killed one never communicates again: see `failures`."""
@@ -275,6 +285,8 @@ class SimWorld(Sim):
             )
 
     def run_async(self, work: Work) -> Work:
+        if work.site in (None, NOWHERE):
+            work.site = call_site(sys._getframe(1))
         if not self.in_run:
             raise used_after_run(work.site)
         if get_ident() != self.thread:
@@ -316,10 +328,17 @@ class SimWorld(Sim):
         self.comms.append(comm)
         self.calls.register(comm, origin, label)
 
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
-        self.calls.called(comm, call, array)
+    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None, root: int | None) -> None:
+        self.calls.logs[comm.name][comm.members[comm.rank]].note(comm, call, array)
+        # Ranks with unlike roots may all wait for each other, without any two of their messages meeting.
+        if root is not None:
+            self.compare_calls(call, root)
 
     def compare_calls(self, call: PointToPoint, value: int) -> None:
+        """Raise MismatchError when another rank has begun this collective call with another value.
+
+        value: the root, or a checksum of what every rank must have equal when the call sends nothing.
+        """
         if self.calls.differs(call, value) and self.calls.unlike is None:
             self.calls.refuse(MismatchError(self.calls.explain(call.name)), call, False)
             self.hub.switch()

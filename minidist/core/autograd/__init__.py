@@ -43,5 +43,4 @@ if TYPE_CHECKING:
     from minidist.core.autograd.ops.shaping import getitem, reshape
     from minidist.core.autograd.parameter import BackwardObserver, Gradient, Parameter
     from minidist.core.autograd.tensor import MeanOfRows, Node, SavedTensor, Tensor, record
-    from minidist.core.base.watchers import FlopCounter, current_flop_counter
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

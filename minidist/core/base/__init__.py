@@ -8,7 +8,6 @@ watchers.py       what is told of every recorded operation
 trace.py          the record of a run
 lazy.py           names of a package that are imported when they are used
 errors.py         the exceptions, and how a sentence quotes a value
-limits.py         the limits of sizes
 fibers.py         programs in one thread that run until they pause
 registry.py       entries that are found by name
 hooks.py          where a library takes part in what the core does

@@ -26,10 +26,6 @@ more_schedules: list[Callable[[], None]] = []
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
 
-# Each looks at a call of a collective before it is made: (comm, operation, array, op, out,
-# root, counts, receive_counts), the last five by their names where they are given.
-call_checks: list[Callable[..., None]] = []
-
 # Each looks at a graph before backward visits it: (pass, root node, gradient of its output).
 backward_checks: list[Callable[[Any, Any, Any], None]] = []
 
@@ -39,8 +35,8 @@ guards: list[Callable[..., Any]] = []
 # Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
 one_event: list[Callable[[], Any]] = []
 
-# Each is told of (operation, module, communicator) before a model is split over the communicator's ranks.
-model_checks: list[Callable[[str, Any, Any], None]] = []
+# Each is told of (operation, module, communicator, perhaps a plan) before a model is split over its ranks.
+model_checks: list[Callable[..., None]] = []
 
 # Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
 plan_sources: list[Callable[[Any, bool], Any]] = []
@@ -57,7 +53,7 @@ class _NoChecks:
         return _nothing
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing, and return None."""
 
 
@@ -73,7 +69,7 @@ def _any_place(*_: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _as_given(name: str, value: Any) -> Any:
+def _as_given(name: str, value: Any, *_: Any, **__: Any) -> Any:
     return value
 
 
@@ -105,8 +101,13 @@ def _not_in_the_core(*_: Any) -> Any:
     )
 
 
+# Looks at a call of a collective before it is made: (comm, operation, array, op, out, root, counts, receive_counts),
+# the last five by their names where they are given.
+check_call: Callable[..., Any] = _nothing
 # The module comm/message_checks.py: what a message that is not plain is refused for, and its rank and tag as integers.
 message_checks: Callable[[], Any] = _not_in_the_core
+# The module comm/communicator.py: what a mesh, a cost model and a wrapper refuse.
+comm_checks: Callable[[], Any] = _NoChecks
 # The module comm/sim/any_source.py: receives from any rank in a simulated world.
 any_source: Callable[[], Any] = _not_in_the_core
 # The backend of core/base/fibers.py where there is no greenlet: a module with its five names.
@@ -115,6 +116,8 @@ fibers: Callable[[], Any] = _not_in_the_core
 kernels_of: Callable[[type], Any] = _nothing
 # The module base/half.py: conversions and sums of 16-bit floats.
 half: Callable[[], Any] = _not_in_the_core
+# (op, total, contribution) -> whether it has made total (op) contribution, of 16-bit floats or of short integers.
+narrow_sum: Callable[[str, Any, Any], Any] = _nothing
 # The module nn/ops/precision.py: operands in half precision, and in which precision an operation computes.
 precision: Callable[[], Any] = _not_in_the_core
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
@@ -142,6 +145,9 @@ buffers: Callable[[Any], dict[str, Any]] = _none
 optimizer_checks: Callable[[], Any] = _NoChecks
 # (name, value) -> the value of an optimizer's setting as it is kept.
 checked_setting: Callable[[str, Any], Any] = _as_given
+# (name, value, range of it) -> the number as it is kept; UsageError for what is none, or lies outside.
+check_number: Callable[..., Any] = _as_given
+check_whole: Callable[..., Any] = _as_given
 # An optimizer -> what ranks compare of its step, in one line.
 describe_step: Callable[[Any], str] = _no_text
 # (run of an optimizer, whether each of its parameters has a gradient) -> runs of which all have one, or none.
@@ -152,6 +158,8 @@ optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
 describe: Callable[[Any], str] = object.__repr__
 # (module, device) -> None: moves a model's parameters, gradients and buffers.
 move: Callable[[Any, Any], None] = _not_in_the_core
+# (layout, communicator): UsageError where the degrees of a `ParallelLayout` do not fit the ranks.
+refuse_layout: Callable[[Any, Any], None] = _nothing
 # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
 check_schedule: Callable[..., None] = _nothing
 # (plan, allow_wrong_gradients): PlanError for a plan that cannot be executed, or whose result would be wrong.

@@ -13,7 +13,7 @@ Proved by: tests/base/test_registry.py
 
 import importlib
 import pkgutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
 from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
@@ -24,12 +24,13 @@ Entry = TypeVar("Entry")
 class Registry(dict[str, Entry]):
     """Entries by name. Looking up an unknown name raises a UsageError that lists the names and says the nearest one.
 
-    kind: what an entry is, for that sentence: "schedule", "all_reduce algorithm".
+    kind: what an entry is, for that sentence: "schedule", "all_reduce algorithm". more: returns what adds further
+    entries, which is called once, when a name is none of those that are there.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, more: Callable[[], list[Callable[[], None]]] = list) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.more = kind, more
         self.aliases: dict[str, str] = {}  # other spellings, in lower case -> name
 
     def add(self, name: str, entry: Entry, aliases: Iterable[str] = ()) -> None:
@@ -37,8 +38,19 @@ class Registry(dict[str, Entry]):
         self[name] = entry
         self.aliases.update({alias.lower(): name for alias in (name, *aliases)})
 
+    def load_more(self) -> bool:
+        """Load what adds further entries; return whether some were not there yet."""
+        # Cleared first: what they load looks at this table, too.
+        later = list(self.more())
+        self.more().clear()
+        for load in later:
+            load()
+        return bool(later)
+
     def __missing__(self, name: str) -> Entry:
         known = self.aliases.get(name.lower())
+        if known is None and self.load_more():
+            return self[name]
         if known is None and name.endswith(".py"):
             raise UsageError(without_function(name))
         if known is None:

@@ -7,8 +7,8 @@
 
 The watchers of a rank are a tuple in a ContextVar; without any, which is the default, nothing is called.
 
-`FlopCounter` counts floating-point operations and bytes moved, without knowing for whom: `PointToPoint.advance_clock`
-empties it with `take()` and turns what it took into seconds of a virtual clock.
+`base/flop_counter.py` counts floating-point operations and bytes moved, without knowing for whom:
+`PointToPoint.advance_clock` takes its `operations` and turns them into seconds of a virtual clock.
 
 Proved by: tests/base/test_memory.py, tests/autograd/test_extending.py, tests/autograd/test_deferred_and_recorded.py
 """
@@ -16,12 +16,16 @@ Proved by: tests/base/test_memory.py, tests/autograd/test_extending.py, tests/au
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
-from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 
 class Watcher:
-    """What a watcher is told. Every method may be left out."""
+    """What a watcher is told. Every method may be left out.
+
+    operations: the (flops, bytes) that it has counted since they were taken, in order; None: it counts none.
+    """
+
+    operations: list[tuple[int, int]] | None = None
 
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
         """Called after operation `name` made the tensor `out` from the tensors `sources`.
@@ -40,6 +44,9 @@ class Watcher:
 
     def weight_gradient(self, cost: tuple[int, int] | None) -> None:
         """Called when backward has computed one contribution to a parameter's gradient."""
+
+    def counted(self, kind: str, flops: int, nbytes: int) -> None:
+        """Called for an operation of `kind` that is not recorded."""
 
 
 watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("minidist_watchers", default=())
@@ -76,67 +83,3 @@ def current(kind: type[W]) -> W | None:
         if type(watcher) is kind:
             return watcher
     return None
-
-
-class FlopCounter(Watcher):
-    """Counts (flops, bytes) of each operation while it is the current counter.
-
-    Each operation adds one entry in forward, and in backward one for each input gradient and one for each weight
-    gradient that it computes. Bytes are those read and written if nothing stays in a cache. `totals` has the sums of
-    "forward", "input_gradient" and "weight_gradient" since the counter was made.
-
-        with FlopCounter() as counter:
-            loss = model(batch)
-            comm.compute(operations=counter.take())
-    """
-
-    def __init__(self) -> None:
-        self.operations: list[tuple[int, int]] = []
-        self.totals: dict[str, tuple[int, int]] = {}
-        self._tokens: list[Token[tuple[Watcher, ...]]] = []
-
-    def add(self, kind: str, flops: int, nbytes: int) -> None:
-        """Count one operation of `kind`."""
-        self.operations.append((flops, nbytes))
-        total_flops, total_bytes = self.totals.get(kind, (0, 0))
-        self.totals[kind] = (total_flops + flops, total_bytes + nbytes)
-
-    def take(self) -> list[tuple[int, int]]:
-        """The (flops, bytes) since the last take, in order of execution; the list starts anew."""
-        operations, self.operations = self.operations, []
-        return operations
-
-    def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
-        """Count the forward, and note on the node what its vector-Jacobian products will cost."""
-        flops, of_vjps = cost() if callable(cost) else (out.size if cost is None else cost, None)
-        nbytes = out.data.nbytes
-        for source in sources:
-            nbytes += source.stored.nbytes
-        self.add("forward", flops, nbytes)
-        if out.node is not None:
-            each = [(flops, nbytes)] * len(sources) if of_vjps is None else of_vjps
-            # In the order of the node: inputs, then parameters. A frozen input costs nothing.
-            needed = [(source.node, c) for source, c in zip(sources, each, strict=True) if source.node is not None]
-            if out.node.weights:
-                parameters = {parameter for parameter, _ in out.node.weights}
-                needed.sort(key=lambda pair: pair[0] in parameters)
-            out.node.costs = [c for _, c in needed]
-
-    def input_gradient(self, gradient: Any, cost: tuple[int, int] | None) -> None:
-        """Count it; nothing is known of an operation that was recorded before the counter."""
-        self.add("input_gradient", *(cost or (0, 0)))
-
-    def weight_gradient(self, cost: tuple[int, int] | None) -> None:
-        """Count it, if the operation was recorded with the counter."""
-        if cost is not None:
-            self.add("weight_gradient", *cost)
-
-    def __enter__(self) -> Self:
-        self._tokens.append(set_watcher(self))
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        watchers.reset(self._tokens.pop())
-
-
-current_flop_counter = partial(current, FlopCounter)  # the counter of the innermost `with FlopCounter()`, or None

@@ -6,8 +6,8 @@ Each takes `(comm, array, ...)`, works for any number of ranks (1 too), any size
 and ragged counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is chosen by
 name, or with `algorithm="auto"` by its cost on the communicator's links (see auto.py).
 
-`volume` and `seconds` are the closed forms of what an algorithm sends and how long it takes. Each is in the file of
-its algorithm, next to the code: the ring's in ring.py.
+The closed forms of what an algorithm sends and how long it takes are in its file, next to the code: the ring's in
+ring.py.
 
 calls.py        the collectives as a user calls them
 registry.py     the algorithms of each collective
@@ -19,17 +19,6 @@ ordered.py      sums whose bits depend on no layout
 
 from minidist.core.collectives import naive, ordered, ring  # noqa: F401  register the algorithms that most programs use
 from minidist.core.collectives.calls import all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter
-from minidist.core.collectives.registry import ALGORITHMS, Volume, seconds, volume
+from minidist.core.collectives.registry import ALGORITHMS
 
-__all__ = [
-    "ALGORITHMS",
-    "Volume",
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "reduce_scatter",
-    "seconds",
-    "volume",
-]
+__all__ = ["ALGORITHMS", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"]

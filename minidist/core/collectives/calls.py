@@ -2,7 +2,7 @@
 
     all_reduce(comm, array)  ──▶  run_call: ALGORITHMS["all_reduce"]["ring"].run(call, array, "sum")
 
-What can be wrong on one rank alone is refused by `hooks.call_checks`, before a message is sent; what differs between
+What can be wrong on one rank alone is refused by `hooks.check_call`, before a message is sent; what differs between
 ranks (sizes, dtypes, operations) is noticed by the messages. The return type is an array, or None where the function
 says so, or with `async_op=True` a `Work`: `Any` to a type checker.
 
@@ -37,8 +37,7 @@ def all_reduce(
 
     equal: a text that every rank must pass equal (whose gradient it is); compared with each message, at no cost.
     """
-    for check in hooks.call_checks:
-        check(comm, "all_reduce", array, op)
+    hooks.check_call(comm, "all_reduce", array, op)
     return run_call(comm, "all_reduce", algorithm, async_op, array, op, equal=equal)
 
 
@@ -58,8 +57,7 @@ def reduce_scatter(
     counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes, in
     separate memory. equal: as in `all_reduce`.
     """
-    for check in hooks.call_checks:
-        check(comm, "reduce_scatter", array, op, out, counts=counts)
+    hooks.check_call(comm, "reduce_scatter", array, op, out, counts=counts)
     sizes = chunk_sizes(array.size, comm.size) if counts is None else list(map(int, counts))
     if counts is not None:  # some algorithms send none of a rank's counts
         equal = f"{equal} {_counts_text(sizes)}".strip()
@@ -82,8 +80,7 @@ def all_gather(
     counts: elements of each rank's shard; default: all as large as this one. out: where the whole goes; a shard that
     already lies at its place in `out` is not copied. equal: as in `all_reduce`.
     """
-    for check in hooks.call_checks:
-        check(comm, "all_gather", shard, out=out, counts=counts)
+    hooks.check_call(comm, "all_gather", shard, out=out, counts=counts)
     sizes = [shard.size] * comm.size if counts is None else list(map(int, counts))
     out = xp.empty_like(shard, shape=(sum(sizes),)) if out is None else out.reshape(-1)
     return run_call(comm, "all_gather", algorithm, async_op, shard, sizes, out, total=sum(sizes), equal=equal)
@@ -93,8 +90,7 @@ def broadcast(
     comm: PointToPoint, array: np.ndarray, root: int = 0, *, algorithm: str = "naive", async_op: bool = False
 ) -> Any:
     """Replace every rank's `array` by the root's, in place; returns it."""
-    for check in hooks.call_checks:
-        check(comm, "broadcast", array, root=root)
+    hooks.check_call(comm, "broadcast", array, root=root)
     root = int(root)
     return run_call(comm, "broadcast", algorithm, async_op, array, root, root=root)
 
@@ -113,8 +109,7 @@ def all_to_all(
     send_counts[j]: elements for rank j; receive_counts[j]: elements from rank j. Default: equal chunks (the number of
     ranks must divide the size). Pass both or none.
     """
-    for check in hooks.call_checks:
-        check(comm, "all_to_all", array, counts=send_counts, receive_counts=receive_counts)
+    hooks.check_call(comm, "all_to_all", array, counts=send_counts, receive_counts=receive_counts)
 
     # Equal chunks: every rank knows all sizes, so any algorithm will do.
     if send_counts is None or receive_counts is None:

@@ -19,7 +19,7 @@ from minidist.core.base.watchers import watchers
 from minidist.core.collectives import ring
 from minidist.core.collectives.naive import fan
 from minidist.core.collectives.operations import accumulate, divide
-from minidist.core.collectives.registry import algorithm, formulas
+from minidist.core.collectives.registry import ALGORITHMS, algorithm
 from minidist.core.comm.point_to_point import PointToPoint
 
 
@@ -67,7 +67,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
 @algorithm(
     "all_reduce",
     "ordered",
-    sends=formulas("all_reduce", "ring")["sends"],
+    sends=ALGORITHMS["all_reduce"]["ring"].sends,
     seconds=lambda nbytes, n, alpha, beta, overhead=0.0: (
         reduce_scatter_seconds(nbytes, n, alpha, beta, overhead) + (n - 1) * (alpha + beta * nbytes / n)
     ),

@@ -7,30 +7,15 @@ communicator.py     a group of ranks and its collective calls
 point_to_point.py   send and receive: the interface of both worlds
 mesh.py             ranks in a grid of axes
 sim/                the simulated world: ranks in one process, virtual time
-waiting.py          which rank waits for which
-call_site.py        the user's line on which an operation started
 """
 
-from typing import TYPE_CHECKING
-
-from minidist.core.base.lazy import lazy_imports
-
-if TYPE_CHECKING:
-    from minidist.core.comm.communicator import CollectiveCall, Comm
-    from minidist.core.comm.mesh import Mesh, check_communicator, init_device_mesh
-    from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
-    from minidist.core.comm.sim.clock import LinkModel
-
-__all__ = [
-    "ANY",
-    "CollectiveCall",
-    "Comm",
-    "LinkModel",
-    "Mesh",
-    "PointToPoint",
-    "Request",
-    "Work",
-    "check_communicator",
-    "init_device_mesh",
-]
-__getattr__, __dir__ = lazy_imports(__name__, __file__)
+from minidist.core.comm.communicator import CollectiveCall as CollectiveCall
+from minidist.core.comm.communicator import Comm as Comm
+from minidist.core.comm.mesh import Mesh as Mesh
+from minidist.core.comm.mesh import check_communicator as check_communicator
+from minidist.core.comm.mesh import init_device_mesh as init_device_mesh
+from minidist.core.comm.point_to_point import ANY as ANY
+from minidist.core.comm.point_to_point import PointToPoint as PointToPoint
+from minidist.core.comm.point_to_point import Request as Request
+from minidist.core.comm.point_to_point import Work as Work
+from minidist.core.comm.sim.clock import LinkModel as LinkModel

@@ -12,27 +12,22 @@ Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 import sys
 from collections.abc import Sequence
 from itertools import count
-from operator import index
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.trace import purpose
-from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
-from minidist.core.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint, World
-
-FIXED = ("rank", "size", "members", "ranks", "name")  # what a communicator is
+from minidist.core.base import hooks
+from minidist.core.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint
 
 
 class Comm(PointToPoint):
     """A rank's handle on a group of ranks.
 
-    origin: the call that makes it, "world.2": the second one of `group`, `dup` or `split` on the world. label: what
+    origin: the call that makes it, "world.2": the second one of `group` or `dup` on the world. label: what
     tells it from others of that origin. Both together are its name, equal on all members.
     """
 
-    def __init__(self, world: World, origin: str, members: Sequence[int], rank: int, label: str = "") -> None:
+    def __init__(self, world: Any, origin: str, members: Sequence[int], rank: int, label: str = "") -> None:
         # A label that begins with a digit would be read as a part of the number before it.
         name = f"{origin}_{label}" if label[:1].isdigit() else f"{origin}{label}"
         super().__init__(world, name, members, rank)
@@ -40,23 +35,8 @@ class Comm(PointToPoint):
         self.numbers, self._children, self.of_calls = count(), 0, name + "/collectives"
         world.register(self, origin, label)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # A rank that counts itself as another one would take that one's messages.
-        if name in FIXED and name in self.__dict__:
-            raise UsageError(
-                f"rank {self.rank}: comm.{name} = {str(value)[:80]}, at {call_site(sys._getframe(1))}; what a"
-                " communicator is cannot be changed: use another variable, or make another communicator with split()"
-            )
-        super().__setattr__(name, value)
-
     def __repr__(self) -> str:
         return f"Comm({self.name!r}, rank {self.rank} of {self.size})"
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise UsageError(
-            f"rank {self.rank}: the communicator {self.name!r} cannot be copied or pickled, and neither can what holds"
-            " one (a wrapped, sharded or split model); copy the model before that, or use comm.dup()"
-        )
 
     def collective(
         self,
@@ -72,32 +52,14 @@ class Comm(PointToPoint):
         sends_itself: the algorithm is the user's, so a report names the lines of its messages instead of the line of
         the call. array: what this rank passes to it, for reports.
         """
-        # A program that sends the call's messages itself has a line for each of them, and a library's algorithm has
-        # the line of the call.
-        world, caller = self.world, sys._getframe(1)
-        site = NOWHERE if world.unchecked else call_site(caller)
-        own_lines = world.checks and (sends_itself or site.filename == caller.f_code.co_filename)
-
+        site = opened = None
+        if self.world.reports_lines:
+            site, opened = self.world.lines_of_call(sys._getframe(1), sends_itself)
         match_key = operation if root is None else f"{operation} root {root}"
         match_key = f"{match_key} {equal}" if equal else match_key
-        call = CollectiveCall(self, operation, match_key, None if own_lines else site, site)
-        world.called(self, call, array)
-        # Ranks with unlike roots may all wait for each other, without any two of their messages meeting.
-        if root is not None:
-            world.compare_calls(call, root)
+        call = CollectiveCall(self, operation, match_key, site, opened)
+        self.world.called(self, call, array, root)
         return call
-
-    def check_alike(self, operation: str, what: str, checksum: int) -> None:
-        """Raise MismatchError when other members make this call with another checksum of `what`; it sends nothing.
-
-        Simulated ranks are compared at once, and under MPI the next message of a collective call says it.
-        """
-        if self.size > 1:
-            self.world.compare_calls(self.collective(operation, f"{what} {checksum:08x}"), checksum)
-
-    def set_nodes(self, nodes: list[list[int]]) -> None:
-        """Name the ranks that are near to each other, node by node, instead of asking the world."""
-        self.nodes = nodes
 
     # groups -----------------------------------------------------------------------------------------------------------
 
@@ -108,66 +70,20 @@ class Comm(PointToPoint):
         """
         # Part of the name, so that two duplicates of one communicator are two contexts.
         self._children += 1
-        return Comm(self.world, f"{self.name}.{self._children}", self.members, self.rank, "dup")
+        return type(self)(self.world, f"{self.name}.{self._children}", self.members, self.rank, "dup")
 
     def group(self, ranks: Sequence[int], label: str) -> "Comm":
         """Return a communicator of `ranks` (of this one, in that order), this rank among them. Sends nothing.
 
-        Every member must call it with the same ranks and label, as its same-numbered call of `group`, `dup` or `split`
-        here; MismatchError names two that do not.
+        Every member must call it with the same ranks and label, as its same-numbered call of `group` or `dup`.
         """
         self._children += 1
-        try:
-            ranks = [int64(r, self.rank, "a rank of a group") for r in ranks]
-        except TypeError:
-            raise UsageError(f"rank {self.rank}: a group of {quoted(ranks)}; pass a list of ranks") from None
-        if self.rank not in ranks or len(set(ranks)) != len(ranks) or not 0 <= min(ranks) <= max(ranks) < self.size:
-            raise UsageError(
-                f"rank {self.rank}: a group needs distinct ranks of 0..{self.size - 1} with its caller, got {ranks}"
-            )
-
+        hooks.comm_checks().check_group(self, ranks)
         # A member is its world rank; its place in `ranks` is its number in the new communicator.
         members = [self.members[r] for r in ranks]
-        return Comm(self.world, f"{self.name}.{self._children}", members, ranks.index(self.rank), f"{label}")
-
-    def split(self, color: int, key: int = 0) -> "Comm":
-        """Return the communicator of the ranks with the same color, ordered by (key, rank).
-
-        Every rank learns each (color, key), 16 B, in ceil(log2 n) messages per rank (Bruck et al. 1997): row i of a
-        rank's table is that of rank + i, and the rank that has the next rows of the table sends them.
-        """
-        color, key = int64(color, self.rank, "a color of split"), int64(key, self.rank, "a key of split")
-        if color < 0:
-            raise UsageError(f"rank {self.rank}: split needs a color of at least 0, got {color}")
-        # What travels: rows of (color, key), 16 B each, in rounds like those of a barrier.
-        call = self.collective("split")
-        table = np.zeros((self.size, 2), dtype=np.int64)
-        table[0] = (color, key)
-
-        # The known rows double in each round.
-        known = 1
-        with purpose("startup"):
-            while known < self.size:
-                more = min(known, self.size - known)
-                dest, source = (self.rank - known) % self.size, (self.rank + known) % self.size
-                call.sendrecv(table[:more], dest, table[known : known + more], source)
-                known += more
-
-        # Row i was that of rank + i; now it is that of rank i.
-        table = np.roll(table, self.rank, axis=0)
-        same = np.flatnonzero(table[:, 0] == color).tolist()
-        return self.group(sorted(same, key=lambda r: (table[r, 1], r)), f"color{color}")
-
-
-def int64(value: SupportsIndex, rank: int, what: str) -> int:
-    """Return a whole number that fits into 8 bytes as a Python integer; 1.5 is refused, not rounded."""
-    try:
-        number = index(value)
-    except TypeError:
-        number = 2**63
-    if not -(2**63) <= number < 2**63:
-        raise UsageError(f"rank {rank}: {what} is {quoted(value)}; it must be a whole number of at most 64 bits")
-    return number
+        return type(self)(
+            self.world, f"{self.name}.{self._children}", members, list(ranks).index(self.rank), f"{label}"
+        )
 
 
 class CollectiveCall(PointToPoint):
@@ -175,37 +91,10 @@ class CollectiveCall(PointToPoint):
 
     highest_tag = MAX_OWN_TAG
 
-    def __init__(self, comm: Comm, operation: str, match_key: str, site: CallSite | None, opened: CallSite) -> None:
+    def __init__(self, comm: Comm, operation: str, match_key: str, site: Any, opened: Any) -> None:
         self.world, self.name, self.members, self.rank = comm.world, comm.name, comm.members, comm.rank
         self.size, self.ranks, self.nodes, self.context = comm.size, comm.ranks, comm.nodes, comm.of_calls
         self.operation, self.match_key, self.site, self.opened = operation, match_key, site, opened
         # The tag of all its messages wraps around after 16,384 calls, when the messages of the call that had it before
         # have long arrived.
         self.tag = next(comm.numbers) & MAX_TAG
-
-    def collective(
-        self,
-        operation: str,
-        equal: str = "",
-        root: int | None = None,
-        sends_itself: bool = False,
-        array: np.ndarray | None = None,
-    ) -> "CollectiveCall":
-        """Return this call itself: a collective that is made of others is one call."""
-        return self
-
-    def sub(self, ranks: Sequence[int]) -> "CollectiveCall":
-        """Return the part of this call among `ranks` (in that order, this rank among them), numbered from 0.
-
-        An algorithm for n ranks so runs on the ranks of one node, or on one rank of each node. Sends nothing; the
-        messages travel with the tag of the whole call. Two ranks' messages keep their order, so parts of one call that
-        follow one another cannot meet.
-        """
-        return self.part(
-            CollectiveCall,
-            members=[self.members[rank] for rank in ranks],
-            rank=list(ranks).index(self.rank),
-            size=len(ranks),
-            ranks=[self.ranks[rank] for rank in ranks],
-            nodes=None,
-        )

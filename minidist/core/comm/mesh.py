@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from minidist.core.base.errors import UsageError, nearest
+from minidist.core.base import hooks
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import PointToPoint
 
@@ -31,16 +31,9 @@ class Mesh:
     def __init__(self, comm: Comm, shape: Sequence[int], axis_names: Sequence[str]) -> None:
         # [1] The product of the axes must be the number of ranks.
         self.comm, self.shape, self.axis_names = comm, tuple(shape), tuple(axis_names)
-        if len(self.shape) != len(self.axis_names) or len(set(self.axis_names)) != len(self.axis_names):
-            raise UsageError(
-                f"a mesh needs one distinct name for each axis, got shape {self.shape} and names {self.axis_names}"
-            )
-        if prod(self.shape) != comm.size or any(n < 1 for n in self.shape):
-            product = " x ".join(map(str, self.shape)) or "1"
-            raise UsageError(
-                f"mesh {dict(zip(self.axis_names, self.shape, strict=True))}: {product} = {prod(self.shape)} ranks, "
-                f"but there are {comm.size}; make the product of the axes equal to the number of ranks"
-            )
+        named = len(self.shape) == len(self.axis_names) == len(set(self.axis_names))
+        if not named or prod(self.shape) != comm.size or min(self.shape, default=1) < 1:
+            hooks.comm_checks().refuse_mesh(self)
 
         # [2] ranks[coordinate] is the rank at a coordinate; the last axis is the fastest. `coordinate` is this rank's.
         self.ranks = np.arange(comm.size).reshape(self.shape)
@@ -57,9 +50,7 @@ class Mesh:
 
     def _index(self, name: str) -> int:
         if name not in self.axis_names:
-            raise UsageError(
-                f"the mesh has no axis {name!r}{nearest(name, self.axis_names)}; it has {', '.join(self.axis_names)}"
-            )
+            hooks.comm_checks().refuse_axis(self, name)
         return self.axis_names.index(name)
 
     def _slice(self, names: tuple[str, ...]) -> Comm:
@@ -97,10 +88,5 @@ def check_communicator(comm: object, who: str) -> None:
 
     who: the name of the function or class that needs the communicator; the error begins with it.
     """
-    if isinstance(comm, PointToPoint):
-        return
-    remedy = "pass the communicator that the program was given, or the axis of a mesh, such as mesh['dp']"
-    if isinstance(comm, Mesh):
-        axes = " or ".join(f"mesh[{name!r}]" for name in comm.axis_names) or "mesh.comm"
-        remedy = f"a mesh has one communicator per axis: pass {axes}"
-    raise UsageError(f"{who} needs a communicator, and got a value of type {type(comm).__name__}; {remedy}")
+    if not isinstance(comm, PointToPoint):
+        hooks.comm_checks().refuse_communicator(comm, who)

@@ -1,11 +1,11 @@
 """Point-to-point messages: the interface that algorithms are written against, whatever a rank really is.
 
 `PointToPoint` is what a communicator and one collective call on it have in common (both are in `communicator`), so an
-algorithm runs on either. It checks the arguments and hands the message to its `World`. There are two:
-`Sim` and `MPIWorld`.
+algorithm runs on either. It checks the arguments and hands the message to its world. There are two, `Sim` and
+`MPIWorld`, with the same methods.
 
-    comm.send(array, dest) ──▶ PointToPoint._post ──▶ World.post ──▶ Request
-                               PointToPoint.wait  ──▶ World.wait
+    comm.send(array, dest) ──▶ PointToPoint._post ──▶ Sim.post ──▶ Request
+                               PointToPoint.wait  ──▶ Sim.wait
 
 There is no second, asynchronous version of any collective. A `Work` is a blocking function that runs in a *stream*: a
 greenlet next to the rank's main program, one for each communicator, first started, first run.
@@ -14,33 +14,25 @@ Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
 
 import math
-import pickle
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from minidist.core.base import hooks
-from minidist.core.base.errors import BufferReuseError, RankDeadError, UsageError, reason
+from minidist.core.base.errors import RankDeadError, UsageError
 from minidist.core.base.layout import may_overlap
 from minidist.core.base.trace import Trace
-from minidist.core.base.watchers import FlopCounter, watchers
-from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
-
-Part = TypeVar("Part", bound="PointToPoint")
+from minidist.core.base.watchers import watchers
 
 ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
 PASS_OF = {"tensor_forward": "forward", "tensor_backward": "backward", "regather": "backward"}
 MAX_TAG = 2**14 - 1  # MPI guarantees tags up to 2**15 - 1; the upper half is for headers
-# Inside a collective call the tag of a message is the call's number; a separate tag lies above the header's bit, so
-# that messages are told apart as they would be outside, and still belong to their call. 2**23 - 1 is the highest tag of
-# UCX, the lowest limit of today's MPI libraries.
-OWN_TAG = 2**15
-MAX_OWN_TAG = 255
+MAX_OWN_TAG = 255  # the highest tag that a message of a collective call may name
 
 
 @dataclass(slots=True, eq=False)
@@ -56,25 +48,21 @@ class Request:
     array: np.ndarray
     peer: int
     tag: int
-    posted_at: CallSite | None
+    posted_at: Any
     finished: bool = field(default=False, init=False)  # has it been waited for?
 
     @property
-    def site(self) -> CallSite:
-        """The line that posted it."""
-        return self.posted_at or NOWHERE
+    def site(self) -> Any:
+        """The line that posted it, None where nobody looks for it."""
+        return self.posted_at
 
     def wait(self) -> np.ndarray:
         """Block until the message is complete; return its array."""
         return self.comm.wait(self)
 
     def describe(self) -> str:
-        """Return the operation, the peer, the tag, the bytes and the line, for reports."""
-        direction = "to" if self.kind == "send" else "from"
-        other = "any rank" if self.peer == ANY else f"rank {self.comm.members[self.peer]}"
-        key = self.comm.match_key
-        what = self.kind if key == "message" else f"{key}: {self.kind}"
-        return f"{what} {direction} {other}, tag {tag_text(self.tag, key)}, {self.array.nbytes} B, at {self.site}"
+        """Return the operation, the other rank and the bytes, for reports."""
+        return f"{self.comm.operation}: {self.kind} with rank {self.comm.members[self.peer]}, {self.array.nbytes} B"
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +74,7 @@ class Work:
 
     comm: "PointToPoint"
     function: Callable[[], Any]
-    site: CallSite
+    site: Any
     started: float
     arrays: Sequence[np.ndarray] = ()
     context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
@@ -103,82 +91,7 @@ class Work:
 
     def describe(self) -> str:
         """Return the operation and the line, for reports."""
-        return f"{self.comm.operation}, started at {self.site}"
-
-
-class World(Protocol):
-    """What a world offers to its communicators: messages, streams and a clock."""
-
-    kind: str  # "simulated" | "mpi"
-    checks: bool  # what both sides of a message say of it is compared
-    unchecked: bool  # nothing is checked or recorded, and no line of the program is looked for
-    finds_lines: bool  # the line of a rank that waits can be found when it is asked for
-    folds: bool  # some ranks stand for others, so that a collective of theirs is one event (`collectives.one_event`)
-    place: str  # where the program says that it is, for reports: "step 3 of 10; the last checkpoint is ..."
-
-    @property
-    def dead(self) -> dict[int, float]:
-        """World ranks that were killed, and when."""
-        ...
-
-    def register(self, comm: "PointToPoint", origin: str, label: str) -> None:
-        """Note that a communicator was made on this rank. origin, label: see `Comm`."""
-
-    def called(self, comm: "PointToPoint", call: "PointToPoint", array: np.ndarray | None) -> None:
-        """Note that this rank begins a collective call on `comm`, and what it passes to it."""
-
-    def compare_calls(self, call: "PointToPoint", value: int) -> None:
-        """Raise MismatchError when another rank has begun this collective call with another value, where that shows.
-
-        value: the root, or a checksum of what every rank must have equal when the call sends nothing.
-        """
-
-    def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Return the places in `members` (world ranks) of those that are near to each other, node by node."""
-        ...
-
-    def post(
-        self,
-        comm: "PointToPoint",
-        kind: str,
-        array: np.ndarray,
-        peer: int,
-        tag: int,
-        site: CallSite | None,
-        guarded: bool,
-    ) -> Request:
-        """Start a send or a receive; `guarded` when the user's program runs before the wait."""
-        ...
-
-    def wait(self, request: Request) -> None:
-        """Return when the request is complete; the rank's other streams run meanwhile."""
-
-    def exchange(
-        self, comm: "PointToPoint", outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
-    ) -> bool:
-        """Do a whole sendrecv at once, in an unchecked world; False when it must be posted instead."""
-        ...
-
-    def run_async(self, work: Work) -> Work:
-        """Queue work in the stream of its communicator."""
-        ...
-
-    def wait_work(self, work: Work) -> Any:
-        """Return the work's result once it is finished."""
-
-    def progress(self) -> None:
-        """Advance the streams, where they need it."""
-
-    def time(self) -> float:
-        """Return the seconds since the run began."""
-        ...
-
-    def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
-        """Record computing, and advance a virtual clock by its time."""
-
-    def trace_of(self, comm: "PointToPoint") -> Trace:
-        """Return the record of the rank that `comm` belongs to."""
-        ...
+        return f"{self.comm.operation}, started at {self.site}" if self.site else self.comm.operation
 
 
 class PointToPoint:
@@ -198,28 +111,15 @@ class PointToPoint:
     highest_tag = MAX_TAG  # that a message may name
     calls_before = bytes(2)
 
-    def __init__(self, world: World, name: str, members: Sequence[int], rank: int) -> None:
+    def __init__(self, world: Any, name: str, members: Sequence[int], rank: int) -> None:
         self.world, self.name, self.context, self.members, self.rank = world, name, name, members, rank
         self.size = len(members)
         self.ranks: Sequence[int] = range(self.size)
         self.operation = self.match_key = "message"
         self.tag = 0
-        self.site: CallSite | None = None
-        self.opened: CallSite | None = None
+        self.site: Any = None
+        self.opened: Any = None
         self.nodes: list[list[int]] | None = None
-
-    def part(self, kind: "type[Part]", **changes: Any) -> "Part":
-        """Return this group as an object of class `kind`, with other values of some attributes; it sends nothing."""
-        other = object.__new__(kind)
-        other.__dict__.update(self.__dict__, **changes)
-        return other
-
-    def matching(self, operation: str, equal: str) -> "PointToPoint":
-        """Return this group for messages of `operation`, whose sides must pass the same `equal`; it sends nothing.
-
-        Every rank that sends or receives such a message must call it.
-        """
-        return self.part(PointToPoint, operation=operation, match_key=f"{operation} {equal}")
 
     # messages ---------------------------------------------------------------------------------------------------------
 
@@ -264,10 +164,7 @@ class PointToPoint:
         if world.unchecked and world.exchange(self, outgoing, dest, incoming, source, tag):
             return
         if world.checks and may_overlap(outgoing, incoming):
-            raise BufferReuseError(
-                f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
-                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a buffer of its own"
-            )
+            hooks.message_checks().refuse_overlap(self)
 
         # The receive first: when the partner's message comes, its buffer is known.
         receive = self._post("receive", incoming, source, tag, False)
@@ -275,33 +172,11 @@ class PointToPoint:
         world.wait(receive)
         world.wait(send)
 
-    def send_object(self, value: Any, dest: int, tag: int | None = None) -> None:
-        """Send any picklable object: two messages, its length (8 B) and its bytes."""
-        # The receiver cannot know how much to allocate, so the length travels first.
-        try:
-            data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
-        except Exception as error:  # an object's own __reduce__ may raise anything
-            raise UsageError(
-                f"rank {self.rank}: send_object of a {type(value).__name__}, which cannot be pickled ({reason(error)}),"
-                f" at {self.site or call_site(sys._getframe(1))}; send arrays, numbers and text"
-            ) from None
-        self.send(np.array([data.size], dtype=np.int64), dest, tag)
-        self.send(data, dest, tag)
-
-    def recv_object(self, source: int, tag: int | None = None) -> Any:
-        """Receive what `send_object` sent."""
-        length = np.empty(1, dtype=np.int64)
-
-        source = self.recv(length, source, tag)
-        data = np.empty(int(length[0]), dtype=np.uint8)
-        self.recv(data, source, tag)
-        return pickle.loads(data.tobytes())
-
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, guarded: bool) -> Request:
         # The message's line: a collective call has it already, and that of a rank that waits can be found later.
         world, site = self.world, self.site
-        if site is None and (guarded or not world.finds_lines):
-            site = call_site(sys._getframe(2), self.opened)
+        if site is None and world.reports_lines and (guarded or not world.finds_lines):
+            site = world.line(sys._getframe(2), self.opened)
         if tag is None:
             tag = self.tag
         elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
@@ -313,18 +188,12 @@ class PointToPoint:
             peer = hooks.message_checks().check(self, kind, array, peer)
         elif array.dtype.hasobject or not (flags.writeable or kind == "send"):
             hooks.message_checks().check(self, kind, array, peer)
-        return world.post(self, kind, array, peer, tag, site, guarded)
+        request: Request = world.post(self, kind, array, peer, tag, site, guarded)
+        return request
 
-    def collective(
-        self,
-        operation: str,
-        equal: str = "",
-        root: int | None = None,
-        sends_itself: bool = False,
-        array: np.ndarray | None = None,
-    ) -> "PointToPoint":
-        """Return the collective call whose messages an algorithm is to send: a new one, or this one itself."""
-        raise NotImplementedError
+    def collective(self, *_: Any, **__: Any) -> "PointToPoint":
+        """Return the call whose messages an algorithm is to send: this one, or of a `Comm` a new one."""
+        return self
 
     def barrier(self) -> None:
         """Return when every rank has entered: ceil(log2 n) rounds of empty messages (Hensgen et al. 1988)."""
@@ -345,10 +214,9 @@ class PointToPoint:
 
         arrays: what it reads and writes; the program must leave them alone until the wait.
         """
-        # The line that a report names: the user's call, found once for all messages of the work.
-        site = call_site(sys._getframe(1)) if self.site in (None, NOWHERE) else self.site
-        assert site is not None
-        return self.world.run_async(Work(self, function, site, self.world.time(), arrays))
+        work = Work(self, function, self.site, self.world.time(), arrays)
+        self.world.run_async(work)
+        return work
 
     def progress(self) -> None:
         """Advance nonblocking operations. Returns nothing, so results cannot depend on timing."""
@@ -356,7 +224,7 @@ class PointToPoint:
 
     def time(self) -> float:
         """Return the seconds since the run began, on this stream's clock (virtual or real)."""
-        return self.world.time()
+        return float(self.world.time())
 
     def compute(
         self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
@@ -373,21 +241,12 @@ class PointToPoint:
         nothing happens. name: of the span in the trace, such as "forward", or the purpose of the messages that follow.
         """
         for watcher in watchers.get():
-            if isinstance(watcher, FlopCounter):
-                self.compute(watcher.take(), name=PASS_OF.get(name, name))
+            if watcher.operations is not None:
+                operations, watcher.operations = watcher.operations, []
+                self.compute(operations, name=PASS_OF.get(name, name))
 
     @property
     def trace(self) -> Trace:
         """This rank's record."""
-        return self.world.trace_of(self)
-
-
-def tag_text(tag: int, key: str = "") -> str:
-    """Return a message's tag in words: "3", or in a collective call that tells its messages apart "3 (own tag 1)".
-
-    key: the match key of the message. A program's own may have any tag, and its receives may take any.
-    """
-    if key == "message":
-        return "any" if tag < 0 else f"{tag}"
-    own, number = divmod(tag, OWN_TAG)
-    return f"{number} (own tag {own})" if own else f"{number}"
+        found: Trace = self.world.trace_of(self)
+        return found

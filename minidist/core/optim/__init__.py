@@ -1,9 +1,8 @@
-"""Optimizers, learning-rate schedules, clipping and the loss scale: functions of arrays and names, without a rank.
+"""Optimizers: functions of arrays and names, without a rank.
 
 optimizer.py    what all optimizers share: slices, groups of parameters, the state
 sgd.py          SGD, plain and with momentum
 adam.py         Adam and AdamW
-clip.py         clipping by the global norm of the gradient
 slices.py       the pieces of parameters that an optimizer works on
 """
 
@@ -16,17 +15,7 @@ from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.core.optim.adam import Adam, AdamW
-    from minidist.core.optim.clip import (
-        NORM_BLOCK,
-        add_blocks,
-        block_square_sums,
-        check_max_norm,
-        clip_by_norm_,
-        clip_coefficient,
-        norm_from_blocks,
-        scale_gradients_,
-    )
     from minidist.core.optim.optimizer import MASTER, Group, Optimizer, OptimizerWrapper
     from minidist.core.optim.sgd import SGD
-    from minidist.core.optim.slices import FlatSlice, flat_slices
+    from minidist.core.optim.slices import NORM_BLOCK, FlatSlice, flat_slices
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -16,6 +16,10 @@ from typing import Any
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 
+NORM_BLOCK = (
+    1024  # elements: shards begin at multiples, so that the norm of a gradient has the same bits however it is cut
+)
+
 
 @dataclass(frozen=True)
 class FlatSlice:
@@ -81,19 +85,3 @@ def have_gradient(source: Any, parameters: Sequence[Any]) -> list[bool]:
     # A parameter may lie in a flat array, which knows more of its gradient.
     flat = None if hasattr(source, "have_grad") else getattr(source, "flat", None)
     return [source.grad is not None] * len(parameters) if flat is None else flat.have_grad([source])
-
-
-def holders(parameters: Any) -> Iterator[Any]:
-    """Yield what has a gradient in a `FlatParameters`, a slice, a parameter, or an iterable (a generator) of these."""
-    if hasattr(parameters, "data") and hasattr(parameters, "grad"):
-        yield parameters
-    else:
-        for piece in parameters:
-            yield from holders(piece)
-
-
-def gradients(parameters: Any) -> Iterator[xp.Array]:
-    """Yield the gradients that exist, as 1-D arrays: one per `FlatParameters`, slice or parameter."""
-    for holder in holders(parameters):
-        if (grad := holder.grad) is not None:
-            yield grad.reshape(-1)

@@ -8,24 +8,22 @@ one rank to another, and the norm has the same bits as on one device. An optimiz
 Proved by: tests/parallel/test_zero.py, tests/parallel/test_fully_shard.py
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_whole
-from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
-from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import NORM_BLOCK, FlatSlice, block_square_sums, flat_slices
+from minidist.core.optim import NORM_BLOCK, FlatSlice, flat_slices
 
 
 def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int = NORM_BLOCK) -> FlatParameters:
     """Return flat parameters with the padding that `comm.size` shards at multiples of `alignment` elements need."""
-    check_whole("alignment", alignment, 1)
+    hooks.check_whole("alignment", alignment, 1)
     return FlatParameters(parameters, pad_to=comm.size * alignment)
 
 
@@ -114,31 +112,3 @@ class Shard:
         if not slices:
             slices = [FlatSlice(self, 0, 0, p.name, p) for p in self.flat.parameters if p.requires_grad][:1]
         return slices
-
-
-def shard_square_sums(
-    comm: Comm, shards: Sequence[Shard], skip: Collection[Parameter] = (), equal: str = ""
-) -> xp.Array:
-    """Return the sums of squares of the whole gradient by blocks of 1,024 elements, in global order, on every rank.
-
-    shards: over the ranks of `comm`, at multiples of 1,024. skip: parameters that do not count, because another group
-    of ranks counts them. equal: what every rank must pass equal. Each rank sends the float64 sums of its own blocks
-    (8 B each) to all others, under purpose `clip_norm`.
-    """
-    # The sums of each rank over the blocks of its shard, shard after shard.
-    sums = []
-    for shard in shards:
-        gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
-        flat = shard.flat
-        sums.append(block_square_sums(gradient, [shard.place(flat.slice_of(p)) for p in flat.parameters if p in skip]))
-
-    # One all-gather brings those of all shards; a unit's blocks are in order when its ranks' parts follow each other.
-    with purpose("clip_norm"):
-        gathered = all_gather(comm, xp.concatenate(sums), equal=equal).reshape(comm.size, -1)
-
-    # (ranks, blocks of all shards) -> unit by unit, rank by rank: the order of the blocks on one device.
-    blocks, start = [], 0
-    for part in sums:
-        blocks.append(gathered[:, start : start + part.size].reshape(-1))
-        start += part.size
-    return xp.concatenate(blocks)

@@ -19,7 +19,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from minidist.core.base import hooks
-from minidist.core.base.limits import check_whole
 from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import FlatSlice
@@ -62,7 +61,7 @@ def fully_shard(
     each rank (n-1)/n of 2 k Psi (purpose `parameter_gather`) and k Psi (`gradient_reduce`), Psi padded elements.
     """
     op = operation_of(reduction)
-    check_whole("prefetch", prefetch)
+    hooks.check_whole("prefetch", prefetch)
     settings = {
         "reshard_after_forward": reshard_after_forward,
         "prefetch": prefetch,

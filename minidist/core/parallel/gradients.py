@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
+from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import MinidistError, UsageError
-from minidist.core.base.limits import check_number
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import ALGORITHMS, all_reduce
 from minidist.core.comm import Comm, Work
@@ -122,7 +122,7 @@ class GradientReducer(BackwardObserver):
         guard: Guard | None = None,
     ) -> None:
         if bucket_cap_mb != math.inf:  # one bucket
-            check_number("bucket_cap_mb", bucket_cap_mb, above=0)
+            hooks.check_number("bucket_cap_mb", bucket_cap_mb, above=0)
         if algorithm != "auto":
             ALGORITHMS[self.operation][algorithm]  # an unknown name is an error now, not in the first backward pass
         self.flat, self.comm, self.op, self.algorithm = flat, comm, op, algorithm

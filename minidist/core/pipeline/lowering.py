@@ -12,7 +12,6 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_whole
 from minidist.core.pipeline.plan.plan import Action, Item, Plan, actions_of
 
 Key = tuple[int, int]  # stage, micro-batch
@@ -21,7 +20,7 @@ Orders = list[list[Item]]
 
 def lower(plan: Plan, prefetch: int = 1) -> Plan:
     """Add sends, posted receives and gradient reductions to a plan of computations. The plan must be valid."""
-    check_whole("prefetch", prefetch, 1)
+    hooks.check_whole("prefetch", prefetch, 1)
     check_not_lowered(plan)
     rank_of = plan.rank_of_stage()
     orders = [_lower_rank(plan, rank, prefetch, rank_of) for rank in range(plan.ranks)]
@@ -33,7 +32,7 @@ def _lower_rank(plan: Plan, rank: int, prefetch: int, rank_of: dict[Key, int]) -
     """Return a rank's order with its transfers: each neighbour's next receive is posted when one has been used."""
     receives: dict[tuple[str, int], list[Action]] = {}  # (RECV kind, stage) -> in the order of use
     for action in plan.actions(rank):
-        if (receive := _receive_of(action, rank, rank_of)) is not None:
+        if (receive := transfer("RECV", action, rank, rank_of)) is not None:
             receives.setdefault((receive.kind, receive.stage), []).append(receive)
     result: list[Item] = []
     for waiting in receives.values():
@@ -45,7 +44,7 @@ def _lower_rank(plan: Plan, rank: int, prefetch: int, rank_of: dict[Key, int]) -
         result.append(item)
         sends: list[Action] = []
         for action in actions_of(item):
-            receive, send = _receive_of(action, rank, rank_of), send_of(action, rank, rank_of)
+            receive, send = transfer("RECV", action, rank, rank_of), transfer("SEND", action, rank, rank_of)
             if receive is not None and (waiting := receives[receive.kind, receive.stage]):
                 result.append(waiting.pop(0))
             if send is not None:
@@ -54,26 +53,18 @@ def _lower_rank(plan: Plan, rank: int, prefetch: int, rank_of: dict[Key, int]) -
     return result
 
 
-def _receive_of(action: Action, rank: int, rank_of: dict[Key, int]) -> Action | None:
-    """Return the RECV that an F, I or B waits for; None at the ends of the model and within a rank."""
+def transfer(kind: str, action: Action, rank: int, rank_of: dict[Key, int]) -> Action | None:
+    """Return the SEND of what an F, I or B made, or the RECV that it waits for; None at the ends and within a rank.
+
+    kind: "SEND" or "RECV".
+    """
     if action.kind not in ("F", "I", "B"):
         return None
     forward = action.kind == "F"
-    source = action.stage - 1 if forward else action.stage + 1
-    if rank_of.get((source, action.microbatch), rank) == rank:
+    other = action.stage + 1 if forward == (kind == "SEND") else action.stage - 1
+    if rank_of.get((other, action.microbatch), rank) == rank:
         return None
-    return Action.of("RECV_F" if forward else "RECV_B", action.stage, action.microbatch)
-
-
-def send_of(action: Action, rank: int, rank_of: dict[Key, int]) -> Action | None:
-    """Return the SEND of what an F, I or B made; None at the ends of the model and within a rank."""
-    if action.kind not in ("F", "I", "B"):
-        return None
-    forward = action.kind == "F"
-    target = action.stage + 1 if forward else action.stage - 1
-    if rank_of.get((target, action.microbatch), rank) == rank:
-        return None
-    return Action.of("SEND_F" if forward else "SEND_B", action.stage, action.microbatch)
+    return Action.of(f"{kind}_{'F' if forward else 'B'}", action.stage, action.microbatch)
 
 
 def check_not_lowered(plan: Plan) -> None:

@@ -17,21 +17,19 @@ A unit of ZeRO 3 is a set of parameters that are gathered and released together,
 Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/equality/test_equality.py
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.core.autograd import Parameter
-from minidist.core.base.arrays import Array, is_half
 from minidist.core.comm import Comm
 from minidist.core.comm.mesh import Mesh
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import block_square_sums, clip_by_norm_
 from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.dims import Axes
-from minidist.core.parallel.flat_shards import Shard, shard_square_sums
+from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.fsdp import fully_shard
 from minidist.core.parallel.fsdp_state import units_of
 from minidist.core.parallel.gradients import GradientReducer
@@ -71,20 +69,14 @@ class DataAxis:
     model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded.
     """
 
+    reducers: Sequence[GradientReducer] = ()
+    shards: Sequence[Shard] = ()
+
     def __init__(
-        self,
-        flats: list[FlatParameters],
-        optimizer: Any,
-        *,
-        model: Any = None,
-        stage: int = 0,
-        experts: bool = False,
-        reducers: Iterable[GradientReducer] = (),
-        shards: Iterable[Shard] = (),
+        self, flats: list[FlatParameters], optimizer: Any, model: Any = None, stage: int = 0, experts: bool = False
     ) -> None:
         self.flats, self.optimizer, self.model = flats, optimizer, model
         self.stage, self.experts = stage, experts
-        self.reducers, self.shards = list(reducers), list(shards)
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -99,22 +91,6 @@ class DataAxis:
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context in which the gradients of a pass stay on this rank."""
         return nullcontext()
-
-    def gradient_holders(self) -> Any:
-        """Return the objects that have this rank's gradients as `.grad`."""
-        return self.flats
-
-    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
-        """Return sums of squares of the axis's gradient by blocks of 1,024 elements, without parameters in `skip`."""
-        # Elements in `skip` count as zeros, so that blocks stay where they are.
-        (flat,) = self.flats
-        return block_square_sums(flat.grad, [flat.slice_of(p) for p in flat.parameters if p in skip])
-
-    def clip(self, norm: float, max_norm: float) -> None:
-        """Scale all gradients, whose norm over all axes is `norm`; 16-bit ones are scaled when the step reads them."""
-        # Scaling a 16-bit gradient in place would lose bits; the optimizer multiplies after the upcast.
-        half = is_half(self.flats[0].dtype)
-        clip_by_norm_(self.gradient_holders(), norm, max_norm, self.optimizer if half else None)
 
     def step(self) -> None:
         """Update the weights on every rank of the axis."""
@@ -134,30 +110,14 @@ class Replicated(DataAxis):
         # A pipeline starts the reductions itself, when a stage has its last gradient.
         if group.manual_sync:
             self.parallel.reducer.manually, self.parallel.reducer.synchronizing = True, False
-        super().__init__(
-            [flat],
-            optimizer,
-            model=self.parallel,
-            stage=group.stage,
-            experts=group.experts,
-            reducers=[self.parallel.reducer],
-        )
+        self.reducers = [self.parallel.reducer]
+        super().__init__([flat], optimizer, self.parallel, group.stage, group.experts)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.parallel.reducer.no_sync()
 
 
-class Sharded(DataAxis):
-    """What ZeRO 1 to 3 have in common: each rank updates the elements of its shards."""
-
-    def gradient_holders(self) -> list[Shard]:
-        return self.shards
-
-    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
-        return shard_square_sums(self.shards[0].comm, self.shards, skip)
-
-
-class ShardedOptimizer(Sharded):
+class ShardedOptimizer(DataAxis):
     """ZeRO 1 and 2: whole parameters, sharded optimizer state; with stage 2 the gradients are sharded too."""
 
     def __init__(self, task: Task, group: Group) -> None:
@@ -177,15 +137,8 @@ class ShardedOptimizer(Sharded):
         # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
         if group.manual_sync and group.zero == 1:
             self.zero.reducer.manually, self.zero.reducer.synchronizing = True, False
-        super().__init__(
-            [self.zero.flat],
-            self.zero.optimizer,
-            model=group.module,
-            stage=group.stage,
-            experts=group.experts,
-            reducers=[self.zero.reducer],
-            shards=[self.zero.shard],
-        )
+        self.reducers, self.shards = [self.zero.reducer], [self.zero.shard]
+        super().__init__([self.zero.flat], self.zero.optimizer, group.module, group.stage, group.experts)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.zero.reducer.no_sync() if self.zero.stage == 1 else nullcontext()
@@ -194,7 +147,7 @@ class ShardedOptimizer(Sharded):
         self.zero.step()
 
 
-class FullySharded(Sharded):
+class FullySharded(DataAxis):
     """ZeRO 3: each block is a unit, and the rest of the stage is one; units are reduced when backward leaves them."""
 
     def __init__(self, task: Task, group: Group) -> None:
@@ -203,16 +156,11 @@ class FullySharded(Sharded):
 
         mine = set(group.parameters)
         self.units = [unit for unit in units_of(group.module) if mine.issuperset(unit.flat.parameters)]
-        shards = [unit.shard for unit in self.units]
+        self.shards = [unit.shard for unit in self.units]
         kind, settings = task.optimizer(group)
-        super().__init__(
-            [shard.flat for shard in shards],
-            kind([piece for shard in shards for piece in shard.slices()], **settings),
-            model=group.module,
-            stage=group.stage,
-            experts=group.experts,
-            shards=shards,
-        )
+        optimizer = kind([piece for shard in self.shards for piece in shard.slices()], **settings)
+        flats = [shard.flat for shard in self.shards]
+        super().__init__(flats, optimizer, group.module, group.stage, group.experts)
 
 
 def shard_units(task: Task, group: Group) -> None:

@@ -3,7 +3,7 @@
     for each step
         1 for each of this rank's micro-batches: forward, backward (gradients are sent while backward runs)
         2 the loss of the step, summed over all micro-batches in their global order
-        3 clip, and let the optimizer step
+        3 let the optimizer step
 
 Proved by: tests/train/test_core_runs.py, tests/equality/test_equality.py, tests/train/test_axes.py
 """
@@ -47,7 +47,7 @@ class Loop:
         """Note that this rank has made its micro-batches; losses are not exchanged yet."""
 
     def is_updated(self, step: int) -> bool:
-        """Return whether the update is made, the same on every rank; gradients are summed, and not yet clipped."""
+        """Return whether the update is made, the same on every rank; gradients are summed."""
         return True
 
     def after_step(self, step: int) -> None:

@@ -11,7 +11,7 @@ Every rank builds the whole model from the seed and keeps its part, so all parts
 that is why a tensor-parallel plan can use the whole model's names although the model is cut into stages later.
 
 Gradients are finished from the inside outwards: shards and norms while backward runs (2, 3), then replicas of a tied
-weight on two stages (5), then the data axis (6), then clip, then step; with ZeRO 2 and 3 the data axis comes first, in
+weight on two stages (5), then the data axis (6), then step; with ZeRO 2 and 3 the data axis comes first, in
 every micro-batch, and the shards of the tied weight last.
 
 Proved by: tests/train/test_core_runs.py, tests/train/test_axes.py, tests/train/test_pipelines.py

@@ -6,35 +6,25 @@
 Proved by: tests/train/test_pipelines.py
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from minidist.core.autograd import Parameter
-from minidist.core.base import arrays as xp
-from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
 from minidist.core.pipeline.plan import Plan, get_schedule
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, cut_model
-from minidist.core.pipeline.runtime.reduction import gather_blocks
 from minidist.core.train.data_axis import DataAxis
 from minidist.core.train.strategy import Strategy
 from minidist.core.train.task import ParallelLayout, Task, as_input
 
 
-class MakeDataAxes(Protocol):
-    """Makes the data axes of one stage, as `parallelize.apply_data_parallel` does for the whole model."""
-
-    def __call__(self, module: Module, *, stage: int, tied: Collection[str]) -> list[DataAxis]: ...
-
-
 class PipelineStrategy(Strategy):
     """This rank's stages in a pipeline of `layout.pp` ranks; other pipelines, with other rows, are on the data axis."""
 
-    def __init__(self, task: Task, axes: Axes, layout: ParallelLayout, data_axes_of: MakeDataAxes) -> None:
+    def __init__(
+        self, task: Task, axes: Axes, layout: ParallelLayout, data_axes_of: Callable[..., list[DataAxis]]
+    ) -> None:
         plan = self.make_plan(task, layout)
         modules, tied = self.cut(task, plan.stages)
         own = plan.stages_of(axes.pp.rank)
@@ -45,7 +35,6 @@ class PipelineStrategy(Strategy):
         of_stage = {number: data_axes_of(modules[number], stage=number, tied=tied) for number in own}
         super().__init__(task, axes, [axis for made in of_stage.values() for axis in made])
 
-        self.holders = plan.holders()
         self.current_step = 0
         flats, reducers, shards = (joined(of_stage, what) for what in ("flats", "reducers", "shards"))
         self.stages = [PipelineStage(modules[number], number, flats[number]) for number in own]
@@ -105,24 +94,6 @@ class PipelineStrategy(Strategy):
     def coordinates(self, i: int) -> AbstractContextManager[Any]:
         """Return the context of micro-batch i on every stage: where its samples are."""
         return self.task.coordinates(self.current_step, self.number(i, self.task))
-
-    def square_sums(self) -> Array:
-        """Return the blocks stage after stage, shared parameters once. Two all-reduces (purpose clip_norm)."""
-        rank = self.axes.pp.rank
-        local: dict[int, list[Array]] = {}
-        for axis in self.data_axes:
-            replicas = [p for p in axis.parameters if not self.owns(axis, p)]
-            local.setdefault(axis.stage, []).append(self.square_sums_of(axis, replicas))
-
-        # In the order of the stages, and for each stage of the ranks that hold it: this rank's blocks, others empty.
-        places = [(stage, at) for stage, ranks in self.holders.items() for at in ranks]
-        nothing = xp.zeros(0, np.float64)
-        own = [xp.concatenate([nothing, *local.get(stage, [])]) if at == rank else nothing for stage, at in places]
-        return gather_blocks(self.axes.pp, own)  # type: ignore[no-any-return]
-
-    def owns(self, axis: DataAxis, parameter: Parameter) -> bool:
-        """Return whether this is the parameter itself, and not a replica that the pipeline holds in another place."""
-        return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.shared.copies
 
 
 def joined(of_stage: Mapping[int, Sequence[DataAxis]], what: str) -> dict[int, list[Any]]:

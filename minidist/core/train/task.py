@@ -35,7 +35,6 @@ from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
-from minidist.core.base.errors import MinidistError, UsageError, quoted
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
@@ -48,15 +47,14 @@ class Task(ABC):
     """The base class: what `parallelize` and the strategies ask for. A subclass has the data and the optimizer.
 
     model: whole, until `parallelize` puts this rank's parts in its place. dtype: of the model. seed: of dropout.
-    context: tokens of a whole sample. clip: the largest norm of the gradient; None does not clip. positions: of this
-    rank's tokens, where sequences are split; `parallelize` sets them.
+    context: tokens of a whole sample. positions: of this rank's tokens, where sequences are split; `parallelize` sets
+    them.
     """
 
     model: Any
     dtype: Any = np.float32
     seed: int = 0
     context: int = 0
-    clip: float | None = None
     positions: Array | None = None
 
     # --- what a subclass has ------------------------------------------------------------------------------------------
@@ -147,12 +145,6 @@ def as_input(inputs: Any, dtype: Any) -> Any:
     return inputs if inputs.dtype.kind in "iu" else Tensor(xp.as_array(inputs, dtype))
 
 
-class NonFiniteError(MinidistError):
-    """The loss became NaN or infinite."""
-
-    exit_code = 2
-
-
 def ordered_sum(values: Iterable[float]) -> float:
     """Return ((a + b) + c) + ...; the bits of Python's `sum`, which compensates since 3.12, depend on its version."""
     total = 0.0
@@ -189,20 +181,8 @@ class ParallelLayout(ParallelDims):
     ulysses: int = 2
     sequence_parallel: bool = False
 
-    def __post_init__(self) -> None:
-        if self.zero not in range(4):
-            raise UsageError(f"ParallelLayout(zero={quoted(self.zero)}); the stage of ZeRO is 0, 1, 2 or 3")
-
     def axes(self, comm: Comm) -> Axes:
         """Return this rank's communicators; UsageError when the degrees do not fit the ranks of `comm`."""
-        if self.ranks != comm.size:
-            degrees = f"pp={self.pp}, dp={self.dp}, cp={self.cp}, tp={self.tp}"
-            raise UsageError(
-                f"ParallelLayout({degrees}) is for {self.ranks} ranks, and there are {comm.size}; make the product of"
-                " the degrees equal to the number of ranks"
-            )
-        if self.dp % self.ep:
-            raise UsageError(
-                f"ParallelLayout(dp={self.dp}, ep={self.ep}): ep divides dp; choose a divisor of {self.dp}"
-            )
+        if self.ranks != comm.size or self.dp % self.ep or self.zero not in range(4):
+            hooks.refuse_layout(self, comm)
         return super().axes(comm)

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from minidist.comm import call_site
 from minidist.core.base.errors import MinidistError, UsageError, quoted, reason
-from minidist.core.comm import call_site
 from minidist.course.lesson import mpi_leg
 from minidist.course.lesson.exercise import find
 from minidist.course.lesson.judge import Request, Verdict

@@ -6,8 +6,8 @@ Proved by: tests/museum/test_museum.py
 import contextlib
 from typing import Any
 
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.core.autograd.backward import BackwardPass, WeightGradStore
-from minidist.core.collectives import ALGORITHMS
 from minidist.core.comm.mesh import Mesh
 from minidist.core.optim import Adam
 from minidist.core.parallel import data_parallel, gradients, zero

@@ -9,15 +9,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from minidist.core.autograd import Parameter, Tensor
-from minidist.core.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.core.parallel import flat_shards
 from minidist.core.parallel.fsdp_unit import FSDPUnit
-from minidist.core.train import data_axis
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.job.checkpoint import resume
 from minidist.job.train import run
+from minidist.job.train.strategies import sharded
 from minidist.nn.ops.in_place import SampledTensor
+from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import overflow
 from minidist.parallel import zero as parallel_zero
 from minidist.techniques.loss_scaling import extension as loss_scaling
@@ -31,7 +31,7 @@ def norm_of_the_shard(patch: Patch) -> None:
             clip_by_norm_(part, norm_from_blocks(block_square_sums(part.grad)), limit)
 
     patch.setattr(parallel_zero, "clip_shards_", clip)
-    patch.setattr(data_axis, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
+    patch.setattr(sharded, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
 
 
 @replaces(flat_shards, "all_gather")

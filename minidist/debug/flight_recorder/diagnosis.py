@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Any
 
 from minidist.comm.unlike_calls import ranks_text
-from minidist.core.comm.waiting import Waiting, circle_text, find_cycle
+from minidist.comm.waiting import Waiting, circle_text, find_cycle
 from minidist.debug.flight_recorder.dump import Dump, Operation
 
 UNKNOWN = "an operation that the log does not name"

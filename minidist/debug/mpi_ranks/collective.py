@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from minidist import collectives
+from minidist.comm.communicator import recv_object, send_object
 from minidist.comm.header import dtype_name
 from minidist.core.base.errors import MismatchError
 from minidist.core.comm.point_to_point import PointToPoint
@@ -525,10 +526,10 @@ def scan_objects(self: Comm, sendobj: Any, op: Any = SUM, *, inclusive: bool) ->
     rank, n = self.Get_rank(), self.Get_size()
 
     def run(call: PointToPoint) -> Any:
-        before = call.recv_object(rank - 1) if rank else None
+        before = recv_object(call, rank - 1) if rank else None
         total = op(before, sendobj) if rank else sendobj
         if rank + 1 < n:
-            call.send_object(total, rank + 1)
+            send_object(call, total, rank + 1)
         return total if inclusive else before
 
     return Plan(run, op=op.operation.name)

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from minidist.comm.call_site import CallSite, call_site
 from minidist.core import collectives
-from minidist.core.comm.call_site import CallSite, call_site
 from minidist.core.comm.communicator import Comm as Members
 from minidist.core.comm.sim.state import SimRequest
 from minidist.debug.mpi_ranks.buffers import BUFFER_AUTOMATIC, Buffer, memory, one

@@ -25,13 +25,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.header import dtype_name
 from minidist.comm.sim.any_source import remove
 from minidist.comm.sim.checks.buffer_watch import Watched
 from minidist.comm.sim.choosers import Candidate
+from minidist.comm.sim.located import LocatedRequest
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.base.errors import MismatchError, UsageError
-from minidist.core.comm.call_site import CallSite, call_site
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Work
 from minidist.core.comm.sim.matching import Matching
@@ -253,7 +254,7 @@ class MPIMatching(Matching):
         """Return a receive that is not posted: it finds a message, and leaves it where it is."""
         stream = self.state.running
         order, now = self.posts + 1, stream.time
-        return SimRequest(comm, "probe", _NOTHING, source, tag, site, stream, source, 0, order, now, False)
+        return LocatedRequest(comm, "probe", _NOTHING, source, tag, site, stream, source, 0, order, now, False)
 
     def found(self, probe: SimRequest) -> list[tuple[Candidate, SimRequest, SimRequest]]:
         """Return the messages that a probe, or a receive from any rank, may get now."""

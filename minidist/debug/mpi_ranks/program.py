@@ -11,11 +11,11 @@ from itertools import islice
 from typing import Any
 
 from minidist.base.user_file import ProgramError
+from minidist.comm.call_site import is_of_user
 from minidist.comm.program_lines import line_of_error
 from minidist.comm.sim.choosers import Chooser, earliest, explore, seeded
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.comm import Comm
-from minidist.core.comm.call_site import is_of_user
 from minidist.debug.mpi_ranks.communicator import Aborted
 from minidist.debug.mpi_ranks.constants import Unsupported
 from minidist.debug.mpi_ranks.module import modules_of

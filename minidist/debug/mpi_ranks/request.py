@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from minidist.core.comm.call_site import call_site
+from minidist.comm.call_site import call_site
 from minidist.core.comm.point_to_point import Work
 from minidist.core.comm.sim.state import SimRequest
 from minidist.debug.mpi_ranks.buffers import one

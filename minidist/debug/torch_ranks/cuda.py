@@ -26,8 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
+from minidist.comm.call_site import CallSite, call_site
 from minidist.core.base.errors import UsageError
-from minidist.core.comm.call_site import CallSite, call_site
 from minidist.debug.torch_ranks import sync_batch_norm
 from minidist.debug.torch_ranks.isolation import of_program, when_imported
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank

@@ -23,8 +23,8 @@ import torch.distributed as dist
 import torch.profiler
 from torch.distributed import distributed_c10d
 
+from minidist.comm.call_site import call_site
 from minidist.core.base.errors import UsageError
-from minidist.core.comm.call_site import call_site
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 from minidist.debug.torch_ranks.store import RankFileStore, RankStore, RankTCPStore, Shared
 

@@ -422,7 +422,7 @@ def create(options: Any, _: Any = None) -> SimulatedProcessGroup:
     comm = rank.comm
     if len(members) < comm.size or options.group_id not in ("", "0"):
         world, name, place = comm.world, f"group{options.group_id}", members.index(comm.rank)
-        comm = rank.call(lambda: Comm(world, name, members, place, ""))
+        comm = rank.call(lambda: type(comm)(world, name, members, place, ""))
     group = SimulatedProcessGroup(comm, rank)
     rank.groups.append(group)
     return group

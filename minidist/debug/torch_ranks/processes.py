@@ -33,8 +33,8 @@ import torch
 import torch.multiprocessing as torch_multiprocessing
 from torch import nn
 
+from minidist.comm.call_site import call_site
 from minidist.core.base.errors import UsageError
-from minidist.core.comm.call_site import call_site
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 from minidist.debug.torch_ranks.store import Shared
 from minidist.debug.user_program import UserProgram

@@ -20,9 +20,9 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
-from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
 
 STACK_BYTES = 64 << 20  # of a rank's thread; backward of a deep model recurses
 

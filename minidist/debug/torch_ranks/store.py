@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from minidist.comm.call_site import CallSite, call_site
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import ANY, Comm
-from minidist.core.comm.call_site import CallSite, call_site
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.comm.communicator import recv_object, send_object
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
@@ -363,7 +364,7 @@ def compare_rank(
 def _worst(comm: Comm, mine: Comparison) -> Comparison:
     """Return, on every rank, the first verdict that is not equal, with the largest differences of all ranks."""
     if comm.rank == 0:
-        verdicts: list[Comparison] = [mine, *(comm.recv_object(rank) for rank in range(1, comm.size))]
+        verdicts: list[Comparison] = [mine, *(recv_object(comm, rank) for rank in range(1, comm.size))]
         # The first rank that differs gives the verdict, with the largest differences of all.
         differing = [v for v in verdicts if not v.equal]
         worst = differing[0] if differing else verdicts[0]
@@ -373,8 +374,8 @@ def _worst(comm: Comm, mine: Comparison) -> Comparison:
         worst.weight_differences = [max(step) for step in zip(*trained, strict=True)]
         worst.tensors, worst.ranks = sum(v.tensors for v in verdicts), comm.size
         for rank in range(1, comm.size):
-            comm.send_object(worst, rank)
+            send_object(comm, worst, rank)
         return worst
-    comm.send_object(mine, 0)
-    worst_of_all: Comparison = comm.recv_object(0)
+    send_object(comm, mine, 0)
+    worst_of_all: Comparison = recv_object(comm, 0)
     return worst_of_all

@@ -14,7 +14,6 @@ from minidist.core.autograd import Parameter, contribution_recorder
 from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import block_square_sums
 from minidist.core.train.task import ordered_sum
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
 from minidist.job.equality.bucket_sums import BucketSums
@@ -24,6 +23,7 @@ from minidist.job.train.job import Job, make_optimizer
 from minidist.job.train.strategies.data_axis import DataAxis, Tensors, gradient_of
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.sharded import unit_parameters
+from minidist.optim import block_square_sums
 from minidist.techniques import wrapper_options
 
 Contributions = dict[Parameter, list[Array]]
@@ -70,7 +70,7 @@ class OneDevice(MeshStrategy):
         return [job.loss_at(0, number).item() for number in self._numbers(job)]
 
     def square_sums(self) -> Array:
-        """Return the block sums in the order of the units that the layout shards (see core/optim/clip.py)."""
+        """Return the block sums in the order of the units that the layout shards (see optim/clip.py)."""
         units = [np.concatenate([gradient_of(p).reshape(-1) for p in unit]) for unit in self._clip_units()]
         return np.concatenate([block_square_sums(unit) for unit in units])
 

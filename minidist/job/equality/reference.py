@@ -10,7 +10,7 @@ micro-batch's forward and backward). The ordered tier (`--reduction ordered`) de
     2  Their order is declared.          `GradientOrder` says in which order a layout adds contributions. The `ordered`
                                          all-reduce adds ranks from first to last, and so does this reference.
     3  The norm has blocks.              Squares are summed by blocks of 1,024 elements that no shard boundary crosses,
-                                         and the blocks from first to last (core/optim/clip.py).
+                                         and the blocks from first to last (optim/clip.py).
     4  The loss is gathered.             Every rank adds all micro-batches' losses in their global order
                                          (core/train/task.py).
 

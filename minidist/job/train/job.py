@@ -49,6 +49,7 @@ class Job(Task):
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
     extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
     profile: LayerProfile | None = None  # what measures the layers of a pipeline that drains
+    clip: float | None = None  # the largest norm of the gradient; None does not clip
     observers: Sequence[Any] | None = None  # what looks at the job after every step; None: anything may
 
     def next_batch(self) -> None:

@@ -23,8 +23,8 @@ from operator import itemgetter
 from typing import Any
 
 from minidist.base.exponents import count_exponents
+from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import MemoryAccount, account_memory, thinned
-from minidist.core.autograd import FlopCounter
 from minidist.core.base import arrays as xp
 from minidist.core.base.trace import SpanEvent
 from minidist.core.comm import Comm

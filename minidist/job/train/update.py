@@ -9,11 +9,17 @@ Proved by: tests/equality/test_equality.py, tests/techniques/test_extensions.py
 import math
 
 from minidist.base import arrays as xp
+from minidist.core.base.errors import MinidistError
 from minidist.core.comm import Comm
-from minidist.core.train.task import NonFiniteError
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.techniques import Moment, drains, trains_alone
+
+
+class NonFiniteError(MinidistError):
+    """The loss became NaN or infinite."""
+
+    exit_code = 2
 
 
 def finish_step(job: Job, strategy: MeshStrategy, step: int, loss: float, comm: Comm | None = None) -> None:

@@ -6,12 +6,12 @@ Proved by: tests/autograd/test_fused.py, tests/autograd/test_refusals.py
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.base.limits import check_number
 from minidist.core.autograd.errors import AutogradError, DtypeError, ShapeError
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import check_number
 
 
 def refuse_logits(logits: Any) -> None:

@@ -18,14 +18,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from minidist.base.flop_counter import FlopCounter, current_flop_counter
 from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray
 from minidist.comm.sim.folded import FoldedWorld
-from minidist.core.autograd import current_flop_counter
 from minidist.core.autograd.ops.attention import Drop
 from minidist.core.base import arrays as xp
 from minidist.core.base.trace import current_purpose, purpose
-from minidist.core.base.watchers import FlopCounter, track, watchers
+from minidist.core.base.watchers import track, watchers
 from minidist.core.comm import Comm
 from minidist.core.parallel.context.ring_attention import RingAttention
 

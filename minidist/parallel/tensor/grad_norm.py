@@ -20,7 +20,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.optim.clip import clip_coefficient, scale_gradients_
+from minidist.optim import clip_coefficient, scale_gradients_
 from minidist.parallel.tensor.full_state import MeshLike
 
 

@@ -22,14 +22,14 @@ from minidist.core.base.errors import check_divisible
 from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
 from minidist.core.parallel.tensor.parallelize import Styles
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
 from minidist.parallel.tensor.sequence_layers import split_sequence
 from minidist.parallel.tensor.sequence_regions import gather_from_sequence_parallel_region
-from minidist.parallel.tensor.styles import HeadParallel, ParallelStyle
+from minidist.parallel.tensor.styles import ParallelStyle
 
 
 class SharedInputColumnParallelLinear(ColumnParallelLinear):
@@ -65,7 +65,7 @@ class SharedInputColwise(ParallelStyle):
         return SharedInputColumnParallelLinear(module, context, name, getattr(module, "kv_replicas", 1))
 
 
-class GroupedHeadParallel(HeadParallel):
+class GroupedHeadParallel(ParallelStyle):
     """An attention module with separate projections: each rank has 1/t of the heads, and of the key-value heads.
 
     With fewer key-value heads than ranks, t / kv_heads neighbouring ranks have the same one: those whose query heads
@@ -74,7 +74,7 @@ class GroupedHeadParallel(HeadParallel):
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return the attention with the dropout of its own heads; its projections know how many ranks share a head."""
-        attention = super().apply(module, name, context)
+        attention = split_heads(module, context, name)
         ranks, kv_heads = context.comm.size, module.k_proj.out_features // module.head_size
         if ranks > kv_heads and ranks % kv_heads == 0:
             module.k_proj.kv_replicas = module.v_proj.kv_replicas = ranks // kv_heads

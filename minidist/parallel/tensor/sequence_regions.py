@@ -2,7 +2,6 @@
 
     region                                       forward             backward
     scatter_to_sequence_parallel_region          keep own rows       all-gather
-    scatter_to_tensor_parallel_region            keep own columns    all-gather
     gather_from_sequence_parallel_region         all-gather          reduce-scatter
     reduce_scatter_to_sequence_parallel_region   reduce-scatter      all-gather
 
@@ -34,11 +33,6 @@ def scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """Return this rank's rows of x (batch, T, ...); backward gathers the gradient's rows."""
     _check(comm, x)
     return x if comm.size == 1 else Scatter.apply(x, comm, SEQUENCE)
-
-
-def scatter_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """Return this rank's columns of x; backward gathers the gradient's columns."""
-    return x if comm.size == 1 else Scatter.apply(x, comm, x.ndim - 1)
 
 
 def gather_from_sequence_parallel_region(

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.core.autograd import current_flop_counter
+from minidist.base.flop_counter import current_flop_counter
 from minidist.core.comm import Comm
 from minidist.core.nn import Module
 from minidist.core.pipeline.runtime.pipeline import Step

@@ -25,17 +25,18 @@ Proved by: tests/pipeline/test_pipedream.py
 
 from collections.abc import Callable, Sequence
 from math import lcm
-from typing import Any
+from typing import Any, cast
 
+from minidist.comm.communicator import CheckedComm
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import SpanEvent
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import scale_gradients_
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.shared import Place, SharedGradients
 from minidist.core.pipeline.runtime.stages import PipelineStage
+from minidist.optim import scale_gradients_
 from minidist.parallel.unused import FillingReducer
 from minidist.pipeline.runtime.versions import SharedUnitVersions, UnitVersions, VersionRule
 
@@ -125,7 +126,7 @@ class WeightVersions:
 
     def _reducers(self, stage: int, algorithm: str) -> dict[int, GradientReducer]:
         """Return what sums a round's gradients over the replicas of this rank's only stage."""
-        group = self.comm.split(stage, self.comm.rank)
+        group = cast(CheckedComm, self.comm).split(stage, self.comm.rank)
         return {
             n: FillingReducer(unit.flat, group, algorithm=algorithm)
             for n, unit in self.own.items()

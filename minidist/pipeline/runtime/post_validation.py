@@ -28,10 +28,10 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.comm.point_to_point import Request
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import add_blocks, check_max_norm, clip_coefficient
 from minidist.core.pipeline.plan import Action
 from minidist.core.pipeline.runtime.messages import Message
 from minidist.core.pipeline.runtime.pipeline import Pipeline
+from minidist.optim import add_blocks, check_max_norm, clip_coefficient
 from minidist.pipeline.runtime.clip import block_sums, places
 
 

@@ -6,15 +6,19 @@ Proved by: tests/pipeline/test_runtime.py, tests/misuse/test_misuse.py
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from minidist.base.limits import check_whole
+from minidist.comm.communicator import part
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, UsageError, nearest
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, PointToPoint
 from minidist.core.nn import Module
+from minidist.core.nn.flat import FlatParameters
 from minidist.core.pipeline.plan import Plan
+from minidist.core.pipeline.runtime.messages import Messages
 from minidist.core.pipeline.runtime.pipeline import Pipeline
 from minidist.core.pipeline.runtime.shared import Place, Row, digest_of, word_of
 
@@ -77,6 +81,51 @@ def refuse_mean(i: int, added: int) -> None:
     )
 
 
+def check_skips(messages: Messages, pairs: int, most: int) -> None:
+    """Raise UsageError when messages that skip stages would need more than `most` tags. pairs: of such stages."""
+    plan = messages.plan
+    targets = messages.metadata.targets.items()
+    skipping = any(target > stage + 1 for (stage, _), found in targets for target in found)
+    if skipping and plan.microbatches * pairs > most:
+        raise UsageError(
+            f"with connections that skip some of {plan.stages} stages at most {most // pairs}"
+            f" micro-batches fit, not {plan.microbatches}; take fewer"
+        )
+
+
+def check_messages(plan: Plan, count: int, most: int) -> None:
+    """Raise UsageError when a plan sends more messages between two ranks in a step than there are tags."""
+    if count > most and plan.updates in ("flush", "none"):
+        raise UsageError(
+            f"plan {plan.name!r} sends {count} messages between two ranks, at most {most:,} fit; take fewer"
+            " micro-batches"
+        )
+
+
+def check_cuts(blocks: int, stages: int, cuts: Sequence[int] | None) -> None:
+    """Raise UsageError for more stages than blocks, and for cuts that do not add up."""
+    if cuts is None and stages > blocks:
+        raise UsageError(
+            f"cannot cut {blocks} layers into {stages} stages: a stage needs at least one; use --layers {stages},"
+            f" or at most {blocks} stages (ranks x chunks)"
+        )
+    sizes = [] if cuts is None else list(cuts)
+    if cuts is not None and (len(sizes) != stages or sum(sizes) != blocks or min(sizes) < 0):
+        raise UsageError(
+            f"cuts {sizes} do not make {stages} stages of {blocks} layers; give {stages} numbers whose sum is {blocks}"
+        )
+
+
+def check_model(model: Any, stages: int) -> None:
+    """Raise UsageError for a model that cannot be cut, and for a number of stages that is none."""
+    if not list(getattr(model, "blocks", ())) or not callable(getattr(model, "stage", None)):
+        raise UsageError(
+            f"cannot cut a {type(model).__name__}; give it a property `blocks` and a method"
+            " stage(first, last, is_first, is_last) that returns a Module, or make PipelineStages of its parts yourself"
+        )
+    check_whole("stages", stages, 1)
+
+
 def check_stages(model: Any, made: Sequence[Module]) -> None:
     """Raise UsageError for parameters of a model that have one name, or that none of its stages has."""
     # What no stage has would not be computed.
@@ -132,6 +181,17 @@ def check_crossings(tensors: Sequence[tuple[int, int, str, tuple[int, ...]]], mo
 
 
 # --- shared parameters ---
+
+
+def matching(comm: Comm, name: str, flats: Iterable[FlatParameters | None]) -> PointToPoint:
+    """Return `comm` for the sums of parameters that are shared, whose copies must have had the same updates everywhere.
+
+    name: of the first one. flats: of this rank's copies of it.
+    """
+    said = {f"{name} of a pipeline after {flat.updates}" for flat in flats if flat is not None}
+    if not said:
+        return comm
+    return part(comm, PointToPoint, operation="tied", match_key=f"tied {' and '.join(sorted(said))}")
 
 
 def check_shared(

@@ -4,7 +4,7 @@ Proved by: tests/pipeline/test_plans.py, tests/commands/test_schedule.py
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from minidist.core.base.errors import UsageError, nearest, quoted
@@ -19,11 +19,12 @@ def check_schedule(
     """Raise UsageError unless a schedule can have these ranks, micro-batches and chunks, and knows the options."""
     _check_sizes(schedule, stages, microbatches, chunks)
     _check_options(schedule, options)
-    if schedule.takes is None:
+    takes = TAKES.get(schedule.name, schedule.takes)
+    if takes is None:
         return
-    judged = inspect.signature(schedule.takes).parameters
+    judged = inspect.signature(takes).parameters
     given = {option: value for option, value in options.items() if option in judged}
-    problem = schedule.takes(stages, microbatches, schedule.chunks or chunks or 2, **given)
+    problem = takes(stages, microbatches, schedule.chunks or chunks or 2, **given)
     if problem:
         raise UsageError(
             f"schedule {quoted(schedule.name)} on {stages} stages cannot take {microbatches} micro-batches: {problem}"
@@ -65,3 +66,45 @@ def _check_options(schedule: Schedule, options: Mapping[str, Any]) -> None:
                 f"{option}={quoted(value)} of schedule {quoted(schedule.name)}; it must be"
                 f" {'true or false' if kind is bool else 'a whole number'}"
             )
+        if option == "backward_order" and value not in ("reversed", "forward"):
+            raise UsageError(f"backward_order={quoted(value)}; it must be 'reversed' or 'forward'")
+
+
+# --- which numbers of micro-batches the schedules of the core can take ---
+
+
+def _even(p: int, m: int, v: int) -> str | None:
+    if p % 2:
+        return f"the number of stages must be even; take {p + 1}"
+    if m % 2 or m < 2 * p:
+        return f"it needs an even number of at least {2 * p}"
+    return None
+
+
+def _twice_p(p: int, m: int, v: int) -> str | None:
+    return None if m >= 2 * p else f"it needs at least {2 * p}"
+
+
+def _rounds(p: int, m: int) -> int:
+    """Return the number of groups that torch makes."""
+    return max(1, m // p)
+
+
+def _groups(p: int, m: int, v: int, group: int = 0) -> str | None:
+    """Return why m micro-batches cannot go in groups of `group`; None when they can."""
+    if group == 0:
+        rounds = _rounds(p, m)
+        if m % rounds == 0:
+            return None
+        below = m // rounds * rounds
+        above = next(n for n in range(m + 1, m + p + 1) if n % _rounds(p, n) == 0)  # a multiple of p at the latest
+        return f"they do not make {rounds} equal groups; take {below} or {above}, or the option group=SIZE"
+    if not p <= group <= m:
+        return f"a group has at least {p} of them, one per rank, and at most {max(m, p)}, not {group}"
+    if 0 < m % group < p:
+        return f"groups of {group} leave {m % group} for the last one, which needs at least {p}; take another size"
+    return None
+
+
+# By the name of the schedule; a schedule that is none of the core's says it itself.
+TAKES: dict[str, Callable[..., str | None]] = {"dualpipe": _even, "dualpipev": _twice_p, "interleaved": _groups}

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from minidist.collectives import bus_factor, load_algorithm
+from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.auto import choose
 from minidist.comm import SimWorld
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import MinidistError, UsageError
-from minidist.core.collectives import ALGORITHMS, all_reduce
+from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.report.bench.environment import environment, has_torch
 from minidist.report.bench.harness import (

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidist.base.limits import check_number
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_number
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm

@@ -31,7 +31,7 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.runtime import PipelineStage
-from minidist.core.train.pipeline import MakeDataAxes, release_other_stages
+from minidist.core.train.pipeline import release_other_stages
 from minidist.core.train.task import ParallelLayout
 from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.directory import ReplicaId
@@ -103,7 +103,9 @@ class _CountedOptimizer:
 class AsynchronousPipeline(MeshStrategy):
     """This rank's stage of an asynchronous pipeline; sends what `Stream` sends."""
 
-    def __init__(self, job: Job, axes: Axes, layout: ParallelLayout, data_axes_of: MakeDataAxes) -> None:
+    def __init__(
+        self, job: Job, axes: Axes, layout: ParallelLayout, data_axes_of: Callable[..., list[DataAxis]]
+    ) -> None:
         config = job.config
         self.keeps_gradients = job.observers is None or reads_tensors(job.observers)
         plan = make_plan(config, job.batches.accumulation)

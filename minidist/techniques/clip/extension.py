@@ -3,7 +3,7 @@
     norm = |g| over all parameters of all ranks        g *= clip / norm where norm > clip
 
 Every layout takes the norm from sums of squares of blocks of `NORM_BLOCK` elements, which are gathered and then added
-in one order, so that its bits do not depend on the layout (`core/optim/clip.py`).
+in one order, so that its bits do not depend on the layout (`optim/clip.py`).
 
 A rank sends per step: where ranks have parts of the gradient, 8 B per block of it to each rank.
 Equal to: one device, bit for bit.

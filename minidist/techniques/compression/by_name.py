@@ -3,9 +3,8 @@
 Proved by: tests/techniques/test_compressors.py
 """
 
-from minidist.base.limits import MAX_COUNT
+from minidist.base.limits import MAX_COUNT, MIN_VALUE
 from minidist.core.base.errors import UsageError, nearest, quoted
-from minidist.core.base.limits import MIN_VALUE
 from minidist.core.comm import Comm
 from minidist.techniques.compression.cast import Cast
 from minidist.techniques.compression.error_feedback import GradientCompressor

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.collectives.closed_forms import volume
 from minidist.core.base.arrays import is_half
 from minidist.core.base.errors import UsageError
 from minidist.core.base.watchers import track
-from minidist.core.collectives import volume
 from minidist.core.comm import Comm
 from minidist.core.parallel.gradients import Bucket
 from minidist.parallel.compressor import Compressor

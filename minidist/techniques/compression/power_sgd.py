@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from minidist.base import arrays as xp
-from minidist.core.base.limits import check_whole
+from minidist.base.limits import check_whole
 from minidist.core.base.random import Key, normal
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, PointToPoint

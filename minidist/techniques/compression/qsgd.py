@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.limits import check_whole
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_whole
 from minidist.core.base.random import Key, uniform
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, PointToPoint

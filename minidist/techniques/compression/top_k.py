@@ -9,8 +9,8 @@ from math import ceil
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.limits import check_number
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_number
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.parallel.gradients import Bucket

@@ -25,8 +25,8 @@ Proved by: tests/techniques/test_averaging.py, tests/techniques/test_local_steps
 from dataclasses import dataclass
 from typing import Any
 
+from minidist.base.limits import check_number, check_whole
 from minidist.core.base import arrays as xp
-from minidist.core.base.limits import check_number, check_whole
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_reduce, broadcast

@@ -22,8 +22,8 @@ from itertools import pairwise
 from typing import Any
 
 from minidist.base import arrays as xp
+from minidist.base.limits import check_number, check_whole
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_number, check_whole
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_reduce

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from minidist.base.limits import MIN_VALUE
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.limits import MIN_VALUE
 from minidist.techniques.deepspeed import AUTO, Applied, DeepSpeedKeys, Noted, whole
 
 # DeepSpeed's key of the dynamic loss scale -> the setting.

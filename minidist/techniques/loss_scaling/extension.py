@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minidist.base.half import all_finite
-from minidist.core import collectives
+from minidist.collectives.closed_forms import volume
 from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
 from minidist.optim import DynamicLossScaler, StaticLossScaler
@@ -109,7 +109,7 @@ class LossScaling(Extension):
         n = run.ranks
         if n == 1:
             return {}
-        flags = sum(collectives.volume("all_reduce", "recursive_doubling", 1, n, rank).elements for rank in range(n))
+        flags = sum(volume("all_reduce", "recursive_doubling", 1, n, rank).elements for rank in range(n))
         return {"overflow": run.steps * flags}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from minidist.core.base.limits import is_size
+from minidist.base.limits import is_size
 from minidist.optim.named import takes
 from minidist.techniques.extension import Extension, Settings
 from minidist.techniques.rule import Rule

@@ -31,18 +31,18 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.flop_counter import FlopCounter
 from minidist.base.half import DTYPES, named_dtype
-from minidist.core.autograd import FlopCounter
 from minidist.core.base.arrays import Array
 from minidist.core.base.trace import SpanEvent
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.train.task import NonFiniteError
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job, build, optimizer_class
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
+from minidist.job.train.update import NonFiniteError
 from minidist.optim import ParameterSlice
 from minidist.techniques import Run, of_job
 from minidist.techniques import parameter_server as ps

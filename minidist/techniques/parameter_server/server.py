@@ -21,8 +21,7 @@ from minidist.core.base.layout import offsets
 from minidist.core.base.trace import SpanEvent, new_purpose, purpose
 from minidist.core.base.watchers import track
 from minidist.core.comm import ANY, Comm
-from minidist.core.optim import block_square_sums, clip_coefficient, norm_from_blocks
-from minidist.optim import ParameterSlice
+from minidist.optim import ParameterSlice, block_square_sums, clip_coefficient, norm_from_blocks
 from minidist.techniques.parameter_server.server_config import ServerConfig, parse_consistency
 from minidist.techniques.parameter_server.server_shards import Rows, ServerShard
 

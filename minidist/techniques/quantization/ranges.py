@@ -14,9 +14,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from minidist.collectives.closed_forms import volume
 from minidist.core.base import arrays as xp
 from minidist.core.base.trace import new_purpose, purpose
-from minidist.core.collectives import all_reduce, volume
+from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.techniques.quantization.layers import MinMaxObserver
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from minidist.base.traces import signature
 from minidist.comm import SimWorld, launch, seeded
 from minidist.comm.buffers import checksum
+from minidist.comm.waiting import Waiting, circle_text, find_cycle
 from minidist.core.base.errors import (
     BufferReuseError,
     DeadlockError,
@@ -29,7 +30,6 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import ANY, LinkModel
 from minidist.core.comm.sim.world import Sim
-from minidist.core.comm.waiting import Waiting, circle_text, find_cycle
 from tests.cases import each
 
 

@@ -8,11 +8,13 @@ So what a program reads from an array before its wait does not depend on the ord
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py
 """
 
+import sys
 from typing import NoReturn
 
 import numpy as np
 
-from minidist.comm.buffers import OpenMessages, WorkArrays, changed, checksum
+from minidist.comm.buffers import OpenMessages, WorkArrays, changed, contents
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.core.comm.point_to_point import Request, Work
 from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 
@@ -20,14 +22,14 @@ from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 class Watched:
     """A message whose rank runs other code between its post and its wait.
 
-    array: as it was posted. checksum: of the bytes that must be unchanged when the wait ends. open: it is not waited
-    for yet. arrived: what its wait is to write.
+    array: as it was posted. contents: what must be unchanged when the wait ends, or its checksum. open: it is not
+    waited for yet. arrived: what its wait is to write.
     """
 
-    __slots__ = ("array", "arrived", "checksum", "open")
+    __slots__ = ("array", "arrived", "contents", "open")
 
     def __init__(self, array: np.ndarray, open: bool) -> None:
-        self.array, self.checksum, self.open = array, checksum(array), open
+        self.array, self.contents, self.open = array, contents(array), open
         self.arrived: np.ndarray | None = None
 
 
@@ -68,14 +70,14 @@ class BufferWatch:
         else:
             self.verify(receive)
             receive.array[...] = send.array
-            watched.checksum = checksum(receive.array)
+            watched.contents = contents(receive.array)
         return True
 
     def verify(self, request: SimRequest) -> None:
         """Raise BufferReuseError when the buffer of a message is not as it was."""
         watched = self.watched.get(request)
         # A buffered send holds a copy: its array may be written.
-        if watched is not None and watched.array is request.array and checksum(request.array) != watched.checksum:
+        if watched is not None and watched.array is request.array and contents(request.array) != watched.contents:
             self._raise_changed(request)
 
     def waiting(self, request: SimRequest) -> None:
@@ -98,7 +100,13 @@ class BufferWatch:
     def _raise_changed(self, request: SimRequest) -> NoReturn:
         """Raise the error for a message whose buffer is not as it was, with the line that its rank has come to."""
         rank = request.stream.rank
-        raise changed(rank, request.describe(), self.state.line_of(rank))
+        raise changed(rank, request.describe(), self._line_of(rank))
+
+    def _line_of(self, rank: int) -> CallSite:
+        """Return the line at which the main program of a rank is; NOWHERE when it has ended or cannot be seen."""
+        main = self.state.mains[rank]
+        frame = sys._getframe(1) if main is self.state.running else getattr(main.fiber, "gr_frame", None)
+        return call_site(frame, NOWHERE)
 
     # works ------------------------------------------------------------------------------------------------------------
 
@@ -110,7 +118,7 @@ class BufferWatch:
     def begins(self, work: Work, rank: int) -> None:
         """Raise when its arrays have changed since a work was asked for."""
         if work.guards:
-            self.works[rank].begin(work, work.guards, self.state.line_of)
+            self.works[rank].begin(work, work.guards, self._line_of)
 
     def is_done(self, work: Work, rank: int) -> None:
         """Free the arrays of a work."""
@@ -121,7 +129,7 @@ class BufferWatch:
     def pauses(self, stream: Stream, on: Request | Work) -> None:
         """Raise when the main program, which has run until here, wrote into the arrays of its works."""
         if stream.is_main and self.works[stream.rank].running:
-            self.works[stream.rank].check(self.state.line_of)
+            self.works[stream.rank].check(self._line_of)
 
     def goes_on(self, stream: Stream) -> None:
         """Take the arrays as the streams have left them."""

@@ -12,15 +12,14 @@ from collections.abc import Callable, Collection, Iterable
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
-import numpy as np
-
 from minidist.comm.call_log import Call, CallLog
-from minidist.comm.claims import Claim, unlike_claims
+from minidist.comm.call_site import NOWHERE, call_site
+from minidist.comm.communicator import Claim, unlike_claims
 from minidist.comm.header import compare, header_of, is_of_replicas
+from minidist.comm.tags import OWN_TAG
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.fibers import current
-from minidist.core.comm.call_site import NOWHERE, call_site
-from minidist.core.comm.point_to_point import MAX_TAG, OWN_TAG, PointToPoint, Request, Work
+from minidist.core.comm.point_to_point import MAX_TAG, PointToPoint, Request, Work
 from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 
 KEPT_CALLS = 8  # of a rank: sends are synchronous, so no rank is far ahead; and there may be 10,000 ranks
@@ -77,10 +76,6 @@ class CallWatch:
                 claims[origin, member] = mine
         elif not first.agrees(mine):
             raise unlike_claims(mine._replace(site=call_site(sys._getframe(1))), first)
-
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
-        """Note a call that begins."""
-        self.logs[comm.name][comm.members[comm.rank]].note(comm, call, array)
 
     def differs(self, call: PointToPoint, value: int) -> bool:
         """Return whether another rank has begun this call with another value."""

@@ -21,10 +21,8 @@ Proved by: tests/comm/sim/test_clock.py, tests/comm/sim/test_world.py
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 
-from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import MAX_VALUE, MIN_VALUE, check_size
+from minidist.core.base import hooks
 
 
 @dataclass(frozen=True)
@@ -49,19 +47,7 @@ class LinkModel:
     free_startup: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "overhead"):
-            check_size(getattr(self, name), f"link model: {name}")
-        if self.link is None and self.overhead > self.alpha:
-            raise UsageError(
-                f"link model: overhead is {self.overhead}; it is a part of the latency alpha, so it must be from 0 to "
-                f"{self.alpha}"
-            )
-        for name in ("flops", "memory_bandwidth"):
-            if not (MIN_VALUE <= getattr(self, name) <= MAX_VALUE or getattr(self, name) == inf):
-                raise UsageError(
-                    f"link model: {name} is {getattr(self, name)}; it must be from {MIN_VALUE:g} to {MAX_VALUE:g} per"
-                    " second, or infinite"
-                )
+        hooks.comm_checks().check_links(self)
 
     def cost(self, source: int, destination: int) -> tuple[float, float]:
         """Return (alpha, beta) of the link between two world ranks."""

@@ -23,7 +23,6 @@ import numpy as np
 
 from minidist.core.base import hooks
 from minidist.core.base.trace import current_purpose
-from minidist.core.comm.call_site import CallSite
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
 from minidist.core.comm.sim.state import Key, SimRequest, SimState, Stream
 
@@ -51,14 +50,7 @@ class Matching:
         self.on_waiting, self.on_ended = methods(guards, "waiting"), methods(guards, "ended")
 
     def post(
-        self,
-        comm: PointToPoint,
-        kind: str,
-        array: np.ndarray,
-        peer: int,
-        tag: int,
-        site: CallSite | None,
-        guarded: bool,
+        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: Any, guarded: bool
     ) -> SimRequest:
         state = self.state
         stream = state.running
@@ -67,7 +59,7 @@ class Matching:
         self.posts = order = self.posts + 1
         other = comm.members[peer] if peer >= 0 else ANY
         nbytes, now = array.nbytes, stream.time
-        request = SimRequest(comm, kind, array, peer, tag, site, stream, other, nbytes, order, now, guarded)
+        request = state.requests(comm, kind, array, peer, tag, site, stream, other, nbytes, order, now, guarded)
         if guarded:
             state.unwaited[stream.rank][id(request)] = request
         if self.free_startup:

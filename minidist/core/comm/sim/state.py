@@ -1,12 +1,11 @@
 """What the parts of the simulated world share: the streams, the messages in flight, and how the run is set up.
 
-`Matching` pairs sends with receives, `deadlock_report` looks on, and `Sim` schedules the streams. Each is given this
-one object, so that none needs to know another.
+`Matching` pairs sends with receives, and `Sim` schedules the streams. Each is given this one object, so that neither
+needs to know the other.
 
 Proved by: tests/comm/sim/test_world.py
 """
 
-import sys
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.fibers import Fiber
 from minidist.core.base.trace import MessageEvent, Trace
-from minidist.core.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.core.comm.point_to_point import Request, Work
 from minidist.core.comm.sim.clock import LinkModel
 
@@ -62,16 +60,6 @@ class SimRequest(Request):
     arrival: float = field(default=0.0, init=False)
     event: MessageEvent | None = field(default=None, init=False)
 
-    @property
-    def site(self) -> CallSite:
-        """The line that posted it. A blocking call still is at its line while its request is open."""
-        if self.posted_at is not None:
-            return self.posted_at
-        fiber = self.stream.fiber
-        if fiber is None or fiber.dead:
-            return NOWHERE
-        return call_site(fiber.gr_frame or sys._getframe(1), self.comm.opened)
-
 
 @dataclass(eq=False)
 class SimState:
@@ -79,6 +67,7 @@ class SimState:
 
     size: int
     links: LinkModel
+    requests: type[SimRequest]  # what a message in flight is
     chooser: Any  # see comm/sim/any_source.py
     eager_limit: int  # sends of at most so many bytes are buffered; -1: none, not even an empty one
     traces: list[Trace]
@@ -95,12 +84,6 @@ class SimState:
     def __post_init__(self) -> None:
         # By rank and id: the requests and works that no wait has been called for.
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in range(self.size)]
-
-    def line_of(self, rank: int) -> CallSite:
-        """Return the line at which the main program of a rank is; NOWHERE when it has ended or cannot be seen."""
-        main = self.mains[rank]
-        frame = sys._getframe(1) if main is self.running else getattr(main.fiber, "gr_frame", None)
-        return call_site(frame, NOWHERE)
 
     def streams(self) -> list[Stream]:
         """Return all streams: the ranks' main programs, then the others."""

@@ -24,16 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import CommunicationError, UsageError
+from minidist.core.base.errors import CommunicationError, DeadlockError, UsageError
 from minidist.core.base.fibers import FiberExit, current, spawn, throw
 from minidist.core.base.trace import SpanEvent, Trace
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
-from minidist.core.comm.sim.deadlock_report import deadlock
 from minidist.core.comm.sim.matching import Matching
-from minidist.core.comm.sim.state import SimState, Stream
-from minidist.core.comm.waiting import Waiting
+from minidist.core.comm.sim.state import SimRequest, SimState, Stream
 
 
 class Sim:
@@ -47,9 +45,8 @@ class Sim:
     on any rank ends the run and is raised here, with a note naming the rank.
     """
 
-    kind = "simulated"
-    checks = unchecked = folds = False
-    place = ""
+    comm_class, requests = Comm, SimRequest  # what a rank gets, and what a message in flight is
+    checks = unchecked = folds = reports_lines = False
     state: SimState  # of the run, or of the last one
     matching: Matching
     post: Callable[..., Request]  # the messages of a run go straight to its `Matching`
@@ -61,7 +58,6 @@ class Sim:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
         self.size, self.eager_bytes, self.links, self.chooser = ranks, eager_bytes, links or LinkModel(), chooser
-        self.finds_lines = sys.platform != "emscripten"  # the stack of a fiber made of promises cannot be looked at
 
     # running ----------------------------------------------------------------------------------------------------------
 
@@ -72,6 +68,7 @@ class Sim:
         state = self.state = SimState(
             self.size,
             self.links,
+            self.requests,
             self.chooser,
             self.eager_bytes or -1,
             self._traces(),
@@ -89,7 +86,7 @@ class Sim:
         results: list[Any] = [None] * self.size
 
         def program(stream: Stream) -> None:
-            comm = Comm(self, "world", range(self.size), stream.rank)
+            comm = self.comm_class(self, "world", range(self.size), stream.rank)
             results[stream.rank] = self._result(lambda: main(comm, *arguments, **keywords), main, stream.rank)
             state.returned.add(stream.rank)
 
@@ -149,15 +146,18 @@ class Sim:
 
         # [2] A rank that has not returned, or a stream that it left behind, waits for ever.
         if any(stream.fiber is not None and not stream.fiber.dead for stream in state.streams()):
-            raise deadlock(state, self._hints)
+            raise self._deadlock([stream for stream in state.streams() if stream.waiting is not None])
 
     def _idle(self) -> bool:
         """No stream can run: let one go on. Returns False when there is none."""
         return self.matching.match_one_wildcard()
 
-    def _hints(self, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
-        """Return sentences about what was probably meant by a program that waits for ever."""
-        return []
+    def _deadlock(self, blocked: list[Stream]) -> DeadlockError:
+        """Return the error for a run whose streams are blocked: what each of them waits in."""
+        lines = [f"  rank {stream.rank} waits in {stream.waiting.describe()}" for stream in blocked if stream.waiting]
+        ranks = len({stream.rank for stream in blocked})
+        first = f"deadlock: {ranks} of {self.size} ranks are blocked and none can make progress"
+        return DeadlockError("\n".join([first, *lines]))
 
     def _annotate(self, error: BaseException, stream: Stream) -> None:
         if isinstance(error, CommunicationError):
@@ -268,30 +268,14 @@ class Sim:
         return self.state.traces
 
     @property
-    def dead(self) -> dict[int, float]:
-        """The ranks that were killed in this run (the last one), and the virtual time of each death."""
-        return self.state.dead
-
-    @property
     def end_time(self) -> float:
         """Virtual seconds until the last rank's main program returned."""
         return max(stream.time for stream in self.state.mains)
 
-    # what a world offers in addition ----------------------------------------------------------------------------------
+    # what a world that checks does in addition ------------------------------------------------------------------------
 
     def register(self, comm: PointToPoint, origin: str, label: str) -> None:
-        """Nothing to do: a communicator needs no preparation here."""
+        """Note that a communicator was made on this rank. origin, label: see `Comm`."""
 
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
-        """Nothing to do."""
-
-    def compare_calls(self, call: PointToPoint, value: int) -> None:
-        """Nothing to do."""
-
-    def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Return the places in `members`, all in one node."""
-        return [list(range(len(members)))]
-
-    def exchange(self, *_: Any) -> bool:
-        """Not called: a sendrecv has no shorter way here."""
-        return False
+    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None, root: int | None) -> None:
+        """Note that this rank begins a collective call on `comm`, and what it passes to it."""

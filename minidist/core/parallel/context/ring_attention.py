@@ -29,7 +29,7 @@ Proved by: tests/parallel/test_context.py
 from operator import itemgetter
 from typing import Any
 
-from minidist.core.autograd import Tensor, current_flop_counter, reshape
+from minidist.core.autograd import Tensor, reshape
 from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operands import operand
 from minidist.core.autograd.ops.attention import Drop
@@ -37,7 +37,7 @@ from minidist.core.autograd.tensor import record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast, upcast
 from minidist.core.base.trace import purpose
-from minidist.core.base.watchers import track
+from minidist.core.base.watchers import track, watchers
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.context.positions import chunks_of, zigzag_positions
@@ -252,9 +252,8 @@ class RingAttention(Module):
 
 def _count(kind: str, products: int, scores: xp.Array, size: int, diagonal: bool) -> None:
     """Count `products` products of a block of scores with vectors of `size`; a diagonal block needs half."""
-    counter = current_flop_counter()
-    if counter is not None:
-        counter.add(kind, products * 2 * scores.size * size // (2 if diagonal else 1), 2 * scores.nbytes)
+    for watcher in watchers.get():
+        watcher.counted(kind, products * 2 * scores.size * size // (2 if diagonal else 1), 2 * scores.nbytes)
 
 
 def _scores(scaled_q: xp.Array, k: xp.Array, diagonal: bool) -> xp.Array:

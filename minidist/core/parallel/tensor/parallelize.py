@@ -6,7 +6,7 @@
 Every rank builds the whole model from the same seed and keeps its shards, so the gathered shards *are* the
 single-device weights; ranks that start from unlike weights are refused. A key is a module's qualified name and may hold
 `*`; what no key names stays whole on every rank. Each parameter then carries a `Layout`, which checkpoints, clipping
-and counting read. `minidist.parallel.tensor.styles` has the styles of a plan by PyTorch's names.
+and counting read.
 
 Source of the plans: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 3.
 
@@ -42,11 +42,11 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     other weights, at once or with the next message.
     """
     for check in model_checks:
-        check("parallelize_module", module, comm)
+        check("parallelize_module", module, comm, plan)
     context = ShardContext(comm, axis)
     known = _names(module)
     for pattern, styles in plan.items():
-        names = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+        names = fnmatch.filter(known, pattern)
         if not names:
             raise UsageError(f"the plan names {quoted(pattern)}, which is not a module{nearest(pattern, known)}")
         for name in names:
@@ -73,7 +73,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
 
 
 def _names(module: Module) -> list[str]:
-    return [name for name, _ in module.named_modules()]
+    return list(dict(module.named_modules()))
 
 
 def get_module(module: Module, name: str) -> Any:

@@ -32,10 +32,9 @@ from minidist.core.parallel.tensor.regions import gather_from_tensor_parallel_re
 from minidist.core.parallel.tensor.sharding import ShardContext
 
 
-def padded_vocab_size(vocab_size: int, ranks: int, make_vocab_size_divisible_by: int = 1) -> int:
-    """Return vocab_size rounded up to a multiple of make_vocab_size_divisible_by x ranks (Megatron's default: 128)."""
-    unit = make_vocab_size_divisible_by * ranks
-    return -(-vocab_size // unit) * unit
+def padded_vocab_size(vocab_size: int, ranks: int) -> int:
+    """Return vocab_size rounded up to a multiple of the ranks."""
+    return -(-vocab_size // ranks) * ranks
 
 
 def vocab_range(vocab_size: int, rank: int, ranks: int) -> tuple[int, int]:

@@ -14,6 +14,5 @@ from minidist.core.pipeline.plan.plan import show as show
 from minidist.core.pipeline.plan.registry import Schedule as Schedule
 from minidist.core.pipeline.plan.registry import get_schedule as get_schedule
 from minidist.core.pipeline.plan.registry import schedule as schedule
-from minidist.core.pipeline.plan.registry import schedules as schedules
 
 import_modules(__name__, __path__)  # the files register their schedules

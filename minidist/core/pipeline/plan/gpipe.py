@@ -10,7 +10,6 @@ GPipe, NeurIPS 2019. The paper runs the backwards from m-1 to 0, several librari
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan.plan import B, F, every
 from minidist.core.pipeline.plan.registry import Orders, schedule
 
@@ -18,8 +17,6 @@ from minidist.core.pipeline.plan.registry import Orders, schedule
 @schedule("gpipe", aliases=("ScheduleGPipe", "afab", "all-forward-all-backward"))
 def gpipe(p: int, m: int, backward_order: str = "reversed") -> Orders:
     """Return GPipe. backward_order: "reversed" (m-1..0, the paper's) or "forward" (0..m-1, torch's)."""
-    if backward_order not in ("reversed", "forward"):
-        raise UsageError(f"backward_order={quoted(backward_order)}; it must be 'reversed' or 'forward'")
     step = -1 if backward_order == "reversed" else 1
     # Warm-up: all forwards. Cool-down: all backwards. There is no steady state.
     return [[*every(F(s, 0), m), *every(B(s, 0), m)[::step]] for s in range(p)]

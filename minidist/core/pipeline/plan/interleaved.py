@@ -21,39 +21,17 @@ from minidist.core.pipeline.plan.plan import B, F
 from minidist.core.pipeline.plan.registry import Orders, schedule
 
 
-def _rounds(p: int, m: int) -> int:
-    """Return the number of groups that torch makes."""
-    return max(1, m // p)
-
-
-def _groups(p: int, m: int, v: int, group: int = 0) -> str | None:
-    """Return why m micro-batches cannot go in groups of `group`; None when they can."""
-    if group == 0:
-        rounds = _rounds(p, m)
-        if m % rounds == 0:
-            return None
-        below = m // rounds * rounds
-        above = next(n for n in range(m + 1, m + p + 1) if n % _rounds(p, n) == 0)  # a multiple of p at the latest
-        return f"they do not make {rounds} equal groups; take {below} or {above}, or the option group=SIZE"
-    if not p <= group <= m:
-        return f"a group has at least {p} of them, one per rank, and at most {max(m, p)}, not {group}"
-    if 0 < m % group < p:
-        return f"groups of {group} leave {m % group} for the last one, which needs at least {p}; take another size"
-    return None
-
-
 @schedule(
     "interleaved",
     aliases=("ScheduleInterleaved1F1B", "interleaved-1f1b", "forward_backward_pipelining_with_interleaving"),
     chunks=None,
-    takes=_groups,
 )
 def interleaved(p: int, m: int, v: int, group: int = 0) -> Orders:
     """Return 1F1B over the chunks, with a warm-up of min(m v, (v-1) g + 2(p-1-r)) chunk forwards.
 
     group: micro-batches g of a group; 0: m / max(1, m // p), which is p where p divides m.
     """
-    g = group or m // _rounds(p, m)
+    g = group or m // max(1, m // p)
     # (chunk, micro-batch) in the order of a rank's forwards: a group of g micro-batches through each chunk.
     table = [(c, i) for first in range(0, m, g) for c in range(v) for i in range(first, min(first + g, m))]
     orders = []

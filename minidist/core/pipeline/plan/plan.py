@@ -24,8 +24,6 @@ Proved by: tests/pipeline/test_plans.py
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from minidist.core.base.errors import UsageError
-
 KINDS = ("F", "I", "W", "B", "RECOMPUTE", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD")
 FORWARD, INPUT, WEIGHT, BACKWARD, RECOMPUTE, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD = range(len(KINDS))
 COMPUTE = KINDS[: RECOMPUTE + 1]
@@ -108,10 +106,6 @@ def show(item: Item) -> str:
     if kind == REDUCE_GRAD:
         return f"{item // STAGE}REDUCE_GRAD"
     return f"{item // STAGE}{KINDS[kind]}{item % STAGE // STEP}"
-
-
-class PlanError(UsageError):
-    """A plan that cannot be executed, or whose result would be wrong."""
 
 
 @dataclass(frozen=True)

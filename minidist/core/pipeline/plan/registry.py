@@ -40,10 +40,6 @@ class Schedule:
     copies: int = 1
     complete: Callable[[Plan, Mapping[str, Any]], Plan] | None = None
 
-    def about(self) -> str:
-        """Return the first line of its file."""
-        return (inspect.getdoc(inspect.getmodule(self.function)) or "").partition("\n")[0]
-
     def plan(self, stages: int, microbatches: int, chunks: int | None = None, **options: Any) -> Plan:
         """Return the plan for `stages` pipeline ranks with `chunks` stages each.
 
@@ -58,7 +54,7 @@ class Schedule:
         return plan if self.complete is None else self.complete(plan, options)
 
 
-SCHEDULES: Registry[Schedule] = Registry("schedule")
+SCHEDULES: Registry[Schedule] = Registry("schedule", lambda: hooks.more_schedules)
 
 
 def schedule(
@@ -73,22 +69,6 @@ def schedule(
     return register
 
 
-def _load_more() -> None:
-    """Load the schedules that are registered when they are asked for."""
-    later = list(hooks.more_schedules)
-    hooks.more_schedules.clear()
-    for load in later:
-        load()
-
-
-def schedules() -> dict[str, Schedule]:
-    """Return all schedules by name, sorted."""
-    _load_more()
-    return dict(sorted(SCHEDULES.items()))
-
-
 def get_schedule(name: str) -> Schedule:
     """Return the schedule of that name or alias (in any case); UsageError with the nearest name."""
-    if name.lower() not in SCHEDULES.aliases:
-        _load_more()
     return SCHEDULES[name]

@@ -4,7 +4,7 @@ pipeline.py          executes a rank's order, action by action
 stages.py            a stage is a slice of the model
 messages.py          what a rank sends and receives in a step
 shapes.py            shapes and dtypes of what crosses the boundaries
-reduction.py         who sums the gradients of a rank's stages, and the gradient norm over all stages
+reduction.py         who sums the gradients of a rank's stages
 shared.py            parameters that live on several stages
 """
 

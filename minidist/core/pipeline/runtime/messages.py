@@ -20,7 +20,6 @@ import numpy as np
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import named_dtype
-from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import watchers
 from minidist.core.comm import Comm
@@ -52,6 +51,7 @@ class Messages:
 
     def __init__(self, comm: Comm, plan: Plan, orders: Orders, rank_of: Mapping[Key, int]) -> None:
         self.comm, self.skips, self.plan, self.orders, self.rank_of = comm, comm.dup(), plan, orders, rank_of
+        self.refusals = hooks.pipeline_refusals()
         self.tags = self._number_messages()
         # With several stages on a rank the receiver may be busy with another one for long: no wait before the end then.
         self.evaluates = plan.updates == "none" and plan.stages == plan.ranks
@@ -66,7 +66,7 @@ class Messages:
         """Set what will cross this rank's stage boundaries: the buffers, ranks and tags of all messages of a step."""
         self.metadata = metadata
         pairs = (self.plan.stages - 1) * (self.plan.stages - 2) // 2  # of stages that are not neighbours
-        self._check_tags(pairs)
+        self.refusals.check_skips(self, pairs, MAX_TAG // TENSORS)
 
         # Of every stage and micro-batch: whom it gets from and sends to, and how many tensors cross each boundary.
         self.sources: Mapping[Key, list[int]] = metadata.sources
@@ -90,16 +90,6 @@ class Messages:
                 else:
                     pair = sum(self.plan.stages - 2 - stage for stage in range(source)) + target - source - 2
                     yield message, Route(self.skips, other, (i * pairs + pair) * TENSORS, crossing)
-
-    def _check_tags(self, pairs: int) -> None:
-        """Raise UsageError when messages that skip stages would need more tags than there are."""
-        targets = self.metadata.targets.items()
-        skipping = any(target > stage + 1 for (stage, _), found in targets for target in found)
-        if skipping and self.plan.microbatches * pairs * TENSORS > MAX_TAG:
-            raise UsageError(
-                f"with connections that skip some of {self.plan.stages} stages at most {MAX_TAG // (pairs * TENSORS)}"
-                f" micro-batches fit, not {self.plan.microbatches}; take fewer"
-            )
 
     # --- receiving ---
 
@@ -185,9 +175,5 @@ class Messages:
                     tags[direction, stage, i] = counts.get(pair, 0) % MAX_TAG
                     counts[pair] = counts.get(pair, 0) + TENSORS
         # A stream takes its micro-batches in order at both ends, so a tag may come again: what is older arrives first.
-        if max(counts.values(), default=0) > MAX_TAG and self.plan.updates in ("flush", "none"):
-            raise UsageError(
-                f"plan {self.plan.name!r} sends {max(counts.values()) // TENSORS} messages between two ranks, at most"
-                " 2,048 fit; take fewer micro-batches"
-            )
+        self.refusals.check_messages(self.plan, max(counts.values(), default=0) // TENSORS, MAX_TAG // TENSORS)
         return tags

@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.core.autograd import Function, MeanOfRows, Tensor, current_flop_counter, no_grad
+from minidist.core.autograd import Function, MeanOfRows, Tensor, no_grad
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.fingerprint import fingerprint
 from minidist.core.base.trace import purpose
+from minidist.core.base.watchers import watchers
 from minidist.core.collectives import all_reduce, broadcast
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.pipeline.lowering import lower
@@ -33,7 +34,6 @@ from minidist.core.pipeline.plan import Plan, actions_of
 from minidist.core.pipeline.runtime.messages import Message, Messages, Orders
 from minidist.core.pipeline.runtime.reduction import Reduction
 from minidist.core.pipeline.runtime.shapes import FLOATS, Key, StageMetadata, exchange_shapes
-from minidist.core.pipeline.runtime.shared import SharedGradients
 from minidist.core.pipeline.runtime.stages import PipelineStage, SkipConnection
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
@@ -128,11 +128,6 @@ class Pipeline:
             first: Any = broadcast(self.comm, mine.copy())
         self.refusals.check_same_plan(self.comm.rank, mine, first)
         reduce.bind(self.comm, self.plan, self.stages, tied)
-
-    @property
-    def shared(self) -> SharedGradients:
-        """Who sums the gradients of parameters that several stages share."""
-        return self.reduce.shared
 
     # --- a step ---
 
@@ -326,9 +321,9 @@ class Pipeline:
                 layer.eval()
                 stack.callback(layer.train)
             outputs = outputs_by_target(module(*leaves), stage)
-        counted = current_flop_counter()
-        if counted is not None:
-            counted.take()
+        for watcher in watchers.get():
+            if watcher.operations is not None:
+                watcher.operations = []
         return [(target, tensor.data) for target, tensors in outputs.items() for tensor in tensors]
 
 

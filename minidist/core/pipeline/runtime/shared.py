@@ -64,9 +64,7 @@ class SharedGradients:
         rows = [[stage, word_of(name), *digest_of(parameter)] for (stage, name), parameter in self.mine.items()]
         table = _gather_rows(comm, np.array(rows, np.int64).reshape(-1, ROW))
         hooks.pipeline_refusals().check_shared(comm.rank, parameters, table, tied)
-        where = _places(table, {word_of(name) for name in tied})
-
-        self.groups = _groups(where, names)
+        self.groups = _groups(table, {word_of(name) for name in tied}, names)
         self.stages = {stage for group in self.groups for stage, _ in group.places}
         self.copies = {place + (name,) for group in self.groups for place in group.places[1:] for name in group.names}
 
@@ -86,28 +84,28 @@ class SharedGradients:
                     for name in group.names:
                         self.mine[stage, name].gradient.was_reduced()
 
-    def _matching(self, group: Group, own: list[Place]) -> PointToPoint:
-        """Return the communicator for the sums of a group, whose copies must have had the same updates everywhere."""
-        first = group.names[0]
-        flats = [flat for stage, _ in own if (flat := self.mine[stage, first].flat) is not None]
-        said = {f"{first} of a pipeline after {flat.updates}" for flat in flats}
-        return self.comm.matching("tied", " and ".join(sorted(said))) if said else self.comm
+    def _gradients(self, stage: int, group: Group) -> list[Any]:
+        """Return the arrays of a group's gradients on this rank's stage, in an order that all places have."""
+        gradients = []
+        for name in group.names:
+            parameter = self.mine[stage, name]
+            parameter.zero_fill()  # when nothing was added to it
+            gradients.append(parameter.gradient.local)
+        return gradients
 
     def _add(self, group: Group, own: list[Place]) -> None:
-        sums: dict[Place, Any] = {}
-        for stage, rank in own:
-            gradients = []
-            for name in group.names:
-                self.mine[stage, name].zero_fill()  # when nothing was added to it
-                gradients.append(_local(self.mine[stage, name]).reshape(-1))
-            sums[stage, rank] = xp.concatenate(gradients)
-        total = sum_over_places(self._matching(group, own), group, sums)
-        for stage, _ in own:
-            at = 0
-            for name in group.names:
-                copy = self.mine[stage, name]
-                _local(copy)[...] = total[at : at + copy.size].reshape(copy.shape)
-                at += copy.size
+        gradients = {place: self._gradients(place[0], group) for place in own}
+        sums = {place: xp.concatenate([array.reshape(-1) for array in found]) for place, found in gradients.items()}
+        name = group.names[0]
+        matching = hooks.pipeline_refusals().matching(
+            self.comm, name, [self.mine[stage, name].flat for stage, _ in own]
+        )
+        total = sum_over_places(matching or self.comm, group, sums)
+        for found in gradients.values():
+            start = 0
+            for array in found:
+                array[...] = total[start : start + array.size].reshape(array.shape)
+                start += array.size
 
 
 def sum_over_places(comm: PointToPoint, group: Group, sums: Mapping[Place, Any]) -> Any:
@@ -134,29 +132,19 @@ def sum_over_places(comm: PointToPoint, group: Group, sums: Mapping[Place, Any])
     return total
 
 
-def _places(table: Sequence[Row], tied: Collection[int]) -> dict[tuple[int | None, int], list[Place]]:
-    """Return the places of each parameter, by stage (None: of a tied one) and word.
+def _groups(table: Sequence[Row], tied: Collection[int], names: Mapping[int, str]) -> list[Group]:
+    """Return this rank's parameters with several places: those of the same places together, the tied ones first.
 
     A parameter is the same one where its name is tied, or where its stage is computed by several ranks.
     """
-    where: dict[tuple[int | None, int], list[Place]] = {}
+    where: dict[tuple[int, int], list[Place]] = {}  # by stage (-1: tied) and word
     for holder, stage, word, *_ in table:
-        where.setdefault((None if word in tied else stage, word), []).append((stage, holder))
-    return where
-
-
-def _groups(where: Mapping[tuple[int | None, int], list[Place]], names: Mapping[int, str]) -> list[Group]:
-    """Return this rank's parameters with several places: those of the same places together, the tied ones first."""
+        where.setdefault((-1 if word in tied else stage, word), []).append((stage, holder))
     groups: dict[tuple[bool, tuple[Place, ...]], list[str]] = {}
-    for (stage, word), places in sorted(where.items(), key=lambda item: (item[0][0] is not None, item[0][0] or 0)):
+    for (stage, word), places in sorted(where.items(), key=lambda item: item[0][0]):
         if len(places) > 1 and word in names:
-            groups.setdefault((stage is None, tuple(sorted(places))), []).append(names[word])
+            groups.setdefault((stage < 0, tuple(sorted(places))), []).append(names[word])
     return [Group(list(places), found, is_tied) for (is_tied, places), found in groups.items()]
-
-
-def _local(parameter: Parameter) -> Any:
-    assert parameter.gradient.local is not None
-    return parameter.gradient.local
 
 
 def word_of(name: str) -> int:
@@ -199,14 +187,6 @@ class SharedShards(SharedGradients):
     def mark_added(self) -> None:
         """Do nothing: a shard holds only sums."""
 
-    def _units(self, stage: int, group: Group) -> list[Shard]:
-        return [shard for shard in self.shards[stage] if set(shard.flat.names) <= set(group.names)]
-
-    def _add(self, group: Group, own: list[Place]) -> None:
-        sums = {place: xp.concatenate([shard.grad_buffer() for shard in self._units(place[0], group)]) for place in own}
-        total = sum_over_places(self._matching(group, own), group, sums)
-        for stage, _ in own:
-            start = 0
-            for shard in self._units(stage, group):
-                shard.grad_buffer()[...] = total[start : start + shard.size]
-                start += shard.size
+    def _gradients(self, stage: int, group: Group) -> list[Any]:
+        units = [shard for shard in self.shards[stage] if set(shard.flat.names) <= set(group.names)]
+        return [shard.grad_buffer() for shard in units]

@@ -16,9 +16,7 @@ from typing import Any
 
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.base.limits import check_whole
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
 
@@ -77,17 +75,8 @@ def split_model(
 
 def blocks_per_stage(blocks: int, stages: int, cuts: Sequence[int] | None = None) -> list[int]:
     """Return how many of `blocks` blocks each stage gets; see `split_model`, which raises the same UsageError."""
-    if cuts is None and stages > blocks:
-        raise UsageError(
-            f"cannot cut {blocks} layers into {stages} stages: a stage needs at least one; use --layers {stages},"
-            f" or at most {blocks} stages (ranks x chunks)"
-        )
-    sizes = list(cuts) if cuts is not None else chunk_sizes(blocks, stages)
-    if len(sizes) != stages or sum(sizes) != blocks or min(sizes) < 0:
-        raise UsageError(
-            f"cuts {sizes} do not make {stages} stages of {blocks} layers; give {stages} numbers whose sum is {blocks}"
-        )
-    return sizes
+    hooks.pipeline_refusals().check_cuts(blocks, stages, cuts)
+    return list(cuts) if cuts is not None else chunk_sizes(blocks, stages)
 
 
 def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tuple[list[Module], list[str]]:
@@ -97,16 +86,11 @@ def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tup
     first..last-1 of what the stage before returns, with what comes in front of all blocks, and behind them. A parameter
     that two stages use is a copy of the same name in one of them (`nn.language_model.with_own_weight`).
     """
-    blocks = list(getattr(model, "blocks", ()))
-    if not blocks or not callable(getattr(model, "stage", None)):
-        raise UsageError(
-            f"cannot cut a {type(model).__name__}; give it a property `blocks` and a method"
-            " stage(first, last, is_first, is_last) that returns a Module, or make PipelineStages of its parts yourself"
-        )
-    check_whole("stages", stages, 1)
-    bounds = pairwise(offsets(blocks_per_stage(len(blocks), stages, cuts)))
+    refusals = hooks.pipeline_refusals()
+    refusals.check_model(model, stages)
+    bounds = pairwise(offsets(blocks_per_stage(len(model.blocks), stages, cuts)))
     made: list[Module] = [model.stage(a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
-    hooks.pipeline_refusals().check_stages(model, made)
+    refusals.check_stages(model, made)
     # What several stages have is tied; it goes by the name.
     counts = Counter(name for stage in made for name in {parameter.name for parameter in stage.parameters()})
     return made, [name for name, count in counts.items() if count > 1]

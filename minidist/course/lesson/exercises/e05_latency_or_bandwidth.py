@@ -6,8 +6,8 @@ Proved by: tests/lesson/test_exercises.py
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.collectives.closed_forms import seconds
 from minidist.core.base.errors import MismatchError, UsageError
-from minidist.core.collectives import seconds
 from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing, is_wrong, reduced_to_all
 from minidist.course.lesson.exercises.e04_ring_all_reduce import data, total, unchanged
 from minidist.course.lesson.hint_file import hints_of
@@ -82,7 +82,7 @@ EXERCISES = [
         arguments=lambda case, rank: setting(case),
         expected=lambda case: [min(costs_of(case), key=costs_of(case).__getitem__)],
         check_answers=check_answers,
-        written_by_hand=("minidist.collectives.auto", "minidist.core.collectives.registry"),
+        written_by_hand=("minidist.collectives.auto", "minidist.collectives.closed_forms"),
         # A wrong choice is shown where it costs most; the others are where two algorithms cost nearly the same.
         cases=lambda: sorted((Case(1, k, seed) for k in range(1, 11) for seed in range(12)), key=is_close),
         draw=drawing((1, 1), (1, 12)),

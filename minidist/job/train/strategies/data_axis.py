@@ -7,7 +7,7 @@ bytes that it sends follow.
 Proved by: tests/equality/test_equality.py, tests/train/test_against_numpy.py
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, Self
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base.arrays import Array
+from minidist.core.base.arrays import Array, is_half
 from minidist.core.comm import Comm
 from minidist.core.train import data_axis
 from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
 from minidist.nn.segments import recomputed_modules
+from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import reduced_elements
 from minidist.parallel.running_statistics import batch_norms
 
@@ -90,6 +91,22 @@ class DataAxis(data_axis.DataAxis):
         other = copy(self)
         other.place = comm
         return other
+
+    def gradient_holders(self) -> Any:
+        """Return the objects that have this rank's gradients as `.grad`."""
+        return self.flats
+
+    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
+        """Return sums of squares of the axis's gradient by blocks of 1,024 elements, without parameters in `skip`."""
+        # Elements in `skip` count as zeros, so that blocks stay where they are.
+        (flat,) = self.flats
+        return block_square_sums(flat.grad, [flat.slice_of(p) for p in flat.parameters if p in skip])
+
+    def clip(self, norm: float, max_norm: float) -> None:
+        """Scale all gradients, whose norm over all axes is `norm`; 16-bit ones are scaled when the step reads them."""
+        # Scaling a 16-bit gradient in place would lose bits; the optimizer multiplies after the upcast.
+        half = is_half(self.flats[0].dtype)
+        clip_by_norm_(self.gradient_holders(), norm, max_norm, self.optimizer if half else None)
 
     def gradients(self) -> list[Array]:
         """Return this rank's part of the summed gradient."""

@@ -52,7 +52,7 @@ class ReplicaAlone(DataAxis):
             job.config.steps,
         )
         self.meeting = next(each for each in job.extensions if each.trains_alone).meeting(replica)
-        super().__init__([flat], self.meeting.optimizer, model=group.module, stage=group.stage)
+        super().__init__([flat], self.meeting.optimizer, group.module, group.stage)
         self.place = comm
 
     def step(self) -> None:

@@ -2,6 +2,7 @@
 
     steps_read, data_copy        which samples this rank reads
     held_out_losses              an evaluation
+    clip                         one norm of the gradient, over all axes together
     gradients, optimizer_state, local_arrays, sizes    what this rank holds
     tensors                      gradients, weights and optimizer state by name, however they are sharded
     seen_from, replica_of, owns, buffers, scalars      a checkpoint
@@ -9,14 +10,17 @@
 Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/equality/test_equality.py
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any, Self
 
 from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.core.train import strategy
 from minidist.job.checkpoint.buffers import Buffer
@@ -25,6 +29,7 @@ from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.nn.buffers import named_buffers
+from minidist.optim import norm_from_blocks
 from minidist.parallel.tensor import full_tensor
 
 
@@ -46,9 +51,53 @@ class MeshStrategy(strategy.Strategy):
         # A technique may have the gradients of every micro-batch reduced.
         return nullcontext() if any(each.reduces_each() for each in self.job.extensions) else super().no_sync()
 
+    def update(self, step: int) -> None:
+        if self.job.clip is not None:
+            self.clip(self.job.clip)
+        super().update(step)
+
     def step(self, lr_factor: float) -> None:
         super().step(lr_factor)
         self.updates += 1
+
+    # --- the norm of the gradient -------------------------------------------------------------------------------------
+
+    def clip(self, max_norm: float) -> float:
+        """Clip by the norm of the global gradient, in which each element counts once; returns the norm before."""
+        # One norm over all axes, so that every rank scales by the same factor.
+        norm = norm_from_blocks(self.square_sums())
+        for axis in self.data_axes:
+            axis.clip(norm, max_norm)
+        return norm
+
+    def square_sums(self) -> Array:
+        """Return sums of squares of the global gradient by blocks of 1,024 elements, the same on every rank."""
+        return xp.concatenate([self.square_sums_of(axis) for axis in self.data_axes])
+
+    def square_sums_of(self, axis: DataAxis, skip: Collection[Parameter] = ()) -> Array:
+        """Return one data axis's part of `square_sums`: shards of tp and ep are summed, and replicas count once."""
+        # A parameter that several ranks off the data axis hold counts on the first of them.
+        repeated = [p for p in axis.parameters if self.copy_of(axis, p)[0]]
+        blocks = axis.square_sums({*skip, *repeated})
+
+        # Added in rank order, so that every rank has the same bits.
+        for comm in (self.axes.tp, *([self.axes.ep] if axis.experts else [])):
+            if comm.size > 1:
+                with purpose("clip_norm"):
+                    all_reduce(comm, blocks, algorithm="ordered")
+        return blocks
+
+    def copy_of(self, axis: DataAxis, parameter: Parameter) -> tuple[int, int]:
+        """Return this rank's number among the ranks off the data axis that hold the same shard, and their number."""
+        number, count = 0, 1
+        for name in ("tp", "ep") if axis.experts else ("tp",):
+            comm, layout = self.axes[name], parameter.layout
+            # Of the ranks of an axis, those that hold one shard: `copies`, where the axis cuts the parameter, or all.
+            same = layout.copies if layout is not None and name in layout.axes else comm.size
+            number, count = number * same + comm.rank % same, count * same
+        return number, count
+
+    # --- batches ------------------------------------------------------------------------------------------------------
 
     def steps_read(self, done: int) -> Iterable[int]:
         """Return the steps after the first `done` whose batches this rank reads, in order."""

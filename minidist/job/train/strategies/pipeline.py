@@ -4,8 +4,15 @@ Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from minidist.comm.communicator import recv_object, send_object
+from minidist.core.autograd import Parameter
+from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
 from minidist.core.base.layout import offsets
 from minidist.core.base.trace import purpose
 from minidist.core.comm import Comm
@@ -21,9 +28,10 @@ from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.config.pipeline_plan import cut_sizes, cut_stages, make_plan
 from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job
-from minidist.job.train.strategies.data_axis import Tensors
+from minidist.job.train.strategies.data_axis import DataAxis, Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.nn.buffers import own_buffers
+from minidist.pipeline.runtime.clip import gather_blocks
 from minidist.pipeline.runtime.evaluation import Evaluation
 
 
@@ -78,7 +86,32 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
         made = pipes.get(batches.accumulation)
         self.pipe, self.forward_pipe = made or (self.make_pipe(plan), None)
 
+    # --- the norm of the gradient -------------------------------------------------------------------------------------
+
+    def square_sums(self) -> Array:
+        """Return the blocks stage after stage, shared parameters once. Two all-reduces (purpose clip_norm)."""
+        rank = self.axes.pp.rank
+        local: dict[int, list[Array]] = {}
+        for axis in self.data_axes:
+            replicas = [p for p in axis.parameters if not self.owns(axis, p)]
+            local.setdefault(axis.stage, []).append(self.square_sums_of(axis, replicas))
+
+        # In the order of the stages, and for each stage of the ranks that hold it: this rank's blocks, others empty.
+        places = [(stage, at) for stage, ranks in self.holders.items() for at in ranks]
+        nothing = xp.zeros(0, np.float64)
+        own = [xp.concatenate([nothing, *local.get(stage, [])]) if at == rank else nothing for stage, at in places]
+        return gather_blocks(self.axes.pp, own)  # type: ignore[no-any-return]
+
+    def owns(self, axis: DataAxis, parameter: Parameter) -> bool:
+        """Return whether this is the parameter itself, and not a replica that the pipeline holds in another place."""
+        return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.reduce.shared.copies
+
     # --- what this rank holds -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def holders(self) -> dict[int, list[int]]:
+        """The ranks of the pipeline that hold each stage."""
+        return self.pipe.plan.holders()
 
     def stage_sizes(self) -> list[int]:
         """Return the layers of each stage of the pipeline."""
@@ -121,8 +154,8 @@ def gather_tensors(comm: Comm, local: Tensors) -> Tensors:
         for rank in range(comm.size):
             for other in range(comm.size):
                 if comm.rank == rank != other:
-                    comm.send_object(local, other)
-            tensors = local if rank == comm.rank else comm.recv_object(rank)
+                    send_object(comm, local, other)
+            tensors = local if rank == comm.rank else recv_object(comm, rank)
             for kind, table in tensors.items():
                 for name, array in table.items():
                     result[kind].setdefault(name, array)

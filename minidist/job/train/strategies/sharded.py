@@ -22,11 +22,17 @@ from minidist.job.train.job import Job, mesh_of, shard_comm
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
 from minidist.optim.runs import empty_state
 from minidist.parallel import gather_tensors, reduced_elements
-from minidist.parallel.shards import ranges, seen_from, state_ranges
+from minidist.parallel.shards import ranges, seen_from, shard_square_sums, state_ranges
 
 
 class Sharded(DataAxis):
     """What ZeRO 1 to 3 have in common in a job: this rank holds shards."""
+
+    def gradient_holders(self) -> Sequence[Shard]:
+        return self.shards
+
+    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
+        return shard_square_sums(self.shards[0].comm, self.shards, skip)
 
     def gradients(self) -> list[Array]:
         return [shard.grad for shard in self.shards if shard.grad is not None]

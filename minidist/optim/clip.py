@@ -15,15 +15,14 @@ Proved by: tests/optim/test_clip.py
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from minidist.base.limits import check_number
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.base.limits import check_number
-from minidist.core.optim.slices import gradients
+from minidist.core.optim.slices import NORM_BLOCK
 
-NORM_BLOCK = 1024  # elements
 _CHUNK = 64 * NORM_BLOCK  # elements converted at a time, so that the float64 copy stays in the cache
 
 
@@ -110,3 +109,19 @@ def clip_by_norm_(parameters: Any, norm: float, max_norm: float, optimizer: Any 
     norm *= optimizer.grad_scale
     optimizer.grad_scale *= clip_coefficient(norm, max_norm)
     return norm
+
+
+def holders(parameters: Any) -> Iterator[Any]:
+    """Yield what has a gradient in a `FlatParameters`, a slice, a parameter, or an iterable (a generator) of these."""
+    if hasattr(parameters, "data") and hasattr(parameters, "grad"):
+        yield parameters
+    else:
+        for piece in parameters:
+            yield from holders(piece)
+
+
+def gradients(parameters: Any) -> Iterator[xp.Array]:
+    """Yield the gradients that exist, as 1-D arrays: one per `FlatParameters`, slice or parameter."""
+    for holder in holders(parameters):
+        if (grad := holder.grad) is not None:
+            yield grad.reshape(-1)

@@ -12,9 +12,9 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _PLUMBING = tuple(
     _PACKAGE + os.path.join(*path, "")
     for path in (("core", "comm"), ("core", "collectives"), ("comm",), ("collectives",))
@@ -95,3 +95,29 @@ def cell_name(filename: str) -> str:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     found: tuple[str, str] | None = shell.compile.format_code_name(filename) if shell else None
     return " ".join(found or ("a notebook's", "cell"))
+
+
+class FindsLines:
+    """What a world that reports lines of the program adds to one that only moves messages."""
+
+    checks = unchecked = False
+    reports_lines = True
+    finds_lines = True  # the line of a rank that waits can be found when it is asked for
+
+    line = staticmethod(call_site)
+
+    def find_line(self, work: Any) -> None:
+        """Note the line that a report of a work names: the user's call, found once for all its messages."""
+        if work.site in (None, NOWHERE):
+            work.site = call_site(sys._getframe(1))
+
+    def lines_of_call(self, frame: FrameType, sends_itself: bool) -> tuple[CallSite | None, CallSite]:
+        """Return the line of each message of a collective call, None where each has another, and that of the call.
+
+        frame: of the program that opens the call. sends_itself: see `Comm.collective`.
+        """
+        # A program that sends the call's messages itself has a line for each of them, and a library's algorithm has
+        # the line of the call.
+        site = NOWHERE if self.unchecked else call_site(frame)
+        own_lines = self.checks and (sends_itself or site.filename == frame.f_code.co_filename)
+        return None if own_lines else site, site

@@ -5,22 +5,19 @@ Proved by: tests/comm/sim/test_world.py
 
 from collections.abc import Callable
 
+from minidist.comm.call_site import call_site
+from minidist.comm.sim.deadlock_hints import hints
+from minidist.comm.waiting import Waiting, circle_text, error_line, find_cycle
 from minidist.core.base.errors import DeadlockError
-from minidist.core.comm.call_site import call_site
 from minidist.core.comm.point_to_point import ANY, Work
 from minidist.core.comm.sim.state import SimState, Stream
-from minidist.core.comm.waiting import Waiting, circle_text, error_line, find_cycle
 
 MAX_STREAMS, MAX_LINES = 16, 6  # that are shown; a report must be read on a screen
 
 
-def deadlock(state: SimState, hints: Callable[[list[Stream], list[Waiting]], list[str]]) -> DeadlockError:
-    """Return the error for a run in which no stream can run any more.
-
-    hints: (blocked streams, what they wait for) -> sentences about what was probably meant.
-    """
+def deadlock(state: SimState, blocked: list[Stream], explain: Callable[[str], str]) -> DeadlockError:
+    """Return the error for a run in which no stream can run any more. explain: see `deadlock_hints.hints`."""
     # What every blocked stream waits in.
-    blocked = [stream for stream in state.streams() if stream.waiting is not None]
     waiting = [_waiting(stream) for stream in blocked]
     ranks = {w.rank for w in waiting}
     lines = [f"deadlock: {len(ranks)} of {state.size} ranks are blocked and none can make progress"]
@@ -38,7 +35,7 @@ def deadlock(state: SimState, hints: Callable[[list[Stream], list[Waiting]], lis
     cycle = find_cycle(waiting)
     if cycle:
         lines.append(f"  circle: {circle_text(cycle)}")
-    lines += [f"  hint: {hint}" for hint in hints(blocked, waiting)[:MAX_LINES]]
+    lines += [f"  hint: {hint}" for hint in hints(state, blocked, waiting, explain)[:MAX_LINES]]
     return DeadlockError("\n".join(lines), waiting, cycle)
 
 

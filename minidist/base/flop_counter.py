@@ -1,0 +1,79 @@
+"""Floating-point operations and bytes moved, of every recorded operation.
+
+Proved by: tests/autograd/test_extending.py, tests/autograd/test_deferred_and_recorded.py
+"""
+
+from collections.abc import Sequence
+from contextvars import Token
+from functools import partial
+from typing import Any, Self
+
+from minidist.core.base.watchers import Watcher, current, set_watcher, watchers
+
+
+class FlopCounter(Watcher):
+    """Counts (flops, bytes) of each operation while it is the current counter.
+
+    Each operation adds one entry in forward, and in backward one for each input gradient and one for each weight
+    gradient that it computes. Bytes are those read and written if nothing stays in a cache. `totals` has the sums of
+    "forward", "input_gradient" and "weight_gradient" since the counter was made.
+
+        with FlopCounter() as counter:
+            loss = model(batch)
+            comm.compute(operations=counter.take())
+    """
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[int, int]] = []
+        self.totals: dict[str, tuple[int, int]] = {}
+        self._tokens: list[Token[tuple[Watcher, ...]]] = []
+
+    def counted(self, kind: str, flops: int, nbytes: int) -> None:
+        """Count an operation that is not recorded."""
+        self.add(kind, flops, nbytes)
+
+    def add(self, kind: str, flops: int, nbytes: int) -> None:
+        """Count one operation of `kind`."""
+        self.operations.append((flops, nbytes))
+        total_flops, total_bytes = self.totals.get(kind, (0, 0))
+        self.totals[kind] = (total_flops + flops, total_bytes + nbytes)
+
+    def take(self) -> list[tuple[int, int]]:
+        """The (flops, bytes) since the last take, in order of execution; the list starts anew."""
+        operations, self.operations = self.operations, []
+        return operations
+
+    def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
+        """Count the forward, and note on the node what its vector-Jacobian products will cost."""
+        flops, of_vjps = cost() if callable(cost) else (out.size if cost is None else cost, None)
+        nbytes = out.data.nbytes
+        for source in sources:
+            nbytes += source.stored.nbytes
+        self.add("forward", flops, nbytes)
+        if out.node is not None:
+            each = [(flops, nbytes)] * len(sources) if of_vjps is None else of_vjps
+            # In the order of the node: inputs, then parameters. A frozen input costs nothing.
+            needed = [(source.node, c) for source, c in zip(sources, each, strict=True) if source.node is not None]
+            if out.node.weights:
+                parameters = {parameter for parameter, _ in out.node.weights}
+                needed.sort(key=lambda pair: pair[0] in parameters)
+            out.node.costs = [c for _, c in needed]
+
+    def input_gradient(self, gradient: Any, cost: tuple[int, int] | None) -> None:
+        """Count it; nothing is known of an operation that was recorded before the counter."""
+        self.add("input_gradient", *(cost or (0, 0)))
+
+    def weight_gradient(self, cost: tuple[int, int] | None) -> None:
+        """Count it, if the operation was recorded with the counter."""
+        if cost is not None:
+            self.add("weight_gradient", *cost)
+
+    def __enter__(self) -> Self:
+        self._tokens.append(set_watcher(self))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        watchers.reset(self._tokens.pop())
+
+
+current_flop_counter = partial(current, FlopCounter)  # the counter of the innermost `with FlopCounter()`, or None

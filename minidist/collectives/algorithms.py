@@ -1,0 +1,13 @@
+"""All algorithms of each collective: those of the core, and those that the files of this package register.
+
+    ALGORITHMS["all_reduce"]     {"ring": ..., "ordered": ..., "recursive_doubling": ..., ...}
+
+The table is that of the core. This module imports every file that adds to it, so that whoever looks at all names finds
+them.
+
+Proved by: tests/collectives/test_collectives.py, tests/base/test_hooks.py
+"""
+
+from minidist.core.collectives import ALGORITHMS as ALGORITHMS
+
+ALGORITHMS["all_reduce"].load_more()

@@ -1,0 +1,266 @@
+"""The communicator that a program is given: a `Comm` that refuses what would go wrong later, and sends objects.
+
+What a mesh, a cost model and a wrapper refuse is here, too: the core calls these functions through `hooks.comm_checks`.
+
+    Comm          rank, size, send, recv, ..., collective, dup, group
+    CheckedComm   split, objects; arguments are checked before anything is sent; what it is cannot be changed
+
+What a rank says of a communicator that it makes is a *claim*, on which all of its members must agree. The same-numbered
+call of `group`, `dup` or `split` on the parent makes one communicator on all its members. Two ranks that
+make it of other members, or in another order, would both be its rank 0 and take each other's messages for their own;
+two that give it other labels have two communicators, and on each of them one rank waits for ever. So the claims
+are compared when the communicator is made: simulated ranks look at those of the members that came before, and under MPI
+each rank sends its claim to the next one in its own list:
+
+    rank 0   group([0, 1], "a")       ── 0, 1 as "a" ──▶ rank 1
+    rank 1   group([0, 1, 2], "a")    receives a claim that is unlike its own: MismatchError
+
+Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_misuse.py, tests/comm/test_mesh.py,
+tests/comm/mpi/test_groups.py
+"""
+
+import pickle
+import sys
+from collections.abc import Sequence
+from math import inf, prod
+from operator import index
+from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar
+
+import numpy as np
+
+from minidist.base.limits import MAX_VALUE, MIN_VALUE, check_size
+from minidist.comm.call_site import CallSite, call_site
+from minidist.core.base.errors import MismatchError, UsageError, nearest, quoted, reason
+from minidist.core.base.trace import purpose
+from minidist.core.comm.communicator import Comm
+from minidist.core.comm.mesh import Mesh
+from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.sim.clock import LinkModel
+
+Part = TypeVar("Part", bound=PointToPoint)
+
+FIXED = ("rank", "size", "members", "ranks", "name")  # what a communicator is
+
+
+def send_object(comm: PointToPoint, value: Any, dest: int, tag: int | None = None) -> None:
+    """Send any picklable object: two messages, its length (8 B) and its bytes."""
+    # The receiver cannot know how much to allocate, so the length travels first.
+    try:
+        data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+    except Exception as error:  # an object's own __reduce__ may raise anything
+        raise UsageError(
+            f"rank {comm.rank}: send_object of a {type(value).__name__}, which cannot be pickled ({reason(error)}),"
+            f" at {comm.site or call_site(sys._getframe(1))}; send arrays, numbers and text"
+        ) from None
+    comm.send(np.array([data.size], dtype=np.int64), dest, tag)
+    comm.send(data, dest, tag)
+
+
+def recv_object(comm: PointToPoint, source: int, tag: int | None = None) -> Any:
+    """Receive what `send_object` sent."""
+    length = np.empty(1, dtype=np.int64)
+
+    source = comm.recv(length, source, tag)
+    data = np.empty(int(length[0]), dtype=np.uint8)
+    comm.recv(data, source, tag)
+    return pickle.loads(data.tobytes())
+
+
+class CheckedComm(Comm):
+    """A rank's handle on a group of ranks, in a world that programs run in."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A rank that counts itself as another one would take that one's messages.
+        if name in FIXED and name in self.__dict__:
+            raise UsageError(
+                f"rank {self.rank}: comm.{name} = {str(value)[:80]}, at {call_site(sys._getframe(1))}; what a"
+                " communicator is cannot be changed: use another variable, or make another communicator with split()"
+            )
+        super().__setattr__(name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UsageError(
+            f"rank {self.rank}: the communicator {self.name!r} cannot be copied or pickled, and neither can what holds"
+            " one (a wrapped, sharded or split model); copy the model before that, or use comm.dup()"
+        )
+
+    def set_nodes(self, nodes: list[list[int]]) -> None:
+        """Name the ranks that are near to each other, node by node, instead of asking the world."""
+        self.nodes = nodes
+
+    def split(self, color: int, key: int = 0) -> Comm:
+        """Return the communicator of the ranks with the same color, ordered by (key, rank).
+
+        Every rank learns each (color, key), 16 B, in ceil(log2 n) messages per rank (Bruck et al. 1997): row i of a
+        rank's table is that of rank + i, and the rank that has the next rows of the table sends them.
+        """
+        color, key = int64(color, self.rank, "a color of split"), int64(key, self.rank, "a key of split")
+        if color < 0:
+            raise UsageError(f"rank {self.rank}: split needs a color of at least 0, got {color}")
+
+        # What travels: rows of (color, key), 16 B each, in rounds like those of a barrier.
+        call = self.collective("split")
+        table = np.zeros((self.size, 2), dtype=np.int64)
+        table[0] = (color, key)
+
+        # The known rows double in each round.
+        known = 1
+        with purpose("startup"):
+            while known < self.size:
+                more = min(known, self.size - known)
+                dest, source = (self.rank - known) % self.size, (self.rank + known) % self.size
+                call.sendrecv(table[:more], dest, table[known : known + more], source)
+                known += more
+
+        # Row i was that of rank + i; now it is that of rank i.
+        table = np.roll(table, self.rank, axis=0)
+        same = np.flatnonzero(table[:, 0] == color).tolist()
+        return self.group(sorted(same, key=lambda r: (table[r, 1], r)), f"color{color}")
+
+    send_object, recv_object = send_object, recv_object
+
+
+def part(comm: PointToPoint, kind: type[Part], **changes: Any) -> Part:
+    """Return a group as an object of class `kind`, with other values of some attributes; it sends nothing."""
+    other = object.__new__(kind)
+    other.__dict__.update(comm.__dict__, **changes)
+    return other
+
+
+def check_alike(comm: Comm, operation: str, what: str, checksum: int) -> None:
+    """Raise MismatchError when other members make this call with another checksum of `what`; it sends nothing.
+
+    Simulated ranks are compared at once, and under MPI the next message of a collective call says it.
+    """
+    if comm.size > 1:
+        call = comm.collective(operation, f"{what} {checksum:08x}")
+        if comm.world.reports_lines:  # a `Sim` compares nothing
+            comm.world.compare_calls(call, checksum)
+
+
+def int64(value: SupportsIndex, rank: int, what: str) -> int:
+    """Return a whole number that fits into 8 bytes as a Python integer; 1.5 is refused, not rounded."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = 2**63
+    if not -(2**63) <= number < 2**63:
+        raise UsageError(f"rank {rank}: {what} is {quoted(value)}; it must be a whole number of at most 64 bits")
+    return number
+
+
+# --- claims ---
+
+
+class Claim(NamedTuple):
+    """What a rank says of a communicator.
+
+    origin: the communicator and the number of the call that made this one from it, such as "world.2". All members have
+    the same origin, also where their other fields differ.
+    """
+
+    origin: str
+    rank: int  # world rank
+    members: Sequence[int]  # world ranks
+    label: str
+    site: CallSite
+
+    def agrees(self, other: "Claim") -> bool:
+        """Return whether both name the same members in the same order, and the same label."""
+        # Two ranges are compared at once, whatever their lengths.
+        mine, theirs = self.members, other.members
+        same = mine == theirs if isinstance(mine, range) and isinstance(theirs, range) else list(mine) == list(theirs)
+        return same and self.label == other.label
+
+
+def unlike_claims(one: Claim, two: Claim) -> MismatchError:
+    """Return the error for a communicator on which two ranks do not agree."""
+    if one.rank > two.rank:
+        one, two = two, one
+    parent, _, number = one.origin.rpartition(".")
+    lines = f"{one.site}" if one.site == two.site else f"{one.site} and {two.site}"
+    if one.label == two.label:
+        return MismatchError(
+            f"members differ: rank {one.rank} makes the communicator {one.origin}{one.label} of the world's ranks"
+            f" {quoted(list(one.members))}, but rank {two.rank} makes it of {quoted(list(two.members))}, at {lines};"
+            " every member must pass the same ranks in the same order"
+        )
+    return MismatchError(
+        f"labels differ: call {number} of group, dup or split on {parent} is {_made(one)} on rank {one.rank}, but"
+        f" {_made(two)} on rank {two.rank}, at {lines}; every member must make the same communicators in the same"
+        " order, with the same labels"
+    )
+
+
+def _made(claim: Claim) -> str:
+    if claim.label == "dup":
+        return "dup()"
+    return f"a group labelled {quoted(claim.label)} of {quoted(list(claim.members))}"
+
+
+# --- what the core asks ---
+
+
+def check_links(links: LinkModel) -> None:
+    """Raise UsageError for a cost below 0, an overhead above the latency, and a rate that is none."""
+    for name in ("alpha", "beta", "overhead"):
+        check_size(getattr(links, name), f"link model: {name}")
+    if links.link is None and links.overhead > links.alpha:
+        raise UsageError(
+            f"link model: overhead is {links.overhead}; it is a part of the latency alpha, so it must be from 0 to "
+            f"{links.alpha}"
+        )
+    for name in ("flops", "memory_bandwidth"):
+        if not (MIN_VALUE <= getattr(links, name) <= MAX_VALUE or getattr(links, name) == inf):
+            raise UsageError(
+                f"link model: {name} is {getattr(links, name)}; it must be from {MIN_VALUE:g} to {MAX_VALUE:g} per"
+                " second, or infinite"
+            )
+
+
+def check_group(comm: Comm, ranks: Sequence[int]) -> None:
+    """Raise UsageError unless these are distinct ranks of `comm`, with its own."""
+    try:
+        numbers = list(map(index, ranks))
+    except TypeError:
+        numbers = []
+    if comm.rank in numbers and len(set(numbers)) == len(numbers) and 0 <= min(numbers) <= max(numbers) < comm.size:
+        return
+
+    # What is wrong?
+    try:
+        ranks = [int64(r, comm.rank, "a rank of a group") for r in ranks]
+    except TypeError:
+        raise UsageError(f"rank {comm.rank}: a group of {quoted(ranks)}; pass a list of ranks") from None
+    raise UsageError(
+        f"rank {comm.rank}: a group needs distinct ranks of 0..{comm.size - 1} with its caller, got {ranks}"
+    )
+
+
+def refuse_mesh(mesh: Mesh) -> NoReturn:
+    """Raise UsageError for axes without a distinct name each, and for a product that is not the number of ranks."""
+    if len(mesh.shape) != len(mesh.axis_names) or len(set(mesh.axis_names)) != len(mesh.axis_names):
+        raise UsageError(
+            f"a mesh needs one distinct name for each axis, got shape {mesh.shape} and names {mesh.axis_names}"
+        )
+    product = " x ".join(map(str, mesh.shape)) or "1"
+    raise UsageError(
+        f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: {product} = {prod(mesh.shape)} ranks, "
+        f"but there are {mesh.comm.size}; make the product of the axes equal to the number of ranks"
+    )
+
+
+def refuse_axis(mesh: Mesh, name: str) -> None:
+    """Raise UsageError for the name of no axis."""
+    raise UsageError(
+        f"the mesh has no axis {name!r}{nearest(name, mesh.axis_names)}; it has {', '.join(mesh.axis_names)}"
+    )
+
+
+def refuse_communicator(comm: object, who: str) -> NoReturn:
+    """Raise UsageError for what is no communicator. For a mesh the error names its axes; pass one of them."""
+    remedy = "pass the communicator that the program was given, or the axis of a mesh, such as mesh['dp']"
+    if isinstance(comm, Mesh):
+        axes = " or ".join(f"mesh[{name!r}]" for name in comm.axis_names) or "mesh.comm"
+        remedy = f"a mesh has one communicator per axis: pass {axes}"
+    raise UsageError(f"{who} needs a communicator, and got a value of type {type(comm).__name__}; {remedy}")

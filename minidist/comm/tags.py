@@ -1,0 +1,34 @@
+"""The tags of messages, and a message in words, for reports.
+
+    outside a collective call   the tag that the program names
+    inside one                  the number of the call + OWN_TAG * the tag that the algorithm names
+
+Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
+"""
+
+from minidist.core.comm.point_to_point import ANY, Request
+
+# Inside a collective call the tag of a message is the call's number; a separate tag lies above the header's bit, so
+# that messages are told apart as they would be outside, and still belong to their call. 2**23 - 1 is the highest tag of
+# UCX, the lowest limit of today's MPI libraries.
+OWN_TAG = 2**15
+
+
+def describe(request: Request) -> str:
+    """Return the operation, the peer, the tag, the bytes and the line of a message."""
+    direction = "to" if request.kind == "send" else "from"
+    other = "any rank" if request.peer == ANY else f"rank {request.comm.members[request.peer]}"
+    key = request.comm.match_key
+    what = request.kind if key == "message" else f"{key}: {request.kind}"
+    return f"{what} {direction} {other}, tag {tag_text(request.tag, key)}, {request.array.nbytes} B, at {request.site}"
+
+
+def tag_text(tag: int, key: str = "") -> str:
+    """Return a message's tag in words: "3", or in a collective call that tells its messages apart "3 (own tag 1)".
+
+    key: the match key of the message. A program's own may have any tag, and its receives may take any.
+    """
+    if key == "message":
+        return "any" if tag < 0 else f"{tag}"
+    own, number = divmod(tag, OWN_TAG)
+    return f"{number} (own tag {own})" if own else f"{number}"
