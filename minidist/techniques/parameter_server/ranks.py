@@ -114,17 +114,21 @@ class Worker:
         for watch in self.watching:
             watch(step + 1, sum(losses) * job.batches.dp)
 
-        # Of a sparse gradient, only the rows of the tokens that occur are sent.
+        return self._pushed(step, worker)
+
+    def _pushed(self, step: int, worker: int) -> dict[str, Any]:
+        """Return the gradients as they are pushed."""
         result: dict[str, Any] = {
             p.name: track(xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad), "gradient")
             for p in self.flat.parameters
         }
-        push = push_dtype(job.config)
+        push = push_dtype(self.job.config)
         if push is not None:
             # Rounded here, so that the replay on one device adds what the servers add.
             result = {name: xp.as_array(xp.upcast(xp.downcast(g, push)), g.dtype) for name, g in result.items()}
-        for name in sparse_keys(job.config):
-            rows = touched_rows(job, step, worker)
+        # Of a sparse gradient, only the rows of the tokens that occur are sent.
+        for name in sparse_keys(self.job.config):
+            rows = touched_rows(self.job, step, worker)
             result[name] = ps.Rows(rows, result[name][rows])
         return result
 
