@@ -8,12 +8,12 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from minidist.base.read_file import parse_toml
 from minidist.course.lesson.exercise import Failure, Hint, is_wrong
 
 Condition = Callable[[Failure], bool]
@@ -65,7 +65,7 @@ def hint_of(row: Mapping[str, Any], names: Mapping[str, Any]) -> Hint:
 @cache
 def rows() -> dict[str, list[dict[str, Any]]]:
     """Return the file: the name of an exercise, or of what several have in common -> its rows."""
-    return tomllib.loads(Path(__file__).with_name("hints.toml").read_text(encoding="utf-8"))
+    return parse_toml(Path(__file__).with_name("hints.toml").read_text(encoding="utf-8"))
 
 
 def hints_of(names: Mapping[str, Any], *keys: str, **more: Any) -> tuple[Hint, ...]:

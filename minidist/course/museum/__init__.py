@@ -4,7 +4,7 @@ Running an exhibit injects its bug into the code that trains, in memory and for 
 The same small job runs with and without the bug, so that a reader sees what its authors saw (a loss that falls) and
 what they missed (different gradients and weights). The tests of minidist that the exhibit names fail with it.
 
-catalogue.py          the list of all exhibits, from exhibits.toml
+catalogue.py          the list of all exhibits, from catalogue.toml
 exhibit.py            an exhibit as data
 exhibit_run.py        one run of an exhibit, with the bug and without it
 gradients.py          bugs of gradients

@@ -1,15 +1,15 @@
-"""The list of all exhibits, in the order of their numbers: exhibits.toml.
+"""The list of all exhibits, in the order of their numbers: catalogue.toml.
 
 Proved by: tests/museum/test_museum.py
 """
 
-import tomllib
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from minidist.base.read_file import parse_toml
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.course.museum.exhibit import Catch, Exhibit, Recording
 
@@ -17,7 +17,7 @@ from minidist.course.museum.exhibit import Catch, Exhibit, Recording
 @cache
 def exhibits() -> list[Exhibit]:
     """Return all exhibits, sorted by number."""
-    rows = tomllib.loads(Path(__file__).with_name("exhibits.toml").read_text(encoding="utf-8"))["exhibit"]
+    rows = parse_toml(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))["exhibit"]
     return sorted(map(_exhibit, rows), key=lambda e: (_number(e.number), e.number))
 
 

@@ -13,7 +13,6 @@ Proved by: tests/equality/test_dump_names.py
 """
 
 import re
-import tomllib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minidist.base.read_file import parse_toml
 from minidist.core.base.errors import UsageError, nearest, quoted
 
 Named = dict[str, np.ndarray]
@@ -127,7 +127,7 @@ _MAKERS: dict[str, Callable[..., Rule]] = {
 @cache
 def rules() -> dict[tuple[str, str], list[tuple[str, Rule]]]:
     """Return dump_names.toml: (names, model) -> the pattern of a whole name, and the rule of the first that fits."""
-    table = tomllib.loads(Path(__file__).with_name("dump_names.toml").read_text(encoding="utf-8"))
+    table = parse_toml(Path(__file__).with_name("dump_names.toml").read_text(encoding="utf-8"))
     return {
         (names, model): [(row.pop("name"), _MAKERS[row.pop("rule", "renamed")](row.pop("to"), **row)) for row in found]
         for names, models in table.items()

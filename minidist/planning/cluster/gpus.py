@@ -15,12 +15,11 @@ Proved by: tests/planning/test_cluster.py
 """
 
 import re
-import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from minidist.base.read_file import read_json, read_toml
+from minidist.base.read_file import parse_toml, read_json, read_toml
 from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 
 PRECISIONS = ("fp16", "bf16", "fp8")
@@ -110,7 +109,7 @@ def _number(value: Any, key: str, path: str) -> float:
 
 MACHINES = {
     name: Machine(name, **values)
-    for name, values in tomllib.loads(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8")).items()
+    for name, values in parse_toml(Path(__file__).with_name("machines.toml").read_text(encoding="utf-8")).items()
 }
 
 

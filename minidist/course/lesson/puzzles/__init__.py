@@ -11,13 +11,13 @@ Proved by: tests/lesson/test_puzzles.py
 """
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from minidist.base.read_file import parse_toml
 from minidist.core.base.trace import Trace
 from minidist.course.lesson.exercise import Case, Exercise
 from minidist.course.lesson.hint_file import hint_of
@@ -90,7 +90,7 @@ def puzzles_of(row: str, names: Mapping[str, Any], kinds: Kinds) -> list[Puzzle]
     puzzles of a kind have in common: `note` (the end of the task), `hints` and `picture`. The first is the usual one.
     """
     text = Path(__file__).with_name(f"{row}.toml").read_text(encoding="utf-8")
-    return [puzzle_of(item, names, kinds) for item in tomllib.loads(text)["puzzle"]]
+    return [puzzle_of(item, names, kinds) for item in parse_toml(text)["puzzle"]]
 
 
 def own_exercises(puzzles: Sequence[Puzzle]) -> list[Exercise]:
