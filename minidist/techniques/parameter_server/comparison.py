@@ -45,7 +45,7 @@ def compare_served(
     keys_of = [list(shard.keys) for shard in ps.make_shards(config.servers, initial)]
 
     # What each server must hold after each update, and the losses and weights at the end.
-    if config.consistency == "bsp" and servers.push is None:
+    if servers.is_data_parallel:
         # bsp: every update is one of data parallelism.
         judge = Judge([], "ordered")
         whole = expected_snapshots(config, len(served), observers=[progress] if progress is not None else [])

@@ -64,3 +64,8 @@ class ServerConfig:
     rate: Callable[[int], float] = lambda clock: 1.0
     clip: float | None = None
     push: Any = None
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether each update is one of data parallelism: of a whole clock, with gradients as they are."""
+        return self.consistency == "bsp" and self.push is None
