@@ -239,6 +239,7 @@ def _check_whole(*arguments: Any, **keywords: Any) -> int:
 def _describe_step(optimizer: Any) -> str:
     from minidist.optim.checks import describe_step
 
+    hooks.describe_step = describe_step
     return describe_step(optimizer)
 
 

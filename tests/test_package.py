@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -45,6 +46,8 @@ def test_the_help_of_a_package_lists_its_modules(name):
     package = importlib.import_module(f"minidist.{name}")
     parts = [m.name + ("/" if m.ispkg else ".py") for m in pkgutil.iter_modules(package.__path__)]
     assert [part for part in parts if part not in (package.__doc__ or "")] == []
+    named = re.findall(r"(?m)^(\w+(?:\.py|/)) ", package.__doc__ or "")
+    assert [part for part in named if part not in parts] == []
 
 
 def test_the_names_of_the_core_come_from_the_package_and_are_loaded_when_they_are_used():

@@ -1,14 +1,14 @@
-"""The core: every message of data, tensor, context, expert and pipeline parallelism, of ZeRO and FSDP, and what trains.
+"""The core: every message of data, tensor, context, expert and pipeline parallelism, ZeRO and FSDP, and the loop.
 
 Nothing here imports anything outside this folder. Read it in this order:
 
-base/           arrays, errors, random numbers, the trace and the account of memory
+base/           arrays, errors, random numbers, the trace and the watchers of operations
 autograd/       a tensor, the operations with their gradients, and the backward pass
-nn/             modules, and GPT from them
-optim/          SGD, Adam and AdamW, and clipping
-comm/           what a rank is; the simulated world, its clock and its report of a deadlock
-collectives/    all-reduce and the others, from send and receive: five families of algorithms
+nn/             modules, and the MLP and GPT made from them
+optim/          SGD, Adam and AdamW
+comm/           communicators and meshes; the simulated world and its clock
+collectives/    all-reduce and five others, made of send and receive by three families of algorithms
 parallel/       a model, a gradient or an optimizer divided among ranks
-pipeline/       schedules as lists, their checks, and their execution
+pipeline/       schedules as lists of actions, and their execution
 train/          every kind of parallelism applied to one model, and the loop
 """

@@ -113,7 +113,7 @@ def drains(config: Any) -> bool:
 
 
 def own_loop(config: Any) -> OwnLoop | None:
-    """Return the training loop that a technique of a job has in place of the trunk's, or None."""
+    """Return the training loop that a technique of a job has in place of the job's, or None."""
     for extension in of_job(config):
         if (loop := extension.own_loop(config)) is not None:
             return loop

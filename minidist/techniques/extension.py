@@ -146,11 +146,11 @@ def defaults_of(settings: type[BaseModel]) -> tuple[tuple[str, Any], ...]:
 class Extension:
     """The base class: a technique that does nothing. A rank has one object of each technique that its job uses.
 
-    Settings: the flags; in a job that uses the technique one differs from its default. switches: settings of the trunk
+    Settings: the flags; in a job that uses the technique one differs from its default. switches: settings of every job
     that also decide whether it is used, each with the value with which it is not (`used_by`). panel: their heading in
     `--help`. rules: what is refused. rules_first: whether they are checked before those of the layout's axes. alone:
     flags that one data-parallel rank ignores, with a function that says when they have an effect all the same.
-    matters_alone: settings of the trunk that have an effect on such a rank with the technique, with a function that
+    matters_alone: settings of every job that have an effect on such a rank with the technique, with a function that
     says when. observes: whether the numbers of the training do not depend on the technique, so that the reference on
     one device leaves it out. unlike: what differs from rank to rank, so that `--fold` is refused. key: the name of
     `state` in a checkpoint (default: the name of the class). fixed: the settings that a resumed job must have in common
@@ -248,7 +248,7 @@ class Extension:
         return 0
 
     def own_loop(self, config: Any) -> OwnLoop | None:
-        """Return the training loop that the technique has in place of the trunk's; None: it has none."""
+        """Return the training loop that the technique has in place of the job's; None: it has none."""
         return None
 
     def before_ranks(self, config: Any, ranks: int | None, has_values: bool) -> tuple[Any, Sequence[str]]:
@@ -298,7 +298,7 @@ class Extension:
     def reference(self, config: Any, batches: Any, observers: Sequence[Any]) -> list[float] | None:
         """Train on one device what the job trains on many, in place of `job.equality.reference`; return the losses.
 
-        None: the technique leaves that to the trunk. Observers are called after every step, as on ranks.
+        None: the technique leaves that to the job. Observers are called after every step, as on ranks.
         """
         return None
 
@@ -373,7 +373,7 @@ class Extension:
         """
 
     def pipeline(self) -> Any:
-        """Return the class of the strategy that runs a pipeline; None: the trunk's `PipelineParallel`."""
+        """Return the class of the strategy that runs a pipeline; None: `PipelineParallel`."""
         return None
 
     def packs_inputs(self) -> bool:

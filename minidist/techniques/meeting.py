@@ -2,7 +2,7 @@
 
 With most techniques all data-parallel ranks make the same update, of the sum of their gradients. An extension with
 `trains_alone` has it otherwise: each rank steps its replica with the gradient of its own rows, and the replicas meet
-when the technique lets them. The trunk has the data axis (`ReplicaAlone`), the reference that trains one replica after
+when the technique lets them. The job has the data axis (`ReplicaAlone`), the reference that trains one replica after
 the other (`job/equality/replicas_alone.py`), and optimizer state by replica in checkpoints. A technique adds a
 `Meeting` to the ranks, and a `Replay` of the same on one device.
 

@@ -235,6 +235,8 @@ FOLDERS = (
     *(f"core/{name}" for name in ("autograd", "nn", "optim", "parallel", "comm", "collectives", "pipeline/runtime")),
     *("core/train", "nn", "optim", "parallel", "comm", "collectives", "pipeline/runtime", "techniques", "job/train"),
 )
+# Checks of collectives and of orders of sums, whose arrays have been brought to the host, too.
+ON_THE_HOST = {f"collectives/{name}.py" for name in ("collective_check", "reduction_order", "summation_order")}
 MAKERS = {"array", "asarray", "zeros", "empty", "ones", "full", "arange", "frombuffer"}  # of numbers, on the host
 # Tables of measured times, and numbers of samples, which are on the host.
 TABLES = {
@@ -260,6 +262,7 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     ("parallel/replica_check.py", "repeat"),
     ("techniques/pruning/selection.py", "append"),
     ("techniques/parameter_server/ranks.py", "unique"),
+    ("techniques/asynchronous/replay.py", "zeros_like"),  # of one device, on the host
     ("core/collectives/ring.py", "ctypes"),  # addresses of two arrays of NumPy's
     ("parallel/host_pool.py", "cupy"),  # copies between a GPU and the host in streams of their own
 }
@@ -280,7 +283,8 @@ def host_only(name):
 def sources():
     """(name, syntax tree) of every file of the folders."""
     paths = [path for folder in FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))]
-    return [(path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+    named = {path.relative_to(PACKAGE).as_posix(): path for path in paths}
+    return [(name, ast.parse(p.read_text(encoding="utf-8"))) for name, p in named.items() if name not in ON_THE_HOST]
 
 
 def around(name, tree):

@@ -3,8 +3,8 @@
 tensor.py          a tensor, a node, and `record`, the one way to make nodes
 parameter.py       a leaf that outlives the graph
 backward.py        the backward pass
-modes.py           whether operations are recorded
-operands.py        what every operation does with its operands first
+modes.py           whether operations are recorded, and who receives weight gradients
+operands.py        the checks and conversions of operands
 operators.py       the operators and methods of a tensor
 function.py        operations that a user defines
 ops/               the operations, one file each, with their gradients

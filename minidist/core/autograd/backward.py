@@ -2,8 +2,8 @@
 
     loss ── node 9 ── node 8 ── ... ── node 0         forward recorded them in the order 0, 1, ..., 9
             [1] collect the nodes that the loss depends on; count the uses (sites) of each parameter in them
-            [2] visit the newest: the work that its products share, then one vector-Jacobian product
-                per input and per weight
+            [2] visit the newest: first the work that its vector-Jacobian products share, then one product
+                for each input and each weight
             [3] a parameter whose last site was visited is ready; observers are told
 
 Nodes drop what they saved as they are visited, so memory falls during the pass. Input gradients and weight gradients

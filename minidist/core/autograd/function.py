@@ -1,4 +1,5 @@
-"""An operation that a user defines, as with `torch.autograd.Function`; the strategies' communication nodes are such.
+"""An operation that a user defines, as with `torch.autograd.Function`; the communication nodes of
+tensor parallelism are examples.
 
 class CopyToRegion(Function):
     @staticmethod

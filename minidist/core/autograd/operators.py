@@ -1,7 +1,7 @@
 """The operators and methods of a tensor: `a + b`, `x.sum()`, `loss.backward()`.
 
-The operations need `Tensor`, and a tensor's methods are these operations. So that no module imports one that imports
-it, the methods are set here, above both; the package imports this module last.
+The operations need `Tensor`, and a tensor's methods are these operations. To avoid a circular
+import, the methods are set here; the package imports this module last.
 
 Proved by: tests/autograd/test_operations.py
 """

@@ -1,5 +1,5 @@
-"""A parameter is a leaf that outlives the graph: its array may be rebound between forward and backward, and its
-gradient has a buffer that it may share with others.
+"""A parameter is a leaf that outlives the graph: its array may be replaced between forward and backward, and the
+buffer of its gradient may be a slice of a larger array.
 
 FSDP frees and gathers parameters, a pipeline stashes older versions, an optimizer updates them. A node therefore keeps
 the Parameter and the `version` that it saw in forward, never the array, and backward refuses to use another version.

@@ -1,7 +1,8 @@
 """The array functions that autograd, nn, optim and the strategies use, for NumPy, CuPy and meta arrays.
 
-What of NumPy is imported here is what `ArrayModule` lists in array_interface.py; of an array itself a program uses what
-`ArrayInterface` lists. A test compares both with all three implementations and with the source above base/.
+`ArrayModule` in minidist/base/array_interface.py lists the functions of NumPy that are imported here, and
+`ArrayInterface` the attributes of an array that the package uses. A test compares both with all three implementations
+and with the source above base/.
 
 NumPy's functions pass CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
 to their own library, so one name serves both. This file adds what the protocols do not cover: creating an array *like*

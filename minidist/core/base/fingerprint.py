@@ -1,4 +1,4 @@
-"""A few bytes that stand for many: what ranks exchange to learn whether they hold the same model, plan or weights.
+"""Fingerprints: short hashes that ranks exchange to learn whether they hold the same model, plan or weights.
 
 Two different inputs have the same fingerprint with probability 2^-128 (16 bytes) or 2^-64 (8 bytes).
 

@@ -1,4 +1,4 @@
-"""Tables that are empty and functions that do nothing, until a library sets them to take part in what the core does.
+"""Tables that are empty and functions that do nothing, until a library sets them to add to what the core does.
 
     calls.py    algorithm="auto"  ──▶  choosers["auto"](comm, "all_reduce", 4096)  ──▶  "recursive_doubling"
     module.py   print(model)      ──▶  describe(model)  ──▶  the text

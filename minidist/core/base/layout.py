@@ -1,7 +1,7 @@
 """Where the pieces of a global array are, as data: no communicator, no arrays.
 
-A strategy says *that* a tensor is split, this file says *how*: into chunks of nearly equal size, over which axis, along
-which dim.
+A strategy decides *that* a tensor is split, and a `Layout` says *how*: into chunks of nearly equal size, over which
+axis, along which dim.
 
 Proved by: tests/parallel/test_tensor.py
 """

@@ -5,8 +5,8 @@
         from minidist.core.nn.layers import Linear     <- what type checkers read, and this module
     __getattr__, __dir__ = lazy_imports(__name__, __file__)
 
-`from minidist.core.nn import Linear` then imports `minidist/core/nn/layers.py` alone. A name must not be that of a
-module of the package: Python would find the module.
+`from minidist.core.nn import Linear` then imports `minidist/core/nn/layers.py` alone. A name must differ from the names
+of the package's modules, because Python would find the module.
 
 Proved by: tests/base/test_lazy.py
 """

@@ -1,12 +1,12 @@
 """The record of a run: every message, computation and byte of memory, in one format in every world.
 
 Lessons draw it, tests count it, closed forms are compared with it. A `Trace` belongs to one rank and is only ever
-appended to. `trace_file.py` writes and reads a whole run as JSON lines (one event per line, so that a killed run leaves
-a readable file; samples of memory are many to an event).
+appended to. `minidist/base/trace_file.py` writes and reads a whole run as JSON lines (one event per line, so that a
+killed run leaves a readable file; an event holds many samples of memory).
 
 A message is recorded once on each side, at the moment its request is *posted* (`kind` "send" or "receive"), and its
-times are filled in when it completes. Volumes count payload bytes; the bytes of check headers have a column of their
-own.
+times are filled in when it completes. Volumes count payload bytes; the bytes of check headers are counted
+separately.
 
 Proved by: tests/comm/test_conformance.py, tests/base/test_trace_file.py, tests/report/test_page.py
 """

@@ -1,4 +1,4 @@
-"""Watchers are told of every recorded operation, so that the tape itself does nothing but record.
+"""Watchers are told of every recorded operation, so that the tape itself only records.
 
     record(...)                ──▶  recorded            MemoryAccount: the bytes that stay alive
     Parameter.data             ──▶  parameter_read      FlopCounter:   operations and bytes moved
@@ -7,8 +7,8 @@
 
 The watchers of a rank are a tuple in a ContextVar; without any, which is the default, nothing is called.
 
-`base/flop_counter.py` counts floating-point operations and bytes moved, without knowing for whom:
-`PointToPoint.advance_clock` takes its `operations` and turns them into seconds of a virtual clock.
+`base/flop_counter.py` counts floating-point operations and bytes moved, and does not depend on who reads them:
+`PointToPoint.advance_clock` takes its `operations` and converts them into seconds of a virtual clock.
 
 Proved by: tests/base/test_memory.py, tests/autograd/test_extending.py, tests/autograd/test_deferred_and_recorded.py
 """

@@ -1,10 +1,11 @@
-"""Every collective, built from send and receive alone; one file per family of algorithms.
+"""The collectives that training uses, built from send and receive alone; one file per family of algorithms.
 
     broadcast   all_gather   reduce_scatter   all_reduce   all_to_all   barrier
 
-Each takes `(comm, array, ...)`, works for any number of ranks (1 too), any size (smaller than the number of ranks too)
-and ragged counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is chosen by
-name, or with `algorithm="auto"` by its cost on the communicator's links (see auto.py).
+Each takes `(comm, array, ...)`, works for any number of ranks (also 1), any size (also smaller than the number of
+ranks) and unequal counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is
+chosen by name, or with `algorithm="auto"` by its cost on the communicator's links (minidist/collectives/auto.py, which
+the core runs without).
 
 The closed forms of what an algorithm sends and how long it takes are in its file, next to the code: the ring's in
 ring.py.

@@ -1,4 +1,4 @@
-"""Algorithms as one would write them first: a broadcast straight from the root, and an all-to-all partner by partner.
+"""The simplest algorithms: a broadcast directly from the root, and an all-to-all with one partner after the other.
 
 The root's port carries (n-1) messages while the others wait, so time grows with n where a tree's grows with log n. The
 *pairwise* exchange has no root: in step s rank r sends to r+s and receives from r-s.

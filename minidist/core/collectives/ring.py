@@ -1,4 +1,4 @@
-"""The ring: every rank talks to its two neighbours only, and every link carries the same bytes all the time.
+"""The ring: every rank exchanges messages with its two neighbours only, and every link carries the same bytes.
 
 Reduce-scatter, 4 ranks; chunk j travels once around, collects each rank's part and ends at rank j:
 
@@ -7,10 +7,10 @@ Reduce-scatter, 4 ranks; chunk j travels once around, collects each rank's part 
     step 3    0 ──1──▶ 1 ──2──▶ 2 ──3──▶ 3 ──0──▶ 0        chunk r has arrived at rank r: complete
 
 All-gather takes the same steps without adding; all-reduce is one after the other. A rank sends 2 (n-1)/n of the array,
-which no algorithm can beat, in 2 (n-1) steps, which many can. The order of the additions is the ring's, so the bits of
-a sum depend on where the chunk boundaries lie; where they must not, use `ordered`.
+the least that is possible, in 2 (n-1) steps, more than many other algorithms take. The order of the additions is the
+ring's, so the bits of a sum depend on where the chunk boundaries lie; where they must not, use `ordered`.
 
-The closed forms stand in the decorators. `sends` gives (messages, elements) that leave a rank, from the `sizes` of all
+The closed forms are in the decorators. `sends` gives (messages, elements) that leave a rank, from the `sizes` of all
 chunks in elements; elements times the item size are bytes. `seconds` gives the time until the last rank is done.
 
 Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69 (2009).

@@ -1,7 +1,7 @@
-"""Communication: one interface, two worlds. Nothing here knows what a tensor is.
+"""Communication: one interface for simulated and for real ranks. Nothing here depends on tensors.
 
-`Comm` is the interface; `SimWorld` runs ranks as fibers on a virtual clock, `MPIWorld` runs them as processes under
-`mpiexec`, and `launch` picks the one that fits.
+`Comm` is the interface. `Sim` runs ranks as fibers on a virtual clock. minidist/comm adds `SimWorld`, which also checks
+and records messages, `MPIWorld`, which runs ranks as processes under `mpiexec`, and `launch`, which chooses.
 
 communicator.py     a group of ranks and its collective calls
 point_to_point.py   send and receive: the interface of both worlds

@@ -1,4 +1,4 @@
-"""Point-to-point messages: the interface that algorithms are written against, whatever a rank really is.
+"""Point-to-point messages: the interface of all algorithms, for simulated ranks and for processes.
 
 `PointToPoint` is what a communicator and one collective call on it have in common (both are in `communicator`), so an
 algorithm runs on either. It checks the arguments and hands the message to its world. There are two, `Sim` and

@@ -1,11 +1,11 @@
-"""Layers and models on the autograd engine. Nothing here communicates or knows of ranks.
+"""Layers and models on the autograd engine. Nothing here communicates or depends on ranks.
 
 module.py           the tree of parameters with a forward function
 flat.py             the parameters of a unit in one flat array
 layers.py           Linear, GPT-2's Conv1D, Embedding and LayerNorm
 experts.py          a mixture of experts
 mlp.py              the multilayer perceptron
-gpt.py              GPT-2's architecture under GPT-2's names, and what it has in common with Llama
+gpt.py              GPT-2's architecture with GPT-2's names, and what it has in common with Llama
 """
 
 # mypy: implicit_reexport

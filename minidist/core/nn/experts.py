@@ -1,4 +1,4 @@
-"""A mixture of experts: many MLPs, and each token uses one or two of them. More parameters, the same work per token.
+"""A mixture of experts: each token uses one or two of several MLPs, so parameters grow without more work per token.
 
     tokens ──▶ router: softmax(x W) ──▶ each token's expert(s) and gate(s)
     tokens ──▶ slots (experts, capacity, D) ──▶ expert MLPs ──▶ back to the tokens, times their gates

@@ -1,4 +1,4 @@
-"""A module is a tree of parameters with a forward function. The tree is the attributes: nothing is registered.
+"""A module is a tree of parameters with a forward function. The attributes are the tree: nothing is registered.
 
 Parameters and modules are found among the attributes in the order in which they were set, in lists by position and in
 dicts by key, so that `model.transformer.h[0].attn.c_attn.weight` is called "transformer.h.0.attn.c_attn.weight".

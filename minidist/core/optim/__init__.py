@@ -1,4 +1,4 @@
-"""Optimizers: functions of arrays and names, without a rank.
+"""Optimizers: functions of arrays and names, which know no ranks.
 
 optimizer.py    what all optimizers share: slices, groups of parameters, the state
 sgd.py          SGD, plain and with momentum

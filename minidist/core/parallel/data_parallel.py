@@ -8,8 +8,8 @@ It equals training on one device with the whole batch (up to rounding; job/equal
 when three things hold: the replicas start equal (rank 0's values are broadcast), every gradient of every layer is
 summed, and the divisor of the loss is the *global* batch. With reduction="sum" each rank divides its loss by the global
 number of rows or tokens, which is right for shards of unequal size, too. reduction="mean" divides the sum by the number
-of ranks: PyTorch's meaning, right for shards of equal size. Losses that are means over unlike numbers of rows are
-refused then, when the gradient messages meet (`Bucket.equal`).
+of ranks: PyTorch's meaning, right for shards of equal size. Losses that are means over different numbers of rows
+are then refused, when the gradient messages meet (`Bucket.equal`).
 
 A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the batch.
 

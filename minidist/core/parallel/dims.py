@@ -7,8 +7,8 @@
     pp 0     0     1     2     3                                pp {1, 5}   once per micro-batch and stage
     pp 1     4     5     6     7
 
-The axis that sends most has the closest ranks. An expert-parallel rank is a data-parallel rank too (it has rows of its
-own), so `ep` divides `dp` and costs no ranks: dp = edp x ep. Names are Megatron's (edp: expert data parallel).
+The axis that sends most has the closest ranks. An expert-parallel rank is also a data-parallel rank (it has its own
+rows), so `ep` divides `dp` and costs no ranks: dp = edp x ep. Names are Megatron's (edp: expert data parallel).
 
 Proved by: tests/parallel/test_dims.py
 """

@@ -3,7 +3,8 @@
     flat unit   | rank 0 | rank 1 | rank 2 |pad|       equal shards; the padding lies at the end and holds zeros
 
 A shard begins at a multiple of `alignment` elements. With 1,024, the block of the gradient norm, no block crosses from
-one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on anything else.
+one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on whole
+parameters.
 
 Proved by: tests/parallel/test_zero.py, tests/parallel/test_fully_shard.py
 """

@@ -9,7 +9,7 @@ the end, and a bucket travels while the layers before it are still being differe
     [2] launch(b)   ... the sum of the bucket over the ranks starts, in a separate stream
     [3] finish()    at the end of the pass, wait for all of them
 
-All ranks launch buckets in index order, whatever the order in which their parameters get ready; otherwise one rank's
+All ranks launch buckets in index order, in whatever order their parameters become ready; otherwise one rank's
 bucket 0 would be added to another's bucket 1. A bucket that never completes is an error that names the parameter,
 because a gradient that is silently not reduced is a wrong gradient.
 

@@ -1,4 +1,4 @@
-"""What may watch the ranks that train one model. Here it watches nothing: the core runs without it.
+"""The interface of checks on the ranks that train one model. The guard of this file checks nothing.
 
     wraps(wrapper, module, flat, settings, *comms)   a wrapper of that name is made, and has sent nothing yet
     shards(module, ignored)                          the module is to be sharded, but for ignored parameters

@@ -1,4 +1,4 @@
-"""From a schedule to something that can be executed: transfers, receives posted ahead, complete gradients.
+"""From a schedule to something that can be executed: sends, receives posted ahead of use, and reductions.
 
     lower            1F1 → 1RECV_F1 .. 1F1 1SEND_F1      for every neighbour on another rank
     reduce_gradients .. 0B3 0REDUCE_GRAD                 directly after a stage's last B or W

@@ -1,4 +1,4 @@
-"""The recipe that applies every kind of parallelism to one model, and the training loop.
+"""The functions that apply every kind of parallelism to one model, and the training loop.
 
 task.py          what is trained: the model, its batches and its optimizer; the degrees and the loss of a step
 parallelize.py   the kinds of parallelism, applied in order

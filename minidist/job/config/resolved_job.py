@@ -97,7 +97,7 @@ class ResolvedJob:
 
     @cached_property
     def server(self) -> bool:
-        """Whether a technique has a training loop in place of the trunk's: no moment has all gradients of a step."""
+        """Whether a technique has a training loop in place of the job's: no moment has all gradients of a step."""
         return own_loop(self.config) is not None
 
     @property

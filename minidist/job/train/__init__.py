@@ -1,17 +1,16 @@
 """How does a training step run?
 
-loop.py           the loop                     parallelize.py  every kind of parallelism, applied to a model in order
-task.py           what is trained              layout.py       the degree of each axis, and how it works
-strategy.py       the phases of a step         data_axis.py    DDP, ZeRO and FSDP         pipeline.py    a pipeline
+The loop, and what applies each kind of parallelism to a model, are in minidist/core/train. A job is made of these:
 
-A job is made of these:
-
+start.py          the checks and trials before any rank starts
 trainer.py        a job on a rank
 run.py            a run on one rank: what it adds to a step, evaluations, checkpoints, the result
-update.py         what stands before and after the update of a step
+update.py         what happens before and after the update of a step
 job.py            model, data and optimizer of a config
-recipe.py         settings -> layout
-strategies/       what a job asks of a strategy and of its data axes
+recipe.py         the layout and the task that the settings describe
+strategies/       what a job adds to the strategies of the core, and to their data axes
 state.py          what observers and callers get: StepState, TrainResult
-loss.py, evaluate.py, metrics.py, progress.py    one thing each that a step reports
+evaluate.py       the loss on held-out data
+metrics.py        the records of `--metrics`
+progress.py       the lines that a run prints while it trains
 """

@@ -1,4 +1,4 @@
-"""A job's parallelism: from its settings to what `train/parallelize.py` applies.
+"""A job's parallelism: from its settings to what `core/train/parallelize.py` applies.
 
     settings     ParallelLayout   the degree of each axis, and how each works
                  options          arguments of what wraps the model on the data axis, which techniques give

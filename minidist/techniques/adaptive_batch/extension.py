@@ -1,8 +1,8 @@
 """`--noise-scale`, `--adaptive-batch`, `--weights measured:K`: the batch of each step follows from measurements.
 
-The gradient noise scale says how large a batch is worth its samples (`noise_scale.py`), and is measured in addition to
-training (`meter.py`); with --adaptive-batch the batch grows up to it. With --weights measured:K the rows of a replica
-follow from the speed of its ranks (`plan.py`).
+The gradient noise scale says up to which size a larger batch saves steps (`noise_scale.py`), and is measured while the
+model trains (`meter.py`); with --adaptive-batch the batch grows up to it. With --weights measured:K the number of rows
+of a replica follows from the speed of its ranks (`plan.py`).
 
 A rank sends per step: for the noise scale 2 (n-1)/n of 8 B per step, or of 16 B where gradients are sharded; for the
 speeds of the ranks 8 (n-1) B every K steps.

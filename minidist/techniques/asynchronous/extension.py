@@ -1,13 +1,13 @@
 """`--schedule pipedream`, `pipedream-vertical-sync`, `pipedream-2bw`: a pipeline that does not drain between steps.
 
-Each stage updates its weights when its gradients are there, so that a micro-batch meets other versions of the weights
-on each stage (`pipeline.py`). One device computes each micro-batch with the versions that the version rule names
-(`replay.py`). The plans are those of `pipeline/schedules`, and their messages are counted with those of all pipelines
-(`planning/pipeline_volumes.py`).
+Each stage updates its weights as soon as it has its gradients, so a micro-batch meets a different version of the
+weights on each stage (`pipeline.py`). One device computes each micro-batch with the versions that the rule of the
+schedule names (`replay.py`). The plans are in `pipeline/schedules`, and `planning/pipeline_volumes.py` counts their
+messages as those of all pipelines.
 
-A rank sends per step: an activation and its gradient per border and micro-batch; replicas of a stage 2 (k-1)/k of its
-weights.
-Equal to: one device with the same delays, bit for bit.
+A rank sends per step: an activation and its gradient per stage boundary and micro-batch; each of r replicas of a stage
+also 2 (r-1)/r of the stage's gradients.
+Equal to: one device that uses the same versions of the weights, bit for bit.
 Lesson: 17b_pipedream_and_weight_stashing, 17c_two_versions.
 
 Proved by: tests/train/test_asynchronous.py

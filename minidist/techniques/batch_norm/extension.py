@@ -1,15 +1,15 @@
-"""`--batch-norm`: over which rows a CNN normalises.
+"""`--batch-norm`: the rows over which the batch norms of a CNN take their statistics.
 
-    local   the rows of a micro-batch on its rank; the running statistics of the ranks are combined in every step
-    sync    the rows of all data-parallel ranks' micro-batches of the same number: forward and backward send statistics
+    local   the rows of a micro-batch on its rank; the ranks combine their running statistics in every step
+    sync    the rows of the i-th micro-batches of all data-parallel ranks: forward and backward send statistics
     none    no batch norms
 
-`parallel/sync_batch_norm.py` has the messages of `sync`, and their closed form. One device computes them with the rows
-of all replicas in one micro-batch.
+`parallel/sync_batch_norm.py` has the messages of `sync`, and their closed form. The one device that `compare` holds it
+against computes the i-th micro-batches of all replicas as one.
 
-A rank sends per step: (n-1) 8 (1 + 2 C) B per norm of C channels and step; `sync`: the same per micro-batch, and 2
-(n-1)/n of 16 C B.
-Equal to: one device, bit for bit; `sync`: the global batch to 1e-12.
+A rank sends per step: for each norm of C channels 8 (1 + 2 C) (n-1) B for each reduction of gradients; with `sync` for
+each micro-batch, and 2 (n-1)/n of 16 C B in its backward pass.
+Equal to: one device, bit for bit; with `sync` to 1e-12.
 Lesson: 16b_batch_norm.
 
 Proved by: tests/parallel/test_sync_batch_norm.py, tests/train/test_cnn.py

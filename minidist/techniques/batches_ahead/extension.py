@@ -1,7 +1,7 @@
 """`--prefetch-batches`, `--loader-workers`: a thread or worker processes make the batches of later steps.
 
-    step                  | 0 | 1 | 2 |          a rank knows which rows it will ask for until the job ends
-    thread or workers   0 | 1 | 2 | 3 | ...      and gets the same batches, in the same order
+    step                  | 0 | 1 | 2 |          a rank knows the rows of all its steps, so it gets the same
+    thread or workers   0 | 1 | 2 | 3 | ...      batches in the same order, however early they are made
 
 The thread is in `data/prefetch.py`, the worker processes are in `data/workers.py`. Nothing is sent.
 

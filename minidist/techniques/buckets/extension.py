@@ -1,12 +1,12 @@
-"""`--bucket-cap-mb`, `--reduce-bucket-size`: how many gradients one message has.
+"""`--bucket-cap-mb`, `--reduce-bucket-size`: the size of a bucket, the gradients that are reduced together.
 
-    parameters   | wte | wpe | h.0 | h.1 | ln_f |     backward fills buckets from the last parameter on, and a bucket
-    buckets      |  2        |  1        |  0   |     that is full is sent while backward goes on
+    parameters   | wte | wpe | h.0 | h.1 | ln_f |     backward fills the buckets from the last parameter to the first,
+    buckets      |  2        |  1        |  0   |     and a full bucket is reduced while backward goes on
 
-The bytes of all buckets together do not depend on their size; the number of messages does, and so does how much of
-their time backward hides.
+The bytes of all buckets together do not depend on the size of one. The number of messages depends on it, and so does
+the share of their time that overlaps with backward.
 
-A rank sends per step: what data parallelism or ZeRO sends, in messages of another size.
+A rank sends per step: what data parallelism or ZeRO 1 or 2 sends; only the number of messages changes.
 Equal to: one device, bit for bit, with `--reduction ordered`.
 Lesson: 06b_buckets_and_overlap.
 

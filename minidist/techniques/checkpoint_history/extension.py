@@ -1,12 +1,12 @@
-"""`--keep`, `--from-step`, `--overwrite`: which checkpoints of a --save directory count.
+"""`--keep`, `--from-step`, `--overwrite`: which checkpoints are kept, and which one a job resumes from.
 
     step-00000010  step-00000020  step-00000030  step-00000040  <- latest
-                   --from-step 20 --resume                         a job goes on from here, not from the latest one
+                   --from-step 20 --resume                         a job resumes from here, not from the latest one
                                   --keep 2                         older ones of the same run are deleted
-                                                  --overwrite      a new run begins beside them
+                                                  --overwrite      a new run begins; these stay
 
 A rank sends per step: nothing.
-Equal to: the undisturbed job, bit for bit.
+Equal to: the job without an interruption, bit for bit.
 Lesson: 26_it_will_fail.
 
 Proved by: tests/checkpoint/test_resume.py, tests/config/test_rules.py

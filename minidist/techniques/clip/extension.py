@@ -1,12 +1,14 @@
-"""`--clip`: the gradient of a step has at most this norm.
+"""`--clip`: a gradient whose norm is larger than this is scaled down to it.
 
     norm = |g| over all parameters of all ranks        g *= clip / norm where norm > clip
 
-Every layout takes the norm from sums of squares of blocks of `NORM_BLOCK` elements, which are gathered and then added
-in one order, so that its bits do not depend on the layout (`optim/clip.py`).
+Every layout computes the norm from the sums of squares of blocks of `NORM_BLOCK` (1,024) elements. The ranks exchange
+these sums and add them in one order, so the bits of the norm do not depend on how the gradient is sharded
+(`optim/clip.py`).
 
-A rank sends per step: where ranks have parts of the gradient, 8 B per block of it to each rank.
-Equal to: one device, bit for bit.
+A rank sends per step: replicas nothing; ZeRO (n-1)/n of 8 B per 1,024 elements of the parameters; with `--tp`, `--ep`
+and `--pp` 2 (P-1)/P of such sums over the P ranks of that axis, and with `--pp` 8 B more for each stage.
+Equal to: one device, bit for bit, 1e-12 with `--tp`.
 Lesson: 11_zero_1_and_2.
 
 Proved by: tests/optim/test_clip.py, tests/planning/test_volumes.py, tests/equality/test_equality.py

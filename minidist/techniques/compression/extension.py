@@ -1,10 +1,10 @@
 """`--compression`: gradients are sent with fewer bytes, and what a rank has not sent is added to its next gradient.
 
-Each data axis has a compressor (`by_name.py`) that takes the place of the reduction of its buckets. What it has not
-sent yet is in checkpoints, by rank; the rest of its state is equal on all ranks of the axis. One device replays what
-every replica sends (`replay.py`).
+On each data axis a compressor (`by_name.py`) replaces the reduction of the buckets. What a rank has not sent yet is in
+checkpoints, by rank; the rest of the state is equal on all ranks of the axis. One device replays what every replica
+sends (`replay.py`).
 
-A rank sends per step: what the formula of the method says.
+A rank sends per step: the closed form of each method, in its file.
 Equal to: one device that compresses the same buckets, bit for bit.
 Lesson: 06d_fewer_bytes.
 

@@ -1,11 +1,11 @@
-"""`--document-separator TOKEN`: several documents lie in one sample, and no token sees another document's.
+"""`--document-separator TOKEN`: a sample holds several documents, and no token attends to another document.
 
     sample   a b . c d e . f          a micro-batch is read     the document of each token follows from its inputs
     ids      0 0 0 1 1 1 1 2          it runs                   every attention takes the ids as its mask
 
 The mask is in `parallel/context/document_mask.py`; `train/task.py` says when a micro-batch is read and when it runs.
 
-A rank sends per step: nothing.
+A rank sends per step: nothing more.
 Equal to: one device, bit for bit, 1e-12 with `--cp`.
 Lesson: 22_long_context.
 

@@ -2,10 +2,11 @@
 
     y = x * mask / (1 - p)        mask: 1 with probability 1 - p, else 0
 
-The masks depend on the seed, the step and the sample, not on the rank, so they are those of one device in every layout.
+The masks depend on the seed, the step, the layer and the place of an element in the global batch, not on the rank, so
+every layout has those of one device.
 
 A rank sends per step: nothing.
-Equal to: one device, whose masks every layout has.
+Equal to: one device, as without dropout.
 
 Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.py, tests/equality/test_equality.py
 """

@@ -1,13 +1,14 @@
-"""`--top-k`, `--capacity-factor`, `--aux-loss-weight`: which of a model's experts a token gets.
+"""`--top-k`, `--capacity-factor`, `--aux-loss-weight`: which experts compute a token.
 
     router       probabilities of a token for each expert; the --top-k largest are taken
-    capacity     slots of an expert = ceil(factor x top_k x tokens / experts); a token without a slot is left out
+    capacity     slots of an expert = ceil(factor x top_k x tokens / experts); a token without a slot is dropped
     loss         + weight x balancing loss, so that the experts get equal numbers of tokens
 
 --experts and --ep are settings of every job. Sources: Fedus et al., Switch Transformers, 2021 (arXiv:2101.03961);
 Lepikhin et al., GShard, 2020 (arXiv:2006.16668).
 
-A rank sends per step: what `--ep` sends, for k = `--top-k` and c = `--capacity-factor`.
+A rank sends per step: with `--ep` 4 (P-1)/P k c N h elements per layer, as above, for k = `--top-k` and c =
+`--capacity-factor`; else nothing.
 Equal to: one device to 1e-12.
 Lesson: 14c_experts.
 

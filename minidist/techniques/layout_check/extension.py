@@ -1,7 +1,7 @@
-"""`--check-layouts`: every operation of a step is checked for what the tensor-parallel ranks hold of its result.
+"""`--check-layouts`: for each operation, whether the --tp ranks hold its result whole, as shards or as partial sums.
 
 A rank sends per step: nothing.
-Equal to: one device, as without the check.
+Equal to: the job without the check, bit for bit.
 
 Proved by: tests/parallel/test_layout_check.py
 """

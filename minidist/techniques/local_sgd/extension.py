@@ -1,7 +1,8 @@
 """`--local-steps H`: replicas train alone for H steps, then their weights are averaged; DiLoCo and Streaming DiLoCo.
 
-A rank sends per step: 2 (n-1)/n of the weights every H steps; Streaming DiLoCo 1/P of it at a time.
-Equal to: a replay on one device, bit for bit.
+A rank sends per step: 2 (n-1)/n of the weights every H steps; Streaming DiLoCo sends one of F fragments of them at a
+time.
+Equal to: one device that replays all replicas, bit for bit.
 Lesson: 06e_local_sgd_and_diloco.
 
 Proved by: tests/techniques/test_local_steps.py, tests/techniques/test_streaming_diloco.py

@@ -1,13 +1,13 @@
-"""`--precision fp16`: the loss is scaled, so that small gradients do not become zero, and overflows are left out.
+"""`--precision fp16`: the loss is scaled, so that small gradients do not become zero; a step that overflows is skipped.
 
     backward        from loss x scale (`optim.loss_scale`)
     before update   any gradient infinite or NaN, on any rank?   yes: no update, on all ranks
                                                                  no: the optimizer divides by the scale
-    after it        the scale falls or grows, on all ranks alike
+    after it        the scale falls or grows by the same factor on all ranks
 
 Ranks agree on an overflow with one byte (`parallel.overflow`). The scale and its counters are in checkpoints.
 
-A rank sends per step: log₂ n B per step, for the overflow flag.
+A rank sends per step: log₂ n B for the overflow flag.
 Equal to: one device, bit for bit.
 Lesson: 09_mixed_precision.
 

@@ -1,11 +1,11 @@
-"""`--warmup N`, `--decay cosine`: the learning rate rises to --lr, and falls after that.
+"""`--warmup N`, `--decay cosine`: the learning rate rises to --lr in the first N steps, and decays after that.
 
     factor 1  |      ______                     --warmup 3   --decay cosine   --decay-steps 12   --final-lr 0.1
               |    /        \\__
          0.1  |  /             \\_____
               +----------------------  step
 
-The functions are in `optim/schedule.py`. They depend on the number of a step alone, so there is no state to save.
+The functions are in `optim/schedule.py`. They depend only on the number of the step, so there is no state to save.
 
 A rank sends per step: nothing.
 Equal to: one device, bit for bit.

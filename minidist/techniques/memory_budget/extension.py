@@ -15,8 +15,8 @@ The bytes are those of the memory account (base/memory.py). The global batch sta
 the same batch: equal up to rounding, and `minidist compare` tells one device the cuts. When nothing fits, the smallest
 micro-batch trains on, and one line says so; so does a file that holds no number.
 
-A rank sends per step: 24 (P-1) B per step on P ranks.
-Equal to: one device that is told the cuts, bit for bit.
+A rank sends per step: 24 (P-1) B on P ranks.
+Equal to: one device that is told the size of the micro-batches, bit for bit.
 Lesson: 20b_plan_it.
 
 Proved by: tests/techniques/test_memory_budget_file.py

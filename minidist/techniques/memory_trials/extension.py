@@ -1,4 +1,4 @@
-"""`--memory-budget BYTES`, `--recompute-budget FILE`: what a rank may hold at a time decides how it computes.
+"""`--memory-budget BYTES`, `--recompute-budget FILE`: chosen so that a job fits into its memory.
 
     --micro-batch auto --memory-budget N    the largest micro-batch with which no rank holds more than N bytes
     --recompute-budget FILE                 what runs again in backward, so that no rank holds more than its own budget
@@ -12,7 +12,7 @@ Both are chosen before the job begins, by trials of two steps (`trials.py`), and
 the chosen --micro-batch or --recompute gives.
 
 A rank sends per step: nothing.
-Equal to: the job with the numbers that are found, bit for bit.
+Equal to: the job that is given the chosen flags, bit for bit.
 Lesson: 20b_plan_it.
 
 Proved by: tests/commands/test_memory_budget.py

@@ -1,4 +1,4 @@
-"""`--optimizer muon`: matrices are orthogonalised whole, although each rank may have a part of them.
+"""`--optimizer muon`: whole matrices are orthogonalised, although a rank may hold only a part of each.
 
     --orthogonalize owner         each matrix by one data-parallel rank, which sends the result to the others
                     everywhere    each matrix by all of them

@@ -1,14 +1,14 @@
-"""`--offload optimizer`, `activations`, `parameters`: what is needed rarely waits in host memory (`HostPool`).
+"""`--offload optimizer`, `activations`, `parameters`: what is kept in host memory (`HostPool`).
 
-    optimizer      the optimizer steps copies of the weights on the host, beside its state       `OffloadedOptimizer`
+    optimizer      the optimizer's state, and copies of the weights that it updates, are there    `OffloadedOptimizer`
     activations    what operations save for backward moves to the host and back                  `SavedOnHost`
                    where blocks are recomputed, their inputs alone                               `HostCopy`
     parameters     shards of ZeRO 3's parameters, gradients and optimizer state are on the host  `CPUOffloadPolicy`
 
 The arithmetic is the same, and so are the bits. No rank sends more; what crosses the link to the host is reported.
 
-A rank sends per step: nothing to other ranks; 2 + 2 B per parameter to and from the host; each saved activation once
-each way.
+A rank sends per step: nothing to other ranks; to and from the host 2 + 2 B per parameter, and each saved activation
+once in each direction.
 Equal to: one device, bit for bit.
 Lesson: 12b_offload.
 

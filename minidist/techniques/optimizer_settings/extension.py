@@ -1,7 +1,7 @@
-"""`--momentum`, `--nesterov`, `--betas`, `--eps`: the symbols of an optimizer's formula, where it has them.
+"""`--momentum`, `--nesterov`, `--betas`, `--eps`: the arguments of the optimizer.
 
-A flag becomes the argument of the same name of the optimizer's class. A flag that the class has no argument for is
-refused. Nothing is sent, and the state in checkpoints is the optimizer's.
+Each flag is passed to the optimizer's class as the argument of the same name. A flag for which the class has no
+argument is refused. Nothing is sent, and the state in checkpoints is the optimizer's.
 
 A rank sends per step: nothing.
 Equal to: one device, bit for bit.

@@ -1,7 +1,7 @@
-"""`--sparsity`, `--sparsity-pattern`: weights become zero by a schedule, and their gradients are not sent.
+"""`--sparsity`, `--sparsity-pattern`: a growing share of the weights is set to zero, and their gradients are not sent.
 
-Each data axis has a `Pruner` (`pruner.py`) for the weights that it has, and leaves what is pruned out of its
-reductions (`layouts.py`). The masks are in checkpoints beside the weights, as bits.
+Each data axis has a `Pruner` (`pruner.py`) for its weights, and its reductions leave out what is pruned (`layouts.py`).
+Checkpoints contain the masks, as bits.
 
 A rank sends per step: data parallel 2 (n-1)/n of the kept gradients, ZeRO (n-1)/n of them and of the padding; ZeRO 3:
 256 counts per digit and layer for a mask.

@@ -1,8 +1,9 @@
-"""`--quantize int8`: layers train for 8 bits (`layers.py`), and all ranks agree on the ranges (`ranges.py`).
+"""`--quantize int8`: layers train with operands rounded to 8 bits, by ranges that all ranks share.
 
-An evaluation measures the model that trains, and the one that is converted to INT8.
+The layers are in `layers.py`, the ranges in `ranges.py`. An evaluation measures the loss of the model that trains, and
+of the same model converted to INT8.
 
-A rank sends per step: log₂ n times two numbers per layer.
+A rank sends per step: log₂ n times two numbers per quantised layer.
 Equal to: one device, bit for bit.
 Lesson: 09b_eight_bits.
 

@@ -1,16 +1,17 @@
-"""`--recompute`: activations are computed again in backward, and not kept.
+"""`--recompute`: activations are not kept, but computed again in backward.
 
     none        | h.0 | h.1 | h.2 | h.3 |     every activation is kept
     full        |.    |.    |.    |.    |     each block keeps its input, and runs again when backward comes to it
-    sqrt        |.          |.          |     segments of blocks do
+    sqrt        |.          |.          |     the same for segments of blocks
     budget:N    |.    |.          |     |     as few segments as keep at most N bytes
     selective   | a   | a   | a   | a   |     attention's core runs again, everything else is kept
-    stages:0    |. ........ |     |     |     whole stages of a pipeline do, here the first one of two
+    stages:0    |. ........ |     |     |     the same for whole stages of a pipeline, here the first of two
 
 Messages inside a block are sent again. The plan of a pipeline runs the forward pass of a whole stage again with `full`,
 so nothing inside the stage does, unless a technique keeps the blocks' inputs elsewhere.
 
-A rank sends per step: nothing more in data parallelism; messages inside a block once more.
+A rank sends per step: the messages of a forward pass that runs again once more (`--tp`, `--cp`, `--ep`, and ZeRO 3's
+gathers in a pipeline); else nothing.
 Equal to: one device, bit for bit.
 Lesson: 02_what_a_step_costs, 10_accumulate_and_recompute, 16_naive_pipeline_and_gpipe.
 

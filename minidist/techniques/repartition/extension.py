@@ -1,4 +1,4 @@
-"""`--repartition-every K`: the stages of a pipeline are cut anew while it trains, from what the layers took.
+"""`--repartition-every K`: every K steps the model is cut into stages again, by the measured times of its layers.
 
     step K-1 ends | exchange of seconds | 2,2 -> 3,1 | layer 2: weights, optimizer state, statistics | step K
                     every rank to all     same cut on    rank 1 ──one message──▶ rank 0

@@ -1,7 +1,7 @@
-"""`--check-replicas`: after every step the ranks compare fingerprints of the parameters that several of them hold.
+"""`--check-replicas`: after every step the ranks compare fingerprints of the parameters that more than one rank holds.
 
-A rank sends per step: to every other rank its number of shards and a row for each of them.
-Equal to: one device, as without the check.
+A rank sends per step: 8 B, and 16 B for each shard that it holds, to every other rank.
+Equal to: the job without the check, bit for bit.
 
 Proved by: tests/train/test_replicas.py, tests/config/test_rules.py
 """

@@ -1,13 +1,15 @@
-"""`--prefetch`, `--reshard-after-forward`, `--persistence-threshold`: when the units of ZeRO 3 are whole.
+"""`--prefetch`, `--reshard-after-forward`, `--persistence-threshold`: when ZeRO 3 gathers and releases parameters.
 
     forward    | gather h.0 | gather h.1 | ...      --prefetch N: N units are gathered before they are needed
                  release h.0                        --reshard-after-forward false: a unit stays whole until backward
-    backward     ... | gather h.1 | gather h.0                              G:     each group of G neighbours keeps it
+    backward     ... | gather h.1 | gather h.0                              G:     each group of G ranks keeps it
     all the time   biases and norms                 --persistence-threshold: small parameters stay whole
 
-Each is an argument of `fully_shard`. What they save or send is in the closed forms of `planning/volumes.py`.
+A unit is the parameters that are gathered together. Each flag is an argument of `fully_shard`; the closed forms of what
+they send are in `planning/volumes.py`.
 
-A rank sends per step: ZeRO 3's 3 k (n-1)/n Ψ, less k (n-1)/n Ψ where units stay whole until backward.
+A rank sends per step: ZeRO 3's 3 k (n-1)/n Ψ; with `--reshard-after-forward false` k (n-1)/n Ψ less, and with
+groups of G ranks k (G-1)/G Ψ in place of these; parameters below the threshold are gathered once per step.
 Equal to: one device, bit for bit.
 Lesson: 12_zero_3_fsdp.
 

@@ -1,11 +1,11 @@
-"""`--synchronize-each`: gradients are reduced after every micro-batch, and not once per step.
+"""`--synchronize-each`: gradients are reduced after every micro-batch instead of once per step.
 
-    once per step    B0  B1  B2  reduce              2 (n-1)/n Psi of a rank
-    after each       B0 reduce  B1 reduce  B2 reduce     three times as much: what `no_sync` saves
+    once per step    B0  B1  B2  reduce              a rank sends 2 (n-1)/n Psi
+    after each       B0 reduce  B1 reduce  B2 reduce     three times as much, which `no_sync` avoids
 
-ZeRO 2 and 3 reduce after every micro-batch in any case, because a rank has no memory for whole gradients.
+ZeRO 2 and 3 reduce after every micro-batch in any case, because a rank keeps only its shard of the gradients.
 
-A rank sends per step: 2 k (n-1)/n Ψ for k micro-batches, where one reduction sends 2 (n-1)/n Ψ.
+A rank sends per step: 2 k (n-1)/n Ψ, and with ZeRO 1 (k+1) (n-1)/n Ψ, instead of 2 (n-1)/n Ψ.
 Equal to: one device, bit for bit.
 Lesson: 10_accumulate_and_recompute.
 

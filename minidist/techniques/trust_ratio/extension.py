@@ -1,11 +1,12 @@
-"""`--optimizer lars`, `lamb`: a trust ratio for each layer, from norms of the whole layer that ranks have parts of.
+"""`--optimizer lars`, `lamb`: a trust ratio for each parameter tensor, from the norms of the whole tensor.
 
     lars    ratio = eta |p| / (|g| + decay |p|)     eta: --trust-coefficient
     lamb    ratio = |p| / |u|                       u: Adam's update
 
 `parallel/layer_sums.py` adds the squares over the ranks; the optimizers are `optim/lars.py` and `optim/lamb.py`.
 
-A rank sends per step: 2 (n-1)/n of 288 B per layer for ZeRO, and again for tensor parallelism; else nothing.
+A rank sends per step: with ZeRO 2 (n-1)/n of 288 B per parameter tensor, and the same over the ranks of `--tp` and of
+`--ep`; else nothing.
 Equal to: one device, bit for bit, 1e-12 with `--tp`.
 Lesson: 11b_trust_ratios.
 

@@ -1,10 +1,10 @@
-"""Operations on tensors and their gradients. A file has those that belong together.
+"""Operations on tensors and their gradients. Related operations share a file.
 
 elementwise.py     operations on each element, GELU and dropout
 linear.py          matrix products, the look-up of rows, and a linear layer as one node
 reductions.py      sums, means and the softmax
 shaping.py         reshape, join, index
 attention.py       causal self-attention
-layer_norm.py      layer and RMS normalisation
+layer_norm.py      layer normalisation
 cross_entropy.py   the loss of a classifier or language model
 """

@@ -1,11 +1,10 @@
 """Causal self-attention as one node: softmax(Q K^T / sqrt(d)) V, where position i sees positions 0..i.
 
-Queries go in blocks of 64, and a block meets only the keys up to its own end: half of the score matrix
-is never computed and none of it is ever masked except the diagonal blocks. The exponentials are saved unnormalised; the
-division by their row sums is folded into the (much smaller) outputs and output gradients. Heads are strided views of
-the packed projection, so nothing is copied. Scores lie as (keys, queries), so that a maximum over keys compares whole
-rows at once. With P the softmax, dS = P *
-(dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
+Queries are processed in blocks of 64, each with the keys up to the end of its block: half of the score matrix is never
+computed, and only the blocks on the diagonal are masked. The exponentials are saved unnormalised; the outputs and their
+gradients, which are much smaller, are divided by the row sums. Heads are strided views of the packed projection, so
+nothing is copied. Scores have the layout (keys, queries), so that a maximum over keys compares whole rows at once. With
+P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
 
 Proved by: tests/autograd/test_fused.py
 """

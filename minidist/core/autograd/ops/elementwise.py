@@ -1,11 +1,11 @@
 """Operations on each element. Two operands broadcast as in NumPy.
 
-A vjp keeps the operand (through `saved()`, so that a Parameter is re-read and its version checked) or the result,
-whichever it needs, and nothing else.
+A vector-Jacobian product (vjp) keeps only what it needs, the operand or the result. It keeps an operand through
+`saved()`, so that a Parameter is read again and its version is checked.
 
-GELU is the tanh form (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016), value and derivative in one sweep:
-x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3). The sweep goes in blocks that stay in the cache. The derivative is
-stored, not recomputed: backward is one multiplication.
+GELU is the tanh form (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016), value and derivative in one pass: x/2
+(1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3). The pass goes block by block, and a block stays in the cache. The
+derivative is stored, not recomputed: backward is one multiplication.
 
 Proved by: tests/autograd/test_operations.py, tests/autograd/test_fused.py, tests/autograd/test_half.py
 """

@@ -3,15 +3,15 @@
     sender    post ──▶ depart = max(post, out_free)          out_free = depart + o + beta n
     wire      arrival = depart + alpha + beta n
     receiver  landed = max(arrival, in_free + o + beta n, receive posted)              in_free = landed
-              its wait ends at max(landed, now): what has landed already costs nothing
+              its wait ends at max(landed, now): a message that has landed costs nothing
 
 The overhead o is the part of alpha in which a port is busy with a message, however short it is. One message takes alpha
 + beta n with any o; n-1 messages into one port take n-2 times o longer. With o = 0, the default, a port handles any
 number of empty messages in no time, so a root is never a bottleneck for short arrays.
 
 Every term depends only on the order in which a stream's program posts and waits, never on the order in which a
-scheduler happens to run the ranks. So a program without wildcards has exactly one virtual time. The price: contention
-inside the fabric is not modelled, since it would depend on the schedule.
+scheduler happens to run the ranks. So a program without wildcards has exactly one virtual time. In return, contention
+inside the network is not modelled, because it would depend on the schedule.
 
 Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994), for alpha and beta; Culler et al.,
 LogP: Towards a realistic model of parallel computation, PPoPP 1993, for the overhead.

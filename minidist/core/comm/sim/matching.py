@@ -1,12 +1,12 @@
-"""Posting, meeting and waiting in the simulated world: which send meets which receive, what it costs, and who wakes up.
+"""Posting, matching and waiting in the simulated world: which send matches which receive, and what the message costs.
 
 post     a send and a receive of one (context, source, destination, tag) meet in the order of their posts, at once
          when the other side is there already; a receive from any rank waits until no stream can run any more
 deliver  the array is copied once, and a stream that was blocked in a wait can run again
 wait     blocks until the two have met, then advances the clock (the formulas are those of `clock`)
 
-Whoever checks, records or kills is a *guard*: an object with some of these methods, which are called here. What no
-guard has costs nothing.
+An object that checks or records messages, or ends ranks, is a *guard*: it has some of these methods, which are called
+here. A method that no guard has costs nothing.
 
     posting(stream, comm)      before a message is posted         queued(request)   its other side is not there yet:
     posted(request)            it has been posted                                   request.error keeps it out

@@ -1,4 +1,4 @@
-"""The simulated world: ranks are fibers in this process, time is virtual, and a deadlock is a certainty.
+"""The simulated world: ranks are fibers in this process, time is virtual, and every deadlock is found.
 
 This module runs the ranks; how their messages meet is in `matching`. Fibers switch only where a rank blocks, so a run
 is deterministic; when no fiber can run, none ever will, and the report can say exactly which rank waits for

@@ -1,12 +1,12 @@
-"""The *global* positions of the tokens that a rank holds when the sequence is split, so that all compute equally long.
+"""The *global* positions of the tokens of a rank when the sequence is split, chosen so that all ranks do equal work.
 
     contiguous   | 0 0 | 1 1 | 2 2 | 3 3 |
     zig-zag      | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |
 
 A causal query sees the keys before it, so with contiguous parts the last rank would compute P times what the first
-does. In zig-zag rank r holds chunk r and chunk 2P-1-r of 2P: one with little to see, one with much, and all ranks
-compute the same. Whatever is indexed by position (position embeddings, rotary angles) must use these numbers: starting
-from 0 on every rank is a known bug.
+does. With zig-zag parts rank r holds chunks r and 2P-1-r of 2P: the queries of one see few keys, those of the other
+many, and all ranks do the same work. Whatever is indexed by position (position embeddings, rotary angles) must use
+these numbers: starting from 0 on every rank is a known bug.
 
 Source of the balance: Brandon et al., "Striped Attention", 2023; the chunk pairs are those of Llama 3 (2024, 3.3.2).
 

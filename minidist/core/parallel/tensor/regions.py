@@ -1,7 +1,7 @@
 """The borders of a region in which matrices are split: Megatron's f and g, as nodes of the tape.
 
-Inside a region every rank holds a shard of the activations; outside all ranks hold the same. Backward does at a border
-the conjugate of what forward does:
+Inside a region every rank holds a shard of the activations; outside all ranks hold the same. At a border, backward does
+the adjoint of what forward does:
 
     region                                       forward             backward
     copy_to_tensor_parallel_region        (f)    nothing             all-reduce

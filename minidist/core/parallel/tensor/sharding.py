@@ -4,9 +4,9 @@
     | rank 0 | rank 1 |             | q0 q1 | k0 k1 | v0 v1 |   rank 0 holds | q0 | k0 | v0 |
 
 A contiguous split of a fused matrix would give rank 0 all of Q and half of K. A parameter's `Layout` says how it is
-split; full_state.py joins the whole from the shards.
+split; minidist/parallel/tensor/full_state.py joins the whole from the shards.
 
-What a parallel style is given: the ranks of one mesh axis, and the shards that earlier styles have made.
+A parallel style gets the ranks of one mesh axis and the shards that earlier styles have made:
 
     tied weight W:   transformer.wte ──▶ shard_of(W) ──▶ a new Parameter, the shard
                      lm_head         ──▶ shard_of(W) ──▶ the same one, since both modules share it on one device, too

@@ -1,10 +1,10 @@
-"""DualPipe and DualPipeV: two streams that meet, so that one's forward runs while the other's backward communicates.
+"""DualPipe and DualPipeV: two streams in opposite directions; one computes forward while the other's backward sends.
 
     direction 0   rank 0 → 1 → 2 → 3       micro-batches 0 .. m/2-1         every rank holds stage r for direction 0
     direction 1   rank 3 → 2 → 1 → 0       micro-batches m/2 .. m-1         and stage p-1-r for direction 1
 
-The rank's near direction is phase 0, the other phase 1. F0&B1 is one overlapped action. Every parameter is there
-twice. DualPipeV folds the second direction into a second chunk (stages r and 2p-1-r), so parameters are there once.
+The rank's near direction is phase 0, the other phase 1. F0&B1 is one overlapped action. Every parameter exists
+twice. DualPipeV folds the second direction into a second chunk (stages r and 2p-1-r), so each parameter exists once.
 Idle (P/2-1)(T_F&B + T_B - 3 T_W), P = p for DualPipe and 2p for DualPipeV; peak P+1 micro-batches (chunks). Sources:
 DeepSeek-V3, arXiv:2412.19437; the DualPipe repository's README, whose steps 1 to 8 are those of the code.
 

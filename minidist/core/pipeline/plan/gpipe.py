@@ -4,7 +4,7 @@
     rank 1   .. F0 F1 F2 F3 .. .. B3 B2 B1 B0
     rank 2   .. .. F0 F1 F2 F3 B3 B2 B1 B0
 
-Idle (p-1)(T_F + T_B); all m micro-batches are alive at once, which recomputation makes bearable. Source: Huang et al.,
+Idle (p-1)(T_F + T_B); all m micro-batches are alive at once, so the paper recomputes activations. Source: Huang et al.,
 GPipe, NeurIPS 2019. The paper runs the backwards from m-1 to 0, several libraries from 0 to m-1: `backward_order`.
 
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py

@@ -6,7 +6,7 @@
 A stage is placed on the rank that computes its actions; nothing else says where it is. In DualPipe, and where a stage
 is replicated, several ranks compute one stage, each for different micro-batches.
 
-One action of a pipeline: what a rank does to one micro-batch at one stage, as a single integer.
+An action is what a rank does to one micro-batch at one stage, stored as an integer.
 
 A plan of 1,024 ranks and 4,096 micro-batches has eight million actions, so an action is stored as a number:
 

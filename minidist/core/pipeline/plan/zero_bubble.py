@@ -1,7 +1,7 @@
-"""ZB-H1 and ZB-H2: no rank waits for a weight gradient, so it fills the time in which a stage would wait.
+"""ZB-H1 and ZB-H2: no rank waits for a weight gradient, so weight gradients fill the time in which a stage would wait.
 
 1F1B's backward is two computations: I, the input gradient, which the stage before needs at once; and W, the weight
-gradient, which only the optimizer needs. Split them, run I first, and put W where the bubble was:
+gradient, which only the optimizer needs. Split them, run I first, and run W in the idle time:
 
     rank 0   F0 F1 F2 .. .. I0 W0 F3 I1 W1 .. I2 W2 .. I3 W3      k = 1: memory of 1F1B, idle (p-1)(T_F + T_I - T_W)
     rank 2   .. .. F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3            stage s is k*s weight gradients behind

@@ -5,7 +5,7 @@ stages.py            a stage is a slice of the model
 messages.py          what a rank sends and receives in a step
 shapes.py            shapes and dtypes of what crosses the boundaries
 reduction.py         who sums the gradients of a rank's stages
-shared.py            parameters that live on several stages
+shared.py            parameters that several stages hold
 """
 
 from minidist.core.pipeline.runtime.pipeline import Pipeline as Pipeline

@@ -3,7 +3,7 @@
     enqueue   what a stage made, for a stage on this rank or for the SEND that follows
     send      SEND_F(s, i)   released when B(s, i)'s gradient has come back: the activation must have arrived
               SEND_B(s, i)   released behind the item that `released` says, or at the end of the step
-    post      RECV: a fresh buffer per message, for the stage keeps it until its backward
+    post      RECV: a fresh buffer per message, because the stage keeps it until its backward
     take      what an F, I or B needs, waited for
 
 No rank asks whether a message has arrived; the plan says when it must have, so the wait costs nothing. A skip

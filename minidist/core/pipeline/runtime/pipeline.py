@@ -1,4 +1,4 @@
-"""The runtime: executes a rank's order, action by action. It knows no schedule; the plan is all it has.
+"""The runtime: executes a rank's order, action by action. It depends on the plan alone.
 
     rank 0   0RECV_B0  0F0 0SEND_F0  0F1 0SEND_F1   0B0 ...
                           │             ▲
@@ -6,8 +6,9 @@
     rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
 
 RECV posts a receive into a fresh buffer: the stage's first layer keeps its input for backward. A SEND is waited for
-when the plan says that it must have arrived (messages.py). Neighbours on one rank pass their arrays by reference.
-Every plan is validated before anything runs (pipeline/validate.py), so a wrong one raises an error and does not hang.
+when the plan says that it must have arrived (messages.py). Neighbours on one rank pass their arrays by reference. Every
+plan is validated before anything runs (minidist/pipeline/validate.py), so a wrong one raises an error and does not
+hang.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """

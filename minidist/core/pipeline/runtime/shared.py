@@ -1,4 +1,4 @@
-"""Parameters that live in more than one place: tied embeddings on two stages, and whole stages in DualPipe.
+"""Parameters with copies in more than one place: tied embeddings on two stages, and whole stages in DualPipe.
 
     stage 0, rank 0   wte   gradient of the embedding ─┐
                                                        ├─ both ranks add: stage 0's sum, then stage 3's
@@ -14,7 +14,7 @@ What stages share when gradients are sharded already (ZeRO 2 and 3): each rank a
     stage 0   data rank 0  | shard 0 |  ◀──▶  | shard 0 |  data rank 0   stage 3
               data rank 1  | shard 1 |  ◀──▶  | shard 1 |  data rank 1                each sends 1/n of the tied weight
 
-That needs replicas that are cut the same way, so a tied weight is a separate unit on both stages. Without sharding
+For this the replicas must be cut in the same way, so a tied weight is a separate unit on both stages. Without sharding
 the replicas are summed first, whole, and over the data axis afterwards.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py, tests/train/test_pipelines.py

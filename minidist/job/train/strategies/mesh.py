@@ -1,4 +1,4 @@
-"""What a job asks of a strategy, in addition to the phases of a step in `train/strategy.py`.
+"""What a job asks of a strategy, in addition to the phases of a step in `core/train/strategy.py`.
 
     steps_read, data_copy        which samples this rank reads
     held_out_losses              an evaluation
