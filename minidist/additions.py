@@ -19,7 +19,6 @@ _NO_ALGORITHMS = (
     "closed_forms",
     "collective_check",
     "folding",
-    "narrow",
     "nodes",
     "one_event",
     "reduction_order",
@@ -38,7 +37,6 @@ def _choose(comm: Any, operation: str, nbytes: int) -> str:
 
 
 def _check_call(*arguments: Any, **keywords: Any) -> None:
-    import minidist.collectives.narrow  # noqa: F401  now, because a world that looks ahead opens no file
     from minidist.collectives.call_checks import check_call
 
     hooks.check_call = check_call
@@ -57,7 +55,7 @@ def _more_schedules() -> None:
 
 
 def _narrow_sum(op: str, total: Any, contribution: Any) -> bool:
-    from minidist.collectives.narrow import narrow_sum
+    from minidist.collectives.call_checks import narrow_sum
 
     hooks.narrow_sum = narrow_sum
     return narrow_sum(op, total, contribution)

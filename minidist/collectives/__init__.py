@@ -1,7 +1,7 @@
 """All collectives, the algorithms in addition to those of the core, and the choice among all of them.
 
 algorithms.py           the table of all algorithms
-call_checks.py          what can be wrong with a call on one rank alone
+call_checks.py          what can be wrong with a call, or with a sum, on one rank alone
 rooted.py               reduce, gather and scatter
 naive.py                the collectives through one rank
 chain.py                broadcast and reduce along the ring
@@ -17,7 +17,6 @@ recursive_halving.py    for long messages
 bruck.py                Bruck's all-to-all
 linear.py               all-to-all in one round
 two_level.py            inside each node, then across nodes
-narrow.py               sums of 16-bit floats and of short integers
 nodes.py                two levels whose nodes the program names
 call.py                 one call as data
 one_event.py            a call in which one rank stands for many

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidist.collectives.call_checks import combine
 from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds
-from minidist.collectives.narrow import combine
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
 from minidist.core.collectives.operations import divide

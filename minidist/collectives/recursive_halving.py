@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidist.collectives.call_checks import combine
 from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, halving_rounds
-from minidist.collectives.narrow import combine
 from minidist.collectives.recursive_doubling import all_gather_sends, gather_doubling
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, offsets

@@ -1,12 +1,17 @@
-"""The tags of messages, and a message in words, for reports.
+"""The tags of messages, and a message in words, for reports: with the line of the program that posted it.
 
     outside a collective call   the tag that the program names
     inside one                  the number of the call + OWN_TAG * the tag that the algorithm names
 
-Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
+Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py, tests/comm/test_error_lines.py
 """
 
+import sys
+from dataclasses import dataclass
+
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.core.comm.point_to_point import ANY, Request
+from minidist.core.comm.sim.state import SimRequest
 
 # Inside a collective call the tag of a message is the call's number; a separate tag lies above the header's bit, so
 # that messages are told apart as they would be outside, and still belong to their call. 2**23 - 1 is the highest tag of
@@ -32,3 +37,20 @@ def tag_text(tag: int, key: str = "") -> str:
         return "any" if tag < 0 else f"{tag}"
     own, number = divmod(tag, OWN_TAG)
     return f"{number} (own tag {own})" if own else f"{number}"
+
+
+@dataclass(slots=True, eq=False)
+class LocatedRequest(SimRequest):
+    """A request whose line is found when somebody asks for it."""
+
+    describe = describe
+
+    @property
+    def site(self) -> CallSite:
+        """The line that posted it. A blocking call still is at its line while its request is open."""
+        if self.posted_at is not None:
+            return self.posted_at  # type: ignore[no-any-return]
+        fiber = self.stream.fiber
+        if fiber is None or fiber.dead:
+            return NOWHERE
+        return call_site(fiber.gr_frame or sys._getframe(1), self.comm.opened)

@@ -47,7 +47,7 @@ JOBS = {
     "zero 3": (2, [*GPT, "--dp", "2", "--zero", "3", "--every", "1", "--steps", "25"]),
     "tp 2, pp 2": (4, [*GPT, "--tp", "2", "--pp", "2", "--layers", "2", "--every", "1", "--steps", "12"]),
     "growing batch": (4, [*GPT, *GROWS, "--dp", "2", "--pp", "2", "--layers", "2", "--every", "1", "--steps", "12"]),
-    "server": (3, [*MLP, "--strategy", "ps", "--dp", "2", "--steps", "40"]),
+    "server": (3, [*MLP, "--strategy", "ps", "--dp", "2", "--compression", "bf16", "--every", "1", "--steps", "30"]),
 }
 Usual = dict[str, tuple[dict[str, object], float]]  # of each job its result and its seconds without faults
 FAULTS = ("kill", "interrupt", "stop", "launcher", "full")

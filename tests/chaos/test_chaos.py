@@ -29,6 +29,6 @@ def test_the_table_counts_what_went_wrong():
         Outcome("zero 3", "stop", [], late=True),
     ]
     rows = {line.split()[0]: line.split()[1:] for line in table(outcomes).splitlines()}
-    assert rows["kill"] == ["2", "0", "0", "0", "2", "0", "1", "2.0"]
-    assert rows["stop"] == ["0", "1", "0", "0", "0", "1", "0", "0.0"]
+    assert rows["kill"] == ["2", "0", "0", "0", "0", "2", "0", "1", "2.0"]
+    assert rows["stop"] == ["0", "1", "0", "0", "0", "0", "1", "0", "0.0"]
     assert table(outcomes).endswith("3 faults, 1 went wrong")

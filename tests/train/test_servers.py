@@ -68,6 +68,29 @@ def test_the_others_are_a_replay_of_their_own_order(consistency):
     assert len(digests) == 3  # an order a seed, and other bits with each
 
 
+@each("consistency", ["bsp", "delay:1", "ssp:1", "asp"])
+@each("values", [{"compression": "bf16"}, {"compression": "fp16", "model": "llama", "precision": "fp64"}])
+def test_gradients_that_are_pushed_in_half_precision_are_those_of_the_replay(consistency, values, tmp_path):
+    made = config(servers=2, consistency=consistency, optimizer="adam", clip=None, **values)
+    verdict, *_ = compared(made, 5, chooser=seeded(1))
+    assert verdict.equal, verdict.first_difference
+    assert verdict.tier == "replay"
+    assert verdict.losses != compared(config(servers=2, consistency=consistency), 5)[0].losses
+    # A push has 2 B per element, whatever the weights have; the rest is as without compression.
+    whole, half = (
+        run_training(made.model_copy(update={"dp": 3, "compression": c}), None, 60.0, tmp_path / "t.jsonl")
+        for c in ("none", made.compression)
+    )
+    assert whole.volumes_hold()
+    assert half.volumes_hold()
+    pushes = [run.bytes_by_purpose["parameter_push"]["measured"] for run in (whole, half)]
+    pulls = [run.bytes_by_purpose["parameter_pull"]["measured"] for run in (whole, half)]
+    assert pulls[0] == pulls[1]
+    heads = 3 * 3 * 16 * 2
+    times = 2 if made.precision == "fp32" else 3.5  # with llama, the numbers of rows are sent, too
+    assert (pushes[0] - heads) / (pushes[1] - heads) >= times
+
+
 def test_staleness_aware_rates():
     digests = set()
     for aware in (False, True):

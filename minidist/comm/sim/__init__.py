@@ -2,7 +2,6 @@
 
 sim_world.py         the world that programs run in: with everything that watches
 folded.py            one rank of each class runs, and stands for all of them
-located.py           a request that knows its line
 any_source.py        receives from any rank
 choosers.py          which message a wildcard receive gets
 nodes.py             ranks that the fastest links join

@@ -27,8 +27,8 @@ from minidist.comm.sim.checks.recorder import Recorder, Totals
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
-from minidist.comm.sim.located import LocatedRequest
 from minidist.comm.sim.process_state import ProcessState
+from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import (
     DeadlockError,
     MismatchError,

@@ -30,8 +30,8 @@ from minidist.comm.header import dtype_name
 from minidist.comm.sim.any_source import remove
 from minidist.comm.sim.checks.buffer_watch import Watched
 from minidist.comm.sim.choosers import Candidate
-from minidist.comm.sim.located import LocatedRequest
 from minidist.comm.sim.sim_world import SimWorld
+from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Work

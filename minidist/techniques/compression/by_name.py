@@ -14,6 +14,7 @@ from minidist.techniques.compression.sign import Sign
 from minidist.techniques.compression.top_k import TopK
 
 NAMES = ("none", "fp16", "bf16", "topk", "sign", "qsgd", "powersgd")
+CASTS = {"fp16": "float16", "bf16": "bfloat16"}
 NUMBERS = {
     "topk": "elements of a bucket, or a share below 1",
     "qsgd": f"levels, 1 to {MAX_LEVELS}",
@@ -55,7 +56,7 @@ def make_compressor(text: str, comm: Comm, op: str = "mean", seed: int = 0) -> G
     name, number = check_compression(text)
     match name:
         case "fp16" | "bf16":
-            return Cast(comm, {"fp16": "float16", "bf16": "bfloat16"}[name], op)
+            return Cast(comm, CASTS[name], op)
         case "topk":
             return TopK(comm, number or 0, op)
         case "sign":

@@ -3,7 +3,7 @@
 bsp               ordered tier: the reference of data parallelism, step by step: every gradient, weight and optimizer
                   state of every server after every update, every loss, and the weights of every rank at the end
 delay, ssp, asp   replay: the same, against a device that makes the recorded updates in the recorded order, each with
-                  the weights that its worker had pulled
+                  the weights that its worker had pulled; so is bsp with --compression, which rounds gradients
 
 Proved by: tests/train/test_servers.py
 """
@@ -45,7 +45,7 @@ def compare_served(
     keys_of = [list(shard.keys) for shard in ps.make_shards(config.servers, initial)]
 
     # What each server must hold after each update, and the losses and weights at the end.
-    if config.consistency == "bsp":
+    if servers.is_data_parallel:
         # bsp: every update is one of data parallelism.
         judge = Judge([], "ordered")
         whole = expected_snapshots(config, len(served), observers=[progress] if progress is not None else [])

@@ -12,7 +12,8 @@ This file has what a worker computes, what a server holds, and what both send; t
 `trainer.py`. Volumes, all ranks together, with D bytes of weights, W workers, S servers and T steps:
 
     startup          (W + S - 1) D                 rank 0's weights to every other rank
-    parameter_push   W T (D + 16 S)                a gradient, and a header of 16 B for each server; of an embedding
+    parameter_push   W T (D + 16 S)                a gradient, with --compression fp16 or bf16 in 2 B per element in
+                                                   place of 4, and a header of 16 B for each server; of an embedding
                                                    that is not the output layer too (Llama's) only the rows of the
                                                    tokens that occur are sent, with 8 B per row for its number, and 8 B
                                                    more in the header
@@ -45,6 +46,7 @@ from minidist.job.train.update import NonFiniteError
 from minidist.optim import ParameterSlice
 from minidist.techniques import Run, of_job
 from minidist.techniques import parameter_server as ps
+from minidist.techniques.compression.by_name import CASTS
 from minidist.techniques.parameter_server.server import Updates
 
 NUMBER = 8  # bytes of a loss, and of a row's number
@@ -112,13 +114,21 @@ class Worker:
         for watch in self.watching:
             watch(step + 1, sum(losses) * job.batches.dp)
 
-        # Of a sparse gradient, only the rows of the tokens that occur are sent.
+        return self._pushed(step, worker)
+
+    def _pushed(self, step: int, worker: int) -> dict[str, Any]:
+        """Return the gradients as they are pushed."""
         result: dict[str, Any] = {
             p.name: track(xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad), "gradient")
             for p in self.flat.parameters
         }
-        for name in sparse_keys(job.config):
-            rows = touched_rows(job, step, worker)
+        push = push_dtype(self.job.config)
+        if push is not None:
+            # Rounded here, so that the replay on one device adds what the servers add.
+            result = {name: xp.as_array(xp.upcast(xp.downcast(g, push)), g.dtype) for name, g in result.items()}
+        # Of a sparse gradient, only the rows of the tokens that occur are sent.
+        for name in sparse_keys(self.job.config):
+            rows = touched_rows(self.job, step, worker)
             result[name] = ps.Rows(rows, result[name][rows])
         return result
 
@@ -175,7 +185,14 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
         config.staleness_aware,
         rate=lambda clock: job.lr_factor(done + clock),
         clip=job.clip,
+        push=push_dtype(config),
     )
+
+
+def push_dtype(config: Any) -> Any:
+    """Return the dtype in which workers push, of --compression fp16 or bf16; None: that of the weights."""
+    name = CASTS.get(config.compression)
+    return None if name is None else named_dtype(name)
 
 
 def server_tensors(updates: Updates) -> Tensors:
@@ -231,15 +248,18 @@ def parameter_server_bytes(config: Any, batches: Batches, sizes: AxisSizes, done
     """
     workers, servers, steps = batches.dp, config.servers, config.steps - done
     itemsize = named_dtype(DTYPES[config.precision]).itemsize
-    sent = ps.server_bytes(sum(sizes.units) * itemsize, workers, servers, steps)
+    push = push_dtype(config)
+    pushed = itemsize if push is None else push.itemsize
+    elements = sum(sizes.units)
+    sent = ps.server_bytes(elements * itemsize, workers, servers, steps, elements * pushed)
     for name in sparse_keys(config):
         job = build(config, batches)
         rows = sum(
             touched_rows(job, step, worker).size for step in range(done, config.steps) for worker in range(workers)
         )
         # In place of the dense matrix: its rows, each with its number, and one more number in the header.
-        dense = sizes.parameters[name] * itemsize
-        sent["parameter_push"] += workers * steps * (NUMBER - dense) + rows * (NUMBER + config.width * itemsize)
+        dense = sizes.parameters[name] * pushed
+        sent["parameter_push"] += workers * steps * (NUMBER - dense) + rows * (NUMBER + config.width * pushed)
     sent["metrics"] = (workers + servers - 1) * workers * steps * batches.accumulation * NUMBER
     # All steps are done at the end, and some with every checkpoint before it.
     saves = (config.steps - 1) // config.every - done // config.every if config.save and config.every else 0

@@ -147,19 +147,20 @@ class Server:
             contributions: dict[str, Any] = {}
             if shard.dense:
                 size = sum(prod(shard.shapes[key]) for key in shard.dense)
-                dense = track(xp.empty(size, shard.flat.dtype, shard.flat), "communication")
+                dense = track(xp.empty(size, shard.push, shard.flat), "communication")
                 self.comm.recv(dense, rank)
+                dense = xp.upcast(dense)
                 at = offsets([prod(shard.shapes[key]) for key in shard.dense])
                 for i, key in enumerate(shard.dense):
                     contributions[key] = dense[at[i] : at[i + 1]].reshape(shard.shapes[key])
             for key, count in zip(shard.sparse, touched, strict=True):
                 ids = xp.empty(count, xp.int64)
-                rows = xp.empty((count, shard.shapes[key][1]), shard.flat.dtype, shard.flat)
+                rows = xp.empty((count, shard.shapes[key][1]), shard.push, shard.flat)
                 values = track(rows, "communication")
                 if count:
                     self.comm.recv(ids, rank)
                     self.comm.recv(values, rank)
-                contributions[key] = Rows(ids, values)
+                contributions[key] = Rows(ids, xp.as_array(xp.upcast(values), shard.flat.dtype))
 
         # Only now is the push whole. It waits here until it may be applied.
         self.receiving = -1

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.optim import Optimizer
@@ -52,7 +52,8 @@ class ServerConfig:
     each server's optimizer from its slices. sparse: keys of matrices whose touched rows alone are pushed.
     staleness_aware: the learning rate of an update is divided by the number of updates that its worker had not seen
     (asp and ssp). rate(clock): factor of the learning rate of an update of that clock. clip: the largest norm of an
-    update's gradient; one server has the whole gradient, and of several each knows a part.
+    update's gradient; one server has the whole gradient, and of several each knows a part. push: the dtype in which
+    gradients are pushed, to which `gradient` has rounded them; None: that of the weights.
     """
 
     servers: int
@@ -62,3 +63,9 @@ class ServerConfig:
     staleness_aware: bool = False
     rate: Callable[[int], float] = lambda clock: 1.0
     clip: float | None = None
+    push: Any = None
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether each update is one of data parallelism: of a whole clock, with gradients as they are."""
+        return self.consistency == "bsp" and self.push is None

@@ -66,7 +66,7 @@ def run(
     whole = ServerShard(list(initial), initial, config.sparse)
     dead = first_weights(_agreed(comm, config, whole), config.servers, whole)
     names = list(initial)
-    shards = make_shards(config.servers, whole.weights, config.sparse)
+    shards = make_shards(config.servers, whole.weights, config.sparse, config.push)
     del whole, initial  # two copies of the weights that nothing reads again
 
     # [2] The first ranks serve, the others work, until each worker has pushed for the last time.
@@ -86,8 +86,10 @@ def run(
     return ServerResult(joined(names, [shard.weights for shard in shards]), pushes, staleness)
 
 
-def server_bytes(weights: int, workers: int, servers: int, steps: int) -> dict[str, int]:
+def server_bytes(weights: int, workers: int, servers: int, steps: int, gradient: int | None = None) -> dict[str, int]:
     """Return the payload bytes that all ranks together send, by purpose, for `weights` bytes of dense weights.
+
+    gradient: the bytes of a pushed gradient; None: as many as the weights have.
 
     startup: rank 0's weights, to every other rank. parameter_push: per worker and step a gradient, and a head of 16 B
     to each server. parameter_pull: weights after every push but the last, and at the end to every other rank.
@@ -96,7 +98,7 @@ def server_bytes(weights: int, workers: int, servers: int, steps: int) -> dict[s
     others = workers + servers - 1
     return {
         "parameter_pull": workers * (steps - 1) * weights + others * weights,
-        "parameter_push": workers * steps * (weights + 16 * servers),
+        "parameter_push": workers * steps * ((weights if gradient is None else gradient) + 16 * servers),
         "startup": others * weights,
     }
 
@@ -133,7 +135,8 @@ def _agreed(comm: Comm, config: ServerConfig, whole: ServerShard) -> CollectiveC
     keys = ", ".join(
         f"{key}{list(shape)}{' sparse' if key in whole.sparse else ''}" for key, shape in whole.shapes.items()
     )
-    return comm.collective(f"servers/{config.servers} {config.consistency}", keys)
+    pushed = "" if config.push is None else f" {config.push}"
+    return comm.collective(f"servers/{config.servers} {config.consistency}{pushed}", keys)
 
 
 def first_weights(comm: PointToPoint, servers: int, whole: ServerShard) -> list[RankDeadError]:

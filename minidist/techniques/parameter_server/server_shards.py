@@ -28,9 +28,12 @@ class Rows(NamedTuple):
 
 
 class ServerShard:
-    """The keys of one server as one flat array (`flat`), with the keys as views (`weights`)."""
+    """The keys of one server as one flat array (`flat`), with the keys as views (`weights`).
 
-    def __init__(self, keys: Sequence[str], initial: Weights, sparse: frozenset[str]) -> None:
+    push: the dtype of a gradient's messages; None: that of the weights.
+    """
+
+    def __init__(self, keys: Sequence[str], initial: Weights, sparse: frozenset[str], push: Any = None) -> None:
         self.keys, self.shapes = list(keys), {key: initial[key].shape for key in keys}
         self.start = dict(zip(self.keys, offsets([prod(self.shapes[key]) for key in keys]), strict=False))
         self.dense = [key for key in keys if key not in sparse]
@@ -39,6 +42,7 @@ class ServerShard:
         nothing = initial[next(iter(initial))].reshape(-1)[:0]
         self.flat = track(xp.concatenate([nothing, *(initial[k].reshape(-1) for k in keys)]), "parameter")
         self.weights = self.views(self.flat)
+        self.push = self.flat.dtype if push is None else push
 
     def views(self, flat: Array) -> Weights:
         """Return the keys' parts of a flat array, in their shapes."""
@@ -60,11 +64,13 @@ class ServerShard:
         return flat
 
 
-def make_shards(servers: int, initial: Weights, sparse: frozenset[str] = frozenset()) -> list[ServerShard]:
+def make_shards(
+    servers: int, initial: Weights, sparse: frozenset[str] = frozenset(), push: Any = None
+) -> list[ServerShard]:
     """Return the shard of each server, with the initial weights. Every rank makes the same ones."""
     names = list(initial)
     held = assign_keys([initial[name].size for name in names], servers)
-    return [ServerShard([names[key] for key in keys], initial, sparse) for keys in held]
+    return [ServerShard([names[key] for key in keys], initial, sparse, push) for keys in held]
 
 
 def joined(names: Iterable[str], parts: Sequence[Weights]) -> Weights:

@@ -85,12 +85,12 @@ def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, 
                     f" {shard.shapes[key]}"
                 )
         dense = xp.concatenate([contributions[key].reshape(-1) for key in shard.dense])
-        parts.append(track(xp.as_array(dense, shard.flat.dtype), "communication"))
+        parts.append(track(xp.downcast(xp.as_array(dense, shard.flat.dtype), shard.push), "communication"))
 
     # Per sparse key, the row numbers and the rows, if there are any.
     for r in rows:
         if r.ids.size:
-            parts += [xp.as_array(r.ids, xp.int64), xp.array(r.values, shard.flat.dtype)]
+            parts += [xp.as_array(r.ids, xp.int64), xp.downcast(xp.array(r.values, shard.flat.dtype), shard.push)]
     return parts
 
 
