@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_718,
     "comm": 5_953,
     "commands": 5_270,
-    "course": 12_759,
+    "course": 12_758,
     "core": 11_766,
     "data": 1_610,
     "debug": 9_995,

@@ -2,7 +2,7 @@
 
 Each phase of a ring of n ranks has n (n-1) messages, so running one on 2,048 simulated ranks takes minutes. Each step
 is the same for every rank, so here a step is a few operations on arrays with one element per rank, by the formulas of
-`core/comm/sim/clock.py` and in the order of `ring.py`: post the receive, post the send, wait for both.
+`core/comm/sim/clock.py` and in the order of `core/collectives/ring.py`: post the receive, post the send, wait for both.
 
 Proved by: tests/collectives/test_one_event.py
 """

@@ -1,6 +1,6 @@
 """What an optimizer refuses before it changes anything, and what ranks compare of its steps.
 
-run: neighbouring slices, see optimizer.py.
+run: neighbouring slices, see core/optim/optimizer.py.
 
 Proved by: tests/optim/test_optimizers.py, tests/parallel/test_zero.py
 """

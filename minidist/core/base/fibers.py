@@ -2,7 +2,7 @@
 fibers. Two backends have the same interface, and `sys.platform` decides between them once:
 
     greenlet                        CPython on every system
-    promises (promise_fibers.py)    Pyodide, in a browser or under Node, which have neither greenlets nor threads
+    promises (base/promise_fibers)  Pyodide, in a browser or under Node, which have neither greenlets nor threads
 
     hub = current()                                    what runs now
     fiber = spawn(program, argument, context, hub)     nothing runs yet; control goes to the hub when it ends

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from minidist.core.autograd import Parameter, Tensor
-from minidist.core.parallel import flat_shards
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
@@ -18,7 +17,7 @@ from minidist.job.train import run
 from minidist.job.train.strategies import sharded
 from minidist.nn.ops.in_place import SampledTensor
 from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
-from minidist.parallel import overflow
+from minidist.parallel import overflow, shards
 from minidist.parallel import zero as parallel_zero
 from minidist.techniques.loss_scaling import extension as loss_scaling
 
@@ -34,7 +33,7 @@ def norm_of_the_shard(patch: Patch) -> None:
     patch.setattr(sharded, "shard_square_sums", lambda comm, parts, skip: block_square_sums(parts[0].grad))
 
 
-@replaces(flat_shards, "all_gather")
+@replaces(shards, "all_gather")
 def norm_counted_once_per_rank(right: Any, comm: Any, array: Any, **keywords: Any) -> Any:
     """every rank contributes the squares of the same shard"""
     whole = right(comm, array, **keywords)

@@ -3,7 +3,7 @@
     [1] the dump's weights go into a model of minidist, and its batch through it: our loss, activations and gradients
     [2] the tolerance is what rounding does: our run in the dump's dtype, compared with our run in float64
     [3] tensors are compared in the order in which they are computed: activations, then gradients from the last layer
-    [4] the first that differs is named, with what describes the difference (see difference_patterns.py)
+    [4] the first that differs is named, with what describes the difference (job/equality/difference_patterns.py)
 
 With a second dump in the place of our run, [1] and [2] are left out, and the tolerance must be given.
 

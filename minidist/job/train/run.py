@@ -1,4 +1,4 @@
-"""A run of a job on one rank: the loop of `loop.py`, with what a job adds to it.
+"""A run of a job on one rank: the loop of `core/train/loop.py`, with what a job adds to it.
 
     begin                   the model, the layout, and where the job is resumed, its state
     before_step             the batch of the step

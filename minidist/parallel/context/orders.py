@@ -3,7 +3,7 @@
     contiguous (Ulysses)         | 0 0 | 1 1 | 2 2 | 3 3 |
     zigzag/2 (Ulysses x ring)    | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |     2 neighbours share the part of a ring of 2
 
-Zig-zag, in which ring attention and all-gather attention have their tokens, is the core's: see positions.py.
+Zig-zag, the order of ring attention and all-gather attention, is in core/parallel/context/positions.py.
 
 Proved by: tests/parallel/test_context.py, tests/parallel/test_ulysses_ring.py
 """

@@ -9,7 +9,7 @@ rank of a ring of R holds, in zig-zag, and its members consecutive parts of that
 
 A rank sends what Ulysses on U ranks sends for 1/R of the tokens, and what a ring of R sends for 1/U of the heads.
 Sources: Fang and Zhao, "USP: A unified sequence parallelism approach", arXiv:2405.07719; DeepSpeed-Ulysses and ring
-attention (ulysses.py, ring_attention.py), of which it is made.
+attention (ulysses.py, core/parallel/context/ring_attention.py), of which it is made.
 
 Proved by: tests/parallel/test_ulysses_ring.py
 """

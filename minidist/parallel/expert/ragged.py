@@ -4,7 +4,7 @@
     rank 1: 4 tokens, C_1 = 2
 
 Every forward pass of a layer begins with an all-gather of the capacities, 8 B per rank, and an expert computes
-(experts / P, C_0 + C_1 + ..., D). Otherwise as dispatch.py.
+(experts / P, C_0 + C_1 + ..., D). Otherwise as in core/parallel/expert/dispatch.py.
 
 Proved by: tests/train/test_shares.py
 """
