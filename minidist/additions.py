@@ -315,7 +315,7 @@ def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
 
 
 def _refuse_layout(layout: Any, comm: Any) -> None:
-    from minidist.parallel.axes_check import refuse_layout
+    from minidist.parallel.fitting_dims import refuse_layout
 
     refuse_layout(layout, comm)
 

@@ -26,7 +26,7 @@ LINES = {
     "job": 8_715,
     "nn": 3_307,
     "optim": 1_539,
-    "parallel": 4_840,
+    "parallel": 4_842,
     "pipeline": 4_159,
     "planning": 5_792,
     "report": 6_862,

@@ -11,13 +11,12 @@ Proved by: tests/misuse/test_misuse.py
 """
 
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
-from minidist.core.parallel.dims import ParallelDims
 
 
 def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comms: Comm | None) -> None:
@@ -59,17 +58,3 @@ def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comm
                 " axis 'cp', which see other tokens, would never be added; pass both axes: mesh['dp', 'cp'], which"
                 " gradient_axes(mesh) returns"
             )
-
-
-def refuse_layout(layout: ParallelDims, comm: Comm) -> NoReturn:
-    """Raise UsageError for a `ParallelLayout` whose degrees do not fit the ranks of `comm`, or are none."""
-    zero = getattr(layout, "zero", 0)
-    if zero not in range(4):
-        raise UsageError(f"ParallelLayout(zero={quoted(zero)}); the stage of ZeRO is 0, 1, 2 or 3")
-    if layout.ranks != comm.size:
-        degrees = f"pp={layout.pp}, dp={layout.dp}, cp={layout.cp}, tp={layout.tp}"
-        raise UsageError(
-            f"ParallelLayout({degrees}) is for {layout.ranks} ranks, and there are {comm.size}; make the product of"
-            " the degrees equal to the number of ranks"
-        )
-    raise UsageError(f"ParallelLayout(dp={layout.dp}, ep={layout.ep}): ep divides dp; choose a divisor of {layout.dp}")

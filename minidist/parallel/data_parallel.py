@@ -19,8 +19,6 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel import data_parallel
 from minidist.core.parallel.gradients import BUCKET_MEGABYTES, Bucket
 from minidist.core.parallel.guard import operation_of
-from minidist.parallel.comm_hooks import register_comm_hook
-from minidist.parallel.unused import ZerosReducer
 
 
 class DistributedDataParallel(data_parallel.DistributedDataParallel):
@@ -63,6 +61,8 @@ class DistributedDataParallel(data_parallel.DistributedDataParallel):
                 " set its layers as attributes (also in lists or dicts), or leave the wrapper out"
             )
         if find_unused_parameters:
+            from minidist.parallel.unused import ZerosReducer  # it loads ZeRO, which other programs do not need
+
             self.reducer_type = ZerosReducer
         super().__init__(
             module,
@@ -87,6 +87,8 @@ class DistributedDataParallel(data_parallel.DistributedDataParallel):
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Any]) -> None:
         """Let `hook(state, bucket)` reduce each bucket in place of the all-reduce; see parallel/comm_hooks.py."""
+        from minidist.parallel.comm_hooks import register_comm_hook
+
         register_comm_hook(self.reducer, state, hook)
 
 

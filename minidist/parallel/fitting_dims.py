@@ -5,8 +5,9 @@ Proved by: tests/parallel/test_dims.py
 
 from fractions import Fraction
 from math import prod
+from typing import NoReturn
 
-from minidist.core.base.errors import UsageError
+from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, Mesh
 from minidist.core.parallel.dims import ParallelDims
 
@@ -32,6 +33,20 @@ def dims_of(ranks: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: 
             f" {choices}, or --dp {-(-dp // ep) * ep}"
         )
     return ParallelDims(pp, dp, cp, tp, ep)
+
+
+def refuse_layout(layout: ParallelDims, comm: Comm) -> NoReturn:
+    """Raise UsageError for a `ParallelLayout` whose degrees do not fit the ranks of `comm`, or are none."""
+    zero = getattr(layout, "zero", 0)
+    if zero not in range(4):
+        raise UsageError(f"ParallelLayout(zero={quoted(zero)}); the stage of ZeRO is 0, 1, 2 or 3")
+    if layout.ranks != comm.size:
+        degrees = f"pp={layout.pp}, dp={layout.dp}, cp={layout.cp}, tp={layout.tp}"
+        raise UsageError(
+            f"ParallelLayout({degrees}) is for {layout.ranks} ranks, and there are {comm.size}; make the product of"
+            " the degrees equal to the number of ranks"
+        )
+    raise UsageError(f"ParallelLayout(dp={layout.dp}, ep={layout.ep}): ep divides dp; choose a divisor of {layout.dp}")
 
 
 def splits_sums(dims: ParallelDims) -> bool:

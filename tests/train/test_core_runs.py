@@ -74,6 +74,8 @@ CHECKS = {
     "parallel/replica_guard.py",
     "pipeline/runtime/refusals.py",
 }
+# The counter of operations, and dropout: its probability is 0 here, so it returns what it gets.
+STEPPED_THROUGH = {"base/coordinates.py", "base/flop_counter.py", "nn/dropout.py"}
 # What is called once in a process, and then known: the package's additions to the core are found by name.
 ONCE = {"additions.py", "comm/header.py"}
 
@@ -122,10 +124,10 @@ def test_a_job_of_any_layout_runs_the_core_and_named_hooks_alone():
     found = {layout: crossings(config) for layout, config in JOBS.items()}
     named = OVERRIDES | HOOKS
     files = {layout: {name.split()[0] for name in names - named} for layout, names in found.items()}
-    assert {layout: more for layout, names in files.items() if (more := names - CHECKS - ONCE)} == {}
+    assert {layout: more for layout, names in files.items() if (more := names - CHECKS - STEPPED_THROUGH - ONCE)} == {}
     # What nothing calls any more leaves the lists.
     assert named - set().union(*found.values()) == set()
-    assert CHECKS - set().union(*files.values()) == set()
+    assert set().union(*files.values()) >= CHECKS | STEPPED_THROUGH
 
 
 @dataclass(kw_only=True)
