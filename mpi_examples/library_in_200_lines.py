@@ -5,12 +5,12 @@
 
 Start reading here: the rest of minidist builds on the same four parts.
 
-    Tensor, Linear, backward    compute an output and its gradients on one rank (autograd/, nn/)
+    Tensor, Linear, backward    compute an output and its gradients on one rank (core/autograd/, core/nn/)
     FlatParameters              one array for the parameters of a unit (here a layer) and one for their gradients;
                                 `bind` makes the parameters views of an array, `release` lets go of it (core/nn/flat.py)
-    comm                        send, recv, isend: messages between ranks, simulated or by MPI (comm/)
+    comm                        send, recv, isend: messages between ranks, simulated or by MPI (core/comm/)
     all_gather, reduce_scatter  what all ranks do together: the call waits for it, or it runs in a stream beside the
-                                program (collectives/)
+                                program (core/collectives/)
 
 Each program is a function of a communicator, and its result equals that of one device bit for bit.
 

@@ -1,4 +1,4 @@
-"""A function in a user's own file: FILE.py:FUNCTION, wherever a command or a call takes a name.
+"""A function or class in a user's file: FILE.py:FUNCTION or FILE.py:CLASS, wherever a command or call takes a name.
 
 Proved by: tests/base/test_user_file.py
 """
@@ -45,16 +45,16 @@ def is_file(path: str | Path) -> bool:
         return False
 
 
-def load_function(source: str) -> Callable[..., Any]:
-    """Import the file of FILE.py:FUNCTION and return the function.
+def load_function(source: str, kind: str = "function") -> Callable[..., Any]:
+    """Import the file of FILE.py:FUNCTION and return the function. kind: "class" where it is one, for the sentences.
 
     UsageError when the file or the function does not exist, and with the file's line when importing it raises.
     """
     path, _, name = source.rpartition(":")
     if not is_user_function(source):
-        raise UsageError(without_function(source))
+        raise UsageError(without_function(source, kind))
     if not is_file(path):
-        raise UsageError(f"file {quoted_path(path)} does not exist; write FILE.py:FUNCTION")
+        raise UsageError(f"file {quoted_path(path)} does not exist; write FILE.py:{kind.upper()}")
 
     # The module is known to Python while it runs, because dataclasses and pickle look their module up.
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
@@ -84,7 +84,7 @@ def load_function(source: str) -> Callable[..., Any]:
     if not callable(function):
         names = [word for word, value in vars(module).items() if callable(value) and not word.startswith("_")]
         raise UsageError(
-            f"{quoted_path(path, marks=False)} has no function {quoted(name)}{nearest(name, names)}; write"
-            " FILE.py:FUNCTION"
+            f"{quoted_path(path, marks=False)} has no {kind} {quoted(name)}{nearest(name, names)}; write"
+            f" FILE.py:{kind.upper()}"
         )
     return function  # type: ignore[no-any-return]

@@ -1,6 +1,7 @@
-"""The core: every message of data, tensor, context, expert and pipeline parallelism, ZeRO and FSDP, and the loop.
+"""The core: data, tensor, context, expert and pipeline parallelism, ZeRO and FSDP in their plainest form, and the loop.
 
-Nothing here imports anything outside this folder. Read it in this order:
+Nothing here imports anything outside this folder; variants and checks send their messages from `minidist/parallel`.
+README.md names six files to read first. A folder imports only what is above it in this table:
 
 base/           arrays, errors, random numbers, the trace and the watchers of operations
 autograd/       a tensor, the operations with their gradients, and the backward pass

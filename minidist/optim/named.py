@@ -39,7 +39,7 @@ def optimizer_named(name: str) -> type[Optimizer]:
     if not is_user_function(name):
         module, kind = OPTIMIZERS[name]
         return getattr(import_module(f"minidist.{module}"), kind)  # type: ignore[no-any-return]
-    found: Any = load_function(name)
+    found: Any = load_function(name, "class")
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise UsageError(
             f"--optimizer {quoted(name)} is not a subclass of minidist.core.optim.Optimizer; derive the class from it"

@@ -152,7 +152,8 @@ def _check_parts(layers: int, parts: int) -> None:
     if parts < 1:
         raise UsageError(f"cannot cut into {parts} stages; there must be at least 1")
     if parts > layers:
-        raise UsageError(f"cannot cut {layers} layers into {parts} stages; take at most {layers} stages")
+        s = "" if layers == 1 else "s"
+        raise UsageError(f"cannot cut {layers} layer{s} into {parts} stages; take at most {layers} stage{s}")
 
 
 def _cut(

@@ -2,20 +2,22 @@
 
 docs/techniques.md lists them: what each does, what a rank sends for it, its tests and its lesson.
 
-Adding a technique is adding a folder whose `extension.py` defines one subclass of `Extension`; deleting the folder
-deletes the technique with its flags, rules and bytes. `--extension FILE.py:CLASS` adds one from a user's file.
+Adding a technique is adding a folder with an `__init__.py`, whose `extension.py` defines one subclass of `Extension`;
+deleting the folder deletes the technique with its flags, rules and bytes. `--extension FILE.py:CLASS` adds one from a
+user's file.
 """
 
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
 from pydantic import ValidationError
 
 from minidist.base.user_file import load_function
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import UsageError, quoted, quoted_path
 from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings, defaults_of
 from minidist.techniques.history import History
 from minidist.techniques.own_loop import OwnLoop
@@ -54,7 +56,13 @@ __all__ = [
 
 @cache
 def installed() -> tuple[type[Extension], ...]:
-    """Return the extensions of all folders, in the order of their names."""
+    """Return the extensions of all folders, in the order of their names.
+
+    Raises UsageError for a folder with an extension.py and no __init__.py, which is no package.
+    """
+    for file in sorted(Path(__file__).parent.glob("*/extension.py")):
+        if not file.with_name("__init__.py").exists():
+            raise UsageError(f"{quoted_path(file.parent)} has an extension.py and no __init__.py; add an empty one")
     folders = sorted(module.name for module in iter_modules(__path__) if module.ispkg)
     return tuple(_of(import_module(f"{__name__}.{folder}.extension")) for folder in folders)
 
@@ -220,7 +228,7 @@ def of_users(config: Any) -> Iterator[Extension]:
 
 @cache
 def _loaded(source: str) -> type[Extension]:
-    kind = load_function(source)
+    kind = load_function(source, "class")
     if not (isinstance(kind, type) and issubclass(kind, Extension)):
         raise UsageError(
             f"--extension {quoted(source)} is not a subclass of minidist.techniques.Extension; derive the class from it"

@@ -452,7 +452,8 @@ class Extension:
     def after_backward(self, strategy: Any, step: int) -> None:
         """Look at the gradients of a step, or change them: they are summed over all ranks, and not yet clipped.
 
-        Every rank calls it, and the reference on one device.
+        strategy: a `job/train/strategies/mesh.py:MeshStrategy`; `strategy.gradients()` is multiplied by
+        `strategy.job.scale`. Every rank calls it, and the reference on one device.
         """
 
     def updates(self, strategy: Any, comm: Comm | None) -> bool:

@@ -46,7 +46,7 @@ class Rule:
 
 
 def without_effect(settings: type[BaseModel], name: str, effective: Value, other: str) -> Rule:
-    """Return the rule that refuses a flag of `settings` where it has no effect. other: what it belongs to."""
+    """Return the rule FLAG-without-effect, which refuses a flag of `settings` elsewhere. other: what it belongs to."""
     info, flag = settings.model_fields[name], "--" + name.replace("_", "-")
     given = flag if info.annotation is bool else f"{flag} {{{name}}}"
     return Rule(

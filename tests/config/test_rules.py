@@ -87,7 +87,7 @@ CASES = {
     ),
     "own-model-with-pp": (
         {"model": "mine.py:net", "pp": 2},
-        "not built: --pp 2 cuts the model into stages, .* not in --model mine.py:net; .*split_model",
+        "not implemented: --pp 2 cuts the model into stages, .* not in --model mine.py:net; .*split_model",
     ),
     "own-model-with-cp": (
         {"model": "mine.py:net", "cp": 2},
@@ -151,7 +151,7 @@ CASES = {
     ),
     "reduction-with-local-steps": (
         {"reduction": "auto", "dp": 2, "local_steps": 2},
-        "not built: --local-steps 2 averages weights, and of --reduction auto the closed form",
+        "not implemented: --local-steps 2 averages weights, and of --reduction auto the closed form",
     ),
     "compression-with-loss-scaling": ({"compression": "sign", "precision": "fp16"}, "fp16 gradients overflow"),
     "quantization-in-half-precision": ({**INT8, "precision": "bf16"}, "bf16 could not hold .* use --precision fp32"),
@@ -578,7 +578,7 @@ CASES = {
     "recomputed-stages-need-a-pipeline": ({"recompute": "stages:0"}, "names stages of a pipeline, and without --pp"),
     "recomputed-stages-with-packed-inputs": (
         {"recompute": "stages:0", "pp": 2, "offload": "activations"},
-        "not built: --recompute stages:0 runs whole stages again, and the inputs of their blocks wait elsewhere",
+        "not implemented: --recompute stages:0 runs whole stages again, and the inputs of their blocks wait elsewhere",
     ),
     "memory-budget-without-effect": ({"memory_budget": 1e6}, "belongs to --micro-batch auto; add that, or"),
     "decay-steps-without-effect": ({"decay_steps": 9}, "belongs to --decay cosine or linear"),

@@ -91,7 +91,7 @@ def test_it_is_saved_and_resumed_to_the_bit():
     [
         ({"optimizer": "mine.py:WithoutRate"}, "takes no lr; let its __init__ have parameters and lr"),
         ({"optimizer": "mine.py:words"}, "is not a subclass of minidist.core.optim.Optimizer; derive"),
-        ({"optimizer": "mine.py:SignSDG"}, "has no function 'SignSDG' .did you mean 'SignSGD'"),
+        ({"optimizer": "mine.py:SignSDG"}, "has no class 'SignSDG' .did you mean 'SignSGD'"),
         (
             {"optimizer": "mine.py:SignSGD", "betas": "0.9,0.99"},
             "--betas 0.9,0.99 does not apply to --optimizer mine.py",

@@ -442,6 +442,8 @@ def test_unequal_copies_of_a_tied_parameter_are_told():
 def test_cutting_models():
     with pytest.raises(UsageError, match=r"cannot cut 2 layers into 3 stages: .* use --layers 3"):
         split_model(MLP([2, 2, 2]), 3, [0])
+    with pytest.raises(UsageError, match=r"cannot cut 1 layer into 2 stages: .* or at most 1 stage \("):
+        split_model(MLP([2, 2]), 2, [0])
     with pytest.raises(UsageError, match=r"cuts .1, 2. do not make 2 stages of 2 layers"):
         split_model(MLP([2, 2, 2]), 2, [0], [1, 2])
     with pytest.raises(UsageError, match="cannot cut a Linear"):

@@ -1,6 +1,7 @@
 """Techniques are folders: the trunk knows none by name, and a file of a user's own has the same interface."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -20,7 +21,9 @@ from minidist.techniques import Extension, Moment, installed, of_job, touched
 ROOT = Path(__file__).parents[2]
 SIZES = "--layers 1 --width 8 --heads 2 --context 8 --steps 3 --micro-batch 2"
 JOB = ["train", "--data", "markov", *SIZES.split(), "--trace", "none"]
-EXAMPLE = re.search(r"<!-- small.py -->\n```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
+EXAMPLE = re.search(r"<!-- small.py -->\n```python\n(.*?)```", GUIDE, re.DOTALL)[1]
+IMPORT = "from minidist.techniques.rule import without_effect"
 
 
 @pytest.fixture
@@ -67,8 +70,9 @@ def test_the_extension_of_the_guide_in_several_layouts(here, capsys, layout):
             r"each='2': extra inputs are not permitted; its settings are: limit, every",
         ),
         ("small.py:SmallSettings", {}, "'small.py:SmallSettings' is not a subclass of minidist.techniques.Extension"),
-        ("small.py:Small", {}, "'small.py' has no function 'Small'|small.py has no function 'Small'"),
-        ("nothing.py:SmallGradients", {}, "file 'nothing.py' does not exist"),
+        ("small.py:Small", {}, "small.py'? has no class 'Small' .*; write FILE.py:CLASS"),
+        ("small.py", {}, "'small.py' names no class; write FILE.py:CLASS"),
+        ("nothing.py:SmallGradients", {}, "file 'nothing.py' does not exist; write FILE.py:CLASS"),
     ],
 )
 def test_what_is_wrong_with_an_extension_is_one_sentence(here, value, flags, words):
@@ -288,11 +292,23 @@ def test_a_job_that_uses_a_technique_changes_a_flag_of_it_or_one_of_its_switches
     assert used >= 6  # of some techniques nothing is given but a setting of the trunk
 
 
-def test_deleting_the_folders_deletes_the_techniques(tmp_path):
-    package = tmp_path / "minidist"
+def package_without(folder, *names):
+    """Copy the package to `folder`, without these techniques."""
+    package = folder / "minidist"
     shutil.copytree(Path(minidist.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    for kind in installed():
-        shutil.rmtree(package / "techniques" / kind.__module__.split(".")[-2])
+    for name in names:
+        shutil.rmtree(package / "techniques" / name)
+
+
+def ended(folder, *words):
+    command = [sys.executable, "-m", "minidist", *JOB, *words]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True, timeout=100
+    )
+
+
+def test_deleting_the_folders_deletes_the_techniques(tmp_path):
+    package_without(tmp_path, *(kind.__module__.split(".")[-2] for kind in installed()))
 
     flags = [f"--{name.replace('_', '-')}" for kind in installed() for name in kind.Settings.model_fields]
     # One process runs all commands.
@@ -308,6 +324,35 @@ def test_deleting_the_folders_deletes_the_techniques(tmp_path):
     results = [json.loads("{" + text) for text in re.split(r"^\{", done.stdout, flags=re.MULTILINE)[1:]]
     assert [result["ranks"] for result in results] == [2, 2, 2, 4, 2], done.stderr
     assert re.findall(r"No such option: (--[\w-]+)", done.stderr) == flags
+
+
+def test_no_sentence_names_a_flag_of_a_folder_that_is_deleted(tmp_path):
+    package_without(tmp_path, "recompute", "optimizer_settings")
+    refused = ended(tmp_path, "--recompute-budget", "budgets.json").stderr
+    assert "--recompute-budget budgets.json chooses --recompute, and minidist/techniques has no folder" in refused
+    muon = ended(tmp_path, "--optimizer", "muon")  # with the momentum that it has by default
+    assert muon.returncode == 0, muon.stderr
+
+
+def test_the_example_of_the_guide_as_a_folder_of_the_package(tmp_path):
+    package_without(tmp_path)
+    folder = tmp_path / "minidist" / "techniques" / "small_gradients"
+    folder.mkdir()
+    text = re.sub(r"(?<=settings\.)(every|limit)\b", r"small_gradients_\1", EXAMPLE)
+    text = text.replace("    limit:", "    small_gradients_limit:")
+    text = text.replace("    every: int = Field(1, ge=1,", "    small_gradients_every: int = Field(0, ge=0,")
+    (rule,) = re.findall(r"^ +(without_effect\(SmallSettings.*\))$", GUIDE, flags=re.MULTILINE)
+    text = text.replace("    rules = (\n", f"    rules = (\n        {rule},\n")
+    text = text.replace("import Extension, Rule, Settings", "import Extension, Rule, Settings\n" + IMPORT)
+    (folder / "extension.py").write_text(text)
+
+    # Without __init__.py it is no package.
+    lacks = ended(tmp_path, "--dp", "2")
+    assert "small_gradients' has an extension.py and no __init__.py; add an empty one" in lacks.stderr
+    (folder / "__init__.py").touch()
+    counted = ended(tmp_path, "--dp", "2", "--small-gradients-every", "2")
+    assert "of the gradients are below" in counted.stdout, counted.stderr
+    assert "--small-gradients-limit 0.1 has no effect" in ended(tmp_path, "--small-gradients-limit", "0.1").stderr
 
 
 def test_the_trunk_names_no_technique():

@@ -104,29 +104,29 @@ def _not_in_the_core(*_: Any) -> Any:
 # Looks at a call of a collective before it is made: (comm, operation, array, op, out, root, counts, receive_counts),
 # the last five by their names where they are given.
 check_call: Callable[..., Any] = _nothing
-# The module comm/message_checks.py: what a message that is not plain is refused for, and its rank and tag as integers.
+# The module minidist/comm/message_checks.py: what refuses a message that is not plain; its rank and tag as integers.
 message_checks: Callable[[], Any] = _not_in_the_core
-# The module comm/communicator.py: what a mesh, a cost model and a wrapper refuse.
+# The module minidist/comm/communicator.py: what a mesh, a cost model and a wrapper refuse.
 comm_checks: Callable[[], Any] = _NoChecks
-# The module comm/sim/any_source.py: receives from any rank in a simulated world.
+# The module minidist/comm/sim/any_source.py: receives from any rank in a simulated world.
 any_source: Callable[[], Any] = _not_in_the_core
-# The backend of core/base/fibers.py where there is no greenlet: a module with its five names.
+# The backend of minidist/core/base/fibers.py where there is no greenlet: a module with its five names.
 fibers: Callable[[], Any] = _not_in_the_core
 # The type of arrays that are not NumPy's -> the module of whole operations on them, or None.
 kernels_of: Callable[[type], Any] = _nothing
-# The module base/half.py: conversions and sums of 16-bit floats.
+# The module minidist/base/half.py: conversions and sums of 16-bit floats.
 half: Callable[[], Any] = _not_in_the_core
 # (op, total, contribution) -> whether it has made total (op) contribution, of 16-bit floats or of short integers.
 narrow_sum: Callable[[str, Any, Any], Any] = _nothing
-# The module nn/ops/precision.py: operands in half precision, and in which precision an operation computes.
+# The module minidist/nn/ops/precision.py: operands in half precision, and in which precision an operation computes.
 precision: Callable[[], Any] = _not_in_the_core
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
-# The module nn/ops/refusals.py: what operations, losses and parameters refuse.
+# The module minidist/nn/ops/refusals.py: what operations, losses and parameters refuse.
 operation_checks: Callable[[], Any] = _NoChecks
-# The module nn/ops/tensor_methods.py: methods of a tensor that the core does without.
+# The module minidist/nn/ops/tensor_methods.py: methods of a tensor that the core does without.
 tensor_methods: Callable[[], Any] = _not_in_the_core
-# The classes of nn/dropout.py: of elements with a probability, and of the weights of attention with a number of heads.
+# The classes of minidist/nn/dropout.py: of elements with a probability, and of weights of attention with a head count.
 dropout: Callable[[float], Any] = _NoDropout
 attention_dropout: Callable[[float, int], Any] = _NoDropout
 # (step, first row, seed, positions, length of a text) -> a context in which draws depend on the place in the batch.
@@ -135,13 +135,13 @@ batch_coordinates: Callable[..., AbstractContextManager[Any]] = _any_place
 dropped_weights: Callable[[Any, int, int, int], Any] = _not_in_the_core
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
-# The module nn/refusals.py: what a module's call refuses.
+# The module minidist/nn/refusals.py: what a module's call refuses.
 refusals: Callable[[], Any] = _NoChecks
 # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
 load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]] = _not_in_the_core
 # A module of a model -> its arrays that are state and not trained, by qualified name.
 buffers: Callable[[Any], dict[str, Any]] = _none
-# The module optim/checks.py: what an optimizer refuses.
+# The module minidist/optim/checks.py: what an optimizer refuses.
 optimizer_checks: Callable[[], Any] = _NoChecks
 # (name, value) -> the value of an optimizer's setting as it is kept.
 checked_setting: Callable[[str, Any], Any] = _as_given
@@ -168,7 +168,7 @@ validate_plan: Callable[[Any, bool], Any] = _nothing
 prevent_deadlocks: Callable[[Any, Any, Any], None] = _nothing
 # (messages of a pipeline) -> item of the rank's order -> the sent gradients that have arrived when it is done.
 arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _none
-# The module pipeline/runtime/refusals.py: what a pipeline refuses.
+# The module minidist/pipeline/runtime/refusals.py: what a pipeline refuses.
 pipeline_refusals: Callable[[], Any] = _NoChecks
 # (module, mesh, settings of `fully_shard`, options): shards a module in a way that the core does not know.
 shard_with_options: Callable[..., None] = _not_in_the_core

@@ -3,10 +3,10 @@
 A decorator in the file adds the entry when the file is imported, and the package imports all its files when it is
 imported itself:
 
-    ring.py        @algorithm("all_reduce", "ring", ...)      adds the entry "ring"
-    __init__.py    import_modules(__name__, __path__)         imports ring.py and its siblings
+    pipeline/plan/one_f_one_b.py    @schedule("1f1b", ...)                adds the entry "1f1b"
+    pipeline/plan/__init__.py       import_modules(__name__, __path__)    imports one_f_one_b.py and its siblings
 
-Nothing is searched for later, so the first call is as fast as every other one.
+A name that no entry has imports further files, once (`more`).
 
 Proved by: tests/base/test_registry.py
 """
@@ -59,9 +59,9 @@ class Registry(dict[str, Entry]):
         return self[known]
 
 
-def without_function(source: str) -> str:
-    """Return the sentence about a FILE.py where FILE.py:FUNCTION is expected."""
-    return f"{quoted_path(source)} names no function; write FILE.py:FUNCTION"
+def without_function(source: str, kind: str = "function") -> str:
+    """Return the sentence about a FILE.py where FILE.py:FUNCTION, or FILE.py:CLASS, is expected."""
+    return f"{quoted_path(source)} names no {kind}; write FILE.py:{kind.upper()}"
 
 
 def import_modules(package: str, path: Iterable[str], without: Collection[str] = ()) -> None:

@@ -1,7 +1,7 @@
 """A communicator is a group of ranks; a collective call is one operation of all of them together.
 
-Every collective is built from point-to-point messages (`minidist.collectives`), and all messages of one call carry the
-number of the call as their tag. When two different collectives meet by mistake, the error names both, and no rank
+Every collective is built from point-to-point messages (`minidist/core/collectives`), and all messages of one call carry
+the number of the call as their tag. When two different collectives meet by mistake, the error names both, and no rank
 continues with the other collective's bytes:
 
     rank 0   all_reduce #3 ──── tag 3, match key "all_reduce/ring" ────▶ rank 1   broadcast #3: MismatchError

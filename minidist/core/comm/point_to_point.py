@@ -103,7 +103,7 @@ class PointToPoint:
     match_key: what both sides of a message must have equal. tag: that of messages that name none; in a collective call
     its number, which all its messages carry. site: the line of all messages (None: look for the caller's line at each
     message, and take `opened` where there is none). nodes: the ranks node by node, where a `TwoLevel` knows them.
-    calls_before: what the messages say of the collective calls before this one (see `call_log`).
+    calls_before: what the messages say of the collective calls before this one (see `minidist/comm/call_log.py`).
 
     Arrays must be C-contiguous; nothing is copied.
     """

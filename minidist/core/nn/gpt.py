@@ -11,7 +11,8 @@ GPT and Llama have the output projection behind a decoder and the loss in common
     tokens ──▶ decoder ──▶ lm_head ──▶ logits_fn ──▶ logits          model(tokens)
                                   └──▶ loss_fn   ──▶ loss            model(tokens, targets)
 
-`loss_fn` and `logits_fn` are what changes when the vocabulary is split over ranks: `LossParallel` replaces both.
+Where the vocabulary is split over ranks, `split_loss` of `minidist/core/parallel/tensor/vocabulary.py` replaces
+`loss_fn` and `logits_fn`.
 
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py, tests/nn/test_llama.py
 """

@@ -6,9 +6,10 @@ A *unit* is a module's parameters in one flat array (a block; what is left of th
     backward   ...    gather unit 2 | compute | reduce-scatter its gradient, release     gather unit 1 | ...
     step       an ordinary optimizer on the shards; nothing is gathered before the next forward needs it
 
-Per unit and micro-batch, two gathers and one reduce-scatter: 3 Psi (n-1)/n from each rank, where data parallelism
-sends 2. The gathers run in a separate stream: with `prefetch=d` the next d units are on their way while one
-computes, which hides a gather that takes no longer than the computation, and costs the memory of d units.
+Per unit of Psi padded elements and micro-batch, two gathers and one reduce-scatter: 3 Psi (n-1)/n elements from each
+rank, where data parallelism sends 2. The gathers run in a separate stream: with `prefetch=d` the next d units are on
+their way while one computes, which hides a gather that takes no longer than the computation, and costs the memory of d
+units.
 
 This file is the interface; fsdp_state.py says when to gather, release and reduce, fsdp_unit.py how.
 Sources: Rajbhandari et al., ZeRO, SC 2020, section 5.3; Zhao et al., PyTorch FSDP, VLDB 2023.
@@ -50,15 +51,16 @@ def fully_shard(
         optimizer = AdamW(sharded_parameters(model), lr=3e-3)
 
     mesh: the communicator of the ranks, the same for all modules of a model. reshard_after_forward: True releases the
-    unit after its forward and gathers it again for backward. False keeps it in between: 2 Psi bytes instead of 3, and
-    the memory of data parallelism. prefetch: how many modules are gathered ahead, in the order in which they ran last
-    time (the first pass gathers none ahead); the outermost module's value counts. reduction, algorithm: as for
+    unit after its forward and gathers it again for backward. False keeps it in between: 2 Psi elements instead of 3,
+    and the memory of data parallelism. prefetch: how many modules are gathered ahead, in the order in which they ran
+    last time (the first pass gathers none ahead); the outermost module's value counts. reduction, algorithm: as for
     `ZeroOptimizer`; all units of a model have one reduction. options: see `minidist.parallel.fsdp_options.Sharding`,
     with which a mesh may have two axes, and reshard_after_forward be a number.
 
     The arrays of parameters while they are whole are copies that the next gather replaces, and read-only. At
-    construction rank 0 sends its parameters to all ranks (purpose `startup`). A step with k micro-batches sends from
-    each rank (n-1)/n of 2 k Psi (purpose `parameter_gather`) and k Psi (`gradient_reduce`), Psi padded elements.
+    construction rank 0 sends its parameters, and 16 B for each unit (guard.py), to all ranks (purpose `startup`). A
+    step with k micro-batches sends from each rank (n-1)/n of 2 k Psi elements (purpose `parameter_gather`) and of k Psi
+    (`gradient_reduce`).
     """
     op = operation_of(reduction)
     hooks.check_whole("prefetch", prefetch)

@@ -10,7 +10,8 @@
     of_bucket(bucket), of_weights(flat)              a text that every rank must have equal, which a message compares:
     of_unit(flat, made), of_copies(shard, made)      of a unit or a shard that the guard `made` was told of
 
-Each wrapper has one guard. `hooks.guards` makes it; minidist adds `replica_guard.ReplicaGuard`.
+Each wrapper has one guard. `hooks.guards` makes it; minidist adds `ReplicaGuard` of
+`minidist/parallel/replica_guard.py`, whose `wraps` sends 16 B from rank 0 to each other rank (purpose `startup`).
 
 Proved by: tests/base/test_hooks.py, tests/misuse/test_misuse.py
 """

@@ -7,7 +7,8 @@
     FullySharded      1/n           1/n           1/n           3 m (n-1)/n Psi                   ZeRO 3, FSDP
 
 with m micro-batches. A model that is not cut by a pipeline is one stage. Each stage of a pipeline has a separate data
-axis, and so have experts that are distributed over ranks, because other ranks hold replicas of them.
+axis, and so have experts that are distributed over ranks, because other ranks hold replicas of them. In a job,
+`minidist/job/train/strategies/sharded.py` extends the two sharded classes under the same names.
 
 A unit of ZeRO 3 is a set of parameters that are gathered and released together, and so are in one flat array:
 

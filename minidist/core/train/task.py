@@ -1,4 +1,4 @@
-"""What is trained: a model, its micro-batches, its loss and its optimizer. Nothing here depends on the ranks.
+"""What is trained: a model, its micro-batches, its loss and its optimizer; model and batches do not depend on ranks.
 
     micro-batch number       0  1  2  3 | 4  5  6  7       the i-th of the m of replica r has the number r m + i,
     replica (dp rank)            0      |      1           on every rank and in every layout

@@ -132,8 +132,8 @@ MODEL_AND_DATA = (
         Rule(
             f"own-model-with-{name}",
             both("is_own_model", name, unless=1),
-            f"not built: --{name} {{{name}}} {does}, and this command knows where only in the models that minidist has,"
-            " not in --model {model}",
+            f"not implemented: --{name} {{{name}}} {does}, and this command knows where only in the models that"
+            " minidist has, not in --model {model}",
             f"use --dp, with or without --zero, --model gpt, or a program of your own with {instead}",
         )
         for name, does, instead in (
@@ -249,8 +249,8 @@ TENSOR_PARALLEL = (
     Rule(
         "tensor-parallel-cnn",
         lambda j: j.tp > 1 and j.model == "cnn",
-        "not built: --tp {tp} splits the matrices of linear layers and attention, and no convolutions, of which a CNN"
-        " is made",
+        "not implemented: --tp {tp} splits the matrices of linear layers and attention, and no convolutions, of which a"
+        " CNN is made",
         "use --dp {tp}",
     ),
     Rule(
@@ -575,7 +575,8 @@ def as_markdown() -> str:
         "# Settings that do not combine",
         "",
         "A job that breaks one of these rules is refused with one sentence before any rank starts. The first broken",
-        "rule is reported. Its name stands with its code in `minidist/job/config/rules.py` or `minidist/techniques`.",
+        "rule is reported. Its name stands with its code in `minidist/job/config/rules.py` or `minidist/techniques`;",
+        "names in `-without-effect` come from `without_effect` of `minidist/techniques/rule.py`: search for the flag.",
     ]
     for title, rules in SECTIONS.items():
         lines += ["", f"## {title}", "", "| rule | what is refused | what to do |", "|---|---|---|"]

@@ -105,9 +105,10 @@ def check_messages(plan: Plan, count: int, most: int) -> None:
 def check_cuts(blocks: int, stages: int, cuts: Sequence[int] | None) -> None:
     """Raise UsageError for more stages than blocks, and for cuts that do not add up."""
     if cuts is None and stages > blocks:
+        s = "" if blocks == 1 else "s"
         raise UsageError(
-            f"cannot cut {blocks} layers into {stages} stages: a stage needs at least one; use --layers {stages},"
-            f" or at most {blocks} stages (ranks x chunks)"
+            f"cannot cut {blocks} layer{s} into {stages} stages: a stage needs at least one; use --layers {stages},"
+            f" or at most {blocks} stage{s} (ranks x chunks)"
         )
     sizes = [] if cuts is None else list(cuts)
     if cuts is not None and (len(sizes) != stages or sum(sizes) != blocks or min(sizes) < 0):

@@ -61,7 +61,7 @@ RULES = (
     Rule(
         "measured-weights-in-a-pipeline",
         lambda j: measured_every(j.weights) and j.pp > 1,
-        "not built: --pp {pp} learns the shapes of its micro-batches once, and --weights {weights} changes them",
+        "not implemented: --pp {pp} learns the shapes of its micro-batches once, and --weights {weights} changes them",
         "use --dp, with or without --zero",
     ),
     Rule(

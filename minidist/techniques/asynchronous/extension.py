@@ -38,7 +38,8 @@ RULES = (
         Rule(
             f"asynchronous-with-{name}",
             _divides(name),
-            f"not built: --schedule {{schedule}} runs on one pipeline of whole layers, without --{name} {{{name}}}",
+            f"not implemented: --schedule {{schedule}} runs on one pipeline of whole layers, without --{name}"
+            f" {{{name}}}",
             f"use {instead}",
         )
         for name, instead in (

@@ -60,8 +60,8 @@ RULES = (
     Rule(
         "server-with-compression",
         lambda j: j.server and not only_casts(j),
-        "not built: --compression {compression} keeps what a rank has not sent, or sums over ranks, and the workers of"
-        " --strategy ps push each gradient once, to servers",
+        "not implemented: --compression {compression} keeps what a rank has not sent, or sums over ranks, and the"
+        " workers of --strategy ps push each gradient once, to servers",
         "use fp16 or bf16, or leave it out",
     ),
     Rule(

@@ -51,14 +51,14 @@ RULES = (
     Rule(
         "documents-on-a-ring",
         lambda j: j.document_separator is not None and j.cp > 1 and j.attention in ("ring", "ulysses-ring"),
-        "not built: --attention {attention} has no masks but the causal one, and --document-separator"
+        "not implemented: --attention {attention} has no masks but the causal one, and --document-separator"
         " {document_separator} needs one for each row",
         "use --attention all-gather or ulysses",
     ),
     Rule(
         "documents-in-an-asynchronous-pipeline",
         lambda j: j.document_separator is not None and j.asynchronous,
-        "not built: --schedule {schedule} computes a stream of micro-batches without the masks of"
+        "not implemented: --schedule {schedule} computes a stream of micro-batches without the masks of"
         " --document-separator {document_separator}",
         "use a synchronous one, such as 1f1b",
     ),

@@ -51,35 +51,35 @@ RULES = (
     Rule(
         "local-steps-need-replicas",
         lambda j: j.local_steps and not j.replicas_only,
-        "not built: --local-steps {local_steps} with a replica whose ranks share its weights' gradients, so it combines"
-        " with --dp, --tp and a --pp that drains, and not with --zero, --cp, --experts or --strategy ps",
+        "not implemented: --local-steps {local_steps} with a replica whose ranks share its weights' gradients, so it"
+        " combines with --dp, --tp and a --pp that drains, and not with --zero, --cp, --experts or --strategy ps",
         "change the layout, or leave it out",
     ),
     Rule(
         "fragments-of-whole-replicas",
         lambda j: j.local_steps and streaming(j) and j.dims.dp != j.dims.ranks,
-        "not built: {flag} sends fragments of a replica's weights, and each rank of the replica holds a part",
+        "not implemented: {flag} sends fragments of a replica's weights, and each rank of the replica holds a part",
         "leave out --tp and --pp, or use --outer-optimizer nesterov without it",
         {"flag": streaming},
     ),
     Rule(
         "reduction-with-local-steps",
         lambda j: j.local_steps and j.reduction not in ("ring", "ordered"),
-        "not built: --local-steps {local_steps} averages weights, and of --reduction {reduction} the closed form of the"
-        " bytes and the replay on one device are for gradients",
+        "not implemented: --local-steps {local_steps} averages weights, and of --reduction {reduction} the closed form"
+        " of the bytes and the replay on one device are for gradients",
         "use --reduction ring or ordered",
     ),
     Rule(
         "local-steps-precision",
         lambda j: j.local_steps and j.half,
-        "not built: with --precision {precision} the optimizer steps float32 copies of the weights, and --local-steps"
-        " {local_steps} averages the weights and not these",
+        "not implemented: with --precision {precision} the optimizer steps float32 copies of the weights, and"
+        " --local-steps {local_steps} averages the weights and not these",
         "use --precision fp32",
     ),
     Rule(
         "local-steps-with-clip",
         lambda j: j.local_steps and j.optional("clip"),
-        "not built: --clip {clip} of each replica's own gradient, which with --local-steps {local_steps} is never"
+        "not implemented: --clip {clip} of each replica's own gradient, which with --local-steps {local_steps} is never"
         " summed over the replicas",
         "leave it out",
     ),

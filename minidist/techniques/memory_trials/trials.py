@@ -89,10 +89,13 @@ def fit_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = T
 def fit_recompute(config: TrainConfig, ranks: int | None, has_values: bool = True) -> tuple[TrainConfig, str]:
     """Return the job that recomputes as little as its budgets need, and a line that says what.
 
-    Raises UsageError for a file that is wrong, for a job that gives --recompute, and when nothing fits.
+    Raises UsageError for a file that is wrong, for a job that gives --recompute, without the technique
+    `recompute`, and when nothing fits.
     """
     path = config.optional("recompute_budget")
     where, given = f"--recompute-budget {quoted_path(path, marks=False)}", config.optional("recompute")
+    if given is None:
+        raise UsageError(f"{where} chooses --recompute, and minidist/techniques has no folder recompute; leave it out")
     if given != "none":
         raise UsageError(f"{where} chooses --recompute, and --recompute {given} gives it; leave one of them out")
     batches = resolve_batches(config, job_size(config, ranks))

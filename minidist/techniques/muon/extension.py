@@ -43,7 +43,8 @@ class WholeMatricesOfMuon(Extension):
     rules = (
         Rule(
             "muon-needs-momentum",
-            lambda j: j.optimizer == "muon" and not j.optional("momentum"),
+            # None: without the technique `optimizer_settings`, which has the flag, Muon's default counts.
+            lambda j: j.optimizer == "muon" and j.optional("momentum") == 0,
             "--optimizer muon orthogonalises momentum, and needs a --momentum above 0",
             "add --momentum 0.95",
         ),

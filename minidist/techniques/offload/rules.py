@@ -39,7 +39,7 @@ RULES = (
     Rule(
         "server-with-offload",
         lambda j: j.server and j.offload != "none",
-        "not built: --offload {offload} on the workers and servers of --strategy ps",
+        "not implemented: --offload {offload} on the workers and servers of --strategy ps",
         "leave it out",
     ),
     Rule(
@@ -51,7 +51,7 @@ RULES = (
     Rule(
         "asynchronous-with-offload",
         lambda j: j.asynchronous and j.offload != "none",
-        "not built: --offload {offload} of the several versions of the weights that --schedule {schedule} keeps",
+        "not implemented: --offload {offload} of the several versions of the weights that --schedule {schedule} keeps",
         "use a synchronous schedule, such as 1f1b",
     ),
 )

@@ -123,7 +123,7 @@ RULES = (
     Rule(
         "evaluation-with-server",
         lambda j: j.evaluate_every and serves(j),
-        "not built: --evaluate-every with --strategy ps, where the weights of a step are on the servers",
+        "not implemented: --evaluate-every with --strategy ps, where the weights of a step are on the servers",
         "leave out one of the two",
     ),
 )

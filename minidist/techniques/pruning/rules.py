@@ -96,7 +96,7 @@ RULES = (
     Rule(
         "sparsity-with-tp",
         lambda j: prunes(j) and j.tp > 1,
-        "not built: --tp {tp} cuts matrices by rows and columns, and {pruning_flag} compares the weights of whole"
+        "not implemented: --tp {tp} cuts matrices by rows and columns, and {pruning_flag} compares the weights of whole"
         " matrices or of ZeRO's shards",
         "use --dp, with or without --zero",
         FLAG,
@@ -104,8 +104,8 @@ RULES = (
     Rule(
         "sparsity-scope-in-a-pipeline",
         lambda j: prunes(j) and j.pp > 1 and j.sparsity_scope == "global",
-        "not built: --sparsity-scope global compares the weights of all layers, and with --pp {pp} stages do not tell"
-        " each other about theirs",
+        "not implemented: --sparsity-scope global compares the weights of all layers, and with --pp {pp} stages do not"
+        " tell each other about theirs",
         "use --sparsity-scope layer",
     ),
     Rule(
@@ -147,7 +147,8 @@ RULES = (
     Rule(
         "sparsity-with-server",
         lambda j: prunes(j) and j.server,
-        "not built: {pruning_flag} finds masks where weights are stepped, which with --strategy ps is on the servers",
+        "not implemented: {pruning_flag} finds masks where weights are stepped, which with --strategy ps is on the"
+        " servers",
         "use --strategy auto",
         FLAG,
     ),

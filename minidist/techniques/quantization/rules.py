@@ -36,15 +36,15 @@ RULES = (
     Rule(
         "quantization-with-tp",
         lambda j: j.quantize != "none" and j.tp > 1,
-        "not built: --tp {tp} puts split layers in the place of linear ones, and --quantize {quantize} quantised ones,"
-        " and no layer is both",
+        "not implemented: --tp {tp} puts split layers in the place of linear ones, and --quantize {quantize} quantised"
+        " ones, and no layer is both",
         "use --dp, with or without --zero 1 or 2",
     ),
     Rule(
         "quantization-with-zero-3",
         lambda j: j.quantize != "none" and j.zero == 3,
-        "not built: --zero 3 releases a weight after its product, and --quantize {quantize} reads it at the end of the"
-        " step for its range, and keeps the rounded copy for backward",
+        "not implemented: --zero 3 releases a weight after its product, and --quantize {quantize} reads it at the end"
+        " of the step for its range, and keeps the rounded copy for backward",
         "use --zero 2",
     ),
     Rule(

@@ -88,7 +88,7 @@ RULES = (
     Rule(
         "segments-in-a-pipeline",
         lambda j: j.pp > 1 and _in_segments(j),
-        "not built: --recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
+        "not implemented: --recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
         "use full or selective",
     ),
     Rule(
@@ -100,7 +100,8 @@ RULES = (
     Rule(
         "recomputed-stages-with-packed-inputs",
         lambda j: bool(stages_of(j.recompute)) and packs_inputs(j.config),
-        "not built: --recompute {recompute} runs whole stages again, and the inputs of their blocks wait elsewhere",
+        "not implemented: --recompute {recompute} runs whole stages again, and the inputs of their blocks wait"
+        " elsewhere",
         "use --recompute full",
     ),
     Rule(

@@ -63,7 +63,7 @@ class MeshStrategy(strategy.Strategy):
     # --- the norm of the gradient -------------------------------------------------------------------------------------
 
     def clip(self, max_norm: float) -> float:
-        """Clip by the norm of the global gradient, in which each element counts once; returns the norm before."""
+        """Bound the norm of the global gradient, in which each element counts once; returns the norm before."""
         # One norm over all axes, so that every rank scales by the same factor.
         norm = norm_from_blocks(self.square_sums())
         for axis in self.data_axes:
@@ -146,7 +146,7 @@ class MeshStrategy(strategy.Strategy):
         return result
 
     def gradients(self) -> list[Array]:
-        """Return this rank's part of the summed gradient, of a loss that is multiplied by `Job.scale`."""
+        """Return this rank's part of the summed gradient, multiplied by `self.job.scale`; divide by it."""
         return [gradient for axis in self.data_axes for gradient in axis.gradients()]
 
     def local_arrays(self) -> list[Array]:

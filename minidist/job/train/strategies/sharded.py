@@ -77,7 +77,7 @@ class _EmptyOptimizer:
 
 
 class ShardedOptimizer(data_axis.ShardedOptimizer, Sharded):
-    """ZeRO 1 and 2 in a job."""
+    """ZeRO 1 and 2 in a job: the class of this name in `core/train/data_axis.py`, and its part of a checkpoint."""
 
     def __init__(self, job: Job, group: Group) -> None:
         super().__init__(job, group)
@@ -88,7 +88,7 @@ class ShardedOptimizer(data_axis.ShardedOptimizer, Sharded):
 
 
 class FullySharded(data_axis.FullySharded, Sharded):
-    """ZeRO 3 in a job, with several copies of the sharded model where --dp-replicate asks for them."""
+    """ZeRO 3 in a job: the class of this name in `core/train/data_axis.py`, with the copies of --dp-replicate."""
 
     def __init__(self, job: Job, group: Group) -> None:
         super().__init__(job, group)
