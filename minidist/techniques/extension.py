@@ -1,7 +1,7 @@
 """What a technique adds to a job: settings, rules, hooks, state in checkpoints, results and bytes, in one class.
 
-The training loop, the rules, the checkpoints and the volumes know no technique by name: they call every extension of
-the job at the same places. In the order of a job:
+The training loop, the rules, the checkpoints and the volumes do not depend on any technique: they call the hooks of
+every extension of the job. In the order of a job:
 
     before_ranks(...)            a command begins, and the settings may still change
     check_models(...)            no rank has started
@@ -34,7 +34,7 @@ the job at the same places. In the order of a job:
         micro_batch(number)      a context in which a micro-batch runs
         targets(...)             what the loss of a micro-batch compares the model's outputs with
         scaled(loss)             the loss from which backward starts
-        lr_factor(step)          by what the learning rate is multiplied
+        lr_factor(step)          the factor of the learning rate
         after_forward_backward(strategy, step)    this rank has made its micro-batches
         after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
         updates(strategy, comm)  whether the update is made, or left out on all ranks
@@ -43,11 +43,11 @@ the job at the same places. In the order of a job:
         record(job, done)        a line of `--metrics` is written
         next_layout(strategy, done, rebuild)    the step has ended, and its gradients are used up
     state(), scalars(), shards(axis), of_rank(axis), of_axis(axis)    a checkpoint is written
-    result(), of_all_ranks(...)  entries of the JSON that `minidist train` prints; lines(...) shows them to people
+    result(), of_all_ranks(...)  entries of the JSON that `minidist train` prints; lines(...) prints them as text
     header(...)                  entries of the header of a trace
 
 Each hook does nothing unless a technique overrides it. A folder of `minidist/techniques` holds one subclass, in its
-`extension.py`; a user's own is named by `--extension FILE.py:CLASS`.
+`extension.py`; a user's class is named by `--extension FILE.py:CLASS`.
 
 Proved by: tests/techniques/test_extensions.py
 """

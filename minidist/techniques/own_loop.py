@@ -1,6 +1,6 @@
-"""A training loop that a technique has in place of the trunk's, for ranks that have no common step.
+"""A training loop that a technique has in place of the job's, for ranks that have no common step.
 
-The trunk's loop (`job/train/trainer.py`) trains a layout, whose ranks make every step together. A technique whose ranks
+The job's loop (`job/train/trainer.py`) trains a layout, whose ranks make every step together. A technique whose ranks
 do not returns an `OwnLoop` from `Extension.own_loop`; the commands then run it, compare it with one device, and count
 its bytes without knowing what it is. One technique of a job may have a loop.
 

@@ -1,6 +1,6 @@
 """One rank's shard of a flat unit, and what every strategy that shards needs: slices, the clip norm, whole tensors.
 
-    flat unit   | rank 0 | rank 1 | rank 2 |pad|       equal shards; the padding lies at the end and holds zeros
+    flat unit   | rank 0 | rank 1 | rank 2 |pad|       equal shards; the padding is at the end and holds zeros
 
 A shard begins at a multiple of `alignment` elements. With 1,024, the block of the gradient norm, no block crosses from
 one rank to another, and the norm has the same bits as on one device. An optimizer works on a shard as on whole

@@ -3,8 +3,8 @@
     shard ── start_gather ▶ arriving ── finish_gather ▶ whole (the module computes) ── release ▶ shard
     whole gradient ── start_reduce ▶ in flight ── finish_reduce ▶ added to the shard's gradient
 
-`fsdp_state.FSDPState` decides when each of these happens. Every step has a start and a finish so that messages travel
-while something computes.
+`fsdp_state.FSDPState` decides when each of these happens. Every step has a start and a finish, so that messages are
+sent while something computes.
 
 Source: Zhao et al., PyTorch FSDP, VLDB 2023.
 Proved by: tests/parallel/test_fully_shard.py

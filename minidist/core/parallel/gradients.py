@@ -1,7 +1,7 @@
 """Sum gradients over ranks while backward still runs. Every strategy that reduces whole gradients goes through here.
 
 Backward produces gradients from the last parameter to the first. The flat gradient is therefore cut into buckets from
-the end, and a bucket travels while the layers before it are still being differentiated:
+the end, and a bucket is sent while the gradients of the layers before it are computed:
 
     flat gradient   | bucket 2 | bucket 1 | bucket 0 |
     backward        ◀───────────────────────────────── time

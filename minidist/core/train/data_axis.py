@@ -9,7 +9,7 @@
 with m micro-batches. A model that is not cut by a pipeline is one stage. Each stage of a pipeline has a separate data
 axis, and so have experts that are distributed over ranks, because other ranks hold replicas of them.
 
-A unit of ZeRO 3 is a set of parameters that are gathered and released together, and so lie in one flat array:
+A unit of ZeRO 3 is a set of parameters that are gathered and released together, and so are in one flat array:
 
     a stage   | wte | wpe  h.0  h.1  h.2 |    each block is a unit; the rest of the stage is one, gathered throughout
               | tied| rest |   |    |    |    a weight that another stage has too is one: both are cut the same way

@@ -6,7 +6,8 @@ schedule names (`replay.py`). The plans are in `pipeline/schedules`, and `planni
 messages as those of all pipelines.
 
 A rank sends per step: an activation and its gradient per stage boundary and micro-batch; each of r replicas of a stage
-also 2 (r-1)/r of the stage's gradients.
+also 2 (r-1)/r of the stage's gradients per update, which 2BW makes after every batch and the others after r
+micro-batches.
 Equal to: one device that uses the same versions of the weights, bit for bit.
 Lesson: 17b_pipedream_and_weight_stashing, 17c_two_versions.
 

@@ -7,7 +7,7 @@ these sums and add them in one order, so the bits of the norm do not depend on h
 (`optim/clip.py`).
 
 A rank sends per step: replicas nothing; ZeRO (n-1)/n of 8 B per 1,024 elements of the parameters; with `--tp`, `--ep`
-and `--pp` 2 (P-1)/P of such sums over the P ranks of that axis, and with `--pp` 8 B more for each stage.
+and `--pp` 2 (P-1)/P of such sums over the P ranks of that axis, to which `--pp` adds 8 B per stage.
 Equal to: one device, bit for bit, 1e-12 with `--tp`.
 Lesson: 11_zero_1_and_2.
 

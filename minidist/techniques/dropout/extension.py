@@ -6,7 +6,7 @@ The masks depend on the seed, the step, the layer and the place of an element in
 every layout has those of one device.
 
 A rank sends per step: nothing.
-Equal to: one device, as without dropout.
+Equal to: one device with the same masks, as exactly as the layout allows.
 
 Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.py, tests/equality/test_equality.py
 """

@@ -2,9 +2,9 @@
 
     rank 0: tokens ─ slots | e0 | e1 | e2 | e3 |        rank 0 computes e0, e1 for the tokens of all ranks
     rank 1: tokens ─ slots | e0 | e1 | e2 | e3 |        rank 1 computes e2, e3
-                             └──▶ rank 0 └──▶ rank 1    then the way back
+                             └──▶ rank 0 └──▶ rank 1    then back in the same way
 
-All slots of an expert lie together, so (experts, capacity, D) becomes (experts / P, P x capacity, D). There
+All slots of an expert are put together, so (experts, capacity, D) becomes (experts / P, P x capacity, D). There
 are two all-to-alls in forward and two in backward, each of (P-1)/P experts x capacity x D numbers per rank, whether the
 slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x factor that is (P-1)/P k factor tokens
 D.
