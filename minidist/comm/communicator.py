@@ -67,7 +67,12 @@ def recv_object(comm: PointToPoint, source: int, tag: int | None = None) -> Any:
 
 
 class CheckedComm(Comm):
-    """A rank's handle on a group of ranks, in a world that programs run in."""
+    """A rank's handle on a group of ranks, in a world that programs run in.
+
+    passed: what reports say that this rank passes to a call, in place of its array (`call_log.Passed`).
+    """
+
+    passed: Any = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A rank that counts itself as another one would take that one's messages.

@@ -39,6 +39,11 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
+def checked_setting(name: str, value: Any) -> Any:
+    """Return the value of an optimizer's setting as it is kept; UsageError for one that is out of its range."""
+    return CHECKS[name](name, value)
+
+
 def check_nesterov(nesterov: bool, momentum: float, dampening: float) -> None:
     """Raise UsageError for Nesterov's method without momentum, or with dampening."""
     if nesterov and (momentum <= 0 or dampening != 0):

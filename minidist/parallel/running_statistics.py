@@ -103,6 +103,15 @@ def exchange_among(comm: Comm, ranks: Sequence[int]) -> Exchange | None:
     return exchange
 
 
+def combine_statistics(module: Any, comm: Comm, ranks: Sequence[int], data: Comm | None) -> Callable[[], None] | None:
+    """Return what combines the batch norms of a module over some ranks of `comm`, and then over `data`.
+
+    None: it has no batch norm, or no other rank has it.
+    """
+    statistics = RunningStatistics(module, exchange_among(comm, ranks), data)
+    return statistics.combine if statistics.layers else None
+
+
 def batch_norms(module: Any) -> "list[BatchNorm]":
     """Return the batch norms inside `module`."""
     return [layer for layer in module.modules() if hasattr(layer, "mini_batch")] if hasattr(module, "modules") else []

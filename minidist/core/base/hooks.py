@@ -139,8 +139,8 @@ map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 refusals: Callable[[], Any] = _NoChecks
 # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
 load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]] = _not_in_the_core
-# A module of a model -> its arrays that are state and not trained, by qualified name.
-buffers: Callable[[Any], dict[str, Any]] = _none
+# A module of a model -> (qualified name, array) of its arrays that are state and not trained.
+buffers: Callable[[Any], Any] = _none
 # The module minidist/optim/checks.py: what an optimizer refuses.
 optimizer_checks: Callable[[], Any] = _NoChecks
 # (name, value) -> the value of an optimizer's setting as it is kept.

@@ -201,7 +201,7 @@ class Module:
 
         The arrays of parameters are their own, not copies.
         """
-        return {name: parameter.data for name, parameter in self._all_parameters()} | hooks.buffers(self)
+        return {name: parameter.data for name, parameter in self._all_parameters()} | dict(hooks.buffers(self))
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
         """Copy values in; returns (missing, unexpected) names. With strict, any of them is an error that names the key.

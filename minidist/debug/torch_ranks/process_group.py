@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 from minidist import collectives
 from minidist.comm.call_log import Passed
+from minidist.comm.communicator import CheckedComm
 from minidist.core.base.errors import UsageError
-from minidist.core.comm import ANY, Comm
+from minidist.core.comm import ANY
 from minidist.debug.torch_ranks.isolation import BACKEND
 from minidist.debug.torch_ranks.rank_thread import RankThread, current_rank
 from minidist.debug.torch_ranks.split_sizes import elements, exchange_counts, list_counts
@@ -124,7 +125,7 @@ class SimulatedWork(dist._Work):
 class SimulatedProcessGroup(dist.ProcessGroup):
     """A process group of a simulated world. comm: its communicator."""
 
-    def __init__(self, comm: Comm, rank: RankThread) -> None:
+    def __init__(self, comm: CheckedComm, rank: RankThread) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm, self.thread = comm, rank
 

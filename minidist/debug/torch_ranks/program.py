@@ -24,10 +24,10 @@ from minidist.base.traces import sequences
 from minidist.base.user_file import ProgramError, is_user_function, load_function
 from minidist.comm import SimWorld
 from minidist.comm.call_site import CallSite
+from minidist.comm.communicator import CheckedComm
 from minidist.comm.sim.choosers import seeded
 from minidist.core.base.errors import MinidistError
 from minidist.core.base.trace import Trace
-from minidist.core.comm import Comm
 from minidist.core.comm.sim.state import Stream
 from minidist.debug import user_program
 from minidist.debug.rank_process import Beginning, RankProcess, UserModules, own_process_state
@@ -172,7 +172,7 @@ class _Run:
             self.races.add_to(failure)
             raise failure from None
 
-    def of_rank(self, comm: Comm, program: Callable[[], Any], start: _Start) -> Any:
+    def of_rank(self, comm: CheckedComm, program: Callable[[], Any], start: _Start) -> Any:
         """Run a rank's program in a thread, and return what it returns."""
         if self.main is not None and comm.world is self.worlds[0]:
             return None  # the program that starts processes runs once

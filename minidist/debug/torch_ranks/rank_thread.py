@@ -21,8 +21,8 @@ from types import CodeType
 from typing import Any
 
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
+from minidist.comm.communicator import CheckedComm
 from minidist.core.base.errors import UsageError
-from minidist.core.comm import Comm
 
 STACK_BYTES = 64 << 20  # of a rank's thread; backward of a deep model recurses
 
@@ -52,7 +52,7 @@ class RankThread:
     """
 
     def __init__(
-        self, comm: Comm, program: Callable[[], Any], on_leave: Callable[[], None], on_return: Callable[[], None]
+        self, comm: CheckedComm, program: Callable[[], Any], on_leave: Callable[[], None], on_return: Callable[[], None]
     ) -> None:
         self.comm, self.program, self.on_leave, self.on_return = comm, program, on_leave, on_return
         self._to_program, self._to_rank = threading.Semaphore(0), threading.Semaphore(0)
