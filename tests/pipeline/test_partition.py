@@ -208,7 +208,7 @@ def test_methods_by_name():
         partition(layers, "tim", 2)
     with pytest.raises(UsageError, match="take at most 4 stages"):
         partition(layers, "time", 5)
-    with pytest.raises(UsageError, match="cannot cut 1 layer into 2 stages; take at most 1 stage$"):
+    with pytest.raises(UsageError, match=r"cannot cut 1 layer into 2 stages; take at most 1 stage$"):
         partition(layers[:1], "time", 2)
 
 
