@@ -11,7 +11,7 @@ from typing import Any
 from minidist.base.limits import check_number
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import is_half
-from minidist.core.base.errors import UsageError, nearest, quoted
+from minidist.core.base.errors import UsageError, nearest
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.parallel import zero
@@ -60,8 +60,6 @@ class ZeroOptimizer(zero.ZeroOptimizer):
         find_unused_parameters: bool = False,
         **defaults: Any,
     ) -> None:
-        if stage not in (1, 2):
-            raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
         operation_of(reduction)
         check_number("reduce_bucket_size", reduce_bucket_size, least=1)  # DeepSpeed's files write 5e8
         check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")

@@ -27,6 +27,23 @@ def test_a_name_that_is_added_again_replaces_the_entry():
     assert dict(registry) == {"mine": 2}
 
 
+def test_a_name_that_is_not_there_loads_further_entries_once():
+    loads = []
+
+    def load():
+        loads.append("more")
+        registry.add("two", 2)
+
+    later = [load]
+    registry = Registry("schedule", lambda: later)
+    registry.add("one", 1)
+    assert "one" in registry
+    assert loads == []
+    assert "two" in registry
+    assert "three" not in registry
+    assert loads == ["more"]
+
+
 def test_importing_a_package_imports_its_files_and_so_registers_their_entries(tmp_path, monkeypatch):
     package = tmp_path / "shelf"
     package.mkdir()

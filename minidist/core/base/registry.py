@@ -47,6 +47,9 @@ class Registry(dict[str, Entry]):
             load()
         return bool(later)
 
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (self.load_more() and name in self)
+
     def __missing__(self, name: str) -> Entry:
         known = self.aliases.get(name.lower())
         if known is None and self.load_more():

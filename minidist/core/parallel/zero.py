@@ -23,6 +23,7 @@ from typing import Any
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
+from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, reduce_scatter
@@ -161,6 +162,9 @@ class ZeroOptimizer(OptimizerWrapper):
         module: Module | None = None,
         **defaults: Any,
     ) -> None:
+        if stage not in (1, 2):
+            raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
+
         # Equal replicas, in a flat array with the padding that equal shards need.
         self.comm, self.stage, alignment = comm, stage, defaults.pop("alignment", NORM_BLOCK)
         self.flat = sharded_flat(parameters, comm, alignment)

@@ -62,7 +62,7 @@ OF_EVERY_OPERATION = ("auto", "ring")  # --reduction
 
 def lacks(job: ResolvedJob, operation: str) -> bool:
     """Return whether the collective has no algorithm that is called as --reduction says."""
-    from minidist.core.collectives import ALGORITHMS
+    from minidist.collectives.algorithms import ALGORITHMS
 
     return job.reduction not in ALGORITHMS[operation]
 
