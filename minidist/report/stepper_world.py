@@ -127,7 +127,7 @@ class StepWorld(SimWorld):
     matching: KeepingMatching
 
     def _new_matching(self) -> Matching:
-        return KeepingMatching(self.state, self._block, self._guards())
+        return KeepingMatching(self.state, self._block, self._watchers())
 
     def _finish(self) -> None:
         for rank in range(self.size):

@@ -297,7 +297,7 @@ class MPIWorld(FindsLines):
         peer: int,
         tag: int,
         site: CallSite | None,
-        guarded: bool,
+        nonblocking: bool,
     ) -> MPIRequest:
         # Record it: a trace has an event for each side of a message.
         world_peer = comm.members[peer] if peer != ANY else ANY
@@ -328,10 +328,10 @@ class MPIWorld(FindsLines):
         if is_device_array(array):
             event.staged = True
             request.buffer = fetch(array) if kind == "send" else pinned_like(array)
-        if guarded:
+        if nonblocking:
             self.unwaited[id(request)] = request
-        if self.check_buffers and (guarded or self.open.start_of):
-            self.open.add(self.rank, request, guarded)
+        if self.check_buffers and (nonblocking or self.open.start_of):
+            self.open.add(self.rank, request, nonblocking)
 
         if tag > self.highest_tag:
             raise UsageError(
@@ -346,11 +346,11 @@ class MPIWorld(FindsLines):
             raise self._cannot_be_used(comm, request.site)
         if kind == "send":
             # Watch the buffer when the user's program runs before the wait: while a stream works it always does.
-            if self.check_buffers and (guarded or self.running is not None) and request.buffer is array:
+            if self.check_buffers and (nonblocking or self.running is not None) and request.buffer is array:
                 request.checksum = checksum(array)
             self.sent[world_peer] += 1
             if self.checks:
-                watched = request.checksum is not None and guarded
+                watched = request.checksum is not None and nonblocking
                 payload = checksum_bytes(request.checksum or 0) if watched else NO_CHECKSUM
                 request.header = pack(header_of(comm.match_key, array)) + comm.calls_before + payload
                 request.header_request = handle.Isend([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
@@ -358,7 +358,7 @@ class MPIWorld(FindsLines):
             request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
         else:
             # The header is asked for now; the payload when the header has come and fits.
-            if self.check_buffers and guarded and array.nbytes and request.buffer is array:
+            if self.check_buffers and nonblocking and array.nbytes and request.buffer is array:
                 request.checksum = checksum(array)  # the program must not write into it before the wait
                 request.buffer = xp.empty_like(array)
             if self.checks:
@@ -626,7 +626,7 @@ class MPIWorld(FindsLines):
         writes = on is not None and on.kind == "receive" and on.payload is not None
         if self.check_buffers and self.running is None and not work.finished and not writes:
             kept = [(array, checksum(array)) for array in work.arrays if isinstance(array, np.ndarray) and array.nbytes]
-            work.guards = [stream.resumed, kept]
+            work.watched = [stream.resumed, kept]
         return work
 
     def _run_stream(self, stream: Stream) -> None:
@@ -660,11 +660,11 @@ class MPIWorld(FindsLines):
 
     def wait_work(self, work: Work) -> Any:
         self.unwaited.pop(id(work), None)
-        if work.guards and work.guards[0] == self.streams[work.comm.name].resumed:
-            for array, before in work.guards[1]:
+        if work.watched and work.watched[0] == self.streams[work.comm.name].resumed:
+            for array, before in work.watched[1]:
                 if checksum(array) != before:
                     raise changed(self.rank, work.describe(), call_site(sys._getframe(1), NOWHERE))
-        work.guards = []
+        work.watched = []
         if self.running is None:
             self.waiting = work
             try:

@@ -231,7 +231,7 @@ class _FoldedMatching(Matching):
     """The messages of the ranks that run: to each other, or round a ring of a class."""
 
     def __init__(self, world: FoldedWorld) -> None:
-        super().__init__(world.state, world._block, world._guards())
+        super().__init__(world.state, world._block, world._watchers())
         self.world = world
         self.key_of = self._ring_or_both
 
@@ -243,7 +243,7 @@ class _FoldedMatching(Matching):
         peer: int,
         tag: int,
         site: CallSite | None,
-        guarded: bool,
+        nonblocking: bool,
     ) -> SimRequest:
         world, other = self.world, comm.members[peer]
         if peer == ANY:
@@ -255,7 +255,7 @@ class _FoldedMatching(Matching):
                 f"rank {comm.members[comm.rank]} sends to or receives from rank {other}, which is folded into rank"
                 f" {world.representative[other]}, at {site}; run every rank"
             )
-        return super().post(comm, kind, array, peer, tag, site, guarded)
+        return super().post(comm, kind, array, peer, tag, site, nonblocking)
 
     def _ring_or_both(self, send: SimRequest) -> Key:
         comm, rank = send.comm, send.stream.rank

@@ -71,7 +71,7 @@ def _run_on(world: Any, state: SimState, unlike: UnlikeCalls) -> None:
     last, deadline, logs = unlike.number + CALLS, time.monotonic() + SECONDS, world.calls.logs[unlike.name]
 
     def post(
-        comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite | None, guarded: bool
+        comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite | None, nonblocking: bool
     ) -> Request:
         """Complete a message at once."""
         rank = state.running.rank

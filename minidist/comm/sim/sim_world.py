@@ -1,7 +1,7 @@
 """The simulated world that programs run in: a `Sim` and whoever watches it.
 
     Sim        moves messages (world.py, matching.py)
-    guards     compare what ranks call, watch the memory in flight, record, kill ranks (comm/sim/checks/, failures.py)
+    watchers   compare what ranks call, watch the memory in flight, record, kill ranks (comm/sim/checks/, failures.py)
     the run    ends a rank that hangs, gives each rank the process's random generators, refuses use after its end
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/comm/test_conformance.py
@@ -171,7 +171,7 @@ class SimWorld(FindsLines, Sim):
         """Return how many ranks each running one stands for, where that is not one."""
         return {}
 
-    def _guards(self) -> list[Any]:
+    def _watchers(self) -> list[Any]:
         """Return what watches the messages of a run, which begins."""
         state = self.state
         isolate = self.on_failure == "isolate"
@@ -195,7 +195,7 @@ class SimWorld(FindsLines, Sim):
         ]
 
     def _new_matching(self) -> Matching:
-        return Matching(self.state, self._block, self._guards())
+        return Matching(self.state, self._block, self._watchers())
 
     def _result(self, program: Callable[[], Any], main: Callable[..., Any], rank: int) -> Any:
         result = None

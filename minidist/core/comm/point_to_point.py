@@ -78,7 +78,7 @@ class Work:
     started: float
     arrays: Sequence[np.ndarray] = ()
     context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
-    guards: list[Any] = field(default_factory=list)  # of the arrays, where the world watches them
+    watched: list[Any] = field(default_factory=list)  # what the world notes of the arrays, where it checks them
     finished: bool = False
     result: Any = None
     error: RankDeadError | None = None  # what wait() raises instead
@@ -172,10 +172,10 @@ class PointToPoint:
         world.wait(receive)
         world.wait(send)
 
-    def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, guarded: bool) -> Request:
+    def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, nonblocking: bool) -> Request:
         # The message's line: a collective call has it already, and that of a rank that waits can be found later.
         world, site = self.world, self.site
-        if site is None and world.reports_lines and (guarded or not world.finds_lines):
+        if site is None and world.reports_lines and (nonblocking or not world.finds_lines):
             site = world.line(sys._getframe(2), self.opened)
         if tag is None:
             tag = self.tag
@@ -188,7 +188,7 @@ class PointToPoint:
             peer = hooks.message_checks().check(self, kind, array, peer)
         elif array.dtype.hasobject or not (flags.writeable or kind == "send"):
             hooks.message_checks().check(self, kind, array, peer)
-        request: Request = world.post(self, kind, array, peer, tag, site, guarded)
+        request: Request = world.post(self, kind, array, peer, tag, site, nonblocking)
         return request
 
     def collective(self, *_: Any, **__: Any) -> "PointToPoint":

@@ -329,7 +329,7 @@ class CountedWorld(SimWorld):
         self.shown = [Trace(rank, ranks) for rank in range(ranks)]
 
     def _new_matching(self) -> Matching:
-        return _CountedMatching(self.most, self.channel, self.state, self._block, self._guards())
+        return _CountedMatching(self.most, self.channel, self.state, self._block, self._watchers())
 
     def trace_of(self, comm: Any) -> Trace:
         return self.shown[comm.members[comm.rank]]

@@ -77,7 +77,7 @@ class MPIMatching(Matching):
     """The messages of a run. Those of collectives meet as always; those of programs by MPI's rules."""
 
     def __init__(self, world: SimWorld) -> None:
-        super().__init__(world.state, world._block, world._guards())
+        super().__init__(world.state, world._block, world._watchers())
         self.buffers, self.thread = world.buffers, world.thread
         self.posted: dict[tuple[str, int], list[SimRequest]] = defaultdict(list)  # receives
         self.any_size: set[SimRequest] = set()  # receives of objects, whose array is that of the message
@@ -96,7 +96,7 @@ class MPIMatching(Matching):
         peer: int,
         tag: int,
         site: CallSite | None,
-        guarded: bool,
+        nonblocking: bool,
     ) -> SimRequest:
         """Start a send or a receive, of a collective, too; threads that the program has started may not."""
         if get_ident() != self.thread:
@@ -106,7 +106,7 @@ class MPIMatching(Matching):
                 " call it in the main thread only, and use nonblocking operations (Isend, Irecv) to overlap"
             )
             raise SystemExit  # ends that thread without a word; the run says it
-        return super().post(comm, kind, array, peer, tag, site, guarded)
+        return super().post(comm, kind, array, peer, tag, site, nonblocking)
 
     def post_user(
         self, comm: Comm, kind: str, array: np.ndarray | None, peer: int, tag: int, site: CallSite, mode: str = ""

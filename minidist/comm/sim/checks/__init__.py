@@ -1,4 +1,4 @@
-"""What watches the messages of a simulated run: each module has a guard (see `core/comm/sim/matching.py`).
+"""What watches the messages of a simulated run: each module has a watcher (see `core/comm/sim/matching.py`).
 
 recorder.py        the events of the trace, or the bytes by purpose
 call_watch.py      the calls of all ranks agree: headers, roots, communicators

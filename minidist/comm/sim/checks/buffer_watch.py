@@ -46,16 +46,16 @@ class BufferWatch:
 
     def posted(self, request: SimRequest) -> None:
         """Raise when the memory is that of another message or work; watch it while other code runs."""
-        stream, rank, guarded = request.stream, request.stream.rank, request.guarded
-        if guarded or self.open[rank].start_of:
+        stream, rank, nonblocking = request.stream, request.stream.rank, request.nonblocking
+        if nonblocking or self.open[rank].start_of:
             # A buffered send has left its buffer at once, which may be freed before the wait.
             leaves = request.kind == "send" and request.nbytes <= self.state.eager_limit
-            self.open[rank].add(rank, request, guarded and not leaves)
+            self.open[rank].add(rank, request, nonblocking and not leaves)
         if request.kind == "receive" and stream.is_main and self.works[rank].guards:
             self.works[rank].refuse(request)
         # Other code always runs in addition to a stream: the rank's main program.
-        if guarded or not stream.is_main:
-            self.watched[request] = Watched(request.array, guarded)
+        if nonblocking or not stream.is_main:
+            self.watched[request] = Watched(request.array, nonblocking)
 
     def meet(self, send: SimRequest, receive: SimRequest) -> bool:
         """Raise when a buffer has changed since its post; put aside what a program must not see before its wait."""
@@ -113,18 +113,18 @@ class BufferWatch:
     def asked(self, work: Work, rank: int) -> None:
         """Watch the arrays of a work from here to its wait."""
         if work.arrays:
-            work.guards = self.works[rank].add(work, work.arrays)
+            work.watched = self.works[rank].add(work, work.arrays)
 
     def begins(self, work: Work, rank: int) -> None:
         """Raise when its arrays have changed since a work was asked for."""
-        if work.guards:
-            self.works[rank].begin(work, work.guards, self._line_of)
+        if work.watched:
+            self.works[rank].begin(work, work.watched, self._line_of)
 
     def is_done(self, work: Work, rank: int) -> None:
         """Free the arrays of a work."""
-        if work.guards:
-            self.works[rank].finish(work.guards)
-            work.guards = []  # a guard knows its work: a circle would keep the arrays alive
+        if work.watched:
+            self.works[rank].finish(work.watched)
+            work.watched = []  # a guard knows its work: a circle would keep the arrays alive
 
     def pauses(self, stream: Stream, on: Request | Work) -> None:
         """Raise when the main program, which has run until here, wrote into the arrays of its works."""

@@ -5,13 +5,13 @@ post     a send and a receive of one (context, source, destination, tag) meet in
 deliver  the array is copied once, and a stream that was blocked in a wait can run again
 wait     blocks until the two have met, then advances the clock (the formulas are those of `clock`)
 
-An object that checks or records messages, or ends ranks, is a *guard*: it has some of these methods, which are called
-here. A method that no guard has costs nothing.
+An object that checks or records messages, or ends ranks, is a *watcher*: it has some of these methods, which are called
+here. A method that no watcher has costs nothing.
 
     posting(stream, comm)      before a message is posted         queued(request)   its other side is not there yet:
     posted(request)            it has been posted                                   request.error keeps it out
     meet(send, receive)        before the array is copied;        waiting(request)  its wait begins
-                               True: the guard has seen to that   ended(request)    its wait ends
+                               True: a watcher has seen to that   ended(request)    its wait ends
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_choosers.py
 """
@@ -27,9 +27,9 @@ from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
 from minidist.core.comm.sim.state import Key, SimRequest, SimState, Stream
 
 
-def methods(guards: Sequence[Any], name: str) -> list[Callable[..., Any]]:
-    """Return the methods of this name of the guards that have one."""
-    return [getattr(guard, name) for guard in guards if hasattr(guard, name)]
+def methods(watchers: Sequence[Any], name: str) -> list[Callable[..., Any]]:
+    """Return the methods of this name of the watchers that have one."""
+    return [getattr(watcher, name) for watcher in watchers if hasattr(watcher, name)]
 
 
 class Matching:
@@ -38,19 +38,19 @@ class Matching:
     key_of: returns what a receive must share with a send, where that is not what the two say (`FoldedWorld`).
     """
 
-    def __init__(self, state: SimState, block: Callable[[Request | Work], None], guards: Sequence[Any] = ()) -> None:
+    def __init__(self, state: SimState, block: Callable[[Request | Work], None], watchers: Sequence[Any] = ()) -> None:
         self.state, self.block = state, block
         links = state.links
         self.link, self.alpha, self.beta, self.overhead = links.link, links.alpha, links.beta, links.overhead
         self.free_startup = links.free_startup
         self.posts = 0
         self.key_of: Callable[[SimRequest], Key] | None = None
-        self.on_posting, self.on_posted = methods(guards, "posting"), methods(guards, "posted")
-        self.on_queued, self.on_meet = methods(guards, "queued"), methods(guards, "meet")
-        self.on_waiting, self.on_ended = methods(guards, "waiting"), methods(guards, "ended")
+        self.on_posting, self.on_posted = methods(watchers, "posting"), methods(watchers, "posted")
+        self.on_queued, self.on_meet = methods(watchers, "queued"), methods(watchers, "meet")
+        self.on_waiting, self.on_ended = methods(watchers, "waiting"), methods(watchers, "ended")
 
     def post(
-        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: Any, guarded: bool
+        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: Any, nonblocking: bool
     ) -> SimRequest:
         state = self.state
         stream = state.running
@@ -59,8 +59,8 @@ class Matching:
         self.posts = order = self.posts + 1
         other = comm.members[peer] if peer >= 0 else ANY
         nbytes, now = array.nbytes, stream.time
-        request = state.requests(comm, kind, array, peer, tag, site, stream, other, nbytes, order, now, guarded)
-        if guarded:
+        request = state.requests(comm, kind, array, peer, tag, site, stream, other, nbytes, order, now, nonblocking)
+        if nonblocking:
             state.unwaited[stream.rank][id(request)] = request
         if self.free_startup:
             request.is_free = current_purpose() == "startup"
@@ -155,7 +155,7 @@ class Matching:
     def wait(self, request: Any) -> None:
         """Return when the request is complete, and advance the stream's clock to that time."""
         stream = self.state.running
-        if request.guarded:
+        if request.nonblocking:
             self.state.unwaited[stream.rank].pop(id(request), None)
         for waiting in self.on_waiting:
             waiting(request)

@@ -40,8 +40,8 @@ class Stream:
 class SimRequest(Request):
     """A request and what the simulated world must remember of it until it has been waited for.
 
-    other: the world rank of its peer, or ANY. order: among all posts of the run. posted: the time of its post. guarded:
-    the user's program runs before the wait. event: its record, where one is kept.
+    other: the world rank of its peer, or ANY. order: among all posts of the run. posted: the time of its post.
+    nonblocking: the user's program runs before the wait. event: its record, where one is kept.
     """
 
     stream: Stream
@@ -49,7 +49,7 @@ class SimRequest(Request):
     nbytes: int
     order: int
     posted: float
-    guarded: bool
+    nonblocking: bool
     eager: bool = field(default=False, init=False)  # a buffered send, which is complete at once
     matched: bool = field(default=False, init=False)
     is_free: bool = field(default=False, init=False)  # it takes no time: see `LinkModel.free_startup`

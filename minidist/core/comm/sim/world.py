@@ -8,7 +8,7 @@ deadlocks here, always, instead of on the day when its messages grow.
     hub (the scheduler) ──▶ a stream runs until it blocks ──▶ hub ──▶ the next stream that is ready
     none is ready:  [1] match one receive from any rank, else  [2] all have returned, or it is a deadlock
 
-`Sim` moves messages and checks nothing. The world that programs run in is `SimWorld`: a `Sim` with guards, which
+`Sim` moves messages and checks nothing. The world that programs run in is `SimWorld`: a `Sim` with watchers, which
 compare, record, and end what hangs.
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
