@@ -99,7 +99,9 @@ class JobFlags:
         from minidist.planning.cluster.layout import ATTENTION, FRAMEWORKS, KERNELS, Job, sequence_length
 
         if seq is None:
-            raise UsageError("the length of the sequences is missing; give --seq, the tokens of each")
+            most = f" (the model can have {model.positions:,})" if name and model.positions else ""
+            also = ", and --global-batch, the sequences of a step" if self.global_batch is None else ""
+            raise UsageError(f"the length of the sequences is missing; give --seq, the tokens of each{most}{also}")
         if self.global_batch is None:
             raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
         check_count(self.global_batch, "--global-batch", 1, 10**9)
@@ -216,7 +218,7 @@ def plan(
         check_count(count, "--ranks", 1, 10**6)
     check_count(best, "--best", 1, 1000)
     cost.check()
-    job = flags.job(architecture, seq, str(config or model), counts[0])
+    job = flags.job(architecture, seq, str(config or model or ""), counts[0])
     machine = machine_of(flags.gpu)
     machine.peak(job.precision)
 

@@ -388,9 +388,13 @@ def test_a_length_that_is_not_given_is_at_most_8192_tokens(capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["seq"] == 8192
     assert "sequences of 8,192 tokens, because --seq is not given; llama-3.1-8b can have 131,072" in err
-    for model in (["--model", "llama-3.1-8b"], ["--layers", "2", "--hidden", "64", "--heads", "2"]):
-        with pytest.raises(SystemExit, match="2"):
-            main(["plan", *model, "--ranks", "8", "--global-batch", "8"])
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert "the length of the sequences is missing; give --seq, the tokens of each" in err
+    for model, most in (
+        (["--model", "llama-3.1-8b"], " (the model can have 131,072)"),
+        (["--layers", "2", "--hidden", "64", "--heads", "2"], ""),
+    ):
+        for given, also in ((["--global-batch", "8"], ""), ([], ", and --global-batch, the sequences of a step")):
+            with pytest.raises(SystemExit, match="2"):
+                main(["plan", *model, "--ranks", "8", *given])
+            out, err = capsys.readouterr()
+            assert out == ""
+            assert f"the length of the sequences is missing; give --seq, the tokens of each{most}{also}\n" in err
