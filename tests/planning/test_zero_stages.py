@@ -392,9 +392,9 @@ def test_a_length_that_is_not_given_is_at_most_8192_tokens(capsys):
         (["--model", "llama-3.1-8b"], " (the model can have 131,072)"),
         (["--layers", "2", "--hidden", "64", "--heads", "2"], ""),
     ):
-        for given, also in ((["--global-batch", "8"], ""), ([], ", and --global-batch, the sequences of a step")):
+        for batch, also in ((["--global-batch", "8"], ""), ([], ", and --global-batch, the sequences of a step")):
             with pytest.raises(SystemExit, match="2"):
-                main(["plan", *model, "--ranks", "8", *given])
+                main(["plan", *model, "--ranks", "8", *batch])
             out, err = capsys.readouterr()
             assert out == ""
             assert f"the length of the sequences is missing; give --seq, the tokens of each{most}{also}\n" in err
