@@ -21,7 +21,7 @@ nodes.py                two levels whose nodes the program names
 call.py                 one call as data
 one_event.py            a call in which one rank stands for many
 ring_event.py           what a ring does on all of its ranks, at once
-collective_check.py     a collective of a user's own beside NumPy
+collective_check.py     compares a collective that a user has written with NumPy
 summation_order.py      in which order a sum adds, found by calling it
 reduction_order.py      the same of sums over ranks, and whether it depends on their number
 """

@@ -263,7 +263,7 @@ def refuse_axis(mesh: Mesh, name: str) -> None:
 
 
 def refuse_communicator(comm: object, who: str) -> NoReturn:
-    """Raise UsageError for what is no communicator. For a mesh the error names its axes; pass one of them."""
+    """Raise UsageError for an object that is not a communicator; for a mesh the sentence names its axes."""
     remedy = "pass the communicator that the program was given, or the axis of a mesh, such as mesh['dp']"
     if isinstance(comm, Mesh):
         axes = " or ".join(f"mesh[{name!r}]" for name in comm.axis_names) or "mesh.comm"

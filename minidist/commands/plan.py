@@ -133,7 +133,7 @@ class CostFlags:
     ] = None
 
     def check(self) -> None:
-        """Raise UsageError for a price without the number of tokens, of which the GPU hours are a multiple."""
+        """Raise UsageError for a price without the number of tokens, from which the GPU hours are computed."""
         if self.price is not None and self.tokens is None:
             raise UsageError(
                 f"--price {self.price:g} is of a GPU hour, and their number is unknown; add --tokens, such as 2e12"

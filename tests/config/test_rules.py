@@ -374,7 +374,7 @@ CASES = {
     "dropout-gpt": ({"model": "llama", "dropout": 0.1}, "--dropout 0.1 belongs to --model gpt, and llama has none"),
     "attention-dropout-mlp": ({"model": "mlp", "attention_dropout": 0.1}, "attention, which --model mlp does not have"),
     "sequence-parallel-needs-tp": ({"sequence_parallel": True}, "splits the sequence over .* add --tp 2"),
-    "tensor-parallel-cnn": ({"tp": 2, "model": "cnn"}, "and no convolutions, of which a CNN is made; use --dp 2"),
+    "tensor-parallel-cnn": ({"tp": 2, "model": "cnn"}, "and not the convolutions of a CNN; use --dp 2"),
     "width-by-tp": (
         {"tp": 3, "model": "mlp"},
         "--width 64 cannot be divided among --tp 3; use --width 63 or 66, or --tp 1, 2, 4",

@@ -29,7 +29,7 @@ class CommunicationError(MinidistError):
 class DeadlockError(CommunicationError):
     """Every unfinished rank waits for something that no rank will send or receive.
 
-    waiting: the blocked streams (`minidist.comm.waiting.Waiting`). cycle: ranks of which each waits only for the
+    waiting: the blocked streams (`minidist.comm.waiting.Waiting`). cycle: ranks that each wait only for the
     next, or [].
     """
 

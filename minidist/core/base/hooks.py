@@ -150,7 +150,7 @@ check_number: Callable[..., Any] = _as_given
 check_whole: Callable[..., Any] = _as_given
 # An optimizer -> what ranks compare of its step, in one line.
 describe_step: Callable[[Any], str] = _no_text
-# (run of an optimizer, whether each of its parameters has a gradient) -> runs of which all have one, or none.
+# (run of an optimizer, whether each parameter has a gradient) -> runs whose parameters all have one, or none has.
 cut_run: Callable[[Any, list[Any]], list[Any]] = _not_in_the_core
 # (optimizer, name) -> an attribute that the core does without; AttributeError for any other.
 optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__

@@ -249,8 +249,8 @@ TENSOR_PARALLEL = (
     Rule(
         "tensor-parallel-cnn",
         lambda j: j.tp > 1 and j.model == "cnn",
-        "not implemented: --tp {tp} splits the matrices of linear layers and attention, and no convolutions, of which a"
-        " CNN is made",
+        "not implemented: --tp {tp} splits the matrices of linear layers and attention, and not the convolutions of a"
+        " CNN",
         "use --dp {tp}",
     ),
     Rule(
