@@ -29,7 +29,7 @@ from minidist.core.parallel.flat_shards import Shard, sharded_flat
 from minidist.core.parallel.fsdp import gathers_of
 from minidist.core.parallel.fsdp_state import FSDPState, states_of
 from minidist.core.parallel.fsdp_unit import FSDPUnit
-from minidist.core.parallel.guard import Guard, new_guard, operation_of
+from minidist.core.parallel.gradients import Guard, new_guard, operation_of
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 from minidist.parallel.unused import used_anywhere
 

@@ -16,17 +16,14 @@ A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the b
 Proved by: tests/parallel/test_data_parallel.py
 """
 
-from functools import partial
 from typing import Any
 
-from minidist.core.autograd import backward_hooks
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
-from minidist.core.parallel.gradients import BUCKET_MEGABYTES, GradientReducer
-from minidist.core.parallel.guard import Guard, new_guard, operation_of
+from minidist.core.parallel.gradients import BUCKET_MEGABYTES, GradientReducer, Guard, new_guard, operation_of
 
 
 class DistributedDataParallel(Module):
@@ -72,12 +69,9 @@ class DistributedDataParallel(Module):
         guard.covers(module, self.flat.parameters)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return the module's output for this rank's rows; its backward knows whether to sum over ranks."""
+        """Return the module's output for this rank's rows."""
         self.reducer.guard.forward_begins(None)
-        # Whether this graph synchronizes is decided by its forward, as in PyTorch: backward may run after `no_sync` has
-        # ended.
-        begins = partial(self.reducer.graph_begins, self.reducer.synchronizing)
-        return backward_hooks(self.module(*arguments, **keywords), begins, "output of data parallelism")
+        return self.module(*arguments, **keywords)
 
 
 def equal_replicas(wrapper: str, module: Any, flat: FlatParameters, settings: dict[str, Any], comm: Comm) -> Guard:

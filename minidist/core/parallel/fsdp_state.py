@@ -29,7 +29,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.fsdp_unit import FSDPUnit
-from minidist.core.parallel.guard import Guard
+from minidist.core.parallel.gradients import Guard
 
 
 def states_of(module: Module) -> "list[FSDPState]":
@@ -156,18 +156,14 @@ class FSDPState(BackwardObserver):
         """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""
         self._advance_clock()
         units = units_of(self.module)
-        deferred = self.running is not None and self.running.store is not None
+        assert self.running is not None
+        deferred = self.running.store is not None
         for unit in units:
             unit.after_backward(self, deferred)
-
-        # Units that the pass left out: an error, or a reduction of zeros.
-        for unit in units if not deferred else ():
-            if unit.trainable and not unit.reduced:
-                unit.reduce_now(self, unit.trainable)
-        self.finish_reduction()
+        if not deferred:
+            self._end_reductions(units)
         self.running = None
         for unit in units:
-            unit.settle()
             unit.end_pass()
         self.guard.backward_ended()
 
@@ -179,7 +175,10 @@ class FSDPState(BackwardObserver):
     def weights_done(self) -> None:
         """[6] The deferred weight gradients of a pass have been computed, unit by unit: finish what is in flight."""
         self._advance_clock()
-        units = units_of(self.module)
+        self._end_reductions(units_of(self.module))
+
+    def _end_reductions(self, units: Sequence[FSDPUnit]) -> None:
+        """Reduce the units that the pass left out (an error, or a sum of zeros), and finish what is in flight."""
         for unit in units:
             if unit.trainable and not unit.reduced:
                 unit.reduce_now(self, [parameter for parameter in unit.trainable if parameter not in unit.computed])
@@ -191,9 +190,9 @@ class FSDPState(BackwardObserver):
         """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
         self.running = None
         self.guard.forget()
-        if self.reducing is not None and self.reducing.reduction is not None:
-            self.reducing.reduction.wait()
-        self.reducing = None
+        reducing, self.reducing = self.reducing, None
+        if reducing is not None and reducing.reduction is not None:
+            reducing.reduction.wait()
         for unit in units_of(self.module):
             unit.forget()
 

@@ -22,8 +22,7 @@ from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, broadcast, reduce_scatter
 from minidist.core.comm import Comm, Work
 from minidist.core.parallel.flat_shards import Shard
-from minidist.core.parallel.gradients import UnusedParameterError
-from minidist.core.parallel.guard import Guard
+from minidist.core.parallel.gradients import Guard, UnusedParameterError
 
 
 class FSDPUnit:

@@ -15,7 +15,6 @@ from minidist.core.nn import experts
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.tensor import vocabulary
-from minidist.core.parallel.tensor.regions import own_part
 from minidist.course.museum import jobs, split_jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.job.train import recipe, run
@@ -23,6 +22,7 @@ from minidist.job.train.job import build
 from minidist.job.train.strategies.data_axis import DataAxis
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.parallel.expert import tensor_parallel as expert_tensor_parallel
+from minidist.parallel.tensor.gathering import own_part
 
 
 def summands(group: Comm, all_ranks: Comm) -> int:

@@ -29,7 +29,7 @@ from minidist.core.base.watchers import track
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, Work
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import OptimizerWrapper
+from minidist.optim import OptimizerWrapper
 from minidist.techniques.local_sgd.averaging import OUTER, local_sgd_volume
 
 OWN, SENT = "own", "outer_gradient"  # names in the state of a parameter
