@@ -9,10 +9,9 @@ Proved by: tests/parallel/test_data_parallel.py, tests/parallel/test_unused_para
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
-from minidist.core.autograd import BackwardPass, Parameter, backward_hooks
+from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.flat import FlatParameters
@@ -73,19 +72,6 @@ class DistributedDataParallel(data_parallel.DistributedDataParallel):
             flat=FlatParameters(parameters) if flat is None else flat,
         )
         self.reducer.guard.covers(module, (*self.flat.parameters, *ignored_params))
-
-    def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return the module's output for this rank's rows; its backward knows whether to sum over ranks."""
-        # Whether this graph synchronizes is decided by its forward, as in PyTorch: backward may run after `no_sync` has
-        # ended.
-        begins = partial(self._graph_begins, self.reducer.synchronizing)
-        return backward_hooks(super().forward(*arguments, **keywords), begins, "output of data parallelism")
-
-    def _graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
-        """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
-        # Join the pass first: `started` forgets what the pass before said.
-        running.attach(self.reducer)
-        self.reducer.graph_synchronizes = synchronize or bool(self.reducer.graph_synchronizes)
 
     def extra_repr(self) -> str:
         """The number of replicas."""

@@ -58,7 +58,7 @@ def test_the_core_has_the_plan_of_a_gpt_and_refuses_what_is_not_added(monkeypatc
     monkeypatch.setattr(parallelize, "plan_sources", [])
     assert "lm_head" in parallelize.tensor_parallel_plan(GPT(GPTConfig(7, 4, 8, 1, 2)))
     for model in (llama, MLP([4, 4, 2])):
-        with pytest.raises(UsageError, match="no tensor-parallel plan for a .*; pass one"):
+        with pytest.raises(UsageError, match=r"no tensor-parallel plan for a .*; pass one"):
             parallelize.tensor_parallel_plan(model)
     with pytest.raises(UsageError, match=r"unknown attention 'rign'.*'ring'"):
         SimWorld(2).run(lambda comm: apply_context_parallel(GPT(GPTConfig(7, 4, 8, 1, 2)), comm, 4, "rign"))

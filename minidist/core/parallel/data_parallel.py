@@ -16,8 +16,10 @@ A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the b
 Proved by: tests/parallel/test_data_parallel.py
 """
 
+from functools import partial
 from typing import Any
 
+from minidist.core.autograd import backward_hooks
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm
@@ -69,9 +71,12 @@ class DistributedDataParallel(Module):
         guard.covers(module, self.flat.parameters)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return the module's output for this rank's rows."""
+        """Return the module's output for this rank's rows; its backward knows whether to sum over ranks."""
         self.reducer.guard.forward_begins(None)
-        return self.module(*arguments, **keywords)
+        # Whether this graph synchronizes is decided by its forward, as in PyTorch: backward may run after `no_sync` has
+        # ended.
+        begins = partial(self.reducer.graph_begins, self.reducer.synchronizing)
+        return backward_hooks(self.module(*arguments, **keywords), begins, "output of data parallelism")
 
 
 def equal_replicas(wrapper: str, module: Any, flat: FlatParameters, settings: dict[str, Any], comm: Comm) -> Guard:

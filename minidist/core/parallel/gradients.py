@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidist.core.autograd import BackwardObserver, Parameter, current_pass
+from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
 from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import MinidistError, UsageError, quoted
@@ -213,6 +213,12 @@ class GradientReducer(BackwardObserver):
         self.works = []
         for bucket in self.buckets:
             self.missing[bucket.index].update(bucket.parameters)
+
+    def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
+        """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
+        # Join the pass first: `started` forgets what the pass before said.
+        running.attach(self)
+        self.graph_synchronizes = synchronize or bool(self.graph_synchronizes)
 
     def parameter_ready(self, parameter: Parameter) -> None:
         """[1] Call `ready`, unless the gradients of this pass stay local."""
