@@ -23,7 +23,7 @@ from minidist.core.base import hooks
 from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import FlatSlice
-from minidist.core.parallel.flat_shards import Shard, sharded_flat
+from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.fsdp_state import FSDPState, states_of, units_of
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.gradients import new_guard, operation_of
@@ -82,7 +82,7 @@ def fully_shard(
     parameters = [p for p in module.parameters() if p.flat is None]
     units = []
     if parameters:
-        shard = Shard(sharded_flat(parameters, mesh), mesh)
+        shard = Shard(parameters, mesh)
         guard.wraps("fully_shard", module, shard.flat, settings, mesh)
         units = [FSDPUnit(shard, guard, gathers_of(mesh), algorithm, keep=not reshard_after_forward)]
 

@@ -30,7 +30,7 @@ from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK
 from minidist.core.parallel.data_parallel import equal_replicas
-from minidist.core.parallel.flat_shards import Shard, sharded_flat
+from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.gradients import Bucket, GradientReducer, Guard
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
@@ -162,7 +162,8 @@ class ZeroOptimizer:
     ) -> None:
         # Equal replicas, in a flat array with the padding that equal shards need.
         self.comm, self.stage, alignment = comm, stage, defaults.pop("alignment", NORM_BLOCK)
-        self.flat = sharded_flat(parameters, comm, alignment)
+        self.shard = Shard(parameters, comm, alignment)
+        self.flat = self.shard.flat
         settings = {
             "stage": stage,
             "reduction": reduction,
@@ -174,7 +175,6 @@ class ZeroOptimizer:
         guard = equal_replicas("ZeroOptimizer", module, self.flat, settings, comm)
 
         # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
-        self.shard = Shard(self.flat, comm, alignment)
         self.optimizer = optimizer_class(self.shard.slices(), **defaults)
 
         # Gradients are reduced to the owners of the shards during every backward pass.
