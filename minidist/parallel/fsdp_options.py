@@ -236,11 +236,8 @@ class OptionalUnit(FSDPUnit):
         """Start to sum each rank's part of `whole` there, in `out`, whose dtype the messages have."""
         return super().reduce_scatter(track(downcast(whole, out.dtype), "communication"), counts, out, equal)
 
-    def finish_reduce(self, root: Any) -> None:
-        """Wait for the reduction, sum over the replicas, and bring the sum to where the shard lives."""
-        assert self.reduction is not None
-        piece = self.reduction.wait()
-        self.reduction = None
+    def finish_reduce(self, root: Any, piece: xp.Array) -> None:
+        """Sum what a reduction has brought over the replicas, and bring the sum to where the shard lives."""
         if self.find_unused:
             used = self.brought
             for comm in filter(None, (self.shard.comm, self.replicas)):
