@@ -176,7 +176,7 @@ def noise_by_rank(_: Any, made: Any, comm: Comm, *rest: Any) -> Any:
 
 
 @replaces(RingAttention, "_round")
-def first_keys_in_backward(right: Any, self: Any, block: Array, why: str) -> Any:
+def first_keys_in_backward(right: Any, self: Any, k: Array, v: Array, why: str) -> Any:
     """in backward every step of the ring computes with the keys and values of the first one"""
-    for owner, here in right(self, block, why):
-        yield owner, block if why == "tensor_backward" else here
+    for owner, *here in right(self, k, v, why):
+        yield owner, *((k, v) if why == "tensor_backward" else here)
