@@ -22,8 +22,9 @@ from minidist.job.equality.expected import expected_snapshots
 from minidist.job.equality.snapshot import Snapshot
 from minidist.job.train.job import build
 from minidist.job.train.progress import Progress
+from minidist.nn.buffers import named_buffers
 from minidist.techniques import parameter_server as ps
-from minidist.techniques.parameter_server.ranks import Worker, server_config, server_tensors
+from minidist.techniques.parameter_server.ranks import Worker, evaluated_steps, server_config, server_tensors
 from minidist.techniques.parameter_server.server import Updates
 from minidist.techniques.parameter_server.trainer import ServedJob, run_parameter_server
 
@@ -73,6 +74,17 @@ def compare_served(
             judge.differs(f"server {rank} made {len(job.updates)} updates, one device {len(wanted)}")
         for step, (actual, right) in enumerate(zip(job.updates, wanted, strict=False)):
             judge.compare(actual, right, step, rank)
+
+    # The losses on held-out data, of the weights that each server must have then. The running statistics of the one
+    # device are those of all workers' rows, so with some there is nothing to compare.
+    for done in () if dict(named_buffers(worker.job.model)) else evaluated_steps(config, 0):
+        per_step = len(expected[0]) // config.steps
+        parts = [updates[done * per_step - 1]["weights"] for updates in expected]
+        worker.load({key: array for part in parts for key, array in part.items()})
+        loss = np.array(ordered_sum([loss for number in range(batches.dp) for loss in worker.held_out(number)]))
+        for rank, job in enumerate(served):
+            actual = {"held_out_loss": np.array(job.result.held_out[done])}
+            judge.compare({"loss": actual}, {"loss": {"held_out_loss": loss}}, done - 1, rank)
 
     # Every rank's final weights and losses.
     for rank, job in enumerate(served):
