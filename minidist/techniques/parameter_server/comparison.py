@@ -75,16 +75,7 @@ def compare_served(
         for step, (actual, right) in enumerate(zip(job.updates, wanted, strict=False)):
             judge.compare(actual, right, step, rank)
 
-    # The losses on held-out data, of the weights that each server must have then. The running statistics of the one
-    # device are those of all workers' rows, so with some there is nothing to compare.
-    for done in () if dict(named_buffers(worker.job.model)) else evaluated_steps(config, 0):
-        per_step = len(expected[0]) // config.steps
-        parts = [updates[done * per_step - 1]["weights"] for updates in expected]
-        worker.load({key: array for part in parts for key, array in part.items()})
-        loss = np.array(ordered_sum([loss for number in range(batches.dp) for loss in worker.held_out(number)]))
-        for rank, job in enumerate(served):
-            actual = {"held_out_loss": np.array(job.result.held_out[done])}
-            judge.compare({"loss": actual}, {"loss": {"held_out_loss": loss}}, done - 1, rank)
+    _judge_held_out(judge, worker, served, expected)
 
     # Every rank's final weights and losses.
     for rank, job in enumerate(served):
@@ -92,6 +83,21 @@ def compare_served(
         for step, (actual_loss, loss) in enumerate(zip(job.result.losses, losses, strict=True)):
             judge.compare({"loss": {"loss": np.array(actual_loss)}}, {"loss": {"loss": np.array(loss)}}, step, rank)
     return verdict
+
+
+def _judge_held_out(judge: Judge, worker: Worker, served: Sequence[ServedJob], expected: Sequence[Any]) -> None:
+    """Compare the losses on held-out data with those of the weights that each server must have at that step.
+
+    With running statistics there is nothing to compare: those of the one device are of the rows of all workers.
+    """
+    config, dp = worker.job.config, worker.job.batches.dp
+    for done in () if dict(named_buffers(worker.job.model)) else evaluated_steps(config, 0):
+        version = done * len(expected[0]) // config.steps
+        worker.load({key: array for updates in expected for key, array in updates[version - 1]["weights"].items()})
+        loss = ordered_sum([loss for number in range(dp) for loss in worker.held_out(number)])
+        for rank, job in enumerate(served):
+            actual, right = ({"held_out_loss": np.array(value)} for value in (job.result.held_out[done], loss))
+            judge.compare({"loss": actual}, {"loss": right}, done - 1, rank)
 
 
 def _of_keys(step: Snapshot, keys: Sequence[str]) -> Snapshot:
