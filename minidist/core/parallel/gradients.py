@@ -257,7 +257,7 @@ class GradientReducer(BackwardObserver):
 
     def all_reduce(self, bucket: Bucket) -> Work:
         """[2] Start the all-reduce of a bucket in the communicator's stream."""
-        how: Any = {"algorithm": self.algorithm, "equal": bucket.equal}
+        how: Any = {"algorithm": self.algorithm, "equal": self.guard.of_bucket(bucket)}
         work: Work = all_reduce(self.comm, bucket.buffer, self.op, async_op=True, **how)
         return work
 
