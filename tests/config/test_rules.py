@@ -349,10 +349,6 @@ CASES = {
         {"zero": 3, "dp": 2, "check_replicas": True},
         "--check-replicas compares ranks that hold the same values, and with --zero 3 no two ranks do; use --zero 2",
     ),
-    "evaluation-with-server": (
-        {"strategy": "ps", "evaluate_every": 1},
-        "where the weights of a step are on the servers",
-    ),
     "local-steps-with-sync-batch-norm": (
         {"local_steps": 2, "dp": 2, "model": "cnn", "batch_norm": "sync"},
         "--batch-norm sync normalises by the statistics of all replicas, .* use --batch-norm local",

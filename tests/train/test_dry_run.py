@@ -205,7 +205,7 @@ def test_what_a_dry_run_prints(capsys, tmp_path):
     job = ["--dp", "2", "--pp", "2", "--microbatches", "4", "--layers", "4", "--data", "markov", "--steps", "2"]
     assert command(*job, "--dry-run", "--trace", str(trace)) == 0
     text = capsys.readouterr().out
-    assert "dry run of 4 ranks, 2 steps: " in text
+    assert "dry run of 4 ranks, 2 steps of 32 samples of 64 tokens: " in text
     assert "% of them without computing, MFU " in text
     assert "DIFFERENT" not in text
     assert "peak of rank 0, the fullest, in bytes: " in text
