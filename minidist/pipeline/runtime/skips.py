@@ -95,16 +95,20 @@ class SkipPipeline(Pipeline):
 
         result = super().run(stage, i, leaves)
         outputs = result if isinstance(result, (tuple, list)) else [result]
-        skips = {output.stage: output.tensor for output in outputs if isinstance(output, SkipConnection)}
-        expected = [target for source, target in self.pairs if source == stage]
-        if sorted(skips) != expected:
-            raise UsageError(
-                f"stage {stage} skips to stages {sorted(skips)}, and skips= has {expected}; give all of them"
-            )
+        skips = [output for output in outputs if isinstance(output, SkipConnection)]
+        self._check_skips(stage, sorted(skip.stage for skip in skips))
+        if not skips:
+            return result
         first, *others = (output for output in outputs if not isinstance(output, SkipConnection))
-        for target, tensor in skips.items():
-            first = _Departure.apply(first, tensor, self, (stage, target, i))
-        return [first, *others] if others or skips else result
+        for skip in skips:
+            first = _Departure.apply(first, skip.tensor, self, (stage, skip.stage, i))
+        return [first, *others]
+
+    def _check_skips(self, stage: int, found: list[int]) -> None:
+        """Raise UsageError unless a stage has returned the skip connections that were given."""
+        expected = [target for source, target in self.pairs if source == stage]
+        if found != expected:
+            raise UsageError(f"stage {stage} skips to stages {found}, and skips= has {expected}; give all of them")
 
     def backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:
         # The gradients of what has left, which has arrived: a stage that trains nothing takes them, too.
