@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from minidist.nn.ops.composite import gelu_composite as gelu_composite
     from minidist.nn.ops.composite import layer_norm_composite as layer_norm_composite
     from minidist.nn.ops.finite_differences import gradcheck as gradcheck
+    from minidist.nn.ops.function import Function as Function
     from minidist.nn.ops.functions import exp as exp
     from minidist.nn.ops.functions import log as log
     from minidist.nn.ops.functions import log_softmax as log_softmax

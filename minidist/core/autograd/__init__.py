@@ -6,7 +6,6 @@ backward.py        the backward pass
 modes.py           whether operations are recorded, and who receives weight gradients
 operands.py        the checks and conversions of operands
 operators.py       the operators and methods of a tensor
-function.py        operations that a user defines
 ops/               the operations, one file each, with their gradients
 errors.py          errors of operations and of backward passes
 """
@@ -32,7 +31,6 @@ from minidist.core.autograd import operators  # isort: skip
 
 if TYPE_CHECKING:
     from minidist.core.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
-    from minidist.core.autograd.function import Function
     from minidist.core.autograd.modes import contribution_recorder, is_grad_enabled, no_grad, set_grad_enabled
     from minidist.core.autograd.ops.attention import causal_attention
     from minidist.core.autograd.ops.cross_entropy import cross_entropy

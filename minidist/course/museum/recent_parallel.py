@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.autograd import Function, Tensor, reshape, softmax
+from minidist.core.autograd import Tensor, reshape, softmax
 from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
 from minidist.core.nn import experts
@@ -22,6 +22,7 @@ from minidist.job.train import recipe, run
 from minidist.job.train.job import build
 from minidist.job.train.strategies.data_axis import DataAxis
 from minidist.job.train.strategies.mesh import MeshStrategy
+from minidist.nn import Function
 from minidist.parallel.expert import tensor_parallel as expert_tensor_parallel
 
 

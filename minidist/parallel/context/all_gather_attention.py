@@ -16,7 +16,7 @@ Proved by: tests/parallel/test_all_gather_attention.py
 
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor, reshape, softmax
+from minidist.core.autograd import Tensor, reshape, softmax
 from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.ops.elementwise import cast
 from minidist.core.base import arrays as xp
@@ -28,7 +28,7 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel.context.positions import chunks_of, zigzag_positions
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.tensor.regions import contiguous
-from minidist.nn import concatenate, stack, swapaxes, transpose, where
+from minidist.nn import Function, concatenate, stack, swapaxes, transpose, where
 from minidist.nn.ops.dropout import WeightDropout
 from minidist.parallel.context.document_mask import current_documents
 

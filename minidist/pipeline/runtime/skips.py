@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.autograd import Function, Tensor
+from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import named_dtype
 from minidist.core.base.errors import UsageError
@@ -25,6 +25,7 @@ from minidist.core.pipeline.runtime.messages import MAX_TAG, PURPOSES
 from minidist.core.pipeline.runtime.pipeline import Pipeline
 from minidist.core.pipeline.runtime.shapes import MESSAGE, pack, signature, unpack
 from minidist.core.pipeline.runtime.stages import PipelineStage
+from minidist.nn.ops.function import Function
 
 Way = tuple[int, int, int]  # from stage, to stage, micro-batch
 
