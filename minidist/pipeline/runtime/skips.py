@@ -72,6 +72,8 @@ class SkipPipeline(Pipeline):
             )
         self.skips = comm.dup()
         super().__init__(comm, plan, stages, *rest, **options)
+        for stage in self.stages.values():
+            stage.module = _Skipping(self, stage)
 
     # --- a step ---
 
@@ -87,14 +89,20 @@ class SkipPipeline(Pipeline):
         self.arrived.clear()
         self.plan_runs = True
 
-    def run(self, stage: int, i: int, leaves: list[Any]) -> Any:
+    def outputs_of(self, stage: int, i: int, leaves: list[Any]) -> list[Tensor]:
+        self.microbatch = i
+        return super().outputs_of(stage, i, leaves)
+
+    def run(self, stage: int, module: Any, leaves: Sequence[Any]) -> Any:
+        """Return what a stage's module returns, without the skip connections, which are sent."""
+        i = self.microbatch
         # A second forward (recomputation) begins at the same leaves.
         for way in [(source, target, i) for source, target in self.pairs if target == stage]:
             if way not in self.arrived:
                 self.arrived[way] = Tensor(self._receive("F", way), requires_grad=True)
             leaves = [*leaves, self.arrived[way]]
 
-        result = super().run(stage, i, leaves)
+        result = module(*leaves)
         outputs = result if isinstance(result, (tuple, list)) else [result]
         skips = [output for output in outputs if isinstance(output, SkipConnection)]
         self._check_skips(stage, sorted(skip.stage for skip in skips))
@@ -162,6 +170,19 @@ class SkipPipeline(Pipeline):
 
     def _tag(self, way: Way) -> int:
         return self.pairs.index(way[:2]) + len(self.pairs) * way[2]
+
+
+class _Skipping:
+    """A stage's module in a pipeline with skip connections; its attributes are the module's."""
+
+    def __init__(self, pipe: SkipPipeline, stage: PipelineStage) -> None:
+        self.pipe, self.number, self.module = pipe, stage.number, stage.module
+
+    def __call__(self, *leaves: Any) -> Any:
+        return self.pipe.run(self.number, self.module, leaves)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
 
 
 class _Departure(Function):

@@ -16,6 +16,7 @@ Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -158,7 +159,7 @@ class Pipeline:
         if len(inputs) != m or not has_loss:
             self.refusals.refuse_batches(self, inputs, targets)
         # Shapes of what will arrive, in the first step and whenever those of the inputs change.
-        shapes = [(value.shape, value.dtype) for value in inputs]
+        shapes = list(map(attrgetter("shape", "dtype"), inputs))
         if self.shapes != shapes:
             rank_of = self.messages.rank_of
             self.know(shapes, exchange_shapes(self.comm, rank_of, self.plan.stages, inputs, self._dry_run))
@@ -253,7 +254,7 @@ class Pipeline:
             floats = array.dtype.kind in FLOATS
             leaves.append(Tensor(array, requires_grad=floats and stage > 0) if floats or stage > 0 else array)
         with nullcontext() if keeps and not recomputes else no_grad():
-            outputs = self._compute(stage, i, leaves)
+            outputs = self.outputs_of(stage, i, leaves)
         if keeps:
             self.alive[stage, i] = leaves, None if recomputes else outputs
 
@@ -262,25 +263,26 @@ class Pipeline:
             output = outputs[0].data
             self.losses[i] = output.item() if output.size == 1 else 0.0
         else:
-            self.messages.enqueue(("F", stage + 1, i), [output.data for output in outputs])
+            self.messages.enqueue(("F", stage + 1, i), list(map(attrgetter("data"), outputs)))
 
     def recompute(self, stage: int, i: int) -> tuple[list[Any], list[Tensor]]:
         """Run the forward of (stage, i) again from its kept leaves; nothing of the first run outlives the call."""
         leaves, _ = self.alive[stage, i]
-        return leaves, self._compute(stage, i, leaves)
+        return leaves, self.outputs_of(stage, i, leaves)
 
-    def _compute(self, stage: int, i: int, leaves: list[Any]) -> list[Tensor]:
+    def outputs_of(self, stage: int, i: int, leaves: list[Any]) -> list[Tensor]:
         """Return the outputs of a stage; of the last stage, the loss."""
-        result = self.run(stage, i, leaves)
+        result = self.stages[stage].module(*leaves)
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
             result = self.loss(result, self.targets[i])
             self.refusals.check_mean(result, i, self.added)
-        return tensors_of(result, stage)
-
-    def run(self, stage: int, i: int, leaves: list[Any]) -> Any:
-        """Return what a stage's module returns for micro-batch i: a tensor, or several."""
-        return self.stages[stage].module(*leaves)
+        outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+        for value in outputs:
+            # What a neighbour receives has a shape and a dtype: names, None and plain numbers have none.
+            if not isinstance(value, Tensor):
+                self.refusals.refuse_output(value, stage)
+        return outputs
 
     def backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:
         """Run a stage's backward of micro-batch i with the gradients that arrived, and enqueue those of its inputs.
@@ -289,7 +291,7 @@ class Pipeline:
         """
         # Roots: the loss, or the float outputs in the order in which their gradients arrived.
         leaves, outputs = self.alive.pop((stage, i))
-        work = backward_from([output for output in outputs if output.dtype.kind in FLOATS], arrays, weights)
+        work = backward_from(outputs, arrays, weights)
         if weights == "deferred":
             self.deferred[stage, i] = work
 
@@ -313,7 +315,7 @@ class Pipeline:
                 if layer.training and getattr(layer, "exchanges", False):
                     layer.eval()
                     stack.callback(layer.train)
-            outputs = tensors_of(self.run(stage, i, leaves), stage)
+            outputs = self.outputs_of(stage, i, leaves)
         for watcher in watchers.get():
             if watcher.operations is not None:
                 watcher.operations = []
@@ -323,25 +325,18 @@ class Pipeline:
 # --- a stage's forward and backward, as autograd sees them ---
 
 
-def tensors_of(result: Any, stage: int) -> list[Tensor]:
-    """Return what a module returned as a list of tensors, because a neighbour receives what has a shape and a dtype."""
-    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-    for value in outputs:
-        if not isinstance(value, Tensor):
-            hooks.pipeline_refusals().refuse_output(value, stage)
-    return outputs
-
-
 def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: str) -> Any:
     """Run backward from several outputs in one pass, which visits what they share once.
 
-    weights: "now" or "deferred"; deferred weight gradients are returned.
+    gradients: of those that are floats. weights: "now" or "deferred"; deferred weight gradients are returned.
     """
-    roots, seeds = list[Tensor](), []
-    for output, gradient in zip(outputs, gradients, strict=True):
-        if output.node is not None:
-            roots.append(output)
-            seeds.append(gradient)
+    roots, seeds, following = list[Tensor](), [], iter(gradients)
+    for output in outputs:
+        if output.dtype.kind in FLOATS:
+            seed = next(following)
+            if output.node is not None:
+                roots.append(output)
+                seeds.append(seed)
     if not roots:
         return None  # nothing in the stage is trained and nothing before it either
     if len(roots) == 1:
