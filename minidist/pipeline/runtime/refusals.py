@@ -11,7 +11,7 @@ from typing import Any
 
 from minidist.base.limits import check_whole
 from minidist.comm.communicator import part
-from minidist.core.autograd import MeanOfRows, Parameter
+from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, UsageError, nearest
 from minidist.core.comm import Comm, PointToPoint
@@ -71,15 +71,13 @@ def refuse_output(value: Any, stage: int) -> None:
     )
 
 
-def check_mean(loss: Any, i: int, added: int) -> None:
+def refuse_mean(i: int, added: int) -> None:
     """Raise UsageError for the mean over the rows of micro-batch i, where the losses of `added` ones are added."""
-    node = getattr(loss, "node", None)
-    if added > 1 and node is not None and isinstance(node.name, MeanOfRows):
-        raise UsageError(
-            f"the loss of micro-batch {i} is the mean over its own rows, and a pipeline adds the losses of"
-            f" {added} micro-batches; divide by the rows (tokens) of the whole batch:"
-            " lambda output, target: cross_entropy(output, target, divisor)"
-        )
+    raise UsageError(
+        f"the loss of micro-batch {i} is the mean over its own rows, and a pipeline adds the losses of"
+        f" {added} micro-batches; divide by the rows (tokens) of the whole batch:"
+        " lambda output, target: cross_entropy(output, target, divisor)"
+    )
 
 
 def check_messages(plan: Plan, count: int, most: int) -> None:
