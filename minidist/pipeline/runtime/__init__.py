@@ -11,5 +11,6 @@ versioned.py         a pipeline whose weights change while micro-batches are on 
 pipedream.py         PipeDream: which weights each action uses, and when they change
 versions.py          the versions of weights that are still needed
 skips.py             connections that go past stages
+repeated.py          equal micro-batches of a dry run, of which a few are computed
 stream.py            an asynchronous pipeline step by step, beyond the end of its plan
 """

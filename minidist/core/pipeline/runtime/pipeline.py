@@ -217,7 +217,7 @@ class Pipeline:
                     self.forward(stage, i, self.messages.take(("F", stage, i)) if stage else [self.inputs[i]])
                 # Backward, of inputs and weights (B) or of inputs alone (I): as the forward, with gradients.
                 elif kind in ("B", "I"):
-                    arrays = self.messages.take(("B", stage, i)) if stage + 1 < self.plan.stages else [None]
+                    arrays = self.messages.take(("B", stage, i)) if stage + 1 < self.plan.stages else []
                     self.backward(stage, i, arrays, "now" if kind == "B" else "deferred")
                     del arrays
                 # Weight backward: the weight gradients that I left.
@@ -293,7 +293,7 @@ class Pipeline:
         """
         # Roots: the loss, or the float outputs in the order in which their gradients arrived.
         leaves, outputs = self.alive.pop((stage, i))
-        work = backward_from(outputs, arrays, weights)
+        work = backward_from(outputs, arrays if stage + 1 < self.plan.stages else [None], weights)
         if weights == "deferred":
             self.deferred[stage, i] = work
 
