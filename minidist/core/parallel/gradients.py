@@ -203,16 +203,12 @@ class GradientReducer(BackwardObserver):
             return
         for work in filter(None, self.works):
             work.wait()
-        self._begin()
-        running = current_pass()
-        if running is not None:
-            self.guard.backward_begins(running, again=self.flat.unsynchronized)
-
-    def _begin(self) -> None:
-        """Begin a pass: no parameter is ready, and no bucket launched."""
         self.works = []
         for bucket in self.buckets:
             self.missing[bucket.index].update(bucket.parameters)
+        running = current_pass()
+        if running is not None:
+            self.guard.backward_begins(running, again=self.flat.unsynchronized)
 
     def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
         """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
@@ -281,8 +277,10 @@ class GradientReducer(BackwardObserver):
             self.wait()
             self.flat.unsynchronized = False
         finally:
-            self._taking_part = False
-            self._begin()
+            # The next pass begins with no parameter ready and no bucket launched.
+            self.works, self._taking_part = [], False
+            for bucket in self.buckets:
+                self.missing[bucket.index].update(bucket.parameters)
         if not self.manually:  # who calls `finish` does the rest, too
             self.guard.backward_ended()
 
