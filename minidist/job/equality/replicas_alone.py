@@ -31,25 +31,12 @@ def replicas_reference(
 
     observers: are called once per step, with the first replica.
     """
-    n, k = replicas_of(config, batches.dp), batches.accumulation
-    ranks = batches.dp // n  # of a replica
-    # The loss is divided by the rows of all replicas, the gradient is of one's own rows alone: hence the factors, n
-    # where all replicas have as many rows.
-    of_ranks = [sum(rank) for rank in batches.shares.rows]
-    rows = [sum(of_ranks[first : first + ranks]) for first in range(0, batches.dp, ranks)]
-    devices = [
-        OneDevice(
-            job,
-            _adding(job, ranks),
-            range(number * ranks * k, (number + 1) * ranks * k),
-            factor=sum(rows) / rows[number],
-        )
-        for number, job in enumerate(build(config, batches) for _ in range(n))
-    ]
+    rows = _rows_of_replicas(config, batches)
+    devices = _devices(config, batches, rows)
     shares = None if batches.shares.is_even else [own / sum(rows) for own in rows]
     technique = next(each for each in devices[0].job.extensions if each.trains_alone)
     replay = technique.replay(devices, lambda arrays: _mean(arrays, shares))
-    result: list[list[Snapshot]] = [[] for _ in range(n)]
+    result: list[list[Snapshot]] = [[] for _ in devices]
     for step in range(config.steps):
         # The replicas one after the other; the loss of the step is that of all.
         loss = ordered_sum([value for device in devices for value in device.forward_backward(step)])
@@ -67,6 +54,28 @@ def replicas_reference(
         for observer in observers:
             observer(StepState(0, step, loss, devices[0].job, devices[0], held_out))
     return result
+
+
+def _rows_of_replicas(config: TrainConfig, batches: Batches) -> list[int]:
+    """Return how many rows of a step each replica has, which is one rank or several neighbours."""
+    ranks = batches.dp // replicas_of(config, batches.dp)
+    rows = [sum(of_rank) for of_rank in batches.shares.rows]
+    return [sum(rows[first : first + ranks]) for first in range(0, batches.dp, ranks)]
+
+
+def _devices(config: TrainConfig, batches: Batches, rows: Sequence[int]) -> list[OneDevice]:
+    """Return one device for each replica, which runs the micro-batches of its ranks.
+
+    The loss is divided by the rows of all replicas, the gradient is of one's own rows alone: hence the factors, the
+    number of replicas where all have as many rows.
+    """
+    ranks = batches.dp // len(rows)
+    count = ranks * batches.accumulation
+    jobs = [build(config, batches) for _ in rows]
+    return [
+        OneDevice(job, _adding(job, ranks), range(number * count, (number + 1) * count), sum(rows) / rows[number])
+        for number, job in enumerate(jobs)
+    ]
 
 
 def _adding(job: Job, ranks: int) -> Add:
