@@ -47,4 +47,5 @@ class Cast(GradientCompressor):
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do a ring all-reduce of 2 B per element."""
-        bucket.buffer[...] = all_reduce(comm, *self.encode(bucket))
+        (gradient,) = self.encode(bucket)
+        bucket.buffer[...] = all_reduce(comm, gradient)

@@ -22,51 +22,43 @@ from minidist.core.comm import Comm
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import check_compression, make_compressor
 from minidist.techniques.compression.cast import Cast
-from minidist.techniques.compression.error_feedback import GradientCompressor, wide
 from minidist.techniques.compression.power_sgd import PowerSGD
 from minidist.techniques.compression.qsgd import QSGD
 from minidist.techniques.compression.replay import CompressionReplay
 
 
-class PushBucket:
-    """The gradient of a server's dense keys, as a compressor sees a bucket. shard: a `ServerShard`."""
+class CompressedPush:
+    """How the gradient of one server's dense keys travels from a worker; for its compressor it is a bucket.
 
-    def __init__(self, index: int, shard: Any) -> None:
-        self.index, self.flat, self.dtype = index, self, shard.flat.dtype
-        shapes = [(key, shard.shapes[key], shard.weights[key].size) for key in shard.dense]
-        self.parameters = [SimpleNamespace(name=key, shape=shape, size=size) for key, shape, size in shapes]
-        self.numel = self.size = sum(size for *_, size in shapes)
-        self.slice = slice(0, self.size)
-        self.places: dict[str, slice] = {}
-        for parameter, place in zip(self.parameters, cut(range(self.size), [s for *_, s in shapes]), strict=True):
-            self.places[parameter.name] = slice(place.start, place.stop)
-        self.data: Array = shard.flat
-        self.buffer: Array = shard.flat[:0]
+    shard: a `ServerShard`. rows: the dtype in which rows of sparse keys travel. wire: the elements and the dtype of
+    each message.
+    """
+
+    def __init__(self, index: int, shard: Any, compressor: Any) -> None:
+        self.compressor = compressor
+        sizes = [shard.weights[key].size for key in shard.dense]
+        places = cut(range(sum(sizes)), sizes)
+        self.places = {key: slice(at.start, at.stop) for key, at in zip(shard.dense, places, strict=True)}
+
+        # What a compressor asks of a bucket, and of the flat gradient that it is a part of.
+        self.index, self.size, self.numel, self.dtype = index, sum(sizes), sum(sizes), shard.flat.dtype
+        self.parameters = [SimpleNamespace(name=key, shape=shard.shapes[key]) for key in shard.dense]
+        self.flat, self.slice, self.data, self.buffer = self, slice(0, self.size), shard.flat, shard.flat[:0]
+        self.rows = compressor.dtype if isinstance(compressor, Cast) else self.dtype
+        self.wire: list[tuple[int, Any]] = compressor.wire(self)
 
     def slice_of(self, parameter: Any) -> slice:
         """Return the place of a key."""
         return self.places[parameter.name]
 
-
-class CompressedPush:
-    """How the gradient of one server's dense keys travels from a worker.
-
-    rows: the dtype in which rows of sparse keys do. wire: the elements and the dtype of each message.
-    """
-
-    def __init__(self, bucket: PushBucket, compressor: GradientCompressor) -> None:
-        self.bucket, self.compressor = bucket, compressor
-        self.rows = compressor.dtype if isinstance(compressor, Cast) else bucket.dtype
-        self.wire = compressor.wire(bucket)  # type: ignore[arg-type]
-
     def encode(self, gradient: Array) -> list[Array]:
         """Return the messages of a push."""
-        self.bucket.buffer = gradient
-        return self.compressor.encode(self.bucket)  # type: ignore[arg-type]
+        self.buffer = gradient
+        return self.compressor.encode(self)  # type: ignore[no-any-return]
 
     def decode(self, parts: Sequence[Array]) -> Array:
         """Return the gradient that these messages stand for."""
-        return self.compressor.decode(self.bucket, parts)  # type: ignore[arg-type]
+        return self.compressor.decode(self, parts)  # type: ignore[no-any-return]
 
 
 class PushCompression:
@@ -92,16 +84,16 @@ class PushCompression:
 
     def make(self, index: int, shard: Any, comm: Comm) -> CompressedPush:
         """Return what compresses the pushes to server `index`. comm: all ranks; its rank is part of random draws."""
-        compressor, bucket = make_compressor(self.text, comm, "sum", self.seed), PushBucket(index, shard)
+        compressor = make_compressor(self.text, comm, "sum", self.seed)
         if isinstance(compressor, QSGD):
             compressor.before = self.done
         if isinstance(compressor, PowerSGD):
             compressor.queries = {key: self.queries[key] for key in shard.dense if key in self.queries}
+        push = CompressedPush(index, shard, compressor)
         if self.residual:
-            parts = [self.residual[key].reshape(-1) for key in shard.dense]
-            compressor.load_residual([bucket], xp.concatenate([shard.flat[:0].astype(wide(bucket.dtype)), *parts]))
-        self.pushes.append(CompressedPush(bucket, compressor))
-        return self.pushes[-1]
+            push.compressor.load_residual([push], xp.concatenate([self.residual[key] for key in shard.dense]))
+        self.pushes.append(push)
+        return push
 
     def state(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return the residual and the queries as they are now."""
@@ -109,8 +101,8 @@ class PushCompression:
         queries: dict[str, Array] = {}
         for push in self.pushes:
             if push.compressor.error_feedback:
-                whole = push.compressor.residual([push.bucket])  # type: ignore[list-item]
-                residual |= {key: whole[place] for key, place in push.bucket.places.items()}
+                whole = push.compressor.residual([push])
+                residual |= {key: whole[place] for key, place in push.places.items()}
             queries |= getattr(push.compressor, "queries", {})
         return residual, queries
 

@@ -44,7 +44,7 @@ class TopK(GradientCompressor):
         if self.k > size:
             raise UsageError(
                 f"rank {self.comm.rank}: top-k with k = {self.k:.0f} > {size}, the size of bucket {bucket.index}; lower"
-                " k, or raise bucket_cap_mb"
+                " k, or raise bucket_cap_mb; with a parameter server use fewer servers"
             )
         return ceil(self.k * size) if self.k < 1 else int(self.k)
 

@@ -12,11 +12,11 @@ This file has what a worker computes, what a server holds, and what both send; t
 `trainer.py`. Volumes, all ranks together, with D bytes of weights, W workers, S servers and T steps:
 
     startup          (W + S - 1) D                 rank 0's weights to every other rank
-    parameter_push   W T (D + 16 S)                a gradient, with --compression fp16 or bf16 in 2 B per element in
-                                                   place of 4, and a header of 16 B for each server; of an embedding
-                                                   that is not the output layer too (Llama's) only the rows of the
-                                                   tokens that occur are sent, with 8 B per row for its number, and 8 B
-                                                   more in the header
+    parameter_push   W T (D + 16 S)                a gradient, or the messages of a --compression in its place, and a
+                                                   header of 16 B for each server; of an embedding that is not the
+                                                   output layer too (Llama's), as it is or in half precision, only the
+                                                   rows of the tokens that occur, with 8 B per row for its number, and
+                                                   8 B more in the header
     parameter_pull   W (T - 1) D + (W + S - 1) D   weights after every push but the last; at the end to every rank
     evaluation       E (W + S - 1) (D + 8 B W k)   E evaluations: weights, and losses of k micro-batches, to every rank
 
