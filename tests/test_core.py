@@ -23,7 +23,7 @@ LINES = {
     "optim": 574,
     "parallel": 2_559,
     "pipeline": 1_556,
-    "train": 774,
+    "train": 779,
 }
 CORE = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
