@@ -28,7 +28,7 @@ SMALL = {"data": "markov", "layers": 4, "width": 16, "heads": 2, "context": 8, "
 def run(ranks, meta, settings, monkeypatch):
     """Return (peaks, sizes, messages, every change of memory, virtual seconds) of a job."""
     changes = {}
-    original = MemoryAccount._change
+    original = MemoryAccount.change
 
     def recording(self, purpose, nbytes):
         changes.setdefault(id(self), (self, []))[1].append((purpose, nbytes))
@@ -43,7 +43,7 @@ def run(ranks, meta, settings, monkeypatch):
     config = TrainConfig.make(**{**SMALL, **settings})
     world = SimWorld(ranks, checks=False)
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryAccount, "_change", recording)
+        patch.setattr(MemoryAccount, "change", recording)
         results = world.run(program)
     messages = [[astuple(message) for message in trace.messages] for trace in world.traces]
     return (
