@@ -26,16 +26,14 @@ from minidist.commands.runner import Summary, say_notices, summarize
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
 from minidist.core.comm.sim.clock import LinkModel
-from minidist.data import load_dataset
-from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.progress import Clock
 from minidist.job.train.start import number_of_ranks, settings_that_need_values
 from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
-from minidist.planning.architecture import Architecture
 from minidist.planning.cluster.fit import Fit
 from minidist.planning.cluster.gpus import Machine, machine_of
+from minidist.planning.job_config import architecture
 from minidist.techniques import drains, of_job
 
 # What a step frees before it ends, by purpose.
@@ -46,15 +44,17 @@ FREED = ("activation", "activation_gradient", "communication", "unsharded", "inp
 class DryRun:
     """The result of a dry run.
 
-    seconds: the virtual time of all steps. peaks, step_peaks: for each rank, the bytes of each purpose at the peak of
-    memory of the whole run, and of its steps. bubble: the share of the time in which a rank does not compute, as the
-    mean over all ranks. mfu: model FLOPs utilization, at peak speeds. uneven: the calls that end at different times on
-    folded ranks. checkpoint_bytes: of each rank's tensors in a checkpoint. later_peak: the bytes of the fullest rank in
-    steps that begin with the optimizer's states, (low, central, high). machine: with --gpu.
+    batch: what a step trains on, in words. seconds: the virtual time of all steps. peaks, step_peaks: for each rank,
+    the bytes of each purpose at the peak of memory of the whole run, and of its steps. bubble: the share of the time in
+    which a rank does not compute, as the mean over all ranks. mfu: model FLOPs utilization, at peak speeds. uneven: the
+    calls that end at different times on folded ranks. checkpoint_bytes: of each rank's tensors in a checkpoint.
+    later_peak: the bytes of the fullest rank in steps that begin with the optimizer's states, (low, central, high).
+    machine: with --gpu.
     """
 
     summary: Summary
     steps: int
+    batch: str
     seconds: float
     peaks: list[Mapping[str, int]]
     step_peaks: list[Mapping[str, int]]
@@ -114,8 +114,8 @@ class DryRun:
         """Format the time, the bytes by purpose, and the memory of the fullest rank."""
         ranks = self.summary.ranks
         lines = [
-            f"dry run of {ranks:,} rank{'s' * (ranks != 1)}, {self.steps:,} step{'s' * (self.steps != 1)}:"
-            f" {self.seconds / self.steps:.4g} virtual seconds per step"
+            f"dry run of {ranks:,} rank{'s' * (ranks != 1)}, {self.steps:,} step{'s' * (self.steps != 1)}"
+            f" of {self.batch}: {self.seconds / self.steps:.4g} virtual seconds per step"
             + (f", {self.bubble:.1%} of them without computing" if self.bubble is not None else "")
             + (f", MFU {self.mfu:.1%} at peak speeds (`minidist plan` has realistic ones)" if self.mfu else "")
         ]
@@ -254,6 +254,7 @@ def _result(
     run = DryRun(
         summarize(config, outcome, trace, 0.0, command),
         config.steps,
+        _batch(config, outcome.size),
         seconds,
         [result.peak_by_purpose for result in results],
         [result.step_peak for result in results],
@@ -268,6 +269,12 @@ def _result(
     # As of a plan: 1 when it does not fit.
     code = 0 if run.fit is None or run.fit.fits else 1
     return Result(run.as_dict(), lambda: print(run.table()), code)
+
+
+def _batch(config: TrainConfig, ranks: int) -> str:
+    """Return how many samples a step has, and of how many tokens."""
+    samples = f"{resolve_batches(config, ranks).global_batch:,} samples"
+    return samples if config.is_classifier else f"{samples} of {config.context:,} tokens"
 
 
 def _later_peak(steps: int, results: Sequence[TrainResult]) -> tuple[int, int, int]:
@@ -292,18 +299,5 @@ def _mfu(config: TrainConfig, seconds: float, ranks: int, links: LinkModel) -> f
     """Return model FLOPs per second as a share of the ranks' peak; None for models other than gpt and llama."""
     if config.model not in ("gpt", "llama") or not seconds:
         return None
-    gated = config.model == "llama"
-    model = Architecture(
-        config.layers,
-        config.width,
-        config.heads,
-        getattr(load_dataset(config.data), "vocab_size", 0),
-        config.context,
-        llama_inner(config) if gated else 4 * config.width,
-        gated=gated,
-        kv_heads=config.kv_heads,
-        experts=config.experts,
-        top_k=(config.optional("top_k") or 1) if config.experts else 0,
-    )
     batch = resolve_batches(config, ranks).global_batch
-    return model.step_flops(batch, config.context) * config.steps / (seconds * ranks * links.flops)
+    return architecture(config).step_flops(batch, config.context) * config.steps / (seconds * ranks * links.flops)

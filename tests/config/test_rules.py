@@ -155,7 +155,6 @@ CASES = {
     ),
     "compression-with-loss-scaling": ({"compression": "sign", "precision": "fp16"}, "fp16 gradients overflow"),
     "quantization-in-half-precision": ({**INT8, "precision": "bf16"}, "bf16 could not hold .* use --precision fp32"),
-    "quantization-with-tp": ({**INT8, "tp": 2}, "--tp 2 puts split layers .* and no layer is both"),
     "quantization-with-zero-3": ({**INT8, "zero": 3, "dp": 2}, "keeps the rounded copy for backward; use --zero 2"),
     "quantization-with-experts": ({**INT8, "experts": 2}, "--experts 2 multiplies by the matrices of all experts"),
     "quantization-with-local-steps": ({**INT8, "local_steps": 2, "dp": 2}, "--local-steps 2 lets replicas train alone"),
@@ -249,10 +248,6 @@ CASES = {
         {**SERVER, "reduction": "ordered"},
         "--reduction ordered does not apply to --strategy ps",
     ),
-    "server-with-compression": (
-        {**SERVER, "compression": "sign"},
-        "push each gradient once, to servers; use fp16 or bf16, or",
-    ),
     "server-with-offload": ({**SERVER, "offload": "optimizer"}, "--offload optimizer on the workers and servers"),
     "uneven-rows-of-experts-in-a-pipeline": (
         {"ep": 2, "dp": 2, "pp": 2, "experts": 2, "global_batch": 7, "microbatches": 2},
@@ -308,10 +303,14 @@ CASES = {
     ),
     "noise-scale-needs-replicas": ({"noise_scale": True}, "needs --dp 2 or more"),
     "noise-scale-needs-whole-gradients": ({"noise_scale": True, "dp": 2, "synchronize_each": True}, "leave out --sync"),
-    "local-steps-need-replicas": ({"local_steps": 2, "dp": 2, "zero": 1}, "and not with --zero, --cp"),
+    "local-steps-need-replicas": ({"local_steps": 2, "dp": 2, "cp": 2}, "and not with --cp, --experts"),
+    "local-steps-of-one-sharded-replica": (
+        {"local_steps": 2, "dp": 2, "zero": 1},
+        "--zero 1 shards one replica over all 2 data-parallel ranks, and --local-steps 2 .*; add --dp-replicate",
+    ),
     "fragments-of-whole-replicas": (
         {"local_steps": 2, "dp": 2, "tp": 2, "outer_optimizer": "nesterov", "outer_fragments": 2},
-        "--outer-fragments 2 sends fragments of a replica's weights, and each rank of the replica holds a part",
+        "--outer-fragments 2 sends fragments of a replica's weights, and a rank of the replica holds a stage",
     ),
     "local-steps-precision": (
         {"local_steps": 2, "dp": 2, "precision": "bf16"},
@@ -348,10 +347,6 @@ CASES = {
     "replicas-to-check": (
         {"zero": 3, "dp": 2, "check_replicas": True},
         "--check-replicas compares ranks that hold the same values, and with --zero 3 no two ranks do; use --zero 2",
-    ),
-    "evaluation-with-server": (
-        {"strategy": "ps", "evaluate_every": 1},
-        "where the weights of a step are on the servers",
     ),
     "local-steps-with-sync-batch-norm": (
         {"local_steps": 2, "dp": 2, "model": "cnn", "batch_norm": "sync"},

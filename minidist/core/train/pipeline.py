@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from minidist.core.comm import Comm
 from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
 from minidist.core.pipeline.plan import Plan, get_schedule
@@ -21,6 +22,8 @@ from minidist.core.train.task import ParallelLayout, Task, as_input
 
 class PipelineStrategy(Strategy):
     """This rank's stages in a pipeline of `layout.pp` ranks; other pipelines, with other rows, are on the data axis."""
+
+    runtime: type[Pipeline] = Pipeline
 
     def __init__(
         self, task: Task, axes: Axes, layout: ParallelLayout, data_axes_of: Callable[..., list[DataAxis]]
@@ -48,13 +51,13 @@ class PipelineStrategy(Strategy):
 
     def make_pipe(self, plan: Plan) -> Pipeline:
         """Return what runs this rank's stages by a plan."""
-        return Pipeline(
+        return self.runtime(
             self.axes.pp,
             plan,
             self.stages,
             self._loss,
             tied=self.tied,
-            reduce=Reduction(self.axes.data, **self.reduction),
+            reduce=Reduction(self.same_step(), **self.reduction),
             coordinates=self.coordinates,
             observers=self.watching,
         )
@@ -68,6 +71,10 @@ class PipelineStrategy(Strategy):
     def cut(self, task: Task, stages: int) -> tuple[Sequence[Module], Sequence[str]]:
         """Return the model's stages, and the names of the parameters that several of them have."""
         return cut_model(task.model, stages)
+
+    def same_step(self) -> Comm:
+        """Return the ranks of the data axis that update a stage together with this one."""
+        return self.axes.data
 
     def observers(self, stages: int, own: Collection[int]) -> Sequence[Any]:
         """Return what watches the pipeline. own: the numbers of this rank's stages."""

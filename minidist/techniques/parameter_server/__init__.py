@@ -26,7 +26,7 @@ its weights with it.
 In this folder: `server_config` (how far a worker may run ahead), `server_shards` (which server holds which keys),
 `worker`, `server`, `server_job` (a run, called by all ranks), `server_replay` (the run again, on one device). Of
 `minidist train --strategy ps`: `extension`, `rules`, `loop`, `ranks` (what a worker computes and a server holds),
-`trainer` (the job on a rank), `comparison` (with one device).
+`trainer` (the job on a rank), `evaluation` (its held-out losses), `comparison` (with one device).
 
 Sources: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014 (servers, bounded delay);
 Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NeurIPS 2013; Zhang et al.,
@@ -44,7 +44,13 @@ if TYPE_CHECKING:
     from minidist.techniques.parameter_server.server_config import Consistency, ServerConfig, parse_consistency
     from minidist.techniques.parameter_server.server_job import ServerResult, check, run, server_bytes
     from minidist.techniques.parameter_server.server_replay import ServerRecord, read_records, replay
-    from minidist.techniques.parameter_server.server_shards import Rows, ServerShard, Weights, make_shards
+    from minidist.techniques.parameter_server.server_shards import (
+        Rows,
+        ServerShard,
+        Weights,
+        compress_pushes,
+        make_shards,
+    )
     from minidist.techniques.parameter_server.worker import Gradient
 
 __all__ = [
@@ -60,6 +66,7 @@ __all__ = [
     "Weights",
     "assign_keys",
     "check",
+    "compress_pushes",
     "make_shards",
     "parse_consistency",
     "read_records",

@@ -160,7 +160,7 @@ class Sim:
         """Let the other streams run until `on` wakes this one."""
         state = self.state
         state.running.waiting = on
-        # The next one that is ready runs at once, as the hub would choose it. A fiber is started by the hub alone, or its
+        # The next one that is ready runs at once, as the hub would choose it. Only the hub starts a fiber, because its
         # stack would stand on this one's.
         ready = state.ready
         if ready and self.direct and ready[0].waiting is not None:

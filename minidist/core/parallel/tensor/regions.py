@@ -6,10 +6,9 @@ the adjoint of what forward does:
     region                                       forward             backward
     copy_to_tensor_parallel_region        (f)    nothing             all-reduce
     reduce_from_tensor_parallel_region    (g)    all-reduce          nothing
-    gather_from_tensor_parallel_region           all-gather          keep own columns
 
-Activations are (batch, T, features); columns are the last dim. Forward messages have the purpose `tensor_forward`,
-backward ones `tensor_backward`. Over one rank a border does nothing.
+Activations are (batch, T, features). Forward messages have the purpose `tensor_forward`, backward ones
+`tensor_backward`. Over one rank a border does nothing. `minidist/parallel/tensor` has borders that gather.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3. The functions have Megatron-LM's names.
 Proved by: tests/parallel/test_tensor.py
@@ -18,11 +17,10 @@ Proved by: tests/parallel/test_tensor.py
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor
+from minidist.core.autograd import Tensor, record
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import check_divisible
 from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_gather, all_reduce
+from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 
 
@@ -40,11 +38,6 @@ def copy_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
 def reduce_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """g: return the sum of x over `comm`; backward passes the gradient on unchanged."""
     return x if comm.size == 1 else _Reduce.apply(x, comm, 0)
-
-
-def gather_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """Return all ranks' columns; backward keeps this rank's columns of the gradient."""
-    return x if comm.size == 1 else Gather.apply(x, comm, x.ndim - 1)
 
 
 # --- the messages ---
@@ -75,43 +68,26 @@ def _summed(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
     return result
 
 
-def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
-    """Return all ranks' x, joined along `dim`. All ranks together send n-1 times the result's elements."""
-    # `dim` comes first, so that the ranks' parts lie one after the other in the gathered array.
-    front = contiguous(xp.moveaxis(x, dim, 0))
-    comm.advance_clock(why)
-    with purpose(why):
-        whole = all_gather(comm, front)
-
-    # (ranks, part, ...) -> (ranks x part, ...), and `dim` back in its place.
-    return contiguous(xp.moveaxis(whole.reshape(comm.size * front.shape[0], *front.shape[1:]), 0, dim))
-
-
-def own_part(comm: Comm, x: xp.Array, dim: int, why: str = "") -> xp.Array:
-    """Return this rank's equal part of x along `dim`, a new array. Sends nothing."""
-    check_divisible(x.shape[dim], "columns", comm.size, "tensor")
-    size = x.shape[dim] // comm.size
-    index = (slice(None),) * dim + (slice(comm.rank * size, (comm.rank + 1) * size),)
-    return xp.array(contiguous(x[index]))
-
-
 # --- the nodes ---
 
 
-class Border(Function):
-    """What forward does with x, and what backward does with the gradient: functions of (comm, array, dim, why)."""
+class Border:
+    """A node: what forward does with x, and what backward does with the gradient, functions of (comm, array, dim, why).
+
+    The node has the name of the class.
+    """
 
     there: Callable[[Comm, xp.Array, int, str], xp.Array]
     back: Callable[[Comm, xp.Array, int, str], xp.Array]
 
     @classmethod
-    def forward(cls, ctx: Any, x: xp.Array, comm: Comm, dim: int) -> xp.Array:
-        ctx.comm, ctx.dim = comm, dim
-        return cls.there(comm, x, dim, "tensor_forward")
-
-    @classmethod
-    def backward(cls, ctx: Any, grad: xp.Array) -> xp.Array:
-        return cls.back(ctx.comm, grad, ctx.dim, "tensor_backward")
+    def apply(cls, x: Tensor, comm: Comm, dim: int) -> Tensor:
+        """Return the tensor behind the border."""
+        # A view of the gradient: nothing may be added in place to what a collective has returned.
+        result, edge = cls.there(comm, x.data, dim, "tensor_forward"), (x, lambda grad: grad[...])
+        return record(
+            cls.__name__, result, (edge,), prepare=lambda grad: cls.back(comm, grad, dim, "tensor_backward"), cost=0
+        )
 
 
 class _Copy(Border):
@@ -122,11 +98,6 @@ class _Copy(Border):
 class _Reduce(Border):
     # Every rank has the gradient of the sum, which is that of each summand.
     there, back = staticmethod(_summed), staticmethod(_unchanged)
-
-
-class Gather(Border):
-    # Each rank has all of the gradient of the whole.
-    there, back = staticmethod(gathered), staticmethod(own_part)
 
 
 class _Alias(Tensor):
