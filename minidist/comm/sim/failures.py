@@ -98,7 +98,7 @@ class Failures:
             if event.end < 0:  # a dead rank has nothing pending
                 event.start = max(event.start, event.posted)
                 event.end = max(event.start, state.dead[rank])
-        state.unwaited[rank].clear()
+        state.unwaited = {id(item): item for of, item in state.items_unwaited() if of != rank}
         self.forget(rank)
 
         self._remove_own(rank)

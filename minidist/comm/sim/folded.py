@@ -133,6 +133,7 @@ class FoldedWorld(SimWorld):
         if self.record is True:
             raise UsageError('a folded world keeps no events: a message stands for many; pass record="totals"')
         self.classes = {members[0]: members for members in classes}
+        self.running_ranks = list(self.classes)
         self.representative = [0] * ranks
         for first, members in self.classes.items():
             for rank in members:
@@ -145,13 +146,6 @@ class FoldedWorld(SimWorld):
         self._uneven.clear()
         results = super().run(main, *arguments, **keywords)
         return [results[first] for first in self.representative]
-
-    def running_ranks(self) -> Sequence[int]:
-        """Return the first rank of each class."""
-        return list(self.classes)
-
-    def _weights(self) -> dict[int, int]:
-        return {first: len(members) for first, members in self.classes.items()}
 
     def _new_matching(self) -> Watched:
         return _FoldedMatching(self)
@@ -285,6 +279,8 @@ class _FoldedMatching(Watched):
     def __init__(self, world: FoldedWorld) -> None:
         super().__init__(world.state, world._block, world._watchers())
         self.world = world
+        for first, members in world.classes.items():
+            world.state.traces[first].ranks = len(members)
         self.key_of = self._ring_or_both
 
     def post(self, comm: Any, kind: str, array: np.ndarray, peer: int, tag: int, nonblocking: bool) -> SimRequest:

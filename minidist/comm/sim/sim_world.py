@@ -42,7 +42,6 @@ from minidist.core.base.errors import (
     quoted,
 )
 from minidist.core.base.fibers import FiberExit
-from minidist.core.base.trace import Trace
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.comm.sim.state import Stream
@@ -64,7 +63,7 @@ class SimWorld(FindsLines, Sim):
     """
 
     kind = "simulated"
-    comm_class = CheckedComm
+    comm_class, state_class = CheckedComm, RunState
     kept_calls = KEPT_CALLS
     uneven: Collection[str] = ()  # see `FoldedWorld`
     state: RunState
@@ -169,24 +168,12 @@ class SimWorld(FindsLines, Sim):
         self.failures.posting(self.state.running, comm)
         return self.matching.post(comm, *message)
 
-    def _traces(self) -> list[Trace]:
-        weights = self._weights()
-        return [
-            Trace(rank, self.size, keeps_events=self.record is True, ranks=weights.get(rank, 1))
-            for rank in range(self.size)
-        ]
-
-    def _weights(self) -> dict[int, int]:
-        """Return how many ranks each running one stands for, where that is not one."""
-        return {}
-
-    def _new_state(self, *parts: Any) -> RunState:
-        settings: dict[str, Any] = {"chooser": self.chooser, "eager_limit": self.eager_bytes or -1}
-        return RunState(*parts, **settings)
-
     def _watchers(self) -> list[Any]:
         """Return what watches the messages of a run, which begins."""
         state = self.state
+        state.chooser, state.eager_limit = self.chooser, self.eager_bytes or -1
+        for trace in state.traces:
+            trace.keeps_events = self.record is True
         isolate = self.on_failure == "isolate"
         self.calls, self.buffers = CallWatch(state, self._block), BufferWatch(state)
         self.failures = Failures(state, isolate, self.pending_kills, self.buffers.forget)
@@ -244,11 +231,10 @@ class SimWorld(FindsLines, Sim):
                 )
 
         # A request or a work whose `wait` was not called.
-        for rank, unwaited in enumerate(state.unwaited):
-            for item in unwaited.values():
-                raise UnwaitedRequestError(
-                    f"rank {rank}: its {item.describe()} was never waited for; call wait() on every request"
-                )
+        for rank, item in state.items_unwaited():
+            raise UnwaitedRequestError(
+                f"rank {rank}: its {item.describe()} was never waited for; call wait() on every request"
+            )
         if self.watchdog and self.watchdog.error:  # raised in a rank that caught it
             raise self.watchdog.error
 
@@ -318,10 +304,10 @@ class SimWorld(FindsLines, Sim):
 
     def note_request(self, request: Any) -> None:
         request.posted_at = request.site
-        self.state.unwaited[request.stream.rank][id(request)] = request
+        self.state.unwaited[id(request)] = request
 
     def note_wait(self, request: Any) -> None:
-        self.state.unwaited[self.state.running.rank].pop(id(request), None)
+        self.state.unwaited.pop(id(request), None)
 
     def run_async(self, work: Work) -> Work:
         comm: Any = work.comm
@@ -333,7 +319,7 @@ class SimWorld(FindsLines, Sim):
         if get_ident() != self.thread:
             raise second_thread(work.comm, work.site)
         rank = self.state.running.rank
-        self.state.unwaited[rank][id(work)] = work
+        self.state.unwaited[id(work)] = work
         if self.check_buffers:
             self.buffers.asked(work, rank)
         return super().run_async(work)
@@ -353,7 +339,7 @@ class SimWorld(FindsLines, Sim):
         self.buffers.is_done(work, rank)
 
     def wait_work(self, work: Work) -> Any:
-        self.state.unwaited[self.state.running.rank].pop(id(work), None)
+        self.state.unwaited.pop(id(work), None)
         if not work.finished and not self.in_run:
             raise used_after_run(work.site)
         return super().wait_work(work)

@@ -4,6 +4,7 @@ Proved by: tests/comm/sim/test_world.py
 """
 
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from minidist.core.comm.point_to_point import Request, Work
@@ -21,7 +22,9 @@ class RunState(SimState):
     open: dict[AnyKey, list[SimRequest]] = field(default_factory=dict)  # receives from any rank, and those behind them
     returned: set[int] = field(default_factory=set)
     dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
+    unwaited: dict[int, Request | Work] = field(default_factory=dict)  # by id: those that no wait was called for
 
-    def __post_init__(self) -> None:
-        # By rank and id: the requests and works that no wait has been called for.
-        self.unwaited: list[dict[int, Request | Work]] = [{} for _ in range(self.size)]
+    def items_unwaited(self) -> list[tuple[int, Request | Work]]:
+        """Return what no wait was called for, each with its rank, in their order."""
+        ranks = ((item.comm.members[item.comm.rank], item) for item in self.unwaited.values())
+        return sorted(ranks, key=itemgetter(0))

@@ -126,7 +126,7 @@ class MPIMatching(WatchedMessages):
     def _queued(self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite) -> Any:
         """Post a message, and take it out of the queue of its tag: here a queue holds the messages of every tag."""
         request: Any = self.post(comm, kind, array, peer, tag, True)
-        self.state.unwaited[request.stream.rank][id(request)] = request
+        self.state.unwaited[id(request)] = request
         request.posted_at = site
         rank, other = request.stream.rank, request.other
         queues: Any = self.state.receives

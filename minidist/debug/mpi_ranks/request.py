@@ -318,7 +318,7 @@ class Request(Handle):
         pending = self._pending()
         if pending.world is not None:
             for part in pending.parts:
-                pending.world.state.unwaited[pending.world.state.running.rank].pop(id(part), None)
+                pending.world.state.unwaited.pop(id(part), None)
         self.held = None
 
     def cancel(self) -> None:

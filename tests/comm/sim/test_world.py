@@ -1039,7 +1039,7 @@ def test_without_a_record_nothing_is_kept():
     assert not world.traces[0].messages
     assert not world.state.sends
     assert not world.state.receives
-    assert not any(world.state.unwaited)
+    assert not world.state.unwaited
 
 
 def test_a_world_runs_again_from_the_start():

@@ -20,6 +20,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from minidist.core.base.errors import CommunicationError, DeadlockError, UsageError
@@ -40,6 +41,7 @@ class Sim:
     """
 
     comm_class: type[Comm] = Comm  # what a rank gets
+    state_class: type[SimState] = SimState
     folds = False  # whether one rank stands for many: see `FoldedWorld`
     state: SimState  # of the run, or of the last one
     matching: Matching
@@ -50,6 +52,7 @@ class Sim:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
         self.size, self.links = ranks, links or LinkModel()
+        self.running_ranks: Sequence[int] = range(ranks)  # all of them; a subclass may let some stand for others
 
     # running ----------------------------------------------------------------------------------------------------------
 
@@ -57,8 +60,9 @@ class Sim:
         """Call `main(comm, *arguments)` on every rank; return the list of results."""
         # Everything that belongs to this run is new: streams, queues, clocks, records.
         mains = [Stream(rank, "main", is_main=True) for rank in range(self.size)]
-        ready = self._ready_queue([mains[rank] for rank in self.running_ranks()])
-        self.state = self._new_state(self.size, self.links, self._traces(), ready, mains, mains[0])
+        ready = self._ready_queue([mains[rank] for rank in self.running_ranks])
+        traces = [Trace(rank, self.size, keeps_events=False) for rank in range(self.size)]
+        self.state = self.state_class(self.size, self.links, traces, ready, mains, mains[0])
         self.matching = self._new_matching()
         self.post, self.wait = self.matching.post, self.matching.wait
 
@@ -67,11 +71,11 @@ class Sim:
 
         def program(stream: Stream) -> None:
             comm = self.comm_class(self, "world", range(self.size), stream.rank)
-            results[stream.rank] = self._result(lambda: main(comm, *arguments, **keywords), main, stream.rank)
+            results[stream.rank] = self._result(partial(main, comm, *arguments, **keywords), main, stream.rank)
 
         # Each with a separate context, because ranks set context variables (purpose, autocast).
         self.hub = current()
-        for rank in self.running_ranks():
+        for rank in self.running_ranks:
             mains[rank].fiber = spawn(program, mains[rank], contextvars.copy_context(), self.hub)
 
         # Run them. Whatever ends the run, no fiber stays behind.
@@ -82,21 +86,9 @@ class Sim:
             self._end_streams()
         return results
 
-    def running_ranks(self) -> Sequence[int]:
-        """Return the ranks that run: all of them. A subclass may let some stand for others."""
-        return range(self.size)
-
-    def _traces(self) -> list[Trace]:
-        """Return the empty record of every rank."""
-        return [Trace(rank, self.size, keeps_events=False) for rank in range(self.size)]
-
     def _ready_queue(self, streams: Sequence[Stream]) -> deque[Stream]:
         """Return the queue of streams that can run. A test takes another order: times and results must not change."""
         return deque(streams)
-
-    def _new_state(self, *parts: Any) -> SimState:
-        """Return the state of a run."""
-        return SimState(*parts)
 
     def _new_matching(self) -> Matching:
         """Return what pairs the messages of a run. A subclass may limit or watch them."""
