@@ -32,6 +32,11 @@ def check_call(
     """Refuse what is not a communicator or a contiguous array, what `op` cannot reduce, an `out` that is in use or does
     not fit, a root that is not a rank, and counts that are not those of the array.
     """
+    # A plain all_reduce, of which little can be wrong. A short message takes only a few times as long as this look.
+    plain = operation == "all_reduce" and array.__class__ is np.ndarray and array.flags.carray
+    if plain and op.__class__ is str and isinstance(comm, PointToPoint):
+        check_op(op, array.dtype)
+        return
     if not isinstance(comm, PointToPoint):
         check_communicator(comm, operation)
     if not hasattr(array, "flags") or isinstance(array, np.generic):
@@ -185,7 +190,9 @@ def narrow_sum(op: str, total: np.ndarray, contribution: np.ndarray) -> bool:
 
 def combine(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
     """Store first (op) second in `out`, which may be one of the two, where ranks must agree on which comes first."""
-    if op in ("sum", "avg") and out.itemsize == 2 and is_half(out.dtype):
+    if out.dtype.char in "fd":  # nothing to round or to check
+        UFUNCS[op](first, second, out=out)
+    elif op in ("sum", "avg") and out.itemsize == 2 and is_half(out.dtype):
         with quiet_overflow():  # a sum that is too large becomes infinite, and a loss scaler looks for it
             xp.add(first, second, out=out)
     elif out.itemsize <= 4 and op in ("sum", "prod") and out.dtype.kind in "iu":
