@@ -73,12 +73,24 @@ class MemoryAccount(Watcher):
         buffer = array if getattr(array, "base", None) is None else xp.owner(array)
         key, nbytes = id(buffer), buffer.nbytes
         if key not in self._live and nbytes:
-            reference = self._live[key] = _Buffer(buffer, self._release)
-            reference.key, reference.nbytes, reference.purpose = key, nbytes, purpose
-            self._change(purpose, nbytes)
+            self.remember(buffer, purpose)
+            self.change(purpose, nbytes)
         return array
 
     allocated = track  # of an array that is not an operation's result
+
+    def remember(self, buffer: xp.Array, purpose: str) -> None:
+        """Count the end of a buffer, whose beginning has been counted."""
+        reference = self._live[id(buffer)] = _Buffer(buffer, self._release)
+        reference.key, reference.nbytes, reference.purpose = id(buffer), buffer.nbytes, purpose
+
+    def buffers(self) -> dict[int, _Buffer]:
+        """Return what is alive, by the id of the array that owns the memory."""
+        return self._live.copy()
+
+    def forget(self, buffer: xp.Array) -> None:
+        """Do not count the end of a buffer, which is counted in another way."""
+        self._live.pop(id(buffer), None)
 
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[xp.Array]) -> None:
         """Count an operation's result, and what its node saves in addition to inputs and result."""
@@ -135,9 +147,10 @@ class MemoryAccount(Watcher):
 
     def _release(self, reference: "_Buffer") -> None:
         del self._live[reference.key]
-        self._change(reference.purpose, -reference.nbytes)
+        self.change(reference.purpose, -reference.nbytes)
 
-    def _change(self, purpose: str, nbytes: int) -> None:
+    def change(self, purpose: str, nbytes: int) -> None:
+        """Count bytes that begin, or with a negative number end."""
         self.current += nbytes
         live = self.by_purpose[purpose] = self.by_purpose.get(purpose, 0) + nbytes
         if nbytes > 0:

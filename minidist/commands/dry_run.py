@@ -46,15 +46,17 @@ FREED = ("activation", "activation_gradient", "communication", "unsharded", "inp
 class DryRun:
     """The result of a dry run.
 
-    seconds: the virtual time of all steps. peaks, step_peaks: for each rank, the bytes of each purpose at the peak of
-    memory of the whole run, and of its steps. bubble: the share of the time in which a rank does not compute, as the
-    mean over all ranks. mfu: model FLOPs utilization, at peak speeds. uneven: the calls that end at different times on
-    folded ranks. checkpoint_bytes: of each rank's tensors in a checkpoint. later_peak: the bytes of the fullest rank in
-    steps that begin with the optimizer's states, (low, central, high). machine: with --gpu.
+    batch: what a step trains on, in words. seconds: the virtual time of all steps. peaks, step_peaks: for each rank,
+    the bytes of each purpose at the peak of memory of the whole run, and of its steps. bubble: the share of the time in
+    which a rank does not compute, as the mean over all ranks. mfu: model FLOPs utilization, at peak speeds. uneven: the
+    calls that end at different times on folded ranks. checkpoint_bytes: of each rank's tensors in a checkpoint.
+    later_peak: the bytes of the fullest rank in steps that begin with the optimizer's states, (low, central, high).
+    machine: with --gpu.
     """
 
     summary: Summary
     steps: int
+    batch: str
     seconds: float
     peaks: list[Mapping[str, int]]
     step_peaks: list[Mapping[str, int]]
@@ -114,8 +116,8 @@ class DryRun:
         """Format the time, the bytes by purpose, and the memory of the fullest rank."""
         ranks = self.summary.ranks
         lines = [
-            f"dry run of {ranks:,} rank{'s' * (ranks != 1)}, {self.steps:,} step{'s' * (self.steps != 1)}:"
-            f" {self.seconds / self.steps:.4g} virtual seconds per step"
+            f"dry run of {ranks:,} rank{'s' * (ranks != 1)}, {self.steps:,} step{'s' * (self.steps != 1)}"
+            f" of {self.batch}: {self.seconds / self.steps:.4g} virtual seconds per step"
             + (f", {self.bubble:.1%} of them without computing" if self.bubble is not None else "")
             + (f", MFU {self.mfu:.1%} at peak speeds (`minidist plan` has realistic ones)" if self.mfu else "")
         ]
@@ -254,6 +256,7 @@ def _result(
     run = DryRun(
         summarize(config, outcome, trace, 0.0, command),
         config.steps,
+        _batch(config, outcome.size),
         seconds,
         [result.peak_by_purpose for result in results],
         [result.step_peak for result in results],
@@ -268,6 +271,12 @@ def _result(
     # As of a plan: 1 when it does not fit.
     code = 0 if run.fit is None or run.fit.fits else 1
     return Result(run.as_dict(), lambda: print(run.table()), code)
+
+
+def _batch(config: TrainConfig, ranks: int) -> str:
+    """Return how many samples a step has, and of how many tokens."""
+    samples = f"{resolve_batches(config, ranks).global_batch:,} samples"
+    return samples if config.is_classifier else f"{samples} of {config.context:,} tokens"
 
 
 def _later_peak(steps: int, results: Sequence[TrainResult]) -> tuple[int, int, int]:

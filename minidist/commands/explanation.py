@@ -35,9 +35,9 @@ def explain_job(
 ) -> dict[str, Any]:
     """Return figures of one step of the job that `config` (with the file's settings in it) describes.
 
-    {honoured, not_honoured, batch, ranks, purposes: {name: {closed_form}} in bytes of all ranks, model_states: bytes of
-    a rank for `parameters` parameters at the file's ZeRO stage}. run: the step runs, and there are also the `bytes` and
-    `messages` of each purpose, peak_bytes of each rank, and peak_by_purpose of rank 0.
+    {honoured, not_honoured, model, batch, ranks, purposes: {name: {closed_form}} in bytes of all ranks, model_states:
+    bytes of a rank for `parameters` parameters at the file's ZeRO stage}. run: the step runs, and there are also the
+    `bytes` and `messages` of each purpose, peak_bytes of each rank, and peak_by_purpose of rank 0.
     """
     # Every step sends the same bytes, so one step without checkpoints is enough.
     once = trial(config, 1)
@@ -47,12 +47,14 @@ def explain_job(
     built = _counted(once.model_copy(update={"steps": 0}), size).results
     closed = closed_form_bytes(once, batches, [result.sizes for result in built])
     replaced = translation.in_place(config)
+    tokens = () if config.is_classifier else ("context",)
     figures: dict[str, Any] = {
         "honoured": [{"key": key, "value": value, "becomes": becomes} for key, value, becomes in translation.applied],
         "not_honoured": [
             {"key": key, "why": f"{why}; {replaced[key]}" if key in replaced else why}
             for key, why in translation.ignored
         ],
+        "model": {name: getattr(config, name) for name in ("model", "layers", "width", *tokens)},
         "batch": {
             "global_batch": batches.global_batch,
             "micro_batch": batches.micro_batch,
@@ -135,6 +137,11 @@ def table(figures: dict[str, Any]) -> str:
     lines += [f"  {item['key']:{width}} {item['value']!s:>12}   {item['becomes']}" for item in figures["honoured"]]
     lines.append("not honoured" if figures["not_honoured"] else "not honoured: nothing")
     lines += [f"  {item['key']:{width}} {item['why']}" for item in figures["not_honoured"]]
+
+    # A file does not describe the model, which flags do.
+    model = figures["model"]
+    tokens = f", samples of {model['context']:,} tokens" if "context" in model else ""
+    lines.append(f"model {model['model']}: {model['layers']:,} layers of width {model['width']:,}{tokens}")
 
     # DeepSpeed's equation of the batch, as it was resolved.
     batch = figures["batch"]

@@ -3,6 +3,7 @@
 Proved by: tests/planning/test_zero_stages.py
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from minidist.planning.cluster.layout import ClusterLayout, Job
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
+ACTIVATIONS = ("batch", "attention", "dropout", "recompute", "kernels", "prefetch", "gpu")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class StepFlags:
     ep: Annotated[int, typer.Option(help="with --model: expert-parallel ranks")] = 1
     batch: Annotated[int, typer.Option(help="with --model: sequences per forward pass of a rank")] = 1
     seq: Annotated[
-        int | None, typer.Option(help="with --model: tokens per sequence (default: the model's maximum, at most 8,192)")
+        int | None, typer.Option(help="with --model: tokens per sequence; without it model states alone are counted")
     ] = None
     attention: Annotated[
         str, typer.Option(help="with --model: fused, flash-1, flash-2 (scores are never stored) or unfused")
@@ -58,23 +60,36 @@ class StepFlags:
     ] = None
 
     def planned(self, name: str) -> "tuple[Job, ClusterLayout]":
-        """Return the job and the layout as `minidist plan` has them, with enough micro-batches to fill the pipeline."""
-        from minidist.planning.cluster.layout import ATTENTION, KERNELS, RECOMPUTE, ClusterLayout, Job, sequence_length
+        """Return the job and the layout as `minidist plan` has them, with enough micro-batches to fill the pipeline.
+
+        Without --seq the sequences have the fewest tokens that the layout can divide; model states do not depend on it.
+        """
+        from minidist.planning.cluster.layout import (
+            ATTENTION,
+            KERNELS,
+            RECOMPUTE,
+            ClusterLayout,
+            Job,
+            check_length,
+            length_to_give,
+        )
 
         model = described_model(name)
         for flag in (*AXES, "batch"):
             check_count(getattr(self, flag), f"--{flag}", 1, 10**6)
         check_count(self.prefetch, "--prefetch", 0, model.layers)
         one_of(self.recompute, "--recompute", RECOMPUTE)
-        length, note = sequence_length(self.seq, model, name)
-        if note:
-            say(note)
         fused = one_of(self.attention, "--attention", ATTENTION) != "unfused"
         kernels = one_of(self.kernels, "--kernels", tuple(KERNELS))
+        if self.seq is None:
+            self.refuse_activations(f"needs the length of the sequences; {length_to_give(model)}")
+        else:
+            check_length(self.seq, model)
         dp, tp, pp, cp, ep = (getattr(self, axis) for axis in AXES)
         layout = ClusterLayout(dp, tp, pp, cp, ep, 1, 0, tp > 1, self.batch, pp, self.recompute)
         samples = dp * self.batch * pp
         dropout, prefetch = self.dropout, self.prefetch
+        length = 2 * cp * tp if self.seq is None else self.seq
         job = Job(model, length, samples, "bf16", layout.ranks, fused, dropout, prefetch=prefetch, kernels=kernels)
         return job, layout
 
@@ -87,15 +102,13 @@ class StepFlags:
         if split:
             raise UsageError(f"{split[0]} has no effect with --accounting deepspeed; leave one of them out")
 
-    def refuse_activations(self) -> None:
-        """Raise UsageError for the first flag that a bare number of parameters has no use for."""
-        for name in (*AXES[1:], "batch", "seq", "attention", "dropout", "recompute", "kernels", "prefetch", "gpu"):
+    def refuse_activations(self, why: str, names: Sequence[str] = ACTIVATIONS) -> None:
+        """Raise UsageError for the first flag that has no use where activations are unknown. why: the rest of it."""
+        for name in names:
             value = getattr(self, name)
             if value != getattr(StepFlags, name):
                 given = f"--{name}" if value is True else f"--{name} {value}"
-                raise UsageError(
-                    f"{given} is about a model's activations, which --params does not tell; give --model NAME"
-                )
+                raise UsageError(f"{given} {why}")
 
 
 @json_or_table
@@ -129,9 +142,14 @@ def memory(
     if model is not None:
         flags.check_deepspeed()
         job, layout = flags.planned(model)
-        stages, fits = _of_model(model, job, layout, accounting, flags.gpu)
+        stages, fits = _of_model(model, job, layout, accounting, flags)
+        if flags.seq is not None:
+            title += f", {layout.micro_batch} x {job.length:,} tokens in a forward pass"
     else:
-        flags.refuse_activations()
+        flags.refuse_activations(
+            "is about a model's activations, which --params does not tell; give --model NAME",
+            (*AXES[1:], "seq", *ACTIVATIONS),
+        )
         number = whole_number(params or "")
         stages = dict(model_states(number, flags.dp, accounting))
         if accounting == "deepspeed":
@@ -149,29 +167,34 @@ def memory(
 
 
 def _of_model(
-    name: str, job: "Job", layout: "ClusterLayout", accounting: str, gpu: str | None
+    name: str, job: "Job", layout: "ClusterLayout", accounting: str, flags: StepFlags
 ) -> "tuple[dict[str, Any], dict[str, Fit]]":
     """Return the stages of a model as --json prints them, and whether each fits on a GPU."""
     from minidist.planning.cluster.fit import Fit, not_counted
     from minidist.planning.cluster.gpus import machine_of
-    from minidist.planning.zero_stages import block_forms, deepspeed_offload, layout_stages, with_total
+    from minidist.planning.cluster.layout import length_to_give
+    from minidist.planning.zero_stages import STATES, block_forms, deepspeed_offload, layout_stages, with_total
 
-    model = job.model
-    stages: dict[str, Any] = {"model": name, "parameters": model.counted_parameters, "seq": job.length}
+    model, fits = job.model, dict[str, Fit]()
+    stages: dict[str, Any] = {"model": name, "parameters": model.counted_parameters}
     if model.projection_alone:
         stages["parameters_with_projection"] = model.parameters
-    block = block_forms(job, layout.micro_batch)
-    stages |= {} if block is None else {"activations_of_a_block": block}
     ranks = layout_stages(job, layout, accounting)
-    stages |= {stage: with_total(rank.by_kind) for stage, rank in ranks.items()}
+    if flags.seq is None:
+        stages |= {stage: with_total({kind: rank.by_kind[kind] for kind in STATES}) for stage, rank in ranks.items()}
+        stages["not_counted"] = f"not counted: activations, which depend on the length; {length_to_give(model)}"
+    else:
+        block = block_forms(job, layout.micro_batch)
+        stages |= {"seq": job.length} | ({} if block is None else {"activations_of_a_block": block})
+        stages |= {stage: with_total(rank.by_kind) for stage, rank in ranks.items()}
+        stages["not_counted"] = not_counted()
     if accounting == "deepspeed":
         stages["offload"] = deepspeed_offload(model.parameters, layout.dp, model.largest_module)
-    fits: dict[str, Fit] = {}
-    if gpu is not None:
-        machine = machine_of(gpu)
+    if flags.gpu is not None:
+        machine = machine_of(flags.gpu)
         fits = {stage: Fit.of_rank(machine, rank, job) for stage, rank in ranks.items()}
         stages["fits"] = {stage: fit.verdict for stage, fit in fits.items()}
-    return {**stages, "not_counted": not_counted()}, fits
+    return stages, fits
 
 
 def _format(form: str | None, output: Path | None) -> str:

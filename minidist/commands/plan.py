@@ -96,18 +96,18 @@ class JobFlags:
 
     def job(self, model: "Architecture", seq: int | None, name: str, gpus: int) -> "Job":
         """Return the job; UsageError for what is missing or out of range."""
-        from minidist.planning.cluster.layout import ATTENTION, FRAMEWORKS, KERNELS, Job, sequence_length
+        from minidist.planning.cluster.layout import ATTENTION, FRAMEWORKS, KERNELS, Job, check_length, length_to_give
 
         if seq is None:
-            most = f" (the model can have {model.positions:,})" if name and model.positions else ""
             also = ", and --global-batch, the sequences of a step" if self.global_batch is None else ""
-            raise UsageError(f"the length of the sequences is missing; give --seq, the tokens of each{most}{also}")
+            raise UsageError(f"the length of the sequences is missing; {length_to_give(model, bool(name))}{also}")
         if self.global_batch is None:
             raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
+        check_length(seq, model)
         check_count(self.global_batch, "--global-batch", 1, 10**9)
         return Job(
             model,
-            sequence_length(seq, model, name)[0],
+            seq,
             self.global_batch,
             self.precision or "bf16",
             gpus,

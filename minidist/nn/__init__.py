@@ -47,12 +47,16 @@ if TYPE_CHECKING:
     from minidist.nn.ops.composite import gelu_composite as gelu_composite
     from minidist.nn.ops.composite import layer_norm_composite as layer_norm_composite
     from minidist.nn.ops.finite_differences import gradcheck as gradcheck
+    from minidist.nn.ops.function import Function as Function
     from minidist.nn.ops.functions import exp as exp
     from minidist.nn.ops.functions import log as log
     from minidist.nn.ops.functions import log_softmax as log_softmax
     from minidist.nn.ops.functions import max as max
+    from minidist.nn.ops.functions import neg as neg
+    from minidist.nn.ops.functions import pow as pow
     from minidist.nn.ops.functions import relu as relu
     from minidist.nn.ops.functions import sqrt as sqrt
+    from minidist.nn.ops.functions import sub as sub
     from minidist.nn.ops.functions import tanh as tanh
     from minidist.nn.ops.grouped_attention import causal_attention_heads as causal_attention_heads
     from minidist.nn.ops.grouped_attention import grouped_query_attention as grouped_query_attention

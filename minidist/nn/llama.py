@@ -147,12 +147,10 @@ class SwiGLUExperts(MixtureOfExperts):
 
     expert_dims: ClassVar[dict[str, int | None]] = {"gate_weight": 2, "up_weight": 2, "down_weight": 1}
 
-    def make_experts(
-        self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int, out_scale: float
-    ) -> None:
+    def make_experts(self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int) -> None:
         """Make the experts' parameters with `weight(*shape, scale=)`."""
         self.gate_weight, self.up_weight = weight(experts, width, hidden), weight(experts, width, hidden)
-        self.down_weight = weight(experts, hidden, width, scale=out_scale)
+        self.down_weight = weight(experts, hidden, width)
 
     def compute(self, work: Tensor) -> Tensor:
         """(experts, capacity, width) -> the same shape."""

@@ -8,9 +8,9 @@ from minidist.base.coordinates import batch_coordinates
 from minidist.base.flop_counter import FlopCounter, current_flop_counter
 from minidist.base.memory import account_memory
 from minidist.core import autograd as ag
-from minidist.core.autograd import AutogradError, Function, Parameter, ShapeError, Tensor, backward_hook
+from minidist.core.autograd import AutogradError, Parameter, ShapeError, Tensor, backward_hook
 from minidist.core.nn import MLP, FlatParameters, Linear, Sequential
-from minidist.nn import Dropout, causal_attention_heads, checkpoint, gradcheck
+from minidist.nn import Dropout, Function, causal_attention_heads, checkpoint, gradcheck
 from tests.cases import each
 
 

@@ -26,7 +26,7 @@ def away_from_zero(shape, seed, positive=False):
 
 
 UNARY = {
-    "neg": ag.neg,
+    "neg": nn.neg,
     "exp": nn.exp,
     "tanh": nn.tanh,
     "sigmoid": nn.sigmoid,
@@ -42,7 +42,7 @@ UNARY = {
     "times numpy scalar": lambda x: np.float32(0.5) * x,
 }
 UNARY_POSITIVE = {"log": nn.log, "sqrt": nn.sqrt, "pow 1.5": lambda x: x**1.5, "pow -1": lambda x: x**-1}
-BINARY = {"add": ag.add, "sub": ag.sub, "mul": ag.mul, "div": ag.div, "maximum": nn.maximum, "minimum": nn.minimum}
+BINARY = {"add": ag.add, "sub": nn.sub, "mul": ag.mul, "div": ag.div, "maximum": nn.maximum, "minimum": nn.minimum}
 
 
 @pytest.mark.parametrize("name", UNARY)

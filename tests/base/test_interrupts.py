@@ -45,7 +45,7 @@ def interrupted_in_the_memory_account(monkeypatch):
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(MemoryAccount, "_change", change)
+    monkeypatch.setattr(MemoryAccount, "change", change)
     with account_memory():
         track(np.ones(3), "activation")
 

@@ -155,7 +155,6 @@ CASES = {
     ),
     "compression-with-loss-scaling": ({"compression": "sign", "precision": "fp16"}, "fp16 gradients overflow"),
     "quantization-in-half-precision": ({**INT8, "precision": "bf16"}, "bf16 could not hold .* use --precision fp32"),
-    "quantization-with-tp": ({**INT8, "tp": 2}, "--tp 2 puts split layers .* and no layer is both"),
     "quantization-with-zero-3": ({**INT8, "zero": 3, "dp": 2}, "keeps the rounded copy for backward; use --zero 2"),
     "quantization-with-experts": ({**INT8, "experts": 2}, "--experts 2 multiplies by the matrices of all experts"),
     "quantization-with-local-steps": ({**INT8, "local_steps": 2, "dp": 2}, "--local-steps 2 lets replicas train alone"),
@@ -348,10 +347,6 @@ CASES = {
     "replicas-to-check": (
         {"zero": 3, "dp": 2, "check_replicas": True},
         "--check-replicas compares ranks that hold the same values, and with --zero 3 no two ranks do; use --zero 2",
-    ),
-    "evaluation-with-server": (
-        {"strategy": "ps", "evaluate_every": 1},
-        "where the weights of a step are on the servers",
     ),
     "local-steps-with-sync-batch-norm": (
         {"local_steps": 2, "dp": 2, "model": "cnn", "batch_norm": "sync"},

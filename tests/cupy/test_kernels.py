@@ -11,8 +11,8 @@ from minidist.base import meta_kernels
 from minidist.base.meta import MetaArray
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.autograd.ops.attention import causal_attention
-from minidist.core.autograd.ops.elementwise import gelu_with_derivative
 from minidist.core.autograd.ops.layer_norm import layer_norm
+from minidist.core.autograd.ops.linear import gelu_with_derivative
 from minidist.core.base import arrays as xp
 from minidist.core.nn import FlatParameters, Linear
 from minidist.core.optim import Adam, AdamW

@@ -254,7 +254,21 @@ def test_the_command_prints_one_json_object(capsys):
 
 def test_the_command_draws_the_bars(tmp_path):
     with pytest.raises(SystemExit):
-        main(["memory", "--model", "gpt2-xl", "--dp", "8", "--format", "svg", "-o", str(tmp_path / "bars.svg")])
+        main(
+            [
+                "memory",
+                "--model",
+                "gpt2-xl",
+                "--seq",
+                "64",
+                "--dp",
+                "8",
+                "--format",
+                "svg",
+                "-o",
+                str(tmp_path / "bars.svg"),
+            ]
+        )
     text = (tmp_path / "bars.svg").read_text()
     assert text.count('id="optimizer"') == 4
     assert text.count('id="prefetch"') == 1
@@ -277,6 +291,11 @@ def test_without_a_file_the_picture_goes_to_standard_output(capsys):
         (["--model", "gpt2-xxl"], "--model 'gpt2-xxl' is unknown"),
         (["--model", "gpt2", "--seq", "2000"], "the model has learned positions for 1024 tokens"),
         (["--model", "gpt2", "--recompute", "some"], "none, selective, full or sqrt"),
+        (["--model", "gpt2", "--recompute", "full"], "--recompute full needs the length of the sequences; give --seq"),
+        (
+            ["--model", "gpt2", "--gpu", "h100"],
+            "--gpu h100 needs the length of the sequences; give --seq, the tokens of",
+        ),
         (
             ["--model", "gpt2", "--attention", "flash"],
             "--attention 'flash'; it must be fused, unfused, flash-1 or flash-2",
@@ -369,10 +388,10 @@ def test_memory_says_what_fits(capsys):
     """The verdicts are those of the plan; exit code 1 when no stage fits, as of a plan."""
     for model, dp, verdicts, code in (
         ("llama-3.1-8b", 8, ["no", "no", "no", "may not"], 0),
-        ("gpt3-175b", 8, ["no"] * 4, 1),
+        ("mixtral-8x7b", 8, ["no"] * 4, 1),
     ):
         with pytest.raises(SystemExit) as done:
-            main(["memory", "--model", model, "--dp", str(dp), "--gpu", "h100", "--json"])
+            main(["memory", "--model", model, "--dp", str(dp), "--seq", "8192", "--gpu", "h100", "--json"])
         stages = json.loads(capsys.readouterr().out)
         assert (list(stages["fits"].values()), done.value.code) == (verdicts, code), model
         for zero, verdict in enumerate(verdicts):
@@ -381,13 +400,26 @@ def test_memory_says_what_fits(capsys):
             assert plan.fit.verdict == verdict
 
 
-def test_a_length_that_is_not_given_is_at_most_8192_tokens(capsys):
-    """A model with 131,072 positions is rarely trained with them; `memory` says what it takes, and `plan` asks."""
-    with pytest.raises(SystemExit):
-        main(["memory", "--dp", "8", "--model", "llama-3.1-8b", "--json"])
-    out, err = capsys.readouterr()
-    assert json.loads(out)["seq"] == 8192
-    assert "sequences of 8,192 tokens, because --seq is not given; llama-3.1-8b can have 131,072" in err
+@pytest.mark.parametrize("axes", [[], ["--tp", "2", "--cp", "3", "--pp", "2"], ["--accounting", "deepspeed"]])
+def test_without_a_length_memory_counts_the_model_states_alone(axes, capsys):
+    """They are those of any length, and the command says that activations are not counted."""
+    tables = []
+    for more in ([], ["--seq", "96"], ["--seq", "960"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(["memory", "--dp", "8", "--model", "llama-3.1-8b", "--json", *axes, *more])
+        tables.append(json.loads(capsys.readouterr().out))
+    bare, *whole = tables
+    most = "give --seq, the tokens of each (the model can have 131,072)"
+    assert bare["not_counted"] == f"not counted: activations, which depend on the length; {most}"
+    assert "seq" not in bare
+    assert bare["stage3"].keys() == {"parameters", "gradients", "optimizer", "total"}
+    for other in whole:
+        for stage in ("stage2", "stage3"):
+            assert {kind: other[stage][kind] for kind in bare[stage] if kind != "total"}.items() < bare[stage].items()
+
+
+def test_a_length_that_is_not_given_is_asked_for(capsys):
+    """A model with 131,072 positions is rarely trained with them."""
     for model, most in (
         (["--model", "llama-3.1-8b"], " (the model can have 131,072)"),
         (["--layers", "2", "--hidden", "64", "--heads", "2"], ""),

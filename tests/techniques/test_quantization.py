@@ -34,6 +34,7 @@ JOB = {
     "quantize": "int8",
     "reduction": "ordered",
 }
+SIZES = "weight_bytes", "float_bytes"
 LAYOUTS = {
     "one rank": (1, {"accumulation": 3}),
     "dp 3": (3, {"dropout": 0.1, "clip": 0.5}),
@@ -51,6 +52,24 @@ LAYOUTS = {
     "cp 2": (2, {"cp": 2, "precision": "fp64"}),
     "pp 2": (2, {"pp": 2, "accumulation": 3, "clip": 0.5}),
     "pp 2, dp 2, zero 2": (4, {"pp": 2, "dp": 2, "zero": 2, "accumulation": 2, "recompute": "full"}),
+    "tp 2": (2, {"tp": 2, "precision": "fp64", "accumulation": 2, "clip": 0.5}),
+    "tp 2, one scale, min and max": (
+        2,
+        {"tp": 2, "precision": "fp64", "quantize_weights": "per-tensor", "quantize_observer": "min-max"},
+    ),
+    "tp 2, sequence parallel": (2, {"tp": 2, "precision": "fp64", "sequence_parallel": True, "recompute": "full"}),
+    "tp 4, llama": (4, {"tp": 4, "precision": "fp64", "model": "llama", "heads": 4, "kv_heads": 2, "accumulation": 2}),
+    "tp 2, llama, sequence parallel": (
+        2,
+        {"tp": 2, "precision": "fp64", "model": "llama", "sequence_parallel": True, "accumulation": 2},
+    ),
+    "tp 2, mlp": (2, {"tp": 2, "precision": "fp64", "model": "mlp", "data": "glyphs", "heads": 4, "context": 64}),
+    "tp 2, cp 2": (4, {"tp": 2, "cp": 2, "precision": "fp64"}),
+    "tp 2, dp 2, zero 2": (4, {"tp": 2, "dp": 2, "zero": 2, "precision": "fp64", "accumulation": 2}),
+    "tp 2, pp 2, dp 2": (
+        8,
+        {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "precision": "fp64", "accumulation": 3, "clip": 0.5},
+    ),
     "interleaved": (2, {"pp": 2, "schedule": "interleaved", "chunks": 2, "layers": 4, "accumulation": 2}),
     "pp 2, mlp": (2, {"pp": 2, "model": "mlp", "data": "glyphs", "heads": 4, "context": 64, "accumulation": 2}),
 }
@@ -79,7 +98,7 @@ def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(lay
     assert (closed["quantization_range"] > 0) == (ranks > 1)
 
 
-@pytest.mark.parametrize("layout", ["dp 3", "zero 1", "mlp", "pp 2", "pp 2, dp 2, zero 2"])
+@pytest.mark.parametrize("layout", ["dp 3", "zero 1", "mlp", "pp 2", "pp 2, dp 2, zero 2", "tp 2, pp 2, dp 2"])
 def test_all_ranks_evaluate_the_same_int8_model_which_is_near_the_one_that_trained(layout):
     ranks, config = LAYOUTS[layout][0], config_of(layout, evaluate_every=1, dropout=0.0)
     results = SimWorld(ranks).run(train, config)
@@ -87,6 +106,8 @@ def test_all_ranks_evaluate_the_same_int8_model_which_is_near_the_one_that_train
     assert list(first.measured["int8"]["held_out"]) == [1, 2, 3]
     assert all(result.measured == first.measured for result in results)
     assert first.measured["int8"]["held_out"] == pytest.approx(first.held_out, rel=1e-5)
+    alone = SimWorld(1).run(train, config.model_copy(update={"tp": 1, "pp": 1, "dp": 1, "zero": 0}))[0].measured["int8"]
+    assert [first.measured["int8"][name] for name in SIZES] == [alone[name] for name in SIZES]
     assert first.measured["int8"]["weight_bytes"] < 0.4 * first.measured["int8"]["float_bytes"]
 
 
@@ -99,7 +120,9 @@ def test_it_is_another_model_than_the_one_in_floats_and_it_learns():
     assert np.abs(np.subtract(rounded[0].losses, floats[0].losses)).max() < 0.1
 
 
-@pytest.mark.parametrize("layout", ["dp 3", "zero 1", "dp 2, fp64, one scale, min and max", "pp 2, dp 2, zero 2"])
+@pytest.mark.parametrize(
+    "layout", ["dp 3", "zero 1", "dp 2, fp64, one scale, min and max", "pp 2, dp 2, zero 2", "tp 2, sequence parallel"]
+)
 def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, tmp_path):
     ranks, settings = LAYOUTS[layout][0], {"steps": 6, "save": str(tmp_path), "every": 3, "evaluate_every": 2}
     whole = SimWorld(ranks).run(train, config_of(layout, **settings))
@@ -121,9 +144,13 @@ def test_a_checkpoint_of_one_layout_resumes_in_another_but_not_with_other_roundi
     ):
         with pytest.raises(UsageError, match=sentence):
             SimWorld(2).run(train, config_of("zero 1", **more, **change))
-    again = SimWorld(2).run(train, config_of("zero 1", **more))
-    assert again[0].losses[:3] == first[0].losses
-    assert np.isfinite(again[0].losses[3])
+    losses = []
+    for layout, split in (("zero 1", {}), ("dp 3", {"tp": 2, "dp": 1})):
+        again = SimWorld(2).run(train, config_of(layout, **{"dropout": 0.0, **more, **split}))
+        assert again[0].losses[:3] == first[0].losses
+        losses.append(again[0].losses[3])
+        (tmp_path / "latest").write_text("step-00000003")
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 def test_a_saved_job_generates_with_integers_and_ranges_that_are_none_are_refused(tmp_path):

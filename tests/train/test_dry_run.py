@@ -28,7 +28,7 @@ SMALL = {"data": "markov", "layers": 4, "width": 16, "heads": 2, "context": 8, "
 def run(ranks, meta, settings, monkeypatch):
     """Return (peaks, sizes, messages, every change of memory, virtual seconds) of a job."""
     changes = {}
-    original = MemoryAccount._change
+    original = MemoryAccount.change
 
     def recording(self, purpose, nbytes):
         changes.setdefault(id(self), (self, []))[1].append((purpose, nbytes))
@@ -43,7 +43,7 @@ def run(ranks, meta, settings, monkeypatch):
     config = TrainConfig.make(**{**SMALL, **settings})
     world = SimWorld(ranks, checks=False)
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryAccount, "_change", recording)
+        patch.setattr(MemoryAccount, "change", recording)
         results = world.run(program)
     messages = [[astuple(message) for message in trace.messages] for trace in world.traces]
     return (
@@ -205,7 +205,7 @@ def test_what_a_dry_run_prints(capsys, tmp_path):
     job = ["--dp", "2", "--pp", "2", "--microbatches", "4", "--layers", "4", "--data", "markov", "--steps", "2"]
     assert command(*job, "--dry-run", "--trace", str(trace)) == 0
     text = capsys.readouterr().out
-    assert "dry run of 4 ranks, 2 steps: " in text
+    assert "dry run of 4 ranks, 2 steps of 32 samples of 64 tokens: " in text
     assert "% of them without computing, MFU " in text
     assert "DIFFERENT" not in text
     assert "peak of rank 0, the fullest, in bytes: " in text

@@ -16,6 +16,7 @@ from minidist.core.comm.sim.clock import LinkModel
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
+from minidist.pipeline.runtime.repeated import RepeatedPipeline
 from tests.cases import each
 
 # Times of powers of two have no rounding: folded times are equal to the bit.
@@ -142,6 +143,64 @@ def test_a_folded_dry_run_equals_that_of_all_ranks(ranks, job):
 
     # Where chunks are unequal the time is an upper bound.
     assert folded.end_time == whole.end_time or (folded.uneven and folded.end_time > whole.end_time)
+
+
+def repeated(ranks, job):
+    """Run a folded job with equal micro-batches; return its results, its counts and times, and how many it repeats."""
+    config = TrainConfig.make(**{**SMALL, "global_batch": None, "micro_batch": 1, "steps": 1, **job})
+    stage, count = ranks // config.pp, []
+
+    def program(comm):
+        with creating_meta(), pytest.MonkeyPatch.context() as patch:
+            again = RepeatedPipeline._again
+            patch.setattr(RepeatedPipeline, "_again", lambda self, *a: count.append(1) or again(self, *a))
+            return train(comm, config)
+
+    # Times are rounded, and the ranks of a call are on several nodes.
+    links = LinkModel(link=lambda a, b: (1e-6, 1e-10 / 3) if a // 2 == b // 2 else (5e-6, 1e-9 / 7), free_startup=True)
+    world = FoldedWorld(ranks, [range(first, first + stage) for first in range(0, ranks, stage)], links=links)
+    results = world.run(program)
+    counts = [(t.bytes_by_purpose(), t.messages_by_purpose(), t.busy, t.computed) for t in world.traces]
+    return (results, counts, world.end_time, world.uneven), len(count)
+
+
+@each(
+    ("ranks", "job"),
+    [
+        (8, {"pp": 2, "dp": 2, "tp": 2, "zero": 1, "sequence_parallel": True, "recompute": "selective"}),
+        (4, {"pp": 2, "dp": 2, "steps": 2, "dropout": 0.1, "microbatches": 9}),
+        (4, {"pp": 2, "dp": 2, "model": "llama", "kv_heads": 2, "precision": "fp16", "clip": 1.0, "steps": 2}),
+        (4, {"pp": 2, "tp": 2, "schedule": "interleaved", "layers": 4, "precision": "bf16"}),
+        (4, {"pp": 4, "layers": 4, "schedule": "eager-1f1b", "microbatches": 20, "steps": 2}),
+        (4, {"pp": 2, "tp": 2, "schedule": "dualpipev", "layers": 4}),
+        (8, {"pp": 2, "dp": 4, "experts": 4, "ep": 2}),
+        (4, {"pp": 2, "cp": 2, "attention": "ulysses"}),
+    ],
+)
+def test_micro_batches_that_repeat_what_others_did_change_nothing(ranks, job, monkeypatch):
+    job = {"microbatches": 12, **job}
+    found, count = repeated(ranks, job)
+    assert count > 6
+    monkeypatch.setattr(RepeatedPipeline, "_steady", lambda self: set())
+    assert repeated(ranks, job) == (found, 0)
+
+
+@each(
+    ("ranks", "job"),
+    [
+        (4, {"pp": 2, "cp": 2}),  # a ring of one rank
+        (4, {"pp": 2, "dp": 2, "zero": 3}),  # gathers on another stream
+        (4, {"pp": 2, "dp": 2, "zero": 2}),
+        (4, {"pp": 2, "dp": 2, "offload": "activations"}),
+        (4, {"pp": 2, "dp": 2, "schedule": "zb-h1"}),
+    ],
+)
+def test_micro_batches_in_which_others_have_a_part_are_not_repeated(ranks, job, monkeypatch):
+    job = {"microbatches": 8, **job}
+    found, count = repeated(ranks, job)
+    assert count == 0
+    monkeypatch.setattr(RepeatedPipeline, "_steady", lambda self: set())
+    assert repeated(ranks, job) == (found, 0)
 
 
 def assert_equal_checkpoints(ranks, **job):

@@ -64,13 +64,13 @@ def process(monkeypatch):
     """
     gc.collect()
     gc.disable()
-    result, change = Process(), MemoryAccount._change
+    result, change = Process(), MemoryAccount.change
 
     def changed(self, purpose, nbytes):
         change(self, purpose, nbytes)
         result.changed(nbytes)
 
-    monkeypatch.setattr(MemoryAccount, "_change", changed)
+    monkeypatch.setattr(MemoryAccount, "change", changed)
     yield result
     gc.enable()
 

@@ -250,6 +250,39 @@ def test_of_an_embedding_only_the_rows_that_occur_travel(servers, consistency, t
     assert summary.bytes_by_purpose["parameter_push"]["measured"] < 0.8 * dense
 
 
+@each("consistency", ["bsp", "delay:1", "asp"])
+@each("values", [{}, {"model": "llama", "servers": 1}, {"model": "cnn", "context": 64, "heads": 4}])
+def test_evaluations_change_nothing_and_are_of_the_weights_of_their_step(consistency, values, tmp_path):
+    made = config(**{"servers": 2, "dp": 3, "steps": 5, "accumulation": 2, "consistency": consistency, **values})
+    made = made.model_copy(update={"evaluate_every": 2})
+    verdict, served, world = compared(made, 3 + made.servers)
+    assert verdict.equal, verdict.first_difference
+    # With an evaluation at another step the same held-out data leave training as it is, to the order of the messages.
+    rarely = SimWorld(3 + made.servers)
+    other = rarely.run(serve_and_keep, made.model_copy(update={"evaluate_every": 5}))
+    assert [job.result.digest for job in other] == [job.result.digest for job in served]
+    trained = [
+        [(m.kind, m.peer, m.end) for trace in run.traces for m in trace.messages if m.purpose != "evaluation"]
+        for run in (world, rarely)
+    ]
+    assert trained[0] == trained[1]
+    assert list(served[0].result.held_out) == [2, 4]
+    assert all(job.result.held_out == served[0].result.held_out for job in served)
+    if consistency == "bsp":  # the losses of data parallelism; running statistics are averaged in another order there
+        flat = {**made.model_dump(), "strategy": "auto", "servers": 1, "consistency": "bsp", "reduction": "ordered"}
+        alone = SimWorld(3).run(train, TrainConfig.make(**flat))[0].held_out
+        assert alone == (pytest.approx(served[0].result.held_out) if made.model == "cnn" else served[0].result.held_out)
+    saving = {"save": str(tmp_path / "a"), "evaluate_every": 2}
+    run_training(made.model_copy(update={**saving, "steps": 3}), None, 60.0, None)
+    resumed = run_training(
+        made.model_copy(update={**saving, "resume": True}), None, 60.0, None, metrics=tmp_path / "m.jsonl"
+    )
+    assert resumed.volumes_hold()
+    assert list(resumed.held_out) == [4]
+    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert [line.get("held_out_loss") for line in lines] == [resumed.held_out[4], None]
+
+
 def test_steps_are_spans_of_the_workers():
     world = SimWorld(3)
     world.run(train, config(servers=1))

@@ -33,7 +33,7 @@ from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.trace import current_purpose
+from minidist.core.base.trace import current_purpose, purpose
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Work
 from minidist.core.comm.sim.matching import Matching
@@ -75,6 +75,35 @@ def _share(outcome: Outcome, places: tuple[int, ...]) -> _Share:
     return _Share(end, len(ends) == 1, messages, nbytes)
 
 
+@dataclass(frozen=True)
+class Computed:
+    """An entry of `FoldedWorld.log`: seconds in which a stream computed."""
+
+    seconds: float
+    name: str
+
+    def again(self, world: "FoldedWorld") -> None:
+        """Compute as long."""
+        world.compute((), self.seconds, self.name)
+
+
+@dataclass(frozen=True)
+class Called:
+    """An entry of `FoldedWorld.log`: a collective call, which is equal to another one when the same happens in both."""
+
+    why: str
+    name: str
+    operation: str
+    outcome: Outcome
+    group: PointToPoint = field(compare=False)
+    outcome_of: Callable[[tuple[Ports, ...]], Outcome] = field(compare=False)
+
+    def again(self, world: "FoldedWorld") -> None:
+        """Make the call."""
+        with purpose(self.why):
+            world.call(self.group, self.outcome_of)
+
+
 @dataclass
 class _Meeting:
     """A call of several classes, which each wait for the last one. streams, works: by representative."""
@@ -89,9 +118,13 @@ class FoldedWorld(SimWorld):
     classes: every rank of the world once. The members of a class do the same, and each of them meets the member at its
     own place in another class, as rank 0 of the module's picture meets rank 8 and rank 1 meets rank 9. The result of a
     rank is that of the first one of its class, whose trace has the totals of the whole class; the others' are empty.
+
+    log: while a rank notes what it does (`pipeline/runtime/repeated.py`), its calls and computations. It becomes None
+    when the rank sends a message, meets another class, or lets other streams run: then others have a part in it.
     """
 
     folds = unchecked = True
+    log: list[Any] | None = None
 
     def __init__(self, ranks: int, classes: Sequence[Sequence[int]], **options: Any) -> None:
         super().__init__(ranks, **{"record": "totals", **options, "checks": False})
@@ -145,6 +178,8 @@ class FoldedWorld(SimWorld):
         outcome_of: from when each rank of the group begins, by place, to what happens.
         """
         places, stream = self.places_of(group), self.state.running
+        if self.log is not None:
+            self._note(group, outcome_of, alone=len(places) == 1 and not self.state.side)
 
         # One class: all begin now, and a port that has been free for a while is free now.
         if len(places) == 1:
@@ -179,6 +214,21 @@ class FoldedWorld(SimWorld):
         for one in meeting.streams.values():
             self._end(one, group, places[one.rank], outcome, 0.0)
         self.state.ready.extend(waiting.waiter for waiting in meeting.works)
+
+    def _note(self, group: PointToPoint, outcome_of: Callable[[tuple[Ports, ...]], Outcome], alone: bool) -> None:
+        """Add a call to the log, or end the log where other ranks or streams run meanwhile."""
+        if not alone or self.log is None:
+            self.log = None
+            return
+        outcome = outcome_of((Ports(0.0, 0.0, 0.0),) * group.size)
+        self.log.append(Called(current_purpose(), group.name, group.operation, outcome, group, outcome_of))
+
+    def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
+        if self.log is not None:
+            seconds += self.links.seconds(list(operations)) if operations else 0.0
+            operations = ()
+            self.log.append(Computed(seconds, name))
+        super().compute(operations, seconds, name)
 
     def _end(self, stream: Stream, group: PointToPoint, places: tuple[int, ...], outcome: Outcome, base: float) -> None:
         """Advance a stream to the end of a call on its class's ranks, and count what they have sent."""
@@ -246,6 +296,7 @@ class _FoldedMatching(Matching):
         nonblocking: bool,
     ) -> SimRequest:
         world, other = self.world, comm.members[peer]
+        world.log = None
         if peer == ANY:
             site = site or call_site(sys._getframe(1), comm.opened)
             raise UsageError(f"a receive from any rank cannot be folded, at {site}; run every rank")

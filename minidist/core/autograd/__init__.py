@@ -4,9 +4,7 @@ tensor.py          a tensor, a node, and `record`, the one way to make nodes
 parameter.py       a leaf that outlives the graph
 backward.py        the backward pass
 modes.py           whether operations are recorded, and who receives weight gradients
-operands.py        the checks and conversions of operands
-operators.py       the operators and methods of a tensor
-function.py        operations that a user defines
+operators.py       the operators and methods of a tensor, and what they make of their operands
 ops/               the operations, one file each, with their gradients
 errors.py          errors of operations and of backward passes
 """
@@ -28,19 +26,16 @@ from minidist.core.autograd.backward import (
 )
 from minidist.core.base.lazy import lazy_imports
 
-from minidist.core.autograd import operators  # isort: skip
+import minidist.core.autograd.ops.linear  # isort: skip  sets operators of a tensor
 
 if TYPE_CHECKING:
     from minidist.core.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
-    from minidist.core.autograd.function import Function
     from minidist.core.autograd.modes import contribution_recorder, is_grad_enabled, no_grad, set_grad_enabled
+    from minidist.core.autograd.operators import add, div, getitem, mean, mul, reshape, sum
     from minidist.core.autograd.ops.attention import causal_attention
-    from minidist.core.autograd.ops.cross_entropy import cross_entropy
-    from minidist.core.autograd.ops.elementwise import add, div, gelu, mul, neg, pow, sub
+    from minidist.core.autograd.ops.cross_entropy import cross_entropy, softmax
     from minidist.core.autograd.ops.layer_norm import layer_norm
-    from minidist.core.autograd.ops.linear import embedding, linear, matmul
-    from minidist.core.autograd.ops.reductions import mean, softmax, sum
-    from minidist.core.autograd.ops.shaping import getitem, reshape
+    from minidist.core.autograd.ops.linear import embedding, gelu, linear, matmul
     from minidist.core.autograd.parameter import BackwardObserver, Gradient, Parameter
     from minidist.core.autograd.tensor import MeanOfRows, Node, SavedTensor, Tensor, record
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -69,6 +69,9 @@ def backward(
     return BackwardPass(observers, weight_gradients).run(root, gradient)
 
 
+Tensor.backward = backward
+
+
 class BackwardPass:
     """One pass over one graph. A recomputed block (a replay) has a separate graph, visited in the same pass."""
 

@@ -14,7 +14,7 @@ Proved by: tests/autograd/test_operations.py, tests/autograd/test_backward.py
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from minidist.core.autograd.errors import AutogradError, VersionError
 from minidist.core.autograd.modes import grad_enabled, saved_tensors
@@ -74,7 +74,7 @@ class Node:
             self.grad, self.owned = self.grad + gradient, True
 
 
-Method = Callable[..., "Tensor"]  # of a tensor and other operands
+_method = cast("Callable[..., Tensor]", None)  # the type of an operator or a method
 
 
 class Tensor:
@@ -164,34 +164,12 @@ class Tensor:
         node = "" if self.node is None else f", node={self.node.name!r}"
         return f"Tensor({self.data!r}{node})"
 
-    # operators.py sets these, because the operations need Tensor.
-    __add__: ClassVar[Method]
-    __radd__: ClassVar[Method]
-    __sub__: ClassVar[Method]
-    __rsub__: ClassVar[Method]
-    __mul__: ClassVar[Method]
-    __rmul__: ClassVar[Method]
-    __truediv__: ClassVar[Method]
-    __rtruediv__: ClassVar[Method]
-    __pow__: ClassVar[Method]
-    __neg__: ClassVar[Method]
-    __matmul__: ClassVar[Method]
-    __rmatmul__: ClassVar[Method]
-    __getitem__: ClassVar[Method]
-    backward: ClassVar[Callable[..., Any]]
-    astype: ClassVar[Method]
-    detach: ClassVar[Method]
-    sum: ClassVar[Method]
-    mean: ClassVar[Method]
-    max: ClassVar[Method]
-    reshape: ClassVar[Method]
-    transpose: ClassVar[Method]
-    T: Any
-    exp: ClassVar[Method]
-    log: ClassVar[Method]
-    sqrt: ClassVar[Method]
-    tanh: ClassVar[Method]
-    relu: ClassVar[Method]
+    if TYPE_CHECKING:  # operators.py sets these, because the operations need Tensor
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _method
+        __pow__ = __neg__ = __matmul__ = __rmatmul__ = __getitem__ = sum = mean = max = reshape = transpose = _method
+        exp = log = sqrt = tanh = relu = astype = detach = _method
+        backward: ClassVar[Callable[..., Any]]
+        T: Any
 
 
 class SavedTensor:

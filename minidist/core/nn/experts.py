@@ -15,11 +15,13 @@ is (1/E) sum_e (c_e / S) m_e, and the second expert is always used (their random
 Proved by: tests/parallel/test_expert.py, tests/nn/test_llama.py
 """
 
-from collections.abc import Callable, Iterable
+import functools
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from typing import Any, ClassVar
 
-from minidist.core.autograd import Function, Parameter, Tensor, gelu, linear, reshape, softmax
+from minidist.core.autograd import Parameter, Tensor, gelu, linear, record, reshape, softmax
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, is_half
@@ -35,29 +37,32 @@ class Assignment:
     """The experts and slots of a group's tokens, from the router's probabilities (n, experts).
 
     choices: for each of the top_k choices (experts (n,), slots (n,)); slot -1 says that the token is dropped.
+    tokens: for each choice the token at each slot, -1 where this choice has put none.
     """
 
     def __init__(self, probabilities: xp.Array, top_k: int, capacity: int) -> None:
         n, experts = probabilities.shape
-
-        # `taken`: the slots of each expert that earlier choices have filled.
-        rest = xp.array(probabilities)
-        rows = xp.device_arange(n)
-        taken = xp.zeros(experts, xp.int64, probabilities)
-        self.capacity, self.choices = capacity, []
-        self.first_counts = taken
-        for choice in range(top_k):
+        rest, rows = xp.array(probabilities), xp.device_arange(n)
+        counts = [xp.zeros(experts, xp.int64, probabilities)]  # tokens of each expert after each choice
+        self.choices, self.tokens = [], []
+        for _ in range(top_k):
             # Each token's best expert that it has not chosen yet.
             expert = rest.argmax(axis=1)
             rest[rows, expert] = -1.0
             mine = xp.zeros((n, experts), xp.int64, probabilities)
             mine[rows, expert] = 1
+
             # Its place among the tokens with the same expert, behind those of the choice before.
-            place = (mine.cumsum(axis=0) - 1)[rows, expert] + taken[expert]
-            taken = taken + mine.sum(axis=0)
-            if choice == 0:
-                self.first_counts = taken
-            self.choices.append((expert, xp.where(place < capacity, expert * capacity + place, -1)))
+            place = (mine.cumsum(axis=0) - 1)[rows, expert] + counts[-1][expert]
+            slots = xp.where(place < capacity, expert * capacity + place, -1)
+            counts.append(counts[-1] + mine.sum(axis=0))
+
+            # The same the other way round: which token is at a slot.
+            tokens = xp.full(experts * capacity, -1, xp.int64, slots)
+            tokens[slots[slots >= 0]] = rows[slots >= 0]
+            self.choices.append((expert, slots))
+            self.tokens.append(tokens)
+        self.first_counts = counts[1]
 
     @property
     def dropped(self) -> int:
@@ -65,40 +70,20 @@ class Assignment:
         return sum(int((slots < 0).sum()) for _, slots in self.choices)
 
 
-class _ToSlots(Function):
-    """x (n, D) -> (slots, D): each token's row at its slots, zeros in empty ones."""
-
-    @staticmethod
-    def forward(ctx: Any, x: xp.Array, slots: list[xp.Array], total: int) -> xp.Array:
-        ctx.slots = slots
-        out = xp.zeros((total, x.shape[1]), x.dtype, x)
-        for slot in slots:
-            out[slot[slot >= 0]] = x[slot >= 0]
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
-        result = xp.zeros((ctx.slots[0].size, grad.shape[1]), grad.dtype, grad)
-        for slot in ctx.slots:
-            result[slot >= 0] += grad[slot[slot >= 0]]
-        return result
+def _rows(x: xp.Array, index: xp.Array) -> xp.Array:
+    """x[index], with zeros where the index is -1."""
+    result = x[index]
+    result[index < 0] = 0
+    return result
 
 
-class _FromSlots(Function):
-    """rows (slots, D) -> (n, D): each token's slot, zeros for dropped tokens."""
+def take_rows(name: str, x: Tensor, there: xp.Array, back: Sequence[xp.Array]) -> Tensor:
+    """x (n, D) -> (len(there), D): the row of x that each entry of `there` names, zeros where it is -1.
 
-    @staticmethod
-    def forward(ctx: Any, rows: xp.Array, slot: xp.Array) -> xp.Array:
-        ctx.slot, ctx.total = slot, rows.shape[0]
-        out = xp.zeros((slot.size, rows.shape[1]), rows.dtype, rows)
-        out[slot >= 0] = rows[slot[slot >= 0]]
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
-        result = xp.zeros((ctx.total, grad.shape[1]), grad.dtype, grad)
-        result[ctx.slot[ctx.slot >= 0]] = grad[ctx.slot >= 0]
-        return result
+    back: for each row of x the row of the result that it has become, or -1; several such lists where it is there twice.
+    """
+    edge = x, lambda g: functools.reduce(operator.iadd, [_rows(g, index) for index in back])
+    return record(name, _rows(x.data, there), (edge,), cost=0)
 
 
 class MixtureOfExperts(Module):
@@ -122,7 +107,6 @@ class MixtureOfExperts(Module):
         capacity_factor: float = 1.25,
         dtype: Any = xp.float32,
         scale: float = 0.02,
-        out_scale: float | None = None,
         seed: int | None = 0,
     ) -> None:
         hooks.refusals().check_experts(experts, top_k, capacity_factor)
@@ -133,7 +117,7 @@ class MixtureOfExperts(Module):
 
         # The weights of all experts lie in one parameter each, so that a batched product computes them all.
         self.router = weight(experts, width)
-        self.make_experts(weight, experts, width, hidden, scale if out_scale is None else out_scale)
+        self.make_experts(weight, experts, width, hidden)
 
         # Places where a parallel style puts its communication.
         self.dispatch: Module = Identity()
@@ -144,13 +128,10 @@ class MixtureOfExperts(Module):
         self.assignment: Assignment | None = None
         self.initialize(seed)
 
-    def make_experts(
-        self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int, out_scale: float
-    ) -> None:
+    def make_experts(self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int) -> None:
         """Make the experts' parameters with `weight(*shape, scale=)`."""
         self.fc_weight, self.fc_bias = weight(experts, width, hidden), weight(experts, 1, hidden, scale=0.0)
-        self.proj_weight = weight(experts, hidden, width, scale=out_scale)
-        self.proj_bias = weight(experts, 1, width, scale=0.0)
+        self.proj_weight, self.proj_bias = weight(experts, hidden, width), weight(experts, 1, width, scale=0.0)
 
     def compute(self, work: Tensor) -> Tensor:
         """(experts, capacity, width) -> the same shape: one batched product per layer, for all experts."""
@@ -161,21 +142,18 @@ class MixtureOfExperts(Module):
         """(batch, T, width) -> (batch, T, width); zeros for dropped tokens."""
         shape, experts = x.shape, self.num_experts
 
-        # All tokens of the call are one group: (n, width).
+        # All tokens of the call are one group, (n, width). The router chooses experts and slots.
         x = reshape(x, (-1, shape[-1]))
         n = x.shape[0]
-
-        # The router chooses experts and slots.
         probabilities = softmax(linear(x, self.router))
         capacity = expert_capacity(n, experts, self.top_k, self.capacity_factor)
         self.assignment = assignment = Assignment(probabilities.data, self.top_k, capacity)
         self.auxiliary_loss = self._auxiliary_loss(probabilities, assignment.first_counts)
 
         # Tokens to slots, slots to their experts' ranks, two products per expert, and the way back.
-        # (experts x capacity, width), zeros in empty slots.
-        slots = _ToSlots.apply(x, [slot for _, slot in assignment.choices], experts * capacity)
+        at_slots = functools.reduce(xp.maximum, assignment.tokens)
+        slots = take_rows("to_slots", x, at_slots, [slot for _, slot in assignment.choices])
         work = self.dispatch(reshape(slots, (experts, capacity, shape[-1])))
-
         done = reshape(self.combine(self.compute(work)), (experts * capacity, shape[-1]))
 
         # Each token gets its slots' rows times its gates; GShard's two gates are divided by their sum.
@@ -185,10 +163,10 @@ class MixtureOfExperts(Module):
             total = gates[0] + gates[1]
             gates = [gate / total for gate in gates]
         parts = [
-            _FromSlots.apply(done, slot) * reshape(gate, (n, 1))
-            for gate, (_, slot) in zip(gates, assignment.choices, strict=True)
+            take_rows("from_slots", done, slot, [tokens]) * reshape(gate, (n, 1))
+            for gate, (_, slot), tokens in zip(gates, assignment.choices, assignment.tokens, strict=True)
         ]
-        return reshape(parts[0] if len(parts) == 1 else parts[0] + parts[1], shape)
+        return reshape(functools.reduce(operator.add, parts), shape)
 
     def _auxiliary_loss(self, probabilities: Tensor, first_counts: xp.Array) -> Tensor:
         """Switch: N sum_e f_e P_e. GShard: (1/E) sum_e (c_e / S) m_e. Shape ()."""

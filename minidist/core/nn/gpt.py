@@ -112,17 +112,9 @@ class Block(Module):
 
         # A mixture takes the place of the MLP, with the initial values of its layers.
         if config.n_experts:
-            width, scale = config.n_embd, 0.02 * (2 * config.n_layer) ** -0.5
-            self.mlp = MixtureOfExperts(
-                width,
-                4 * width,
-                config.n_experts,
-                config.expert_top_k,
-                config.capacity_factor,
-                dtype,
-                out_scale=scale,
-                seed=None,
-            )
+            width, chosen = config.n_embd, (config.n_experts, config.expert_top_k, config.capacity_factor)
+            self.mlp = MixtureOfExperts(width, 4 * width, *chosen, dtype, seed=None)
+            self.mlp.proj_weight.init = ("normal", 0.02 * (2 * config.n_layer) ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, D) -> (batch, T, D)."""

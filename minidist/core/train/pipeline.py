@@ -22,6 +22,8 @@ from minidist.core.train.task import ParallelLayout, Task, as_input
 class PipelineStrategy(Strategy):
     """This rank's stages in a pipeline of `layout.pp` ranks; other pipelines, with other rows, are on the data axis."""
 
+    runtime: type[Pipeline] = Pipeline
+
     def __init__(
         self, task: Task, axes: Axes, layout: ParallelLayout, data_axes_of: Callable[..., list[DataAxis]]
     ) -> None:
@@ -48,7 +50,7 @@ class PipelineStrategy(Strategy):
 
     def make_pipe(self, plan: Plan) -> Pipeline:
         """Return what runs this rank's stages by a plan."""
-        return Pipeline(
+        return self.runtime(
             self.axes.pp,
             plan,
             self.stages,

@@ -6,8 +6,7 @@ Proved by: tests/museum/test_museum.py
 from typing import Any
 
 from minidist.comm.sim.sim_world import SimWorld
-from minidist.core.autograd import Tensor, operands
-from minidist.core.autograd.ops import elementwise
+from minidist.core.autograd import Tensor, operators
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch
@@ -36,7 +35,7 @@ def promoted(patch: Patch) -> None:
 
 def scalars_become_float64(patch: Patch) -> None:
     """an operation of the engine takes a NumPy scalar as float64"""
-    patch.setattr(operands, "as_tensor", lambda value, like: Tensor(value))
+    patch.setattr(operators, "as_tensor", lambda value, like: Tensor(value))
 
 
 def scalars_pass_unseen(patch: Patch) -> None:
@@ -46,7 +45,7 @@ def scalars_pass_unseen(patch: Patch) -> None:
     def pair(name: str, a: Any, b: Any) -> tuple[Tensor, ...]:
         return tuple(t if isinstance(t, Tensor) else Tensor(t) for t in (a, b))
 
-    patch.setattr(elementwise, "pair", pair)
+    patch.setattr(operators, "pair", pair)
 
 
 def one_step_less(patch: Patch) -> None:

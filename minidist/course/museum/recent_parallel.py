@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.autograd import Function, Tensor, reshape, softmax
+from minidist.core.autograd import Tensor, reshape, softmax
 from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
 from minidist.core.nn import experts
@@ -22,6 +22,7 @@ from minidist.job.train import recipe, run
 from minidist.job.train.job import build
 from minidist.job.train.strategies.data_axis import DataAxis
 from minidist.job.train.strategies.mesh import MeshStrategy
+from minidist.nn import Function
 from minidist.parallel.expert import tensor_parallel as expert_tensor_parallel
 
 
@@ -139,13 +140,14 @@ def scores_of_own_experts(patch: Patch) -> None:
 
 def gradient_of_unserved_slots(patch: Patch) -> None:
     """a token without a slot gets a row that is not zero, and a weight that is, with a gradient all the same"""
-    right, slots = experts._FromSlots, [np.zeros(0)]
+    right, slots = experts.take_rows, [np.zeros(0)]
 
-    class Served:
-        @staticmethod
-        def apply(rows: Tensor, slot: Array) -> Tensor:
-            slots[0] = slot
-            return right.apply(rows, slot) + Tensor((slot < 0)[:, None] * rows.data[0])
+    def served_rows(name: str, rows: Tensor, slot: Array, back: Any) -> Tensor:
+        taken = right(name, rows, slot, back)
+        if name != "from_slots":
+            return taken
+        slots[0] = slot
+        return taken + Tensor((slot < 0)[:, None] * rows.data[0])
 
     def weights(x: Tensor, shape: Any) -> Tensor:
         # The gates of a choice are (tokens,), and become a column.
@@ -154,7 +156,7 @@ def gradient_of_unserved_slots(patch: Patch) -> None:
             x = x * Tensor(served) + (x - x.detach()) * Tensor(1 - served)
         return reshape(x, shape)
 
-    patch.setattr(experts, "_FromSlots", Served)
+    patch.setattr(experts, "take_rows", served_rows)
     patch.setattr(experts, "reshape", weights)
 
 

@@ -8,6 +8,7 @@ grouped_attention.py     attention of separate heads, and of heads that share ke
 rotary.py          rotary position embedding
 swiglu.py          the gate of a SwiGLU layer
 tensor_methods.py  a tensor's methods that the core does without
+function.py        operations that a user defines
 functions.py       functions of each element, and maxima
 shaping.py         transpose, stretch, join, stack and split
 rms_norm.py        RMS normalisation

@@ -10,7 +10,7 @@ Proved by: tests/nn/test_convolution.py
 
 from typing import Protocol
 
-from minidist.core.autograd.operands import mismatch, operand, operands
+from minidist.core.autograd.operators import mismatch, operand, operands
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.nn.ops.convolution import channels_last_rows

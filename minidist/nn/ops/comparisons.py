@@ -7,9 +7,9 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.core.autograd.errors import AutogradError
-from minidist.core.autograd.operands import mismatch, operand, pair, unbroadcast
-from minidist.core.autograd.ops.elementwise import computed, neg
+from minidist.core.autograd.operators import computed, mismatch, operand, pair, unbroadcast
 from minidist.core.autograd.tensor import Tensor, record
+from minidist.nn.ops.functions import neg
 
 
 def sigmoid(x: Tensor) -> Tensor:

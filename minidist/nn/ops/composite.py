@@ -5,8 +5,8 @@ Proved by: tests/autograd/test_fused.py
 
 from math import pi, sqrt
 
-from minidist.core.autograd.ops import reductions
-from minidist.core.autograd.ops.shaping import reshape
+from minidist.core.autograd.operators import reshape
+from minidist.core.autograd.ops.cross_entropy import softmax
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
 from minidist.nn.ops import comparisons, shaping
@@ -39,7 +39,7 @@ def causal_attention_composite(qkv: Tensor, heads: int, dropout: WeightDropout |
     scores = q @ shaping.swapaxes(k, -1, -2) * size**-0.5
     positions = xp.device_arange(length)
     scores = comparisons.where(positions[:, None] >= positions, scores, -xp.inf)
-    weights = reductions.softmax(scores)
+    weights = softmax(scores)
     if dropout is not None:
         weights = dropped(weights, dropout.mask(batch, heads, length), dropout.scale)
     mixed = weights @ v

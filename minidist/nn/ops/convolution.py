@@ -8,7 +8,7 @@ Proved by: tests/nn/test_convolution.py
 """
 
 from minidist.core.autograd.errors import AutogradError
-from minidist.core.autograd.operands import mismatch, operand, operands
+from minidist.core.autograd.operators import mismatch, operand, operands
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 

@@ -1,15 +1,48 @@
-"""Functions of each element, maxima, and the logarithm of a softmax: a tensor's methods that the core does without.
+"""Operations on each element, maxima, and the logarithm of a softmax: a tensor's methods that the core does without.
 
 Proved by: tests/autograd/test_operations.py, tests/autograd/test_half.py
 """
 
+import operator
 from typing import Any
 
-from minidist.core.autograd.errors import ShapeError
-from minidist.core.autograd.operands import operand
-from minidist.core.autograd.ops.reductions import axes_of
+from minidist.core.autograd.errors import AutogradError, ShapeError
+from minidist.core.autograd.operators import axes_of, computed, operand, summed_to, unbroadcast
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import downcast
+
+
+def astype(x: Tensor, dtype: Any) -> Tensor:
+    """The values in another float dtype, rounded to the nearest; the gradient comes back in the old one."""
+    old, new = x.dtype, xp.dtype(dtype)
+    if old == new:
+        return x
+    return record("cast", downcast(x.data, new), ((x, lambda g: downcast(g, old)),), cost=0)
+
+
+def sub(a: Any, b: Any) -> Tensor:
+    """a - b."""
+    a, b, data = computed("sub", operator.sub, a, b)
+    shape = b.shape
+    return record("sub", data, ((a, summed_to(a, data)), (b, lambda g: unbroadcast(-g, shape))))
+
+
+def neg(x: Tensor) -> Tensor:
+    """-x."""
+    return record("neg", -x.data, ((x, lambda g: -g),))
+
+
+def pow(x: Tensor, exponent: float) -> Tensor:
+    """x to a constant power."""
+    if isinstance(exponent, Tensor):
+        raise AutogradError("pow: the exponent must be a number; write exp(y * log(x)) for a tensor")
+    exponent = exponent if isinstance(exponent, int) else float(exponent)
+    x = operand(x)
+    kept, data = x.saved(), x.data
+    if exponent == 2:
+        return record("pow", data * data, ((x, lambda g: g * (kept.data * 2)),))
+    return record("pow", data**exponent, ((x, lambda g: g * (exponent * kept.data ** (exponent - 1))),))
 
 
 def exp(x: Tensor) -> Tensor:

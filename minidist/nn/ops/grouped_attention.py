@@ -7,9 +7,8 @@ Proved by: tests/autograd/test_fused.py, tests/nn/test_llama.py
 
 from operator import itemgetter
 
-from minidist.core.autograd.operands import mismatch, operand
+from minidist.core.autograd.operators import mismatch, operand, reshape
 from minidist.core.autograd.ops.attention import attend, attention_gradients, kept_arrays
-from minidist.core.autograd.ops.shaping import reshape
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.nn.ops import shaping

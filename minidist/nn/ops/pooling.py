@@ -7,7 +7,7 @@ Proved by: tests/nn/test_convolution.py
 """
 
 from minidist.core.autograd.errors import AutogradError, ShapeError
-from minidist.core.autograd.operands import operand
+from minidist.core.autograd.operators import operand
 from minidist.core.autograd.tensor import Tensor, kept, record
 from minidist.core.base import arrays as xp
 from minidist.nn.ops.convolution import channels_last_rows

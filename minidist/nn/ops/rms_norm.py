@@ -6,7 +6,7 @@ y = x / sqrt(mean(x^2) + eps) * weight over the last dim (Zhang, Sennrich, "Root
 Proved by: tests/nn/test_llama.py
 """
 
-from minidist.core.autograd.operands import mismatch, operands
+from minidist.core.autograd.operators import mismatch, operands
 from minidist.core.autograd.ops.layer_norm import inverse_norms
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp

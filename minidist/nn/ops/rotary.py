@@ -8,7 +8,7 @@ Proved by: tests/nn/test_llama.py
 
 from minidist.base import arrays as xp
 from minidist.core.autograd.errors import ShapeError
-from minidist.core.autograd.operands import operand
+from minidist.core.autograd.operators import operand
 from minidist.core.autograd.tensor import Tensor, record
 
 

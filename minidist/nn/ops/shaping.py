@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist.core.autograd.errors import DtypeError, ShapeError
-from minidist.core.autograd.operands import summed_to
-from minidist.core.autograd.ops.shaping import getitem
+from minidist.core.autograd.operators import getitem, summed_to
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import reason

@@ -5,7 +5,7 @@ Proved by: tests/nn/test_llama.py
 
 from operator import itemgetter
 
-from minidist.core.autograd.operands import mismatch, operands
+from minidist.core.autograd.operators import mismatch, operands
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 

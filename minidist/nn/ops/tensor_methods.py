@@ -8,20 +8,33 @@ from collections.abc import Iterator
 from typing import Any
 
 from minidist.core.autograd.errors import AutogradError
-from minidist.core.autograd.operands import mismatch
+from minidist.core.autograd.operators import div, mismatch, reshape
 from minidist.core.autograd.ops.linear import matmul
-from minidist.core.autograd.ops.shaping import reshape
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import Layout
 from minidist.nn.ops import shaping
+from minidist.nn.ops.functions import astype as astype
 from minidist.nn.ops.functions import exp as exp
 from minidist.nn.ops.functions import log as log
 from minidist.nn.ops.functions import max as max
+from minidist.nn.ops.functions import neg as neg
+from minidist.nn.ops.functions import pow as pow
 from minidist.nn.ops.functions import relu as relu
 from minidist.nn.ops.functions import sqrt as sqrt
+from minidist.nn.ops.functions import sub as sub
 from minidist.nn.ops.functions import tanh as tanh
+
+
+def rsub(x: Tensor, other: Any) -> Tensor:
+    """other - x."""
+    return sub(other, x)
+
+
+def rtruediv(x: Tensor, other: Any) -> Tensor:
+    """other / x."""
+    return div(other, x)
 
 
 def transpose(x: Tensor, *axes: int) -> Tensor:

@@ -16,9 +16,8 @@ Proved by: tests/parallel/test_all_gather_attention.py
 
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor, reshape, softmax
+from minidist.core.autograd import Tensor, reshape, softmax
 from minidist.core.autograd.errors import ShapeError
-from minidist.core.autograd.ops.elementwise import cast
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half
 from minidist.core.base.trace import purpose
@@ -28,8 +27,9 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel.context.positions import chunks_of, zigzag_positions
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.tensor.regions import contiguous
-from minidist.nn import concatenate, stack, swapaxes, transpose, where
+from minidist.nn import Function, concatenate, stack, swapaxes, transpose, where
 from minidist.nn.ops.dropout import WeightDropout
+from minidist.nn.ops.functions import astype
 from minidist.parallel.context.document_mask import current_documents
 
 
@@ -63,7 +63,7 @@ class AllGatherAttention(Module):
         if self.comm is not None and self.size > 1:
             both = _GatherSequence.apply(both, self.comm, self.length)
         if is_half(dtype):
-            q, both = cast(q, xp.float32), cast(both, xp.float32)
+            q, both = astype(q, xp.float32), astype(both, xp.float32)
 
         # A chunk of queries meets the keys up to its own end.
         keep = None if dropout is None else dropout.mask(q.shape[0], q.shape[2], self.length)
@@ -76,7 +76,7 @@ class AllGatherAttention(Module):
                 parts.append(_mix(q[:, rows], both[0][:, :end], both[1][:, :end], visible, dropped))
                 done = rows.stop
         mixed = concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
-        return cast(mixed, dtype) if is_half(dtype) else mixed
+        return astype(mixed, dtype) if is_half(dtype) else mixed
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, ids: xp.Array | None) -> None:
         if q.ndim != 4 or q.shape[1] != self.rows or k.shape != v.shape or k.shape[1] != self.rows:

@@ -127,6 +127,7 @@ class _Ring:
     """The clock and the counts of a rank that sends to the next rank of a ring what it receives from the one before."""
 
     def __init__(self, world: FoldedWorld, comm: Comm, why: str) -> None:
+        world.log = None  # what this ring does is not in it
         self.state, self.records, links = world.state, world.record, world.links
         self.stream, self.why = self.state.running, why
         here, n = comm.members[comm.rank], comm.size

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor, causal_attention, reshape
+from minidist.core.autograd import Tensor, causal_attention, reshape
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import check_divisible
 from minidist.core.base.layout import chunk_sizes, offsets
@@ -28,7 +28,7 @@ from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.regions import contiguous
-from minidist.nn import concatenate
+from minidist.nn import Function, concatenate
 from minidist.nn.ops.dropout import WeightDropout
 from minidist.nn.ops.grouped_attention import grouped_query_attention
 from minidist.parallel.context.orders import sequence_positions

@@ -21,7 +21,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather, all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.expert.dispatch import Exchange, ExchangeSlots, ExpertParallel
+from minidist.core.parallel.expert.dispatch import Exchange, ExpertParallel
 from minidist.core.parallel.tensor.regions import contiguous
 
 
@@ -59,7 +59,7 @@ class RaggedExchange(Exchange):
         if self.to_experts:
             self.capacities.agree(slots.shape[1])
         send = partial(exchange_ragged, self.capacities.latest)
-        return ExchangeSlots.apply(slots, send, self.comm, self.to_experts)
+        return self.node(slots, send)
 
 
 def exchange_ragged(capacities: list[int], comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:

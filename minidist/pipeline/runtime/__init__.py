@@ -10,5 +10,6 @@ post_validation.py   the optimizer's step without a global barrier
 versioned.py         a pipeline whose weights change while micro-batches are on their way
 pipedream.py         PipeDream: which weights each action uses, and when they change
 versions.py          the versions of weights that are still needed
+repeated.py          equal micro-batches of a dry run, of which a few are computed
 stream.py            an asynchronous pipeline step by step, beyond the end of its plan
 """

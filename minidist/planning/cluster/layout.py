@@ -20,7 +20,6 @@ ATTENTION = ("fused", "unfused", "flash-1", "flash-2")
 # What kernels keep of a gated block -> the shares of what eager ones keep in addition: least, likely, most.
 KERNELS = {"any": (0.0, 0.5, 1.0), "fused": (0.0, 0.0, 0.0), "eager": (1.0, 1.0, 1.0)}
 FRAMEWORKS = {"any": "any", "megatron": "fused", "pytorch": "eager", "deepspeed": "eager"}  # -> its kernels
-DEFAULT_LENGTH = 8192  # tokens per sequence of a model that can have more, as most models are trained
 MAX_LENGTH = 10**8
 
 # Bytes per parameter of the value, the gradient and the optimizer's states, below ZeRO 3 and with ZeRO 3.
@@ -153,24 +152,20 @@ class Job:
         return value, min(gradient, self.gradient_bytes) if self.accounting == "megatron" else gradient, optimizer
 
 
-def sequence_length(given: int | None, model: Architecture, name: str) -> tuple[int, str]:
-    """Return the tokens per sequence, and a sentence when a model for long sequences is given no length, else "".
-
-    Errors: UsageError for more tokens than the model has positions for.
-    """
-    if given is None and model.positions > DEFAULT_LENGTH:
-        note = (
-            f"sequences of {DEFAULT_LENGTH:,} tokens, because --seq is not given; {name} can have {model.positions:,}"
-        )
-        return DEFAULT_LENGTH, note
-    length = model.positions if given is None else given
+def check_length(length: int, model: Architecture) -> None:
+    """Raise UsageError for tokens per sequence that are out of range, or that a model has no positions for."""
     check_count(length, "--seq", 1, MAX_LENGTH)
     if model.has_positions and length > model.positions:
         raise UsageError(
             f"--seq {length} is out of range: the model has learned positions for {model.positions} tokens; give"
             f" --seq {model.positions} or less"
         )
-    return length, ""
+
+
+def length_to_give(model: Architecture, named: bool = True) -> str:
+    """Return which flag is missing, as the end of a sentence. named: whether the model's positions are its own."""
+    most = f" (the model can have {model.positions:,})" if named and model.positions else ""
+    return f"give --seq, the tokens of each{most}"
 
 
 def busiest(layout: ClusterLayout, job: Job) -> float:

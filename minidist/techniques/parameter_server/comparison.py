@@ -22,8 +22,9 @@ from minidist.job.equality.expected import expected_snapshots
 from minidist.job.equality.snapshot import Snapshot
 from minidist.job.train.job import build
 from minidist.job.train.progress import Progress
+from minidist.nn.buffers import named_buffers
 from minidist.techniques import parameter_server as ps
-from minidist.techniques.parameter_server.ranks import Worker, server_config, server_tensors
+from minidist.techniques.parameter_server.ranks import Worker, evaluated_steps, server_config, server_tensors
 from minidist.techniques.parameter_server.server import Updates
 from minidist.techniques.parameter_server.trainer import ServedJob, run_parameter_server
 
@@ -74,12 +75,29 @@ def compare_served(
         for step, (actual, right) in enumerate(zip(job.updates, wanted, strict=False)):
             judge.compare(actual, right, step, rank)
 
+    _judge_held_out(judge, worker, served, expected)
+
     # Every rank's final weights and losses.
     for rank, job in enumerate(served):
         judge.compare({"weights": job.weights}, {"weights": final}, config.steps - 1, rank)
         for step, (actual_loss, loss) in enumerate(zip(job.result.losses, losses, strict=True)):
             judge.compare({"loss": {"loss": np.array(actual_loss)}}, {"loss": {"loss": np.array(loss)}}, step, rank)
     return verdict
+
+
+def _judge_held_out(judge: Judge, worker: Worker, served: Sequence[ServedJob], expected: Sequence[Any]) -> None:
+    """Compare the losses on held-out data with those of the weights that each server must have at that step.
+
+    With running statistics there is nothing to compare: those of the one device are of the rows of all workers.
+    """
+    config, dp = worker.job.config, worker.job.batches.dp
+    for done in () if dict(named_buffers(worker.job.model)) else evaluated_steps(config, 0):
+        version = done * len(expected[0]) // config.steps
+        worker.load({key: array for updates in expected for key, array in updates[version - 1]["weights"].items()})
+        loss = ordered_sum([loss for number in range(dp) for loss in worker.held_out(number)])
+        for rank, job in enumerate(served):
+            actual, right = ({"held_out_loss": np.array(value)} for value in (job.result.held_out[done], loss))
+            judge.compare({"loss": actual}, {"loss": right}, done - 1, rank)
 
 
 def _of_keys(step: Snapshot, keys: Sequence[str]) -> Snapshot:

@@ -18,6 +18,7 @@ This file has what a worker computes, what a server holds, and what both send; t
                                                    tokens that occur are sent, with 8 B per row for its number, and 8 B
                                                    more in the header
     parameter_pull   W (T - 1) D + (W + S - 1) D   weights after every push but the last; at the end to every rank
+    evaluation       E (W + S - 1) (D + 8 B W k)   E evaluations: weights, and losses of k micro-batches, to every rank
 
 Proved by: tests/train/test_servers.py
 """
@@ -43,6 +44,7 @@ from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job, build, optimizer_class
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
 from minidist.job.train.update import NonFiniteError
+from minidist.nn.buffers import named_buffers
 from minidist.optim import ParameterSlice
 from minidist.techniques import Run, of_job
 from minidist.techniques import parameter_server as ps
@@ -55,9 +57,10 @@ NUMBER = 8  # bytes of a loss, and of a row's number
 class Worker:
     """Computes gradients for given weights, as a function of (worker, clock, weights): on a rank, and in a replay.
 
-    done: steps made before a resume. losses: of each micro-batch, by (worker, step). watching: called after a gradient
-    with the number of steps, and the worker's loss scaled to all workers. between(clock): called before the gradient of
-    every clock but the first.
+    done: steps made before a resume. losses: of each micro-batch, by (worker, step). buffers: the running statistics of
+    the model, by the number of steps after which an evaluation needs them. watching: called after a gradient with the
+    number of steps, and the worker's loss scaled to all workers. between(clock): called before the gradient of every
+    clock but the first.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Worker:
         self.job, self.comm, self.watching, self.between = job, comm, watching, between
         self.flat = FlatParameters(job.model.parameters())
         self.losses: dict[tuple[int, int], list[float]] = {}
+        self.buffers: dict[int, dict[str, Array]] = {}
         self.began = 0.0
         self.done = 0
         if checkpoint is not None:
@@ -92,9 +96,7 @@ class Worker:
             self.between(clock)
 
         # The weights that the worker pulled.
-        for parameter in self.flat.parameters:
-            parameter.data[...] = weights[parameter.name]
-        self.flat.updated()
+        self.load(weights)
         self.flat.zero_grad()
 
         losses = self.losses[worker, step] = []
@@ -114,7 +116,21 @@ class Worker:
         for watch in self.watching:
             watch(step + 1, sum(losses) * job.batches.dp)
 
+        if step + 1 in evaluated_steps(job.config, self.done):
+            self.buffers[step + 1] = {name: xp.array(array) for name, array in named_buffers(job.model)}
         return self._pushed(step, worker)
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Give the model these weights."""
+        for parameter in self.flat.parameters:
+            parameter.data[...] = weights[parameter.name]
+        self.flat.updated()
+
+    def held_out(self, worker: int) -> list[float]:
+        """Return the losses of this worker's micro-batches of the held-out batch, with the model's weights."""
+        k = self.job.batches.accumulation
+        with self.job.evaluating() as held_out:
+            return [held_out.loss_at(0, number).item() for number in range(worker * k, (worker + 1) * k)]
 
     def _pushed(self, step: int, worker: int) -> dict[str, Any]:
         """Return the gradients as they are pushed."""
@@ -150,6 +166,12 @@ class Worker:
     def _saving(self) -> str:
         every = self.job.config.every
         return "servers save at the end only" if every is None else f"servers save every {every} steps"
+
+
+def evaluated_steps(config: Any, done: int) -> range:
+    """Return after how many steps a job evaluates that goes on after `done` steps."""
+    every = config.evaluate_every
+    return range(done // every * every + every, config.steps + 1, every) if every else range(0)
 
 
 def sparse_keys(config: Any) -> frozenset[str]:
@@ -260,7 +282,13 @@ def parameter_server_bytes(config: Any, batches: Batches, sizes: AxisSizes, done
         # In place of the dense matrix: its rows, each with its number, and one more number in the header.
         dense = sizes.parameters[name] * pushed
         sent["parameter_push"] += workers * steps * (NUMBER - dense) + rows * (NUMBER + config.width * pushed)
-    sent["metrics"] = (workers + servers - 1) * workers * steps * batches.accumulation * NUMBER
+    losses = (workers + servers - 1) * workers * batches.accumulation * NUMBER
+    sent["metrics"] = steps * losses
+    if evaluations := len(evaluated_steps(config, done)):
+        # The weights to every other rank, the losses, and the all-reduce of the running statistics.
+        copies = (workers + servers - 1) * (elements * itemsize + 2 * 2 * sum(sizes.norms) * NUMBER)
+        passes = 1 + sum(extension.evaluations for extension in of_job(config))
+        sent["evaluation"] = evaluations * (copies + passes * losses)
     # All steps are done at the end, and some with every checkpoint before it.
     saves = (config.steps - 1) // config.every - done // config.every if config.save and config.every else 0
     run = Run(

@@ -112,18 +112,11 @@ RULES = (
         " --consistency sets",
         "leave it out",
     ),
-    # What all rows are normalised or evaluated by needs a moment at which all ranks have finished a step.
     Rule(
         "sync-batch-norm-with-server",
         lambda j: serves(j) and j.optional("batch_norm") == "sync",
         "--batch-norm sync normalises by the rows of all ranks, and the workers of --strategy ps exchange nothing with"
         " each other",
         "use --batch-norm local",
-    ),
-    Rule(
-        "evaluation-with-server",
-        lambda j: j.evaluate_every and serves(j),
-        "not implemented: --evaluate-every with --strategy ps, where the weights of a step are on the servers",
-        "leave out one of the two",
     ),
 )

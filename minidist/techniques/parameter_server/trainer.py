@@ -6,10 +6,9 @@ Proved by: tests/train/test_servers.py
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,11 @@ from minidist.base.memory import account_memory
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_gather, all_reduce
+from minidist.core.base.watchers import track
+from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.train.task import ordered_sum
-from minidist.job.checkpoint.buffers import Buffer, buffer_shards, load_buffers
+from minidist.job.checkpoint.buffers import buffer_shards, load_buffers
 from minidist.job.checkpoint.directory import Checkpoint, ReplicaId, save
 from minidist.job.checkpoint.resume import job_state, keep_last, load_extensions, same_job, saving_alone
 from minidist.job.checkpoint.storage import Storage
@@ -30,11 +30,17 @@ from minidist.job.train.job import Job, build
 from minidist.job.train.progress import Progress
 from minidist.job.train.state import Observer, StepEnd, StepState, TrainResult
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
-from minidist.nn.buffers import named_buffers
 from minidist.parallel.running_statistics import batch_norms
 from minidist.techniques import Moment, history
 from minidist.techniques import parameter_server as ps
-from minidist.techniques.parameter_server.ranks import Worker, checkpoint_shards, server_config, server_tensors
+from minidist.techniques.parameter_server.evaluation import held_out_losses, mean_buffers
+from minidist.techniques.parameter_server.ranks import (
+    Worker,
+    checkpoint_shards,
+    evaluated_steps,
+    server_config,
+    server_tensors,
+)
 from minidist.techniques.parameter_server.server import Updates
 
 
@@ -56,20 +62,27 @@ class ServedJob:
 class UpdateRecord:
     """What a server notes of its updates; `per_step` of them make a step. keep: the tensors of every update.
 
-    ends: of each step. last: the last update, whose tensors are the checkpoint's. kept: the tensors.
+    done: steps made before a resume. evaluated: after how many steps there is an evaluation. ends: of each step. last:
+    the last update, whose tensors are the checkpoint's. kept: the tensors. copies: of the weights, by steps done.
     """
 
     comm: Comm
     per_step: int
     keep: bool
+    done: int
+    evaluated: Collection[int]
     ends: list[StepEnd] = field(default_factory=list)
     last: list[Updates] = field(default_factory=list)
     kept: list[Tensors] = field(default_factory=list)
+    copies: dict[int, ps.Weights] = field(default_factory=dict)
 
     def observe(self, updates: Updates) -> None:
         """Note an update."""
         if updates.version % self.per_step == 0:
             self.ends.append(StepEnd.now(self.comm))
+            done, weights = self.done + updates.version // self.per_step, updates.shard.weights
+            if done in self.evaluated:
+                self.copies[done] = {key: track(xp.array(array), "parameter") for key, array in weights.items()}
         self.last[:] = [updates]
         if self.keep:
             self.kept.append(server_tensors(updates))
@@ -84,7 +97,6 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
     batches = resolve_batches(config, comm.size)
     # A whole clock is one update, or each worker's push is one.
     per_step = 1 if ps.parse_consistency(config.consistency).aggregate else batches.dp
-    noted = UpdateRecord(comm, per_step, keep)
     with account_memory() as account, xp.quiet_overflow(), ExitStack() as stack:
         storage = stack.enter_context(saving_alone(comm, config))
 
@@ -96,6 +108,7 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         progress = [observer for observer in observers if isinstance(observer, Progress)]
         losses: list[float] = list(checkpoint.state["losses"]) if checkpoint else []
         done = len(losses)
+        noted = UpdateRecord(comm, per_step, keep, done, evaluated_steps(config, done))
 
         def finish(steps: range) -> None:
             losses.extend(_global_losses(comm, worker, steps))
@@ -132,10 +145,12 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         finish(range(len(losses), config.steps))
         if config.save:
             _save(comm, config.save, job, noted.last, losses, storage)
+        held_out = held_out_losses(comm, worker, run.weights, noted.copies)
 
-    _show(observers, job, comm, losses, worker.done, noted.ends)
+    _show(observers, job, comm, losses, held_out, noted)
     peak, sizes = dict(account.at_peak), [_sizes(worker)]
-    result = TrainResult(comm.rank, losses, account.peak, peak, sizes, _digest(run.weights), worker.done)
+    result = TrainResult(comm.rank, losses, account.peak, peak, sizes, _digest(run.weights), done)
+    result.held_out = {step: found["held_out_loss"] for step, found in held_out.items()}
     return ServedJob(result, run.weights, worker.losses, noted.kept)
 
 
@@ -147,13 +162,18 @@ def _sizes(worker: Worker) -> AxisSizes:
 
 
 def _show(
-    observers: Sequence[Observer], job: Job, comm: Comm, losses: Sequence[float], done: int, ends: Sequence[StepEnd]
+    observers: Sequence[Observer],
+    job: Job,
+    comm: Comm,
+    losses: Sequence[float],
+    held_out: Mapping[int, Mapping[str, float]],
+    noted: UpdateRecord,
 ) -> None:
-    """Let observers see the steps after the first `done` in order, as those of the training loop do."""
-    for step in range(done, len(losses)):
-        end = ends[step - done] if ends else None
+    """Let observers see the steps of this run in order, as those of the training loop do."""
+    for step in range(noted.done, len(losses)):
+        end = noted.ends[step - noted.done] if noted.ends else None
         for observer in observers:
-            observer(StepState(comm.rank, step, losses[step], job, None, comm=comm, end=end))
+            observer(StepState(comm.rank, step, losses[step], job, None, held_out.get(step + 1, {}), comm, end))
 
 
 def _resumed(job: Job, comm: Comm) -> Checkpoint | None:
@@ -198,7 +218,9 @@ def _save(
     """Write the job after the steps that have losses; every rank calls it, and the servers have something to write."""
     # Workers have made no update, so they write no shard.
     shards = [shard for updates in last_update for shard in checkpoint_shards(updates)]
-    shards += buffer_shards(_mean_buffers(comm, job))
+    replica = ReplicaId(comm.rank, comm.size)
+    with purpose("checkpoint"):
+        shards += buffer_shards((name, array, replica) for name, array in mean_buffers(comm, job).items())
     optimizer_steps = 0
     for updates in last_update:
         optimizer_steps = 0 if updates.optimizer is None else updates.optimizer.step_count
@@ -206,24 +228,6 @@ def _save(
     state = job_state(job, len(losses), losses, optimizer_steps, {}) if comm.rank == 0 else {}
     save(comm, directory, len(losses), shards, state, storage)
     keep_last(comm, directory, history(job.config).keep, losses, storage)
-
-
-def _mean_buffers(comm: Comm, job: Job) -> list[Buffer]:
-    """Return the mean of the workers' running statistics of batch normalisation: each worker saw its own rows.
-
-    Every rank calls it; an all-reduce of 8 B per number (purpose checkpoint).
-    """
-    config: Any = job.config
-    own = dict(named_buffers(job.model))
-    if not own:
-        return []
-    words = xp.concatenate(list(own.values())) * (comm.rank >= config.servers)
-    with purpose("checkpoint"):
-        all_reduce(comm, words)
-    ends = accumulate(array.size for array in own.values())
-    means = [words[end - array.size : end] / job.batches.dp for array, end in zip(own.values(), ends, strict=True)]
-    replica = ReplicaId(comm.rank, comm.size)
-    return [(name, array, replica) for name, array in zip(own, means, strict=True)]
 
 
 def _digest(weights: Mapping[str, Array]) -> str:

@@ -1,10 +1,11 @@
 """`--quantize int8`: layers train with operands rounded to 8 bits, by ranges that all ranks share.
 
-The layers are in `layers.py`, the ranges in `ranges.py`. An evaluation measures the loss of the model that trains, and
-of the same model converted to INT8.
+The layers are in `layers.py`, those that tensor parallelism splits in `split_layers.py`, the ranges in `ranges.py`. An
+evaluation measures the loss of the model that trains, and of the same model converted to INT8.
 
-A rank sends per step: log₂ n times two numbers per quantised layer.
-Equal to: one device, bit for bit.
+A rank sends per step: log₂ n times two numbers per quantised layer, and with --tp log₂ t times a number per output of
+its row-parallel layers.
+Equal to: one device, bit for bit; with --tp and --cp to 1e-12 in float64.
 Lesson: 09b_eight_bits.
 
 Proved by: tests/techniques/test_quantization.py
@@ -16,6 +17,8 @@ from typing import Any
 
 from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
+from minidist.core.nn.layers import Conv1D, Linear
+from minidist.core.parallel.dims import Axes
 from minidist.techniques.extension import Extension, Moment, Run
 from minidist.techniques.quantization.layers import (
     convert,
@@ -26,8 +29,9 @@ from minidist.techniques.quantization.layers import (
     prepare_qat,
     ranges_state,
 )
-from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
+from minidist.techniques.quantization.ranges import doubling_volume, ranges_volume, update_ranges
 from minidist.techniques.quantization.rules import RULES, QuantizationSettings
+from minidist.techniques.quantization.split_layers import agree_on_weights, prepare_split_qat, split_layers
 
 HELD_OUT = "held_out_loss_int8"
 
@@ -42,9 +46,10 @@ class Quantization(Extension):
     jumps = "--quantize"
     rules = RULES
 
-    def _prepared(self, model: Any) -> Any:
-        settings = self.settings
-        return prepare_qat(model, settings.quantize_observer, settings.quantize_weights == "per-channel")
+    @property
+    def rounding(self) -> tuple[str, bool]:
+        """The observer, and whether each output has a scale."""
+        return self.settings.quantize_observer, self.settings.quantize_weights == "per-channel"
 
     @classmethod
     def check(cls, job: Any) -> None:
@@ -53,14 +58,24 @@ class Quantization(Extension):
     def build(self, job: Any, comm: Comm | None) -> None:
         self.job: Any = job
         self.held_out: dict[int, float] = {}
-        job.model = self._prepared(job.model)
+        self.maxima = 0
+        # Tensor parallelism splits linear layers, and `layers_split` prepares their shards.
+        self.names = [layer.name for layer in job.model.modules() if isinstance(layer, (Linear, Conv1D))]
+        if comm is None or job.config.tp == 1:
+            job.model = prepare_qat(job.model, *self.rounding)
         self.observers, self.computed = observers_of(job.model), [job.model]
+
+    def layers_split(self, job: Any, axes: Axes) -> None:
+        if axes.tp.size > 1:
+            prepare_split_qat(job.model, self.names, *self.rounding)
+            self.observers, self.computed = observers_of(job.model), [job.model]
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         # A rank of a pipeline computes its stages; the rest of its model has no weights.
         pipe = getattr(strategy, "pipe", None)
         if pipe is not None:
             self.computed = [stage.module for stage in pipe.stages.values()]
+        self.maxima = agree_on_weights(split_layers(self.computed), strategy.axes.tp)
         return nullcontext()
 
     def forget(self) -> None:
@@ -71,8 +86,11 @@ class Quantization(Extension):
         """Let the next step quantise by ranges that include what this one saw, the same on every rank."""
         if not moment.skipped:
             # All ranks of a pipeline, so that each of them knows all ranges: those of other stages are in checkpoints.
+            # With tensor parallelism each rank has other columns of what enters a row-parallel layer.
             axes = None if moment.comm is None else moment.strategy.axes
-            update_ranges(self.observers, axes and (axes.data if axes.pp.size == 1 else axes.comm))
+            update_ranges(self.observers, axes and (axes.data if axes.pp.size == axes.tp.size == 1 else axes.comm))
+            if axes is not None:
+                agree_on_weights(split_layers(self.computed), axes.tp)
 
     def evaluate(self, done: int, loss: Callable[[], float]) -> dict[str, float]:
         """Return the held-out loss of the layers converted to INT8: int8 weights and integer products."""
@@ -86,7 +104,7 @@ class Quantization(Extension):
         return {HELD_OUT: result}
 
     def converted(self, model: Any, scalars: Mapping[str, float]) -> Any:
-        model = self._prepared(model)
+        model = prepare_qat(model, *self.rounding)
         load_ranges(observers_of(model), scalars)
         return convert(model)
 
@@ -97,7 +115,7 @@ class Quantization(Extension):
         load_ranges(self.observers, scalars)
 
     def sizes(self, axis: Any) -> dict[str, Any]:
-        return {"quantized": len(self.observers)}
+        return {"quantized": len(self.observers), "maxima": self.maxima}
 
     def result(self) -> dict[str, Any]:
         return {"int8": {**int8_bytes(self.job.model), "held_out": self.held_out}}
@@ -111,8 +129,12 @@ class Quantization(Extension):
         ]
 
     def bytes_sent(self, run: Run) -> dict[str, int]:
-        """The ranges of all layers, agreed over the ranks with other rows once per step."""
+        """The ranges of all layers, agreed over the ranks with other inputs once per step, and maxima of weights."""
         layers = max(axis.more.get("quantized", 0) for axes in run.sizes for axis in axes)
         dims = run.batches.dims
-        volume = ranges_volume(layers, dims.dp * dims.cp if dims.pp == 1 else dims.ranks) if layers else 0
-        return {"quantization_range": run.steps * volume * run.itemsize}
+        sent = run.steps * ranges_volume(layers, dims.dp * dims.cp if dims.pp == dims.tp == 1 else dims.ranks)
+        # Before the first step and after every update, the tensor-parallel ranks of each stage.
+        for axes in list(run.sizes)[:: dims.tp]:
+            maxima = max((axis.more.get("maxima", 0) for axis in axes), default=0)
+            sent += (run.steps + 1) * doubling_volume(maxima, dims.tp)
+        return {"quantization_range": sent * run.itemsize}

@@ -22,7 +22,7 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.core.autograd.errors import ShapeError
-from minidist.core.autograd.operands import operand
+from minidist.core.autograd.operators import operand
 from minidist.core.autograd.tensor import Tensor, record
 
 SMALLEST_SCALE = 2.0**-23  # float32's eps

@@ -19,6 +19,7 @@ Proved by: tests/techniques/test_quantized_layers.py
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from minidist.base import arrays as xp
@@ -78,16 +79,20 @@ class QATLinear(Module):
     """
 
     def __init__(self, layer: Linear | Conv1D, observer: MinMaxObserver, per_channel: bool = True) -> None:
-        self.name, self.weight, self.bias, self.activation = layer.name, layer.weight, layer.bias, layer.activation
-        self.weight_is_in_out = isinstance(layer, Conv1D)
+        self.name, self.weight, self.bias = layer.name, layer.weight, layer.bias
+        self.activation = getattr(layer, "activation", None)
+        self.weight_is_in_out = getattr(layer, "weight_is_in_out", isinstance(layer, Conv1D))
         self.observer, self.per_channel = observer, per_channel
 
-    def weight_grid(self) -> Grid:
-        """Return the grid of the weight as it is now."""
-        weight = self.weight.data
-        # One scale per output channel: the largest over the dim that the product sums over.
+    def largest(self) -> xp.Array:
+        """Return the largest magnitude of the weight as it is now, over the dim that the product sums over, or all."""
         axis = (0 if self.weight_is_in_out else 1) if self.per_channel else None
-        return symmetric_grid(xp.absolute(weight).max(axis=axis, keepdims=True), weight.dtype)
+        result: xp.Array = xp.absolute(self.weight.data).max(axis=axis, keepdims=True)
+        return result
+
+    def weight_grid(self) -> Grid:
+        """Return the grid of the weight: one scale per output channel, or one."""
+        return symmetric_grid(self.largest(), self.weight.dtype)
 
     def input_grid(self) -> Grid | None:
         """Return the grid of the inputs; None before a range is known."""
@@ -100,9 +105,44 @@ class QATLinear(Module):
             self.observer.observe(x.data)
         grid = self.input_grid()
         if grid is not None:
-            x = fake_quantize(x, grid)
-        weight = fake_quantize(self.weight, self.weight_grid())
+            rounded = fake_quantize(x, grid)
+            # What keeps something smaller than its values for backward (gathered rows) is rounded again there.
+            x = rounded if type(x) is Tensor else RoundedAgain(rounded, x, grid)
+        return self.product(x, fake_quantize(self.weight, self.weight_grid()))
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the layer's result for operands that are rounded."""
         return linear(x, weight, self.bias, self.activation, self.weight_is_in_out)
+
+    def to_int8(self) -> "Int8Linear":
+        """Return the layer that computes with integers."""
+        return Int8Linear(self)
+
+
+class RoundedAgain(Tensor):
+    """`rounded`, of which a node saves what it would save of its source."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, rounded: Tensor, source: Tensor, grid: Grid) -> None:
+        super().__init__(rounded.data)
+        self.node, self._kept = rounded.node, RoundAgain(source.saved(), grid)
+
+    def saved(self) -> "RoundAgain":
+        return self._kept
+
+
+@dataclass(frozen=True)
+class RoundAgain:
+    """What a node has saved of a source, and the values rounded to the grid when backward reads them."""
+
+    source: Any
+    grid: Grid
+
+    @property
+    def data(self) -> xp.Array:
+        """The rounded values."""
+        return self.grid.dequantize(self.grid.quantize(self.source.data))
 
 
 class Int8Linear(Module):
@@ -132,12 +172,16 @@ class Int8Linear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out), without a gradient."""
-        total = int8_matmul(self.grid.quantize(x.data), self.weight)
-        total -= self.grid.zero_point.astype("int32") * self.sums
-        result = Tensor(total.astype(self.scale.dtype) * self.scale)
+        result = self.product(x)
         result = result if self.bias is None else result + self.bias.data
         activation: Callable[[Tensor], Tensor] = {None: lambda y: y, "relu": relu, "gelu": gelu}[self.activation]
         return activation(result)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x times the weight, from the integer sums."""
+        total = int8_matmul(self.grid.quantize(x.data), self.weight)
+        total -= self.grid.zero_point.astype("int32") * self.sums
+        return Tensor(total.astype(self.scale.dtype) * self.scale)
 
 
 def int8_matmul(x: xp.Array, weight: xp.Array) -> xp.Array:
@@ -158,7 +202,9 @@ def prepare_qat(model: Module, observer: str = "moving-average", per_channel: bo
     if isinstance(model, (Linear, Conv1D)):
         return QATLinear(model, kind(model.weight.dtype), per_channel)
     replaced = replace_layers(
-        model, (Linear, Conv1D), lambda layer: QATLinear(layer, kind(layer.weight.dtype), per_channel)
+        model,
+        lambda layer: isinstance(layer, (Linear, Conv1D)),
+        lambda layer: QATLinear(layer, kind(layer.weight.dtype), per_channel),
     )
     if not replaced:
         raise UsageError(
@@ -195,9 +241,13 @@ def load_ranges(observers: Mapping[str, MinMaxObserver], state: Mapping[str, flo
 def int8_bytes(model: Module) -> dict[str, int]:
     """Return what the weights of the `QATLinear` layers take: {"weight_bytes": as int8 with scales, "float_bytes":}."""
     layers = {id(layer): layer for layer in model.modules() if isinstance(layer, QATLinear)}.values()
-    # From shapes, as a rank of a pipeline has no weights of other stages.
-    sizes = [math.prod(layer.weight.shape) for layer in layers]
-    outputs = [layer.weight.shape[1 if layer.weight_is_in_out else 0] if layer.per_channel else 1 for layer in layers]
+    # From shapes, as a rank of a pipeline has no weights of other stages; of a shard that of the whole weight.
+    shapes = [layer.weight.layout.global_shape if layer.weight.layout else layer.weight.shape for layer in layers]
+    sizes = [math.prod(shape) for shape in shapes]
+    outputs = [
+        shape[1 if layer.weight_is_in_out else 0] if layer.per_channel else 1
+        for layer, shape in zip(layers, shapes, strict=True)
+    ]
     itemsize = max((layer.observer.dtype.itemsize for layer in layers), default=0)
     return {"weight_bytes": sum(sizes) + sum(outputs) * itemsize, "float_bytes": sum(sizes) * itemsize}
 
@@ -205,15 +255,15 @@ def int8_bytes(model: Module) -> dict[str, int]:
 def convert(model: Module) -> Any:
     """Put an `Int8Linear` in the place of every `QATLinear`; returns the model, which trains no more."""
     if isinstance(model, QATLinear):
-        return Int8Linear(model)
-    replace_layers(model, (QATLinear,), Int8Linear)
+        return model.to_int8()
+    replace_layers(model, _is_prepared, lambda layer: layer.to_int8())
     return model
 
 
 @contextmanager
 def converted(model: Module) -> Iterator[None]:
     """Compute with `convert`ed layers inside the block."""
-    replaced = replace_layers(model, (QATLinear,), Int8Linear)
+    replaced = replace_layers(model, _is_prepared, lambda layer: layer.to_int8())
     try:
         yield
     finally:
@@ -221,14 +271,18 @@ def converted(model: Module) -> Iterator[None]:
             container[key] = layer
 
 
+def _is_prepared(layer: Module) -> bool:
+    return isinstance(layer, QATLinear)
+
+
 def replace_layers(
-    model: Module, kinds: tuple[type, ...], make: Callable[[Any], Module]
+    model: Module, chosen: Callable[[Any], bool], make: Callable[[Any], Module]
 ) -> list[tuple[Any, Any, Module]]:
-    """Put make(layer) in the place of every layer of `kinds` below `model`; returns (container, key, layer) of each."""
-    slots = [slot for module in model.modules() for slot in _slots(vars(module)) if isinstance(slot[2], kinds)]
+    """Put make(layer) in the place of every chosen layer below `model`; returns (container, key, layer) of each."""
+    slots = [slot for module in model.modules() for slot in _slots(vars(module)) if chosen(slot[2])]
     found = {id(layer) for _, _, layer in slots}
     for name, layer in model.named_modules():
-        if isinstance(layer, kinds) and id(layer) not in found:
+        if chosen(layer) and id(layer) not in found:
             raise UsageError(f"layer {name!r} is in a tuple, where no other can take its place; use a list")
 
     # A layer that is used in two places becomes one layer again. All are made before any is put in.

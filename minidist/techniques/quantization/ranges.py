@@ -50,6 +50,11 @@ def update_ranges(observers: Mapping[str, MinMaxObserver], comm: Comm | None = N
 
 def ranges_volume(layers: int, ranks: int) -> int:
     """Return the elements that all `ranks` together send in one `update_ranges`."""
-    if ranks == 1:
+    return doubling_volume(2 * layers, ranks)
+
+
+def doubling_volume(numbers: int, ranks: int) -> int:
+    """Return the elements that all `ranks` together send in one all-reduce of `numbers` by recursive doubling."""
+    if ranks == 1 or not numbers:
         return 0
-    return sum(volume("all_reduce", "recursive_doubling", 2 * layers, ranks, rank).elements for rank in range(ranks))
+    return sum(volume("all_reduce", "recursive_doubling", numbers, ranks, rank).elements for rank in range(ranks))

@@ -34,13 +34,6 @@ RULES = (
         "use --precision fp32 or fp64",
     ),
     Rule(
-        "quantization-with-tp",
-        lambda j: j.quantize != "none" and j.tp > 1,
-        "not implemented: --tp {tp} puts split layers in the place of linear ones, and --quantize {quantize} quantised"
-        " ones, and no layer is both",
-        "use --dp, with or without --zero 1 or 2",
-    ),
-    Rule(
         "quantization-with-zero-3",
         lambda j: j.quantize != "none" and j.zero == 3,
         "not implemented: --zero 3 releases a weight after its product, and --quantize {quantize} reads it at the end"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidist.core.autograd.errors import ShapeError
-from minidist.core.autograd.operands import operand
+from minidist.core.autograd.operators import operand
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks

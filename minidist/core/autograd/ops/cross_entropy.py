@@ -1,9 +1,9 @@
-"""Softmax and cross-entropy as one node: the loss of a classifier or language model.
+"""The softmax, and softmax and cross-entropy as one node: the loss of a classifier or language model.
 
 Strategies sum gradients: a rank divides its loss by the *global* number of tokens (`divisor`), so that the sum over
 ranks and micro-batches is the loss of the whole batch, also when shards or masks are uneven.
 
-Proved by: tests/autograd/test_fused.py
+Proved by: tests/autograd/test_fused.py, tests/autograd/test_operations.py
 """
 
 from collections.abc import Callable
@@ -13,12 +13,31 @@ from operator import imul
 from typing import Any
 
 from minidist.core.autograd.errors import ShapeError
-from minidist.core.autograd.operands import operand
+from minidist.core.autograd.operators import axes_of, operand
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 
 Reduce = Callable[[xp.Array, str], Any]  # (array, "max" or "sum"): combine the array's numbers over the ranks, in place
+
+
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """exp(x) / sum exp(x) along `axis`, shifted by the maximum so that nothing overflows."""
+    axes_of("softmax", x, axis)
+    if x.size == 0:
+        return x * 1.0
+    x = operand(x)
+    values = x.data
+    data = xp.exp(values - values.max(axis=axis, keepdims=True))
+    data /= data.sum(axis=axis, keepdims=True)
+    result = x.save(data)
+    del data
+
+    def grad(g: xp.Array) -> xp.Array:
+        y = result.data
+        return y * (g - (g * y).sum(axis=axis, keepdims=True))
+
+    return record("softmax", result.stored, ((x, grad),), cost=5 * x.size)
 
 
 def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ignore_index: int = -100) -> Tensor:

@@ -7,7 +7,7 @@ input gradient and the weight gradient both need them. Row sums are products wit
 Proved by: tests/autograd/test_fused.py
 """
 
-from minidist.core.autograd.operands import mismatch, operand, operands
+from minidist.core.autograd.operators import mismatch, operand, operands
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 

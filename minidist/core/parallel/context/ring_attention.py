@@ -31,7 +31,7 @@ from typing import Any
 
 from minidist.core.autograd import Tensor, reshape
 from minidist.core.autograd.errors import ShapeError
-from minidist.core.autograd.operands import operand
+from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.attention import Drop
 from minidist.core.autograd.tensor import record
 from minidist.core.base import arrays as xp

@@ -20,7 +20,7 @@ Proved by: tests/parallel/test_expert.py
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor
+from minidist.core.autograd import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, check_divisible
 from minidist.core.base.trace import purpose
@@ -66,23 +66,15 @@ class Exchange(Module):
 
     def forward(self, slots: Tensor) -> Tensor:
         """(experts, C, D) -> (experts / P, P C, D), or with to_experts=False back; backward does the opposite."""
-        return ExchangeSlots.apply(slots, exchange, self.comm, self.to_experts)
+        return self.node(slots, exchange)
 
-
-class ExchangeSlots(Function):
-    """send: `exchange`, or another function of (comm, slots, to_experts) that does its work."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, slots: xp.Array, send: Callable[[Comm, xp.Array, bool], xp.Array], comm: Comm, to_experts: bool
-    ) -> xp.Array:
-        ctx.settings = send, comm, to_experts
-        return send(comm, slots, to_experts)
-
-    @staticmethod
-    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
-        send, comm, to_experts = ctx.settings
-        return send(comm, grad, not to_experts)
+    def node(self, slots: Tensor, send: Callable[[Comm, xp.Array, bool], xp.Array]) -> Tensor:
+        """Exchange slots with `send`: `exchange`, or another function of (comm, slots, to_experts)."""
+        # A view of the gradient: nothing may be added in place to what a collective has returned.
+        result, edge = send(self.comm, slots.data, self.to_experts), (slots, lambda grad: grad[...])
+        return record(
+            "exchange_slots", result, (edge,), prepare=lambda grad: send(self.comm, grad, not self.to_experts), cost=0
+        )
 
 
 def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:

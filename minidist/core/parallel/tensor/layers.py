@@ -17,7 +17,7 @@ Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_tor
 from typing import Any
 
 from minidist.core.autograd import Parameter, Tensor, linear, record
-from minidist.core.autograd.operands import operand
+from minidist.core.autograd.operators import operand
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import check_divisible
 from minidist.core.base.trace import purpose

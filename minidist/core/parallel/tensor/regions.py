@@ -18,7 +18,7 @@ Proved by: tests/parallel/test_tensor.py
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd import Function, Tensor
+from minidist.core.autograd import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import check_divisible
 from minidist.core.base.trace import purpose
@@ -98,20 +98,23 @@ def own_part(comm: Comm, x: xp.Array, dim: int, why: str = "") -> xp.Array:
 # --- the nodes ---
 
 
-class Border(Function):
-    """What forward does with x, and what backward does with the gradient: functions of (comm, array, dim, why)."""
+class Border:
+    """A node: what forward does with x, and what backward does with the gradient, functions of (comm, array, dim, why).
+
+    The node has the name of the class.
+    """
 
     there: Callable[[Comm, xp.Array, int, str], xp.Array]
     back: Callable[[Comm, xp.Array, int, str], xp.Array]
 
     @classmethod
-    def forward(cls, ctx: Any, x: xp.Array, comm: Comm, dim: int) -> xp.Array:
-        ctx.comm, ctx.dim = comm, dim
-        return cls.there(comm, x, dim, "tensor_forward")
-
-    @classmethod
-    def backward(cls, ctx: Any, grad: xp.Array) -> xp.Array:
-        return cls.back(ctx.comm, grad, ctx.dim, "tensor_backward")
+    def apply(cls, x: Tensor, comm: Comm, dim: int) -> Tensor:
+        """Return the tensor behind the border."""
+        # A view of the gradient: nothing may be added in place to what a collective has returned.
+        result, edge = cls.there(comm, x.data, dim, "tensor_forward"), (x, lambda grad: grad[...])
+        return record(
+            cls.__name__, result, (edge,), prepare=lambda grad: cls.back(comm, grad, dim, "tensor_backward"), cost=0
+        )
 
 
 class _Copy(Border):

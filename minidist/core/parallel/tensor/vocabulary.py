@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter, ShapeError, Tensor
-from minidist.core.autograd.operands import operand
+from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.cross_entropy import divisor_and_rows, softmax_loss
 from minidist.core.autograd.tensor import named_mean, record
 from minidist.core.base import arrays as xp

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.core.autograd import Function, MeanOfRows, Tensor, no_grad
+from minidist.core.autograd import MeanOfRows, Tensor, no_grad, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.fingerprint import fingerprint
@@ -360,17 +360,6 @@ def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: 
         return None  # nothing in the stage is trained and nothing before it either
     if len(roots) == 1:
         return roots[0].backward(seeds[0], weight_gradients=weights)
-    return _Together.apply(seeds, *roots).backward(weight_gradients=weights)
-
-
-class _Together(Function):
-    """Several outputs of one stage as one root."""
-
-    @staticmethod
-    def forward(ctx: Any, gradients: list[Any], *outputs: Any) -> Any:
-        ctx.gradients = gradients
-        return np.zeros((), outputs[0].dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return tuple(ctx.gradients)
+    # Several outputs as one root. A view, because the gradient is the array of a message.
+    edges = [(root, lambda _, seed=seed: seed[...]) for root, seed in zip(roots, seeds, strict=True)]
+    return record("outputs", np.zeros((), roots[0].dtype), edges, cost=0).backward(weight_gradients=weights)

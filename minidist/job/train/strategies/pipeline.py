@@ -43,6 +43,13 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
 
     # --- what the settings choose -------------------------------------------------------------------------------------
 
+    def make_pipe(self, plan: Plan) -> Pipeline:
+        if self.axes.comm.world.folds:
+            from minidist.pipeline.runtime.repeated import RepeatedPipeline
+
+            self.runtime = RepeatedPipeline
+        return super().make_pipe(plan)
+
     def make_plan(self, task: Any, layout: ParallelLayout) -> Plan:
         return make_plan(task.config, task.batches.accumulation)
 
