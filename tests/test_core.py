@@ -17,8 +17,8 @@ FOLDER = PACKAGE / "core"
 LINES = {
     "autograd": 1_818,
     "base": 1_242,
-    "collectives": 604,
-    "comm": 1_100,
+    "collectives": 613,
+    "comm": 1_104,
     "nn": 1_132,
     "optim": 574,
     "parallel": 2_559,
