@@ -39,17 +39,8 @@ def check_call(
         return
     if not isinstance(comm, PointToPoint):
         check_communicator(comm, operation)
-    if not hasattr(array, "flags") or isinstance(array, np.generic):
-        raise UsageError(
-            f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
-            " numpy.array(...)"
-        )
-    if hasattr(array, "mask"):
-        raise UsageError(f"rank {comm.rank}: {operation} of {MASKED}")
-    if not array.flags.c_contiguous:
-        raise UsageError(
-            f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
-        )
+    if array.__class__ is not np.ndarray or not array.flags.c_contiguous:
+        _check_array(comm, operation, array)
     if op is not None:
         if not isinstance(op, str):
             raise _no_name(comm, operation, op)
@@ -67,6 +58,21 @@ def check_call(
     if out is not None:
         _check_out(comm, operation, array, out)
         _check_size(comm, operation, array, out, counts)
+
+
+def _check_array(comm: PointToPoint, operation: str, array: Any) -> None:
+    """Refuse what is not an array, and an array whose elements are masked or do not lie one after the other."""
+    if not hasattr(array, "flags") or isinstance(array, np.generic):
+        raise UsageError(
+            f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
+            " numpy.array(...)"
+        )
+    if hasattr(array, "mask"):
+        raise UsageError(f"rank {comm.rank}: {operation} of {MASKED}")
+    if not array.flags.c_contiguous:
+        raise UsageError(
+            f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
+        )
 
 
 def _no_name(comm: PointToPoint, operation: str, op: Any) -> UsageError:

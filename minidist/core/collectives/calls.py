@@ -151,8 +151,7 @@ def run_call(
     """
     # Chosen from what every rank knows, or they would run different algorithms.
     if algorithm in hooks.choosers:
-        elements = total if total is not None else 0 if array is None else array.size
-        algorithm = hooks.choosers[algorithm](comm, operation, elements * (1 if array is None else array.itemsize))
+        algorithm = hooks.choosers[algorithm](comm, operation, _bytes(array, total))
     chosen = ALGORITHMS[operation][algorithm]
     op = arguments[-1] if "op" in PARAMETERS[operation] else "sum"
     if comm.world.folds:
@@ -184,6 +183,13 @@ def run_call(
         if isinstance(argument, np.ndarray):
             used.append(argument)
     return call.run_async(partial(function, call, array, *arguments), used)
+
+
+def _bytes(array: np.ndarray | None, total: int | None) -> int:
+    """Return the bytes of `total` elements like those of an array, by default of the array itself; 0 without one."""
+    if array is None:
+        return total or 0
+    return array.itemsize * (array.size if total is None else total)
 
 
 def _counts_text(sizes: list[int]) -> str:
