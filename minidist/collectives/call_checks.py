@@ -32,23 +32,16 @@ def check_call(
     """Refuse what is not a communicator or a contiguous array, what `op` cannot reduce, an `out` that is in use or does
     not fit, a root that is not a rank, and counts that are not those of the array.
     """
-    # A plain all_reduce, of which little can be wrong. A short message takes only a few times as long as this look.
-    plain = operation == "all_reduce" and array.__class__ is np.ndarray and array.flags.carray
-    if plain and op.__class__ is str and isinstance(comm, PointToPoint):
-        check_op(op, array.dtype)
-        return
     if not isinstance(comm, PointToPoint):
         check_communicator(comm, operation)
+    # A plain all_reduce, of which little can be wrong. A short message takes only a few times as long as this look.
+    if operation == "all_reduce" and array.__class__ is np.ndarray and array.flags.carray and op.__class__ is str:
+        check_op(op, array.dtype)
+        return
     if array.__class__ is not np.ndarray or not array.flags.c_contiguous:
         _check_array(comm, operation, array)
     if op is not None:
-        if not isinstance(op, str):
-            raise _no_name(comm, operation, op)
-        check_op(op, array.dtype)
-    if operation == "all_reduce" and not getattr(array.flags, "writeable", True):
-        raise UsageError(
-            f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
-        )
+        _check_reduction(comm, operation, array, op)
     if root.__class__ is not int or not 0 <= root < comm.size:
         _check_root(comm, operation, root)
     if operation == "all_to_all":
@@ -75,12 +68,18 @@ def _check_array(comm: PointToPoint, operation: str, array: Any) -> None:
         )
 
 
-def _no_name(comm: PointToPoint, operation: str, op: Any) -> UsageError:
-    # As in MPI's order of arguments: what is sent, where the result goes.
-    return UsageError(
-        f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
-        " take an array for the result have out="
-    )
+def _check_reduction(comm: PointToPoint, operation: str, array: Any, op: Any) -> None:
+    """Refuse an `op` that is no name, as in MPI's order of arguments, or not of these numbers; and nowhere to reduce."""
+    if not isinstance(op, str):
+        raise UsageError(
+            f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
+            " take an array for the result have out="
+        )
+    check_op(op, array.dtype)
+    if operation == "all_reduce" and not getattr(array.flags, "writeable", True):
+        raise UsageError(
+            f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
+        )
 
 
 def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any) -> None:

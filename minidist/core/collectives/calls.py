@@ -168,9 +168,9 @@ def run_call(
     else:
         # What must be equal on both sides of each message: the algorithm (by its own name, however it is spelled), the
         # reduction, the root and, because arrays travel flattened and (2, 3) would meet (3, 2), the shape.
-        name = f"{operation}/{chosen.name}" if op == "sum" else f"{operation}/{chosen.name} {op}"
+        name = f"{operation}/{chosen.name} {op}".removesuffix(" sum")
         if array is not None and array.ndim != 1 and operation in SHAPED:
-            equal = f"{equal} {list(array.shape)}" if equal else str(list(array.shape))
+            equal = f"{equal} {list(array.shape)}".lstrip()
         call = comm.collective(name, equal, root, chosen.is_users, array)
 
     if not async_op:
