@@ -69,7 +69,7 @@ def _check_array(comm: PointToPoint, operation: str, array: Any) -> None:
 
 
 def _check_reduction(comm: PointToPoint, operation: str, array: Any, op: Any) -> None:
-    """Refuse an `op` that is no name, as in MPI's order of arguments, or not of these numbers; and nowhere to reduce."""
+    """Refuse an `op` that is no name, as in MPI's order of arguments, or not for these numbers, and no place for it."""
     if not isinstance(op, str):
         raise UsageError(
             f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
