@@ -11,7 +11,7 @@ So the operands are those of one device, and the products differ by the order of
 Proved by: tests/techniques/test_quantization.py
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from copy import copy
 from typing import Any
 
@@ -38,7 +38,7 @@ class QATSplitLinear(QATLinear):
 
     def __init__(self, layer: Any, observer: MinMaxObserver, per_channel: bool = True) -> None:
         super().__init__(layer, observer, per_channel)
-        self.layer = lambda: layer  # no attribute that is a module: each parameter has one name
+        self.layer: Callable[[], Any] = lambda: layer  # no attribute that is a module: each parameter has one name
         self.agrees = isinstance(layer, RowParallelLinear) or not per_channel
         self.agreed: xp.Array | None = None
 
