@@ -28,7 +28,7 @@ MODULES = {
 }
 # Hooks that are a function or a class, and the module that has one of this name, or of the name that follows.
 FUNCTIONS = {
-    "arrived_gradients": "minidist.pipeline.runtime.early_release",
+    "arrived_messages": "minidist.pipeline.runtime.early_release",
     "attention_dropout": "minidist.nn.dropout:AttentionDropout",
     "batch_coordinates": "minidist.base.coordinates",
     "buffers": "minidist.nn.buffers:named_buffers",

@@ -159,7 +159,7 @@ def test_a_step_of_1f1b_enters_few_functions():
             pipeline.step(inputs, targets)
         return entered
 
-    enters_at_most(main, 88, 25)
+    enters_at_most(main, 87, 25)
 
 
 class UntilProduct(Entered):

@@ -11,8 +11,10 @@ from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP, Linear
 from minidist.core.pipeline.plan import Action, actions_of
-from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, SkipConnection, split_model
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.core.pipeline.runtime.shapes import MESSAGE
 from minidist.pipeline.passes import additions, recompute
+from minidist.pipeline.runtime.skips import SkipConnection, SkipPipeline
 from tests.cases import each
 from tests.pipeline.cases import fold, gpt, gpt_batches, gpt_loss, mlp_loss, plan_of
 
@@ -45,6 +47,12 @@ class UNet:
         return tuple(result) if len(result) > 1 else y
 
 
+def unet_skips(stages):
+    """(from, to) of each skip connection of a U."""
+    pairs = [(s, stages - 1 - s) for s in range(stages) if stages - 1 - s > s + 1]
+    return pairs + [(0, stages - 2)] * (stages > 3)
+
+
 def batches(m):
     values = [np.random.default_rng(i).standard_normal((ROWS if i else 1, WIDTH)) for i in range(m)]
     return values, [np.ones_like(value) for value in values]
@@ -73,7 +81,7 @@ def one_device(stages, m):
 
 def run_unet(comm, plan):
     stages = [PipelineStage(UNet(n, plan.stages), n) for n in plan.stages_of(comm.rank)]
-    pipe = Pipeline(comm, plan, stages, mlp_loss)
+    pipe = SkipPipeline(comm, plan, stages, mlp_loss, skips=unet_skips(plan.stages))
     pipe.step(*batches(plan.microbatches))
     return {s.number: s.flat.grad.copy() for s in stages}, comm.trace.bytes_by_purpose()
 
@@ -99,14 +107,14 @@ def test_skips_go_straight_to_the_stage_that_needs_them(name, p, m):
         for rank in ranks:  # two walks over one tensor add its gradients in another order than one walk
             np.testing.assert_allclose(results[rank][0][stage], total, rtol=1e-12, atol=1e-14)
     rank_of = plan.rank_of_stage()
-    ways = (
-        [(s, s + 1) for s in range(S - 1)]
-        + [(s, S - 1 - s) for s in range(S) if S - 1 - s > s + 1]
-        + [(0, S - 2)] * (S > 3)
-    )
-    crossing = sum((ROWS if i else 1) for a, b in ways for i in range(m) if rank_of[a, i] != rank_of[b, i])
+
+    def crossing(ways):
+        return [ROWS if i else 1 for a, b in ways for i in range(m) if rank_of[a, i] != rank_of[b, i]]
+
+    rows, skips = crossing([(s, s + 1) for s in range(S - 1)]), crossing(unet_skips(S))
     for key in ("pipeline_activation", "pipeline_gradient"):
-        assert sum(sent.get(key, 0) for _, sent in results) == crossing * WIDTH * 8
+        expected = sum(rows + skips) * WIDTH * 8 + len(skips) * MESSAGE
+        assert sum(sent.get(key, 0) for _, sent in results) == expected
 
 
 def releases_by_hand(plan, me):
@@ -141,16 +149,13 @@ def test_a_gradients_send_is_waited_for_when_its_receiver_has_said_that_it_arriv
 
     def main(comm, plan):
         stages = [PipelineStage(UNet(n, plan.stages), n) for n in plan.stages_of(comm.rank)]
-        pipe = Pipeline(comm, plan, stages, mlp_loss)
+        pipe = SkipPipeline(comm, plan, stages, mlp_loss, skips=unet_skips(plan.stages))
         pipe.step(*batches(plan.microbatches))
         return pipe.plan, pipe.messages.released
 
     for rank, (plan, released) in enumerate(SimWorld(p).run(main, plan_of(name, p, m))):
-        neighbours = {
-            item: {(stage, i) for _, stage, source, i in messages if source == stage - 1}
-            for item, messages in released.items()
-        }
-        assert {item: found for item, found in neighbours.items() if found} == releases_by_hand(plan, rank)
+        found = {item: {(stage + 1, i) for _, stage, i in messages} for item, messages in released.items()}
+        assert found == releases_by_hand(plan, rank)
 
 
 class Straight:
@@ -172,9 +177,8 @@ class Straight:
 def test_stages_between_hold_nothing_of_a_skip_and_send_nothing_of_it():
     def main(comm, skip):
         with account_memory() as account:
-            pipe = Pipeline(
-                comm, plan_of("1f1b", 4, 6), [PipelineStage(Straight(comm.rank, skip), comm.rank)], lambda y, t: y.sum()
-            )
+            stages, skips = [PipelineStage(Straight(comm.rank, skip), comm.rank)], [(0, 3)] * skip
+            pipe = SkipPipeline(comm, plan_of("1f1b", 4, 6), stages, lambda y, t: y.sum(), skips=skips)
             pipe.step([np.ones((8, 64))] * 6, [None] * 6)
         return dict(account.peak_by_purpose), comm.trace.bytes_by_purpose()
 
@@ -183,9 +187,8 @@ def test_stages_between_hold_nothing_of_a_skip_and_send_nothing_of_it():
     for rank in (1, 2):
         assert with_[rank][0] == without[rank][0]
         assert with_[rank][1]["pipeline_activation"] == without[rank][1]["pipeline_activation"] == 6 * size
-    assert with_[0][1]["pipeline_activation"] == 2 * 6 * size
-    assert with_[3][1]["pipeline_gradient"] == 2 * 6 * size
-    assert with_[3][0]["communication"] == without[3][0]["communication"] + 2 * size  # one in use and one posted ahead
+    assert with_[0][1]["pipeline_activation"] == 6 * (2 * size + MESSAGE)
+    assert with_[3][1]["pipeline_gradient"] == 6 * (2 * size + MESSAGE)
 
 
 @pytest.mark.exhaustive
@@ -205,19 +208,23 @@ def test_a_skip_backwards_and_too_many_tensors_are_one_sentence():
         def __call__(self, x, *rest):
             return self.outputs(x)
 
-    def main(comm, outputs):
-        pipe = Pipeline(comm, plan_of("1f1b", 3, 2), [PipelineStage(Wrong(outputs), comm.rank)], mlp_loss)
+    def main(comm, outputs, skips):
+        stage = PipelineStage(Wrong(outputs), comm.rank)
+        pipe = SkipPipeline(comm, plan_of("1f1b", 3, 2), [stage], mlp_loss, skips=skips)
         pipe.step(*batches(2))
 
-    for outputs, sentence in [
-        (lambda x: (x, SkipConnection(0, x)), "stage 0 sends a tensor to stage 0; it must go to a later one, 1 to 2"),
-        (lambda x: (x, *[SkipConnection(2, x)] * 8), "at most eight tensors of at most six dims can cross a boundary"),
-        (lambda x: x.reshape(1, 1, 1, 1, 1, -1, 1), "at most six dims"),
+    for outputs, skips, sentence in [
+        (lambda x: x, [(2, 0)], "a connection from stage 2 to stage 0 skips none of 3 stages; give pairs"),
+        (lambda x: x, [(0, 1)], "a connection from stage 0 to stage 1 skips none of 3 stages; give pairs"),
+        (lambda x: (x, SkipConnection(0, x)), [], r"stage 0 skips to stages \[0\], and skips= has \[\]"),
+        (lambda x: x, [(0, 2)], r"stage 0 skips to stages \[\], and skips= has \[2\]; give all of them"),
+        (lambda x: (x,) * 9, [], "at most 8 tensors of at most 8 dims can cross a boundary"),
+        (lambda x: x.reshape(1, 1, 1, 1, 1, 1, 1, -1, 1), [], "at most 8 dims"),
     ]:
         with pytest.raises(UsageError, match=sentence):
-            SimWorld(3).run(main, outputs)
-    with pytest.raises(UsageError, match="at most 341 micro-batches fit, not 342"):
-        SimWorld(5).run(run_unet, plan_of("1f1b", 5, 342))
+            SimWorld(3).run(main, outputs, skips)
+    with pytest.raises(UsageError, match="with 3 skip connections at most 5461 micro-batches fit, not 5462"):
+        SimWorld(5).run(run_unet, plan_of("gpipe", 5, 5462))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v"])

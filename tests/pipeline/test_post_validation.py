@@ -18,6 +18,7 @@ from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.optim import DynamicLossScaler
 from minidist.pipeline.runtime.clip import clip_grad_norm_
 from minidist.pipeline.runtime.post_validation import PostValidation
+from minidist.pipeline.runtime.skips import SkipPipeline
 from minidist.pipeline.times import GivenTimes, uniform
 from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp, mlp_batches, mlp_loss, plan_of
 
@@ -262,9 +263,9 @@ def test_an_overflow_on_one_rank_is_that_of_every_rank():
 
 
 def test_wrong_settings_are_one_sentence():
-    def main(comm, plan, **options):
+    def main(comm, plan, kind=Pipeline, **options):
         stages, _ = split_model(mlp(2), 2, plan.stages_of(comm.rank))
-        pipe = Pipeline(comm, plan, stages, lambda y, t: (y * Tensor(t)).sum())
+        pipe = kind(comm, plan, stages, lambda y, t: (y * Tensor(t)).sum())
         PostValidation(pipe, partial(make_optimizer, "sgd"), **options)
 
     with pytest.raises(UsageError, match="max_norm=0; it must be a finite number above 0"):
@@ -273,3 +274,5 @@ def test_wrong_settings_are_one_sentence():
         SimWorld(2).run(main, plan_of("pipedream", 2, 2))
     with pytest.raises(UsageError, match="'forward-only' has no update to validate"):
         SimWorld(2).run(main, plan_of("forward-only", 2, 2, chunks=1))
+    with pytest.raises(UsageError, match="a SkipPipeline sends its skips once"):
+        SimWorld(2).run(main, plan_of("1f1b", 2, 2), partial(SkipPipeline, skips=[]))

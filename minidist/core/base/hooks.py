@@ -166,8 +166,8 @@ check_schedule: Callable[..., None] = _nothing
 validate_plan: Callable[[Any, bool], Any] = _nothing
 # (plan with transfers, its orders, (stage, micro-batch) -> rank): posts receives earlier where a send would block.
 prevent_deadlocks: Callable[[Any, Any, Any], None] = _nothing
-# (messages of a pipeline) -> item of the rank's order -> the sent gradients that have arrived when it is done.
-arrived_gradients: Callable[[Any], dict[int, list[Any]]] = _none
+# (messages of a pipeline) -> item of the rank's order -> what was sent and has arrived when it is done.
+arrived_messages: Callable[[Any], dict[int, list[Any]]] = _none
 # The module minidist/pipeline/runtime/refusals.py: what a pipeline refuses.
 pipeline_refusals: Callable[[], Any] = _NoChecks
 # (module, mesh, settings of `fully_shard`, options): shards a module in a way that the core does not know.

@@ -58,8 +58,7 @@ def tied_copies_apart(patch: Patch) -> None:
 def largest_buffer(right: Any, comm: Any, rank_of: Any, stages: Any, inputs: Any, run: Any) -> Any:
     """all micro-batches are received into buffers of the first one's size"""
     found = right(comm, rank_of, stages, inputs, run)
-    found.tensors = {(a, b, i): found.tensors.get((a, b, 0), tensors) for (a, b, i), tensors in found.tensors.items()}
-    return found
+    return {(stage, i): found.get((stage, 0), tensors) for (stage, i), tensors in found.items()}
 
 
 @replaces(PostValidation, "_coefficient")

@@ -3,13 +3,14 @@
 replica_reducers.py  what sums gradients over the replicas of stages
 refusals.py          what a pipeline refuses
 clip.py              clipping by it
-early_release.py     when a gradient that was sent has arrived
+early_release.py     when what was sent has arrived
 evaluation.py        the forward passes alone
 layer_profile.py     how long each layer takes in the steps that train
 post_validation.py   the optimizer's step without a global barrier
 versioned.py         a pipeline whose weights change while micro-batches are on their way
 pipedream.py         PipeDream: which weights each action uses, and when they change
 versions.py          the versions of weights that are still needed
+skips.py             connections that go past stages
 repeated.py          equal micro-batches of a dry run, of which a few are computed
 stream.py            an asynchronous pipeline step by step, beyond the end of its plan
 """

@@ -4,11 +4,9 @@ Proved by: tests/pipeline/test_runtime.py, tests/train/test_pipelines.py
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from minidist.core.pipeline.runtime.pipeline import Loss, Pipeline
 from minidist.core.pipeline.runtime.reduction import Reduction
-from minidist.core.pipeline.runtime.shapes import StageMetadata
 from minidist.pipeline.passes import forwards
 
 
@@ -20,20 +18,11 @@ class Evaluation(Pipeline):
     """
 
     def __init__(self, pipe: Pipeline, loss: Loss, count: int | None = None) -> None:
-        self.known = pipe.metadata if count is None else _of_first(pipe.metadata, count)
+        self.known = pipe.shapes[:count], pipe.boundaries
+        if count is not None:
+            self.known = pipe.shapes[:count], {key: value for key, value in pipe.boundaries.items() if key[1] < count}
         plan, stages = forwards(pipe.plan, count), list(pipe.stages.values())
         super().__init__(pipe.comm, plan, stages, loss, reduce=pipe.reduce, coordinates=pipe.coordinates)
 
     def agree(self, reduce: Reduction, tied: Sequence[str]) -> None:
-        self.know(self.known)
-
-
-def _of_first(metadata: StageMetadata, count: int) -> StageMetadata:
-    """Return what crosses in the first `count` micro-batches alone."""
-    return replace(
-        metadata,
-        inputs=None if metadata.inputs is None else metadata.inputs[:count],
-        tensors={way: tensors for way, tensors in metadata.tensors.items() if way[2] < count},
-        sources={key: stages for key, stages in metadata.sources.items() if key[1] < count},
-        targets={key: stages for key, stages in metadata.targets.items() if key[1] < count},
-    )
+        self.know(*self.known)

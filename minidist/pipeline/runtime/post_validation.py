@@ -16,7 +16,7 @@ Proved by: tests/pipeline/test_post_validation.py
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,10 @@ from minidist.core.base.watchers import track
 from minidist.core.comm.point_to_point import Request
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.pipeline.plan import Action
-from minidist.core.pipeline.runtime.messages import Message
 from minidist.core.pipeline.runtime.pipeline import Pipeline
 from minidist.optim import add_blocks, check_max_norm, clip_coefficient
 from minidist.pipeline.runtime.clip import block_sums, places
+from minidist.pipeline.runtime.skips import SkipPipeline
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,10 @@ class PostValidation:
     ) -> None:
         if pipe.plan.updates != "flush":
             raise UsageError(f"plan {pipe.plan.name!r} has no update to validate; run it with Pipeline alone")
+        if isinstance(pipe, SkipPipeline):
+            raise UsageError(
+                "PostValidation runs forwards again, and a SkipPipeline sends its skips once; use a Pipeline"
+            )
         if max_norm is not None:
             check_max_norm(max_norm)
         self.pipe, self.max_norm, self.scaler, self.norms = pipe, max_norm, scaler, pipe.comm.dup()
@@ -140,43 +144,19 @@ class PostValidation:
         """
         pipe, messages = self.pipe, self.pipe.messages
         me = pipe.comm.rank
-        taken = {
-            ("F", source, stage, i)
-            for item in pipe.order[: self.starts[me]]
-            for kind, stage, i, _ in item
-            if kind == "F"
-            for source in messages.sources[stage, i]
-        }
+        taken = {(stage, i) for item in pipe.order[: self.starts[me]] for kind, stage, i, _ in item if kind == "F"}
         for rank, order in enumerate(messages.orders):
             for action in (action for item in order[: self.starts[rank]] for action in item):
-                stage, i = action.stage, action.microbatch
-                if rank != me and action.kind == "SEND_F" and messages.rank_of[stage + 1, i] == me:
-                    self._discard(("F", stage, stage + 1, i), taken)
-        self._discard_skips(taken)
+                stage, i = action.stage + 1, action.microbatch
+                if rank == me or action.kind != "SEND_F" or messages.rank_of[stage, i] != me or (stage, i) in taken:
+                    continue
+                # A message that nothing needs, and that was not taken.
+                message = "F", stage, i
+                messages.post(message)
+                pipe.comm.waitall(messages.posted.pop(message))
         messages.finish()
         messages.ready.clear()
         pipe.alive.clear()
-
-    def _discard_skips(self, taken: Collection[Message]) -> None:
-        """Receive and forget the activations that skip stages."""
-        messages = self.pipe.messages
-        me = self.pipe.comm.rank
-        for (stage, i), sources in messages.sources.items():
-            for source in sources:
-                sender, ran = messages.rank_of.get((source, i), me), Action.of("F", source, i)
-                if stage <= source + 1 or sender == me:
-                    continue
-                if any(ran in item for item in messages.orders[sender][: self.starts[sender]]):
-                    self._discard(("F", source, stage, i), taken)
-
-    def _discard(self, message: Message, taken: Collection[Message]) -> None:
-        """Receive a message that nothing needs, unless it was taken already."""
-        direction, _, stage, i = message
-        messages = self.pipe.messages
-        if message not in taken:
-            if message not in messages.posted:
-                messages.post(direction, stage, i)
-            self.pipe.comm.waitall(messages.posted.pop(message, []))
 
     # --- the step ---
 

@@ -18,7 +18,6 @@ from minidist.core.comm import Comm, PointToPoint
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.messages import Messages
 from minidist.core.pipeline.runtime.pipeline import Pipeline
 from minidist.core.pipeline.runtime.shared import Place, Row, digest_of, word_of
 
@@ -68,7 +67,7 @@ def refuse_output(value: Any, stage: int) -> None:
     kind = "None" if value is None else f"a value of type {type(value).__name__}"
     raise UsageError(
         f"stage {stage} (or the loss after it) returned {kind} where a Tensor is needed; return a Tensor, or a tuple of"
-        " Tensors and SkipConnection(stage, tensor)"
+        " Tensors (SkipConnection(stage, tensor) needs a SkipPipeline)"
     )
 
 
@@ -79,18 +78,6 @@ def refuse_mean(i: int, added: int) -> None:
         f" {added} micro-batches; divide by the rows (tokens) of the whole batch:"
         " lambda output, target: cross_entropy(output, target, divisor)"
     )
-
-
-def check_skips(messages: Messages, pairs: int, most: int) -> None:
-    """Raise UsageError when messages that skip stages would need more than `most` tags. pairs: of such stages."""
-    plan = messages.plan
-    targets = messages.metadata.targets.items()
-    skipping = any(target > stage + 1 for (stage, _), found in targets for target in found)
-    if skipping and plan.microbatches * pairs > most:
-        raise UsageError(
-            f"with connections that skip some of {plan.stages} stages at most {most // pairs}"
-            f" micro-batches fit, not {plan.microbatches}; take fewer"
-        )
 
 
 def check_messages(plan: Plan, count: int, most: int) -> None:
@@ -161,23 +148,12 @@ def check_crossing(value: Any) -> None:
         raise UsageError(f"a tensor of {value.dtype} cannot cross a stage boundary; use one of {', '.join(DTYPES)}")
 
 
-def check_target(stage: int, target: int, stages: int) -> None:
-    """Raise UsageError for a skip connection that goes back, or past the last stage."""
-    if not stage < target < stages:
+def check_crossings(tensors: Sequence[tuple[tuple[int, ...], str]], most: int, dims: int) -> None:
+    """Raise UsageError unless these tensors, (shape, dtype), can cross one boundary."""
+    if len(tensors) > most or any(len(shape) > dims for shape, _ in tensors):
+        described = ", ".join(f"{shape} of {dtype}" for shape, dtype in tensors)
         raise UsageError(
-            f"stage {stage} sends a tensor to stage {target}; it must go to a later one, {stage + 1} to {stages - 1}"
-        )
-
-
-def check_crossings(tensors: Sequence[tuple[int, int, str, tuple[int, ...]]], most: int, dims: int) -> None:
-    """Raise UsageError unless these tensors, (from stage, to stage, dtype, shape), can cross one boundary."""
-    if len(tensors) > most or any(len(shape) > dims for *_, shape in tensors):
-        described = ", ".join(
-            f"{shape} of {dtype} from stage {source} to {target}" for source, target, dtype, shape in tensors
-        )
-        raise UsageError(
-            "at most eight tensors of at most six dims can cross a boundary, skip connections included, and here are:"
-            f" {described}"
+            f"at most {most} tensors of at most {dims} dims can cross a boundary, and here are: {described}"
         )
 
 

@@ -132,7 +132,7 @@ class RepeatedPipeline(Pipeline):
                 self.account.remember(cast(Any, memory), one.purpose)
                 arrays.append(memory.reshape(-1)[: prod(one.shape)].reshape(one.shape))
                 held += arrays[-1:] * one.held
-            self.messages.enqueue(direction, stage, target, i, arrays)
+            self.messages.enqueue((direction, target, i), arrays)
         return held
 
     @contextmanager
@@ -178,26 +178,26 @@ class RepeatedPipeline(Pipeline):
             return not ended
         own = self.own.pop((stage, i), {})
         left = {id(one) for one in after.values()} & own.keys()
-        gradients = [self.messages.ready.get(("B", stage, source, i), ()) for source in self.messages.sources[stage, i]]
-        made = {id(after.get(id(xp.owner(array)))) for arrays in gradients for array in arrays}
+        gradients = self.messages.ready.get(("B", stage - 1, i), ()) if stage else ()
+        made = {id(after.get(id(xp.owner(array)))) for array in gradients}
         return bool(own) and ended.keys() <= own.keys() and not left and begun.keys() == made
 
     def _made(self, direction: str, stage: int, i: int) -> dict[int, list[Made]] | None:
         """Return what a computation left for other stages; None where an array has a part of other memory."""
-        result: dict[int, list[Made]] = {}
-        outputs = self.alive[stage, i][1] or {} if direction == "F" else {}
-        held = [xp.owner(tensor.data) for tensors in outputs.values() for tensor in tensors]
-        counted = self.account.buffers()
-        for target in (self.messages.targets if direction == "F" else self.messages.sources)[stage, i]:
-            made = result[target] = []
-            for array in self.messages.ready.get((direction, stage, target, i), ()):
-                memory = xp.owner(array)
-                buffer = counted.get(id(memory))
-                if memory.dtype != array.dtype or buffer is None:
-                    return None
-                is_held = any(one is memory for one in held)
-                made.append(Made(array.shape, array.dtype, memory.shape, buffer.purpose, is_held))
-        return result
+        outputs = self.alive[stage, i][1] or [] if direction == "F" else []
+        held = [xp.owner(tensor.data) for tensor in outputs]
+        target = stage + 1 if direction == "F" else stage - 1
+        if not 0 <= target < self.plan.stages:
+            return {}
+        made, counted = list[Made](), self.account.buffers()
+        for array in self.messages.ready.get((direction, target, i), ()):
+            memory = xp.owner(array)
+            buffer = counted.get(id(memory))
+            if memory.dtype != array.dtype or buffer is None:
+                return None
+            is_held = any(one is memory for one in held)
+            made.append(Made(array.shape, array.dtype, memory.shape, buffer.purpose, is_held))
+        return {target: made}
 
 
 def _only_in(some: Buffers, others: Buffers) -> Buffers:

@@ -252,5 +252,5 @@ def _later(item: Item, by: int) -> Item:
     actions, released = item
     return (
         [Step(kind, stage, i + by, str(Action.of(kind, stage, i + by))) for kind, stage, i, _ in actions],
-        [(direction, source, target, i + by) for direction, source, target, i in released],
+        [(direction, stage, i + by) for direction, stage, i in released],
     )

@@ -19,9 +19,9 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.pipeline import Loss, Observer, Pipeline, Step
+from minidist.core.pipeline.runtime.pipeline import Loss, Observer, Pipeline, Shapes, Step
 from minidist.core.pipeline.runtime.reduction import Reduction
-from minidist.core.pipeline.runtime.shapes import StageMetadata
+from minidist.core.pipeline.runtime.shapes import Boundaries
 from minidist.core.pipeline.runtime.stages import PipelineStage
 from minidist.parallel.running_statistics import batch_norms
 from minidist.pipeline.runtime.pipedream import WeightVersions
@@ -130,12 +130,10 @@ class VersionedPipeline(Pipeline):
             self.losses = self.losses.view(EndlessLosses)
         self.versions.begin(self.plan.microbatches)
 
-    def know(self, metadata: StageMetadata) -> None:
-        super().know(metadata)
+    def know(self, shapes: Shapes, boundaries: Boundaries) -> None:
+        super().know(shapes, boundaries)
         if self.period is not None:
-            messages, period = self.messages, self.period
-            messages.sources, messages.targets = Periodic(messages.sources, period), Periodic(messages.targets, period)
-            messages.counts, messages.routes = Periodic(messages.counts, period), Periodic(messages.routes, period)
+            self.messages.routes = Periodic(self.messages.routes, self.period)
 
     # --- the versions of an action ---
 

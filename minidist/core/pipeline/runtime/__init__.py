@@ -11,6 +11,5 @@ shared.py            parameters that several stages hold
 from minidist.core.pipeline.runtime.pipeline import Pipeline as Pipeline
 from minidist.core.pipeline.runtime.reduction import Reduction as Reduction
 from minidist.core.pipeline.runtime.stages import PipelineStage as PipelineStage
-from minidist.core.pipeline.runtime.stages import SkipConnection as SkipConnection
 from minidist.core.pipeline.runtime.stages import cut_model as cut_model
 from minidist.core.pipeline.runtime.stages import split_model as split_model

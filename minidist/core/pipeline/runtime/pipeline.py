@@ -34,12 +34,13 @@ from minidist.core.pipeline.lowering import lower
 from minidist.core.pipeline.plan import Plan, actions_of
 from minidist.core.pipeline.runtime.messages import Message, Messages, Orders
 from minidist.core.pipeline.runtime.reduction import Reduction
-from minidist.core.pipeline.runtime.shapes import FLOATS, Key, StageMetadata, exchange_shapes
-from minidist.core.pipeline.runtime.stages import PipelineStage, SkipConnection
+from minidist.core.pipeline.runtime.shapes import FLOATS, Boundaries, Key, exchange_shapes
+from minidist.core.pipeline.runtime.stages import PipelineStage
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
 
 SENDS = {"SEND_F": 1, "SEND_B": -1}  # the stage that a transfer goes to, relative to its own
+Shapes = list[tuple[tuple[int, ...], np.dtype[Any]]]  # of the inputs of a step
 
 
 class Step(NamedTuple):
@@ -116,7 +117,8 @@ class Pipeline:
         recomputed = ((a.stage, a.microbatch) for item in self.order for a in item if a.kind == "RECOMPUTE")
         self.recomputed: Mapping[Key, None] = dict.fromkeys(recomputed)
         self.messages = Messages(comm, self.plan, orders, rank_of)
-        self.metadata = StageMetadata()
+        self.shapes: Shapes = []
+        self.boundaries: Boundaries = {}
 
         # [3] The other ranks: they have the same plan, and who sums gradients with them.
         self.reduce = Reduction() if reduce is None else reduce
@@ -157,22 +159,23 @@ class Pipeline:
         if len(inputs) != m or not has_loss:
             self.refusals.refuse_batches(self, inputs, targets)
         # Shapes of what will arrive, in the first step and whenever those of the inputs change.
-        if self.metadata.inputs != list(map(attrgetter("shape", "dtype"), inputs)):
+        shapes = list(map(attrgetter("shape", "dtype"), inputs))
+        if self.shapes != shapes:
             rank_of = self.messages.rank_of
-            self.know(exchange_shapes(self.comm, rank_of, self.plan.stages, inputs, self._dry_run))
+            self.know(shapes, exchange_shapes(self.comm, rank_of, self.plan.stages, inputs, self._dry_run))
         # Losses are zeros where the last stage of the micro-batch is elsewhere.
         self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)
         # Stages may differ (one of them may be frozen), the replicas of a stage may not.
         for n, reducers in self.reduce.reducers.items():
             for reducer in reducers:
                 reducer.guard.forward_begins(self.stages[n].module)
-        self.alive: dict[Key, tuple[list[Any], Any]] = {}  # leaves, and outputs by the stage that they go to
+        self.alive: dict[Key, tuple[list[Any], Any]] = {}  # leaves and outputs
         self.deferred: dict[Key, Any] = {}  # weight gradients that wait for their W
 
-    def know(self, metadata: StageMetadata) -> None:
-        """Note what crosses stage boundaries."""
-        self.metadata = metadata
-        self.messages.set_shapes(metadata)
+    def know(self, shapes: Shapes, boundaries: Boundaries) -> None:
+        """Note what crosses stage boundaries in steps with inputs of these shapes."""
+        self.shapes, self.boundaries = shapes, boundaries
+        self.messages.know(boundaries)
         released = self.messages.released
         self.items: list[Item] = [(item, released.get(at, [])) for at, item in enumerate(self.order)]
 
@@ -183,22 +186,22 @@ class Pipeline:
             # An overlapped pair starts when both of its actions have what they need.
             if len(item) == 2:
                 for kind, stage, i, _ in item:
-                    messages.wait("F" if kind == "F" else "B", stage, i)
+                    messages.wait(("F" if kind == "F" else "B", stage, i))
 
             for step in item:
                 kind, stage, i, _ = step
                 # Transfers: a receive into a fresh buffer is posted, a send is started.
                 if kind in ("RECV_F", "RECV_B"):
-                    messages.post(kind[-1], stage, i)
+                    messages.post((kind[-1], stage, i))
                 elif kind in SENDS:
-                    messages.send(kind[-1], stage, stage + SENDS[kind], i)
+                    messages.send((kind[-1], stage + SENDS[kind], i))
                 # The stage's gradients are complete: their sum over the replicas starts, unless others come before it.
                 elif kind == "REDUCE_GRAD":
                     if stage in self.reduce.early:
                         self.reduce.start(stage)
                 else:
                     self.compute(step)
-            # Gradients that have arrived by now: their arrays need not wait for the end of the step.
+            # What has arrived by now: its arrays need not wait for the end of the step.
             for message in arrived:
                 self.comm.waitall(messages.sends.pop(message, []))
 
@@ -211,10 +214,10 @@ class Pipeline:
             with self.coordinates(i):
                 # Forward: the output is enqueued, and what is kept for backward is kept in `alive` alone.
                 if kind == "F":
-                    self.forward(stage, i, [self.inputs[i]] if stage == 0 else self.messages.take("F", stage, i))
+                    self.forward(stage, i, self.messages.take(("F", stage, i)) if stage else [self.inputs[i]])
                 # Backward, of inputs and weights (B) or of inputs alone (I): as the forward, with gradients.
                 elif kind in ("B", "I"):
-                    arrays = self.messages.take("B", stage, i)
+                    arrays = self.messages.take(("B", stage, i)) if stage + 1 < self.plan.stages else []
                     self.backward(stage, i, arrays, "now" if kind == "B" else "deferred")
                     del arrays
                 # Weight backward: the weight gradients that I left.
@@ -251,28 +254,24 @@ class Pipeline:
             floats = array.dtype.kind in FLOATS
             leaves.append(Tensor(array, requires_grad=floats and stage > 0) if floats or stage > 0 else array)
         with nullcontext() if keeps and not recomputes else no_grad():
-            outputs = self._compute(stage, i, leaves)
+            outputs = self.outputs_of(stage, i, leaves)
         if keeps:
             self.alive[stage, i] = leaves, None if recomputes else outputs
 
-        # The last stage ends in the loss; every other one enqueues its outputs for the stages that need them.
+        # The last stage ends in the loss; every other one enqueues its outputs for the next one.
         if stage + 1 == self.plan.stages:
-            output = outputs[stage + 1][0].data
+            output = outputs[0].data
             self.losses[i] = output.item() if output.size == 1 else 0.0
-            return
-        for target, tensors in outputs.items():
-            arrays = []
-            for tensor in tensors:
-                arrays.append(tensor.data)
-            self.messages.enqueue("F", stage, target, i, arrays)
+        else:
+            self.messages.enqueue(("F", stage + 1, i), list(map(attrgetter("data"), outputs)))
 
-    def recompute(self, stage: int, i: int) -> tuple[list[Any], dict[int, list[Tensor]]]:
+    def recompute(self, stage: int, i: int) -> tuple[list[Any], list[Tensor]]:
         """Run the forward of (stage, i) again from its kept leaves; nothing of the first run outlives the call."""
         leaves, _ = self.alive[stage, i]
-        return leaves, self._compute(stage, i, leaves)
+        return leaves, self.outputs_of(stage, i, leaves)
 
-    def _compute(self, stage: int, i: int, leaves: list[Any]) -> dict[int, list[Tensor]]:
-        """Return the outputs of a stage by the stage that they go to; of the last stage, the loss."""
+    def outputs_of(self, stage: int, i: int, leaves: list[Any]) -> list[Tensor]:
+        """Return the outputs of a stage; of the last stage, the loss."""
         result = self.stages[stage].module(*leaves)
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
@@ -280,82 +279,66 @@ class Pipeline:
             node = getattr(result, "node", None)
             if self.added > 1 and node is not None and isinstance(node.name, MeanOfRows):
                 self.refusals.refuse_mean(i, self.added)
-        return outputs_by_target(result, stage)
+        outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+        for value in outputs:
+            # What a neighbour receives has a shape and a dtype: names, None and plain numbers have none.
+            if not isinstance(value, Tensor):
+                self.refusals.refuse_output(value, stage)
+        return outputs
 
     def backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:
-        """Run a stage's backward of micro-batch i with the gradients that arrived, and enqueue those of its inputs."""
+        """Run a stage's backward of micro-batch i with the gradients that arrived, and enqueue those of its inputs.
+
+        weights: "now", or "deferred" until W.
+        """
         # Roots: the loss, or the float outputs in the order in which their gradients arrived.
         leaves, outputs = self.alive.pop((stage, i))
-        if stage + 1 == self.plan.stages:
-            roots, gradients = outputs[stage + 1], [None] * len(outputs[stage + 1])
-        else:
-            roots, gradients = [], arrays
-            for target in self.messages.targets[stage, i]:
-                for output in outputs[target]:
-                    if output.dtype.kind in FLOATS:
-                        roots.append(output)
-        work = backward_from(roots, gradients, weights)
+        work = backward_from(outputs, arrays if stage + 1 < self.plan.stages else [None], weights)
         if weights == "deferred":
             self.deferred[stage, i] = work
 
-        # The gradients of the leaves go back to the stages that these came from; zeros where the stage used none.
-        at = 0
-        for source in self.messages.sources[stage, i] if stage else []:
-            count, arrays = self.messages.counts[source, stage, i], []
-            for leaf in leaves[at : at + count]:
+        # The gradients of the leaves go back to the stage that these came from; zeros where this one used none.
+        if stage:
+            gradients = []
+            for leaf in leaves:
                 if leaf.dtype.kind in FLOATS:
-                    arrays.append(xp.zeros(leaf.shape, leaf.dtype, leaf.data) if leaf.grad is None else leaf.grad)
-            self.messages.enqueue("B", stage, source, i, arrays)
-            at += count
+                    gradients.append(xp.zeros(leaf.shape, leaf.dtype, leaf.data) if leaf.grad is None else leaf.grad)
+            self.messages.enqueue(("B", stage - 1, i), gradients)
 
     # --- before it starts ---
 
-    def _dry_run(self, stage: int, arrays: list[Any]) -> list[tuple[int, Any]]:
-        """Return each output of a stage, with the stage that it goes to, from a forward that keeps nothing."""
+    def _dry_run(self, stage: int, i: int, arrays: list[Any]) -> list[Any]:
+        """Return the outputs of a stage as arrays, from a forward that keeps nothing."""
         leaves = arrays if stage == 0 and arrays[0].dtype.kind not in FLOATS else [Tensor(array) for array in arrays]
         module = self.stages[stage].module
-        # Layers that exchange statistics send nothing here: other replicas may have other shapes, and so other passes.
-        layers = module.modules() if hasattr(module, "modules") else ()
-        silent = [layer for layer in layers if layer.training and getattr(layer, "exchanges", False)]
         with no_grad(), hooks.batch_coordinates(), self.coordinates(0), ExitStack() as stack:
-            for layer in silent:
-                layer.eval()
-                stack.callback(layer.train)
-            outputs = outputs_by_target(module(*leaves), stage)
+            # Layers that exchange statistics send nothing: other replicas may have other shapes, and so other passes.
+            for layer in module.modules() if hasattr(module, "modules") else ():
+                if layer.training and getattr(layer, "exchanges", False):
+                    layer.eval()
+                    stack.callback(layer.train)
+            outputs = self.outputs_of(stage, i, leaves)
         for watcher in watchers.get():
             if watcher.operations is not None:
                 watcher.operations = []
-        return [(target, tensor.data) for target, tensors in outputs.items() for tensor in tensors]
+        return [output.data for output in outputs]
 
 
 # --- a stage's forward and backward, as autograd sees them ---
 
 
-def outputs_by_target(result: Any, stage: int) -> dict[int, list[Tensor]]:
-    """Return a module's outputs by the stage that they go to: the next one, where they are not skip connections."""
-    outputs: dict[int, list[Tensor]] = {stage + 1: []}
-    for value in result if isinstance(result, (tuple, list)) else [result]:
-        if isinstance(value, SkipConnection):
-            outputs.setdefault(value.stage, []).append(value.tensor)
-            value = value.tensor
-        else:
-            outputs[stage + 1].append(value)
-        # What a neighbour receives has a shape and a dtype: names, None and plain numbers have none.
-        if not isinstance(value, Tensor):
-            hooks.pipeline_refusals().refuse_output(value, stage)
-    return outputs
-
-
 def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: str) -> Any:
     """Run backward from several outputs in one pass, which visits what they share once.
 
-    weights: "now" or "deferred"; deferred weight gradients are returned.
+    gradients: of those that are floats. weights: "now" or "deferred"; deferred weight gradients are returned.
     """
-    roots, seeds = list[Tensor](), []
-    for output, gradient in zip(outputs, gradients, strict=True):
-        if output.node is not None:
-            roots.append(output)
-            seeds.append(gradient)
+    roots, seeds, following = list[Tensor](), [], iter(gradients)
+    for output in outputs:
+        if output.dtype.kind in FLOATS:
+            seed = next(following)
+            if output.node is not None:
+                roots.append(output)
+                seeds.append(seed)
     if not roots:
         return None  # nothing in the stage is trained and nothing before it either
     if len(roots) == 1:

@@ -10,34 +10,20 @@ Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from minidist.core.autograd import Parameter, Tensor
+from minidist.core.autograd import Parameter
 from minidist.core.base import hooks
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
 
 
-@dataclass(frozen=True)
-class SkipConnection:
-    """An output for `stage`, past the neighbour: that stage gets it behind what its own neighbour sends.
-
-    It travels once each way, whatever number of stages lies between.
-    """
-
-    stage: int
-    tensor: Tensor
-
-
 class PipelineStage:
     """Stage `number` of a model: `module(*tensors)` returns one tensor, or several, which the next stage receives.
 
-    A tensor that a later stage needs is returned as `SkipConnection(stage, tensor)`; that stage's module gets it after
-    the tensors of the stage before it, several in the order of the stages that they come from. The last stage's output
-    goes to the loss. flats: its parameters, when the caller has made them flat.
+    The last stage's output goes to the loss. flats: its parameters, when the caller has made them flat.
     """
 
     def __init__(self, module: Any, number: int, flats: Sequence[FlatParameters] | None = None) -> None:
