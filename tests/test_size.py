@@ -35,7 +35,7 @@ LINES = {
 FOLDERS = 16
 SETTINGS = 40  # of every job; those of a technique are in its folder
 LOOP = 15  # lines of `Loop.train`, which is the loop
-PARAMETERS = 4  # functions with more than eight parameters
+PARAMETERS = 0  # functions with more than eight parameters
 LONGEST = 79  # lines of a function
 COMPLEX = 22  # functions of a complexity above 15
 
