@@ -17,8 +17,8 @@ FOLDER = PACKAGE / "core"
 LINES = {
     "autograd": 1_818,
     "base": 1_242,
-    "collectives": 604,
-    "comm": 1_100,
+    "collectives": 619,
+    "comm": 1_104,
     "nn": 1_093,
     "optim": 534,
     "parallel": 2_401,
