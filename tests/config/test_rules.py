@@ -248,10 +248,6 @@ CASES = {
         {**SERVER, "reduction": "ordered"},
         "--reduction ordered does not apply to --strategy ps",
     ),
-    "server-with-compression": (
-        {**SERVER, "compression": "sign"},
-        "push each gradient once, to servers; use fp16 or bf16, or",
-    ),
     "server-with-offload": ({**SERVER, "offload": "optimizer"}, "--offload optimizer on the workers and servers"),
     "uneven-rows-of-experts-in-a-pipeline": (
         {"ep": 2, "dp": 2, "pp": 2, "experts": 2, "global_batch": 7, "microbatches": 2},
