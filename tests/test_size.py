@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_805,
     "comm": 6_021,
     "commands": 5_326,
-    "course": 12_759,
+    "course": 12_683,
     "core": 11_163,
     "data": 1_610,
     "debug": 9_996,
