@@ -198,8 +198,8 @@ def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) ->
             agreed = np.full(len(algorithms) + 1, np.nan)
             for row in np.flatnonzero(racing)[:: -1 if number % 2 else 1]:
                 name, entry = entries[row]
-                call = partial(_call, comm, f"{operation}/{name}", entry.run, arguments)
-                agreed[row] = _seconds(comm, call, calls)
+                run = partial(_call, comm, f"{operation}/{name}", entry.run, arguments)
+                agreed[row] = _seconds(comm, run, calls)
             agreed[-1] = time.perf_counter() - began
             doubling = comm.collective("all_reduce/recursive_doubling max tuning")
             ALGORITHMS["all_reduce"]["recursive_doubling"].run(doubling, agreed, "max")
@@ -236,13 +236,15 @@ def _faster(rounds: np.ndarray, first: int) -> np.ndarray:
     """Return than which algorithms the first is faster in clearly more than half of the rounds, by a sign test."""
     differences = rounds - rounds[:, first : first + 1]
     wins, losses = (differences > 0).sum(axis=0), (differences < 0).sum(axis=0)
-    return wins - losses > 2 * np.sqrt(wins + losses)  # twice the standard deviation of equal algorithms
+    clearly: np.ndarray = wins - losses > 2 * np.sqrt(wins + losses)  # twice the standard deviation of equal algorithms
+    return clearly
 
 
 def _lost(rounds: np.ndarray) -> np.ndarray:
     """Return which algorithms are clearly slower than the best one, and by more than TOLERANCE."""
     scores, best, _ = _scores(rounds)
-    return _faster(rounds, best) & (scores > TOLERANCE * scores[best])
+    lost: np.ndarray = _faster(rounds, best) & (scores > TOLERANCE * scores[best])
+    return lost
 
 
 def _judged(rounds: np.ndarray, incumbent: int | None) -> tuple[np.ndarray, int]:
