@@ -309,7 +309,7 @@ def compressed_bytes(config: Any, job: Job) -> int:
     """Return the bytes of one worker's compressed gradient for all servers."""
     shards = ps.make_shards(config.servers, {p.name: p.data for p in job.model.parameters()})
     ps.compress_pushes(shards, PushCompression(config.compression, config.seed), SimpleNamespace(rank=0, size=1))
-    return sum(n * np.dtype(dtype).itemsize for shard in shards for n, dtype in shard.push.wire)
+    return sum(n * np.dtype(dtype).itemsize for shard in shards for n, dtype in shard.wire)
 
 
 def parameter_server_bytes(config: Any, batches: Batches, sizes: AxisSizes, done: int = 0) -> dict[str, int]:
