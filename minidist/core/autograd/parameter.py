@@ -131,18 +131,8 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "_data",
-        "_requires_grad",
-        "_version",
-        "flat",
-        "gradient",
-        "init",
-        "layout",
-        "name",
-        "observers",
-        "dtype",
-        "shape",
-        "ready_hooks",
+        *("_data", "_requires_grad", "_version", "dtype", "flat", "gradient", "init", "layout", "name", "observers"),
+        *("ready_hooks", "shape"),
     )
 
     shape: tuple[int, ...]
