@@ -170,8 +170,8 @@ class FSDPState(BackwardObserver):
     def _weight_ready(self, unit: FSDPUnit, parameter: Parameter) -> None:
         """[6] Outside of a pass, a deferred weight gradient was computed; the unit's last one starts its reduction."""
         if current_pass() is None:
-            unit.computed.add(parameter)
-            if len(unit.computed) == len(unit.trainable):
+            del unit.left[parameter]
+            if not unit.left:
                 unit.reduce_now(self.root, [])
 
     def weights_done(self) -> None:
@@ -182,8 +182,8 @@ class FSDPState(BackwardObserver):
     def _end_reductions(self, units: Sequence[FSDPUnit]) -> None:
         """Reduce the units that the pass left out (an error, or a sum of zeros), and finish what is in flight."""
         for unit in units:
-            if unit.trainable and not unit.reduced:
-                unit.reduce_now(self, [parameter for parameter in unit.trainable if parameter not in unit.computed])
+            if unit.left:
+                unit.reduce_now(self, list(unit.left))
         self.finish_reduction()
         for unit in units:
             unit.settle()
