@@ -146,7 +146,7 @@ class FSDPState(BackwardObserver):
         """[4] Backward has reached the module's input: everything inside it is done."""
         self._advance_clock()
         for unit in self.units:
-            unit.after_backward(self.root, deferred=running.store is not None)
+            unit.after_backward(self.root)
 
     def node_done(self) -> None:
         """Let gathers and reductions travel while backward goes on."""
@@ -156,11 +156,10 @@ class FSDPState(BackwardObserver):
         """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""
         self._advance_clock()
         units = units_of(self.module)
-        assert self.running is not None
-        deferred = self.running.store is not None
         for unit in units:
-            unit.after_backward(self, deferred)
-        if not deferred:
+            unit.after_backward(self)
+        assert self.running is not None
+        if self.running.store is None:
             self._end_reductions(units)
         self.running = None
         for unit in units:

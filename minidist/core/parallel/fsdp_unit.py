@@ -95,15 +95,13 @@ class FSDPUnit:
 
     # --- the gradient ---
 
-    def after_backward(self, root: Any, deferred: bool) -> None:
-        """Backward is done with the module: start to reduce the gradient, and release the unit.
-
-        deferred: the pass leaves the weight gradients to a `WeightGradStore`, which needs no weights.
-        """
+    def after_backward(self, root: Any) -> None:
+        """Backward is done with the module: start to reduce the gradient, and release the unit."""
         if not self.differentiating:
             return
         self.differentiating = False
-        if not deferred and self.trainable:
+        # A pass with a store leaves the weight gradients to it, which need no weights.
+        if root.running.store is None and self.trainable:
             self.reduce_now(root, [parameter for parameter in self.trainable if parameter.gradient.local is None])
         self.release()
 
