@@ -190,8 +190,12 @@ class ZeroOptimizer:
         # [2] Update this rank's elements.
         self.optimizer.step()
 
-        # [3] Send them to all, in place. Without a gradient since zero_grad nothing has changed, on any rank.
+        # [3] Send them to all. Without a gradient since zero_grad nothing has changed, on any rank.
         if self.shard.filled:
-            with purpose("parameter_gather"):
-                equal = self.reducer.guard.of_weights(self.flat)
-                all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)
+            self.gather()
+
+    def gather(self) -> None:
+        """Gather every shard on every rank, in place."""
+        with purpose("parameter_gather"):
+            equal = self.reducer.guard.of_weights(self.flat)
+            all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)
