@@ -57,5 +57,8 @@ def takes(name: str, setting: str) -> bool:
     return _takes(optimizer_named(name), setting)
 
 
-def _takes(kind: type[Optimizer], setting: str) -> bool:
-    return setting in inspect.signature(kind).parameters
+def _takes(kind: Any, setting: str) -> bool:
+    taken = inspect.signature(kind).parameters
+    # Further arguments go to the constructor of the base class.
+    more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    return setting in taken or (more and _takes(kind.__base__, setting))
