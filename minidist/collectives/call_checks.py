@@ -34,25 +34,14 @@ def check_call(
     """
     if not isinstance(comm, PointToPoint):
         check_communicator(comm, operation)
-    if not hasattr(array, "flags") or isinstance(array, np.generic):
-        raise UsageError(
-            f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
-            " numpy.array(...)"
-        )
-    if hasattr(array, "mask"):
-        raise UsageError(f"rank {comm.rank}: {operation} of {MASKED}")
-    if not array.flags.c_contiguous:
-        raise UsageError(
-            f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
-        )
-    if op is not None:
-        if not isinstance(op, str):
-            raise _no_name(comm, operation, op)
+    # A plain all_reduce, of which little can be wrong. A short message takes only a few times as long as this look.
+    if operation == "all_reduce" and array.__class__ is np.ndarray and array.flags.carray and op.__class__ is str:
         check_op(op, array.dtype)
-    if operation == "all_reduce" and not getattr(array.flags, "writeable", True):
-        raise UsageError(
-            f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
-        )
+        return
+    if array.__class__ is not np.ndarray or not array.flags.c_contiguous:
+        _check_array(comm, operation, array)
+    if op is not None:
+        _check_reduction(comm, operation, array, op)
     if root.__class__ is not int or not 0 <= root < comm.size:
         _check_root(comm, operation, root)
     if operation == "all_to_all":
@@ -64,12 +53,33 @@ def check_call(
         _check_size(comm, operation, array, out, counts)
 
 
-def _no_name(comm: PointToPoint, operation: str, op: Any) -> UsageError:
-    # As in MPI's order of arguments: what is sent, where the result goes.
-    return UsageError(
-        f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
-        " take an array for the result have out="
-    )
+def _check_array(comm: PointToPoint, operation: str, array: Any) -> None:
+    """Refuse what is not an array, and an array whose elements are masked or do not lie one after the other."""
+    if not hasattr(array, "flags") or isinstance(array, np.generic):
+        raise UsageError(
+            f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
+            " numpy.array(...)"
+        )
+    if hasattr(array, "mask"):
+        raise UsageError(f"rank {comm.rank}: {operation} of {MASKED}")
+    if not array.flags.c_contiguous:
+        raise UsageError(
+            f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
+        )
+
+
+def _check_reduction(comm: PointToPoint, operation: str, array: Any, op: Any) -> None:
+    """Refuse an `op` that is no name, as in MPI's order of arguments, or not for these numbers, and no place for it."""
+    if not isinstance(op, str):
+        raise UsageError(
+            f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
+            " take an array for the result have out="
+        )
+    check_op(op, array.dtype)
+    if operation == "all_reduce" and not getattr(array.flags, "writeable", True):
+        raise UsageError(
+            f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
+        )
 
 
 def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any) -> None:
@@ -185,7 +195,9 @@ def narrow_sum(op: str, total: np.ndarray, contribution: np.ndarray) -> bool:
 
 def combine(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
     """Store first (op) second in `out`, which may be one of the two, where ranks must agree on which comes first."""
-    if op in ("sum", "avg") and out.itemsize == 2 and is_half(out.dtype):
+    if out.dtype.char in "fd":  # nothing to round or to check
+        UFUNCS[op](first, second, out=out)
+    elif op in ("sum", "avg") and out.itemsize == 2 and is_half(out.dtype):
         with quiet_overflow():  # a sum that is too large becomes infinite, and a loss scaler looks for it
             xp.add(first, second, out=out)
     elif out.itemsize <= 4 and op in ("sum", "prod") and out.dtype.kind in "iu":

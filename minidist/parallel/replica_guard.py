@@ -31,8 +31,7 @@ from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
-from minidist.core.parallel.gradients import Bucket
-from minidist.core.parallel.guard import Guard
+from minidist.core.parallel.gradients import Bucket, Guard
 from minidist.nn.ops.in_place import SAMPLED, sample_step
 from minidist.parallel.axes_check import check_axes
 from minidist.parallel.running_statistics import RunningStatistics
@@ -44,6 +43,17 @@ _models: "WeakKeyDictionary[Comm, int]" = WeakKeyDictionary()  # communicator ->
 
 class ReplicaGuard(Guard):
     """Watches one wrapper on one rank.
+
+        wraps(wrapper, module, flat, settings, *comms)   a wrapper of that name is made, and has sent nothing yet
+        shards(module, ignored)                          the module is to be sharded, but for ignored parameters
+        covers(module, parameters)                       these parameters are taken care of; others are not
+        forward_begins(module)                           a pass through it begins; None: through what is covered
+        backward_begins(pass, again)                     its gradients will be reduced, again: with earlier ones
+        backward_ended(), forget()                       the gradients of a pass are reduced; an error has ended it
+
+    Texts that every rank must have equal: of_bucket(bucket), of_weights(flat), and, of a unit or a shard that the guard
+    `made` was told of, of_unit(flat, made) and of_copies(shard, made). `wraps` sends 16 B from rank 0 to each other
+    rank (purpose `startup`).
 
     number: of the model, among those on its communicator. mode: whether it trains, see `mode_of`. means: what the
     losses since the last reduction are means over, such as "22 rows".
@@ -73,8 +83,8 @@ class ReplicaGuard(Guard):
     def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Mapping[str, Any], *comms: Comm) -> None:
         check_axes(wrapper, module, flat.parameters, *comms)
         check_same_model(flat, comms[0], wrapper, settings)
-        # A unit of FSDP has its shard already; it is not loaded as a whole.
-        if flat.shard is None:
+        # A unit of FSDP is not loaded as a whole.
+        if wrapper != "fully_shard":
             flat.load_checks.append(partial(check_same_values, flat, comms[0]))
             self._choose_samples(flat)
             return

@@ -41,10 +41,6 @@ class Group:
         hooks.optimizer_checks().check_group(self)
 
 
-def _every_name(name: str) -> bool:  # no lambda, so that an optimizer can be pickled
-    return True
-
-
 @dataclass
 class _Run:
     """Neighbouring slices of one source and one group, updated together, which have had equally many steps.
@@ -58,12 +54,6 @@ class _Run:
     parameters: list[Any]
     state: State | None = None
     count: int = 0
-
-    def continues_with(self, piece: FlatSlice, group: Group) -> bool:
-        """Return whether a slice of this group lies directly behind the run, in the same array."""
-        last = self.slice
-        is_next = isinstance(last, FlatSlice) and last.source is piece.source and last.stop == piece.start
-        return is_next and self.group is group
 
 
 class Optimizer:
@@ -90,19 +80,16 @@ class Optimizer:
         self.lr_factor = 1.0
         self.grad_scale = 1.0
         self.weight_decay = weight_decay
-        self.groups = [*groups, Group(_every_name)]
+        self.groups = [*groups, Group(bool)]  # every name is true
         self.step_count = 0
         self._runs: list[_Run] = []
         self._work: dict[Any, list[xp.Array]] = {}
 
         # State is kept by name, so a name may occur once only.
-        names: set[str] = set()
-        for number, piece in enumerate(as_slices(parameters)):
-            name = getattr(piece, "name", "") or str(number)
-            hooks.optimizer_checks().check_new(name, names)
-            names.add(name)
+        pieces = [(getattr(piece, "name", "") or str(i), piece) for i, piece in enumerate(as_slices(parameters))]
+        hooks.optimizer_checks().check_names([name for name, _ in pieces])
+        for name, piece in pieces:
             self._add(piece, name)
-        hooks.optimizer_checks().check_any(names)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check = self.settings.get(name)
@@ -114,11 +101,12 @@ class Optimizer:
         group = next(group for group in self.groups if group.matches(name))
         is_flat = isinstance(piece, FlatSlice)
         size = piece.stop - piece.start if is_flat else piece.data.size
-        if self.joins and is_flat and self._runs and self._runs[-1].continues_with(piece, group):
-            last = self._runs[-1]
-            before = last.slice
-            last.slice = replace(before, stop=piece.stop)
-            last.pieces.append((name, piece.start - before.start, piece.stop - before.start))
+        last = self._runs[-1] if is_flat and self.joins and self._runs else None
+        in_same_array = last is not None and getattr(last.slice, "source", None) is piece.source
+        if last is not None and in_same_array and last.slice.stop == piece.start and last.group is group:
+            start = last.slice.start
+            last.slice = replace(last.slice, stop=piece.stop)
+            last.pieces.append((name, piece.start - start, piece.stop - start))
             last.parameters.append(piece.parameter)
         else:
             self._runs.append(_Run(piece, group, [(name, 0, size)], [getattr(piece, "parameter", None)]))
@@ -143,9 +131,7 @@ class Optimizer:
     def step(self) -> None:
         """Update every parameter that has a gradient, then call `updated()` of their owners."""
         # Gradients that are not those of all ranks are refused before anything changes.
-        checks = hooks.optimizer_checks()
-        for run in self._runs:
-            checks.check_reduced(run)
+        hooks.optimizer_checks().check_reduced(self._runs)
 
         runs, sources = self._with_gradient()
         self.step_count += bool(sources)
@@ -245,27 +231,6 @@ class Optimizer:
     def __getattr__(self, name: str) -> Any:
         # What the core does without: `state`, `counts`, `state_dict()`, `load_state_dict(saved)` and `refresh()`.
         return hooks.optimizer_attribute(self, name)
-
-
-class OptimizerWrapper:
-    """Base class of what has an optimizer and steps it: `optimizer`, whose attributes are found here, too.
-
-    A setting (`lr`, `lr_factor`, ...) or `grad_scale` that is set here is set there; it would be ignored otherwise.
-    """
-
-    optimizer: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if "optimizer" not in self.__dict__:  # it is being made
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.optimizer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        inside = self.__dict__.get("optimizer")
-        if inside is not None and (name == "grad_scale" or name in inside.settings):
-            setattr(inside, name, value)
-        else:
-            super().__setattr__(name, value)
 
 
 def computing(dtype: Any) -> Any:

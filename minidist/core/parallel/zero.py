@@ -23,17 +23,15 @@ from typing import Any
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.optim import NORM_BLOCK, OptimizerWrapper
+from minidist.core.optim import NORM_BLOCK
 from minidist.core.parallel.data_parallel import equal_replicas
-from minidist.core.parallel.flat_shards import Shard, sharded_flat
-from minidist.core.parallel.gradients import Bucket, GradientReducer
-from minidist.core.parallel.guard import Guard
+from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.gradients import Bucket, GradientReducer, Guard
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 
@@ -62,7 +60,7 @@ class ShardReducer(GradientReducer):
         self.send = self.reduce_scatter
         self.scatter: Callable[..., Any] = self._scatter
         if not keep_whole:
-            flat.make_buffer_of = self._make_bucket
+            flat.make_grad_of = self._make_bucket  # type: ignore[method-assign]
 
     def forget(self, bucket: Bucket) -> None:
         """Mark the bucket's local gradients as empty (stage 1), or drop the parameters' views of it (stage 2)."""
@@ -80,8 +78,7 @@ class ShardReducer(GradientReducer):
     def _make_bucket(self, parameter: Parameter) -> None:
         """Allocate the gradients of the bucket that `parameter` belongs to."""
         bucket = self.bucket_of[parameter]
-        size = bucket.slice.stop - bucket.slice.start
-        array = self.arrays[bucket.index] = track(xp.empty(size, self.flat.dtype, self.flat.data), "gradient")
+        array = self.arrays[bucket.index] = track(xp.empty(bucket.size, self.flat.dtype, self.flat.data), "gradient")
 
         # The parameters' gradients are views of this array. They come from the end; in the flat order the last one is
         # first.
@@ -97,7 +94,7 @@ class ShardReducer(GradientReducer):
         """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""
         # Stage 2: wait for the bucket before, so that one travels while one fills, and no more.
         if not self.keep_whole:
-            self.collect(len(self.works))
+            self.collect()
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
 
         # The first reduction since zero_grad writes straight into the shard. A later one goes through a separate
@@ -114,10 +111,10 @@ class ShardReducer(GradientReducer):
         how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": bucket.equal}
         return reduce_scatter(self.comm, array, self.op, async_op=True, out=out, **how)
 
-    def collect(self, until: int) -> None:
-        """Wait for the buckets before number `until`, and add their sums to those of earlier micro-batches."""
-        for i in range(until):
-            work, self.works[i] = self.works[i], None  # so that its arrays are freed
+    def collect(self) -> None:
+        """Wait for the buckets that were launched, and add their sums to those of earlier micro-batches."""
+        for i, work in enumerate(self.works):
+            self.works[i] = None  # so that its arrays are freed
             if work is not None:
                 piece = work.wait()
                 if self.shard.filled:
@@ -125,11 +122,11 @@ class ShardReducer(GradientReducer):
 
     def wait(self) -> None:
         """Wait for all buckets: the shard holds the sum over ranks, and over micro-batches since `zero_grad`."""
-        self.collect(len(self.works))
+        self.collect()
         self.shard.filled = True
 
 
-class ZeroOptimizer(OptimizerWrapper):
+class ZeroOptimizer:
     """Wraps an optimizer class so that each rank of `comm` holds the state, and steps the elements, of one shard.
 
         zero = ZeroOptimizer(model.parameters(), AdamW, comm=comm, stage=2, lr=3e-3)
@@ -162,12 +159,10 @@ class ZeroOptimizer(OptimizerWrapper):
         module: Module | None = None,
         **defaults: Any,
     ) -> None:
-        if stage not in (1, 2):
-            raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
-
         # Equal replicas, in a flat array with the padding that equal shards need.
         self.comm, self.stage, alignment = comm, stage, defaults.pop("alignment", NORM_BLOCK)
-        self.flat = sharded_flat(parameters, comm, alignment)
+        self.shard = Shard(parameters, comm, alignment)
+        self.flat = self.shard.flat
         settings = {
             "stage": stage,
             "reduction": reduction,
@@ -179,7 +174,6 @@ class ZeroOptimizer(OptimizerWrapper):
         guard = equal_replicas("ZeroOptimizer", module, self.flat, settings, comm)
 
         # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
-        self.shard = Shard(self.flat, comm, alignment)
         self.optimizer = optimizer_class(self.shard.slices(), **defaults)
 
         # Gradients are reduced to the owners of the shards during every backward pass.

@@ -34,7 +34,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_reduce, broadcast
 from minidist.core.comm import Comm
-from minidist.core.optim import SGD, OptimizerWrapper
+from minidist.optim import SGD, OptimizerWrapper
 from minidist.parallel.axes_check import check_axes
 from minidist.parallel.replica_guard import mode_of, next_model
 from minidist.parallel.running_statistics import batch_norms

@@ -31,7 +31,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, Work
-from minidist.core.optim import OptimizerWrapper
+from minidist.optim import OptimizerWrapper
 from minidist.techniques.local_sgd.averaging import OUTER, local_sgd_volume
 from minidist.techniques.local_sgd.weights import Part, flat_of, parts_of, place_of, trainable
 

@@ -24,7 +24,7 @@ from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
-from minidist.core.parallel.tensor.regions import gather_from_tensor_parallel_region
+from minidist.parallel.tensor.gathering import gather_from_tensor_parallel_region
 from minidist.techniques.quantization.layers import OBSERVERS, Int8Linear, MinMaxObserver, QATLinear, replace_layers
 
 SPLIT = (ColumnParallelLinear, RowParallelLinear)
@@ -70,7 +70,7 @@ class Int8SplitLinear(Int8Linear):
         if isinstance(layer, RowParallelLinear):
             return layer.leave(self.product(x))
         y = super().forward(layer.enter(x))
-        return gather_from_tensor_parallel_region(y, layer.comm) if layer.gather_output else y
+        return gather_from_tensor_parallel_region(y, layer.comm) if getattr(layer, "gather_output", False) else y
 
 
 def prepare_split_qat(model: Module, names: Collection[str], observer: str, per_channel: bool) -> None:
