@@ -44,10 +44,9 @@ from minidist.comm.header import (
     compare,
     dtype_name,
     has_checksum,
-    header_of,
     is_of_replicas,
     is_payload,
-    pack,
+    packed,
     unpack,
 )
 from minidist.comm.launched import check_launcher, launched_rank, launched_size
@@ -297,7 +296,7 @@ class MPIWorld(FindsLines):
         request = MPIRequest(comm, kind, array, peer, tag, nonblocking, site, event, array)
 
         # MPI is given the array itself, or a host copy of one that lies on a GPU.
-        if is_device_array(array):
+        if array.__class__ is not np.ndarray and is_device_array(array):
             event.staged = True
             request.buffer = fetch(array) if kind == "send" else pinned_like(array)
         if nonblocking:
@@ -357,7 +356,8 @@ class MPIWorld(FindsLines):
         if self.checks:
             watched = request.checksum is not None and nonblocking
             payload = checksum_bytes(request.checksum or 0) if watched else NO_CHECKSUM
-            request.header = pack(header_of(request.comm.match_key, array)) + request.comm.calls_before + payload
+            own = packed(request.comm.match_key, array.dtype, array.nbytes, array.shape)
+            request.header = own + request.comm.calls_before + payload
             request.header_request = handle.Isend([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
         start = handle.Issend if self.synchronous else handle.Isend
         request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
@@ -406,10 +406,11 @@ class MPIWorld(FindsLines):
     def _ask_for_payload(self, request: MPIRequest, source: int) -> None:
         # The sizes are equal when the headers are, so the payload fits into the buffer.
         self.expected.remove(request)
-        self._came_from(request, source)
+        if request.peer == ANY:
+            self._came_from(request, source)
         assert request.header is not None
-        key = request.comm.match_key
-        expected = pack(header_of(key, request.array))
+        array = request.array
+        expected = packed(request.comm.match_key, array.dtype, array.nbytes, array.shape)
         if request.header[:EQUAL_BYTES] != expected + request.comm.calls_before:
             self._refuse(request, expected)
 
@@ -457,9 +458,8 @@ class MPIWorld(FindsLines):
 
     def _came_from(self, request: MPIRequest, source: int) -> None:
         """Note which rank of the communicator a wildcard receive has got its message from."""
-        if request.peer == ANY:
-            request.peer = request.comm.ranks.index(source)
-            request.event.peer = request.comm.members[request.peer]
+        request.peer = request.comm.ranks.index(source)
+        request.event.peer = request.comm.members[request.peer]
 
     # waiting ----------------------------------------------------------------------------------------------------------
 
@@ -527,11 +527,11 @@ class MPIWorld(FindsLines):
                 put(request.buffer, request.array)
             elif request.buffer is not request.array:
                 request.array[...] = request.buffer
+        event.end = self.time()
         if self.running is None:
-            self.mark = self.time()
+            self.mark = event.end
         self.completed += 1
         self.unwaited.pop(id(request), None)
-        event.end = self.time()
 
     def _compare_payload(self, request: MPIRequest) -> None:
         """Raise when what has come is not what the sender's buffer held when it posted the send."""
