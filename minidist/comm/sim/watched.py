@@ -86,10 +86,6 @@ class Watched(AnySource):
                 return
         receive.array[...] = send.array
 
-    def matched(self, receive: Any) -> None:
-        if receive.event is not None:
-            receive.event.peer = receive.other
-
     def wait(self, request: Any) -> None:
         for waiting in self.on_waiting:
             waiting(request)

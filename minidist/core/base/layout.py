@@ -9,13 +9,6 @@ Proved by: tests/parallel/test_tensor.py
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-
-def may_overlap(a: Any, b: Any) -> bool:
-    """Return whether two arrays may share memory."""
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.size > 0 and np.may_share_memory(a, b)
-
 
 def chunk_sizes(total: int, parts: int) -> list[int]:
     """Sizes of `parts` consecutive chunks of `total` elements: the first `total % parts` get one more."""
