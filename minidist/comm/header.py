@@ -55,6 +55,11 @@ def header_of(operation: str, array: np.ndarray) -> Header:
 
 
 @lru_cache(4096)
+def packed(operation: str, dtype: np.dtype[Any], nbytes: int, shape: tuple[int, ...]) -> bytes:
+    """Return the packed header of one side of a message: remembered, because a short message takes no longer."""
+    return pack(Header(operation, dtype_name(dtype), nbytes, shape))
+
+
 def pack(header: Header) -> bytes:
     """Return what both sides of a message must have equal, but for the calls before it, in KEY_BYTES bytes.
 
@@ -108,7 +113,7 @@ def unpack(data: bytes | bytearray) -> Header:
     return Header(operation.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode(), low + 2**32 * high, shape)
 
 
-# What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPUnit`, `ZeroOptimizer.step`.
+# What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPUnit`, `ZeroOptimizer.gather`.
 # And of copies of a tied weight: `SharedGradients` of a pipeline.
 OVER = ", mean over "  # a part of it, with what the losses of the sent gradients are means over: "22 rows"
 _MEANS = re.compile(OVER + r"(\d+ \w+(?: \+ \d+ \w+)*)")
