@@ -28,7 +28,7 @@ LINES = {
     "optim": 1_627,
     "parallel": 4_989,
     "pipeline": 4_592,
-    "planning": 5_827,
+    "planning": 5_826,
     "report": 6_860,
     "techniques": 12_424,
 }
