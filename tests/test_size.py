@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_330,
     "commands": 5_316,
     "course": 12_684,
-    "core": 10_976,
+    "core": 10_986,
     "data": 1_610,
     "debug": 9_999,
     "job": 8_898,
