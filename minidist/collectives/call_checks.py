@@ -6,13 +6,14 @@ Proved by: tests/collectives/test_collectives.py, tests/misuse/test_misuse.py
 from functools import cache
 from operator import index
 from typing import Any, SupportsIndex
+from zlib import crc32
 
 import numpy as np
 
 from minidist.comm.message_checks import MASKED
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import add_into, is_half, quiet_overflow
-from minidist.core.base.errors import UsageError, check_divisible, quoted
+from minidist.core.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
 from minidist.core.base.layout import chunk_sizes, may_overlap
 from minidist.core.collectives.operations import UFUNCS
 from minidist.core.comm.mesh import check_communicator
@@ -28,9 +29,12 @@ def check_call(
     root: Any = 0,
     counts: Any = None,
     receive_counts: Any = None,
-) -> None:
+    equal: str = "",
+) -> str:
     """Refuse what is not a communicator or a contiguous array, what `op` cannot reduce, an `out` that is in use or does
     not fit, a root that is not a rank, and counts that are not those of the array.
+
+    Returns `equal` with what else must be equal on every rank.
     """
     if not isinstance(comm, PointToPoint):
         check_communicator(comm, operation)
@@ -62,6 +66,21 @@ def check_call(
     if out is not None:
         _check_out(comm, operation, array, out)
         _check_size(comm, operation, array, out, counts)
+
+    # Some algorithms send none of a rank's counts. Arrays travel flattened, and (2, 3) would meet (3, 2).
+    if operation == "reduce_scatter" and counts is not None:
+        equal = f"{equal} {_counts_text(list(map(int, counts)))}".strip()
+    if array.ndim != 1 and operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast"):
+        equal = f"{equal} {list(array.shape)}".strip()
+    return equal
+
+
+def _counts_text(sizes: list[int]) -> str:
+    """Return the counts, which must be equal on both sides of each message; "" for those that need not be passed."""
+    if sizes == chunk_sizes(sum(sizes), len(sizes)):
+        return ""
+    text = str(sizes)
+    return f"counts {text}" if len(text) <= MAX_QUOTED else f"counts #{crc32(text.encode()):x}"
 
 
 def _no_name(comm: PointToPoint, operation: str, op: Any) -> UsageError:
