@@ -15,7 +15,7 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, cut
-from minidist.core.base.watchers import track
+from minidist.core.base.watchers import watchers
 from minidist.core.collectives import ring
 from minidist.core.collectives.naive import fan
 from minidist.core.collectives.operations import accumulate, divide
@@ -40,7 +40,9 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     n, rank, chunks = comm.size, comm.rank, cut(array.reshape(-1), sizes)
     contributions = []
     for other in range(n):
-        contributions.append(chunks[rank] if other == rank else track(xp.empty_like(out), "communication"))
+        contributions.append(chunks[rank] if other == rank else xp.empty_like(out))
+        for watcher in () if other == rank else watchers.get():
+            watcher.allocated(contributions[other], "communication")
 
     # Send to r+1, r+2, ... and receive from r-1, r-2, ...: so messages leave and arrive one after the other, and no
     # two ranks send to the same one at the same moment.
