@@ -428,6 +428,7 @@ def deepseek_v3() -> Table:
         gated=True,
         experts=256,
         top_k=8,
+        expert_groups=(8, 4),
         expert_inner=2048,
         shared_experts=1,
         dense_layers=3,

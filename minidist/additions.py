@@ -175,11 +175,12 @@ def _optimizer_attribute(optimizer: Any, name: str) -> Any:
 
 
 def _plan(model: Any, sequence_parallel: bool) -> Any:
-    """Return the plan of a Llama, of a model with experts, and of a split sequence."""
+    """Return the plan of a model of this package, or None."""
     config = getattr(model, "config", None)
     if not sequence_parallel and not getattr(config, "n_experts", 0) and not hasattr(config, "num_local_experts"):
-        return None
-    from minidist.parallel.expert.tensor_parallel import plan_of
+        from minidist.parallel.tensor.gathering import plan_of
+    else:
+        from minidist.parallel.expert.tensor_parallel import plan_of
 
     return plan_of(model, sequence_parallel)
 

@@ -16,26 +16,26 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 3_434,
-    "collectives": 3_718,
+    "collectives": 3_748,
     "comm": 6_009,
-    "commands": 5_311,
-    "course": 12_758,
-    "core": 11_374,
+    "commands": 5_296,
+    "course": 12_759,
+    "core": 11_161,
     "data": 1_610,
     "debug": 9_996,
-    "job": 8_723,
-    "nn": 3_422,
-    "optim": 1_544,
-    "parallel": 4_850,
+    "job": 8_891,
+    "nn": 3_432,
+    "optim": 1_628,
+    "parallel": 4_978,
     "pipeline": 4_590,
-    "planning": 5_787,
+    "planning": 5_803,
     "report": 6_862,
-    "techniques": 11_976,
+    "techniques": 12_483,
 }
 FOLDERS = 16
 SETTINGS = 40  # of every job; those of a technique are in its folder
 LOOP = 15  # lines of `Loop.train`, which is the loop
-PARAMETERS = 4  # functions with more than eight parameters
+PARAMETERS = 0  # functions with more than eight parameters
 LONGEST = 79  # lines of a function
 COMPLEX = 22  # functions of a complexity above 15
 

@@ -19,6 +19,8 @@ from minidist.core.collectives.operations import UFUNCS
 from minidist.core.comm.mesh import check_communicator
 from minidist.core.comm.point_to_point import PointToPoint
 
+SHAPED = ("all_reduce", "reduce_scatter", "reduce", "broadcast")  # every rank passes an array of the same shape
+
 
 def check_call(
     comm: PointToPoint,
@@ -38,6 +40,43 @@ def check_call(
     """
     if not isinstance(comm, PointToPoint):
         check_communicator(comm, operation)
+    # A plain all_reduce, of which little can be wrong. A short message takes only a few times as long as this look.
+    if operation == "all_reduce" and array.__class__ is np.ndarray and array.flags.carray and op.__class__ is str:
+        check_op(op, array.dtype)
+        return equal if array.ndim == 1 else _with_shape(operation, array, counts, equal)
+    if array.__class__ is not np.ndarray or not array.flags.c_contiguous:
+        _check_array(comm, operation, array)
+    if op is not None:
+        _check_reduction(comm, operation, array, op)
+    if root.__class__ is not int or not 0 <= root < comm.size:
+        _check_root(comm, operation, root)
+    if operation == "all_to_all":
+        _check_exchange(comm, array.size, counts, receive_counts)
+    elif counts is not None:
+        _check_counts(comm, operation, array.size, counts)
+    if out is not None:
+        _check_out(comm, operation, array, out)
+        _check_size(comm, operation, array, out, counts)
+    return _with_shape(operation, array, counts, equal)
+
+
+def _with_shape(operation: str, array: Any, counts: Any, equal: str) -> str:
+    """Return `equal` with the counts, of which some algorithms send none, and the shape: (2, 3) would meet (3, 2)."""
+    if operation == "reduce_scatter" and counts is not None:
+        equal = f"{equal} {_counts_text(list(map(int, counts)))}".strip()
+    return equal if array.ndim == 1 or operation not in SHAPED else f"{equal} {list(array.shape)}".lstrip()
+
+
+def _counts_text(sizes: list[int]) -> str:
+    """Return the counts, which must be equal on both sides of each message; "" for those that need not be passed."""
+    if sizes == chunk_sizes(sum(sizes), len(sizes)):
+        return ""
+    text = str(sizes)
+    return f"counts {text}" if len(text) <= MAX_QUOTED else f"counts #{crc32(text.encode()):x}"
+
+
+def _check_array(comm: PointToPoint, operation: str, array: Any) -> None:
+    """Refuse what is not an array, and an array whose elements are masked or do not lie one after the other."""
     if not hasattr(array, "flags") or isinstance(array, np.generic):
         raise UsageError(
             f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
@@ -49,46 +88,20 @@ def check_call(
         raise UsageError(
             f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
         )
-    if op is not None:
-        if not isinstance(op, str):
-            raise _no_name(comm, operation, op)
-        check_op(op, array.dtype)
+
+
+def _check_reduction(comm: PointToPoint, operation: str, array: Any, op: Any) -> None:
+    """Refuse an `op` that is no name, as in MPI's order of arguments, or not for these numbers, and no place for it."""
+    if not isinstance(op, str):
+        raise UsageError(
+            f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
+            " take an array for the result have out="
+        )
+    check_op(op, array.dtype)
     if operation == "all_reduce" and not getattr(array.flags, "writeable", True):
         raise UsageError(
             f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
         )
-    if root.__class__ is not int or not 0 <= root < comm.size:
-        _check_root(comm, operation, root)
-    if operation == "all_to_all":
-        _check_exchange(comm, array.size, counts, receive_counts)
-    elif counts is not None:
-        _check_counts(comm, operation, array.size, counts)
-    if out is not None:
-        _check_out(comm, operation, array, out)
-        _check_size(comm, operation, array, out, counts)
-
-    # Some algorithms send none of a rank's counts. Arrays travel flattened, and (2, 3) would meet (3, 2).
-    if operation == "reduce_scatter" and counts is not None:
-        equal = f"{equal} {_counts_text(list(map(int, counts)))}".strip()
-    if array.ndim != 1 and operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast"):
-        equal = f"{equal} {list(array.shape)}".strip()
-    return equal
-
-
-def _counts_text(sizes: list[int]) -> str:
-    """Return the counts, which must be equal on both sides of each message; "" for those that need not be passed."""
-    if sizes == chunk_sizes(sum(sizes), len(sizes)):
-        return ""
-    text = str(sizes)
-    return f"counts {text}" if len(text) <= MAX_QUOTED else f"counts #{crc32(text.encode()):x}"
-
-
-def _no_name(comm: PointToPoint, operation: str, op: Any) -> UsageError:
-    # As in MPI's order of arguments: what is sent, where the result goes.
-    return UsageError(
-        f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
-        " take an array for the result have out="
-    )
 
 
 def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any) -> None:
@@ -204,7 +217,9 @@ def narrow_sum(op: str, total: np.ndarray, contribution: np.ndarray) -> bool:
 
 def combine(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
     """Store first (op) second in `out`, which may be one of the two, where ranks must agree on which comes first."""
-    if op in ("sum", "avg") and out.itemsize == 2 and is_half(out.dtype):
+    if out.dtype.char in "fd":  # nothing to round or to check
+        UFUNCS[op](first, second, out=out)
+    elif op in ("sum", "avg") and out.itemsize == 2 and is_half(out.dtype):
         with quiet_overflow():  # a sum that is too large becomes infinite, and a loss scaler looks for it
             xp.add(first, second, out=out)
     elif out.itemsize <= 4 and op in ("sum", "prod") and out.dtype.kind in "iu":

@@ -15,7 +15,8 @@ Proved by: tests/collectives/test_papers.py, tests/collectives/test_closed_form.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 Number = TypeVar("Number", int, float)
 
@@ -47,6 +48,23 @@ class Fold:
         """Return the folded numbers' chunk sizes: a pair's two chunks become one."""
         e = self.extra
         return [sizes[2 * i] + sizes[2 * i + 1] for i in range(e)] + list(sizes[2 * e :])
+
+
+class Place(NamedTuple):
+    """A rank's part in a fold: whether it gives or takes, and its partners in rounds 1, 2, 3, ... of doubling."""
+
+    gives: bool
+    takes: bool
+    partners: tuple[int, ...]
+
+
+@lru_cache(2**14)
+def place_of(ranks: int, rank: int) -> Place:
+    """Return the part of one of `ranks` ranks; remembered, because a short message takes no longer than this."""
+    fold = Fold(ranks)
+    rounds, number = fold.power.bit_length() - 1, fold.number(rank)
+    partners = tuple(fold.rank(number ^ 1 << i) for i in range(rounds))
+    return Place(fold.gives(rank), fold.takes(rank), partners)
 
 
 # --- how long rounds of exchanges take: the formulas of recursive doubling and halving are made of these ---

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidist.collectives.call_checks import combine
-from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds
+from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, place_of
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
 from minidist.core.collectives.operations import divide
@@ -42,30 +42,30 @@ def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float, ove
 @algorithm("all_reduce", "recursive_doubling", sends=all_reduce_sends, seconds=all_reduce_seconds)
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Exchange the whole array log2 n times. Lower ranks' values come first, so all ranks have the same bits."""
-    fold, rank = Fold(comm.size), comm.rank
+    rank, place = comm.rank, place_of(comm.size, comm.rank)
 
     # Fold: a rank that gives waits for the result, its neighbour works for both.
-    if fold.gives(rank):
+    if place.gives:
         comm.send(array, rank + 1)
         comm.recv(array, rank + 1)
         return array
     incoming = xp.empty_like(array)
-    if fold.takes(rank):
+    if place.takes:
         comm.recv(incoming, rank - 1)
         combine(op, incoming, array, out=array)
 
     # Rounds 1, 2, 3, ... of the picture.
-    distance = 1
-    while distance < fold.power:
-        partner = fold.rank(fold.number(rank) ^ distance)
+    for partner in place.partners:
         comm.sendrecv(array, partner, incoming, partner)
-        combine(op, *((incoming, array) if partner < rank else (array, incoming)), out=array)
-        distance *= 2
+        if partner < rank:
+            combine(op, incoming, array, out=array)
+        else:
+            combine(op, array, incoming, out=array)
 
     # Unfold: the neighbour that gave gets the result.
     if op == "avg":
         divide(array, comm.size)
-    if fold.takes(rank):
+    if place.takes:
         comm.send(array, rank - 1)
     return array
 

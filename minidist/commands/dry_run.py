@@ -26,16 +26,14 @@ from minidist.commands.runner import Summary, say_notices, summarize
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
 from minidist.core.comm.sim.clock import LinkModel
-from minidist.data import load_dataset
-from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.progress import Clock
 from minidist.job.train.start import number_of_ranks, settings_that_need_values
 from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
-from minidist.planning.architecture import Architecture
 from minidist.planning.cluster.fit import Fit
 from minidist.planning.cluster.gpus import Machine, machine_of
+from minidist.planning.job_config import architecture
 from minidist.techniques import drains, of_job
 
 # What a step frees before it ends, by purpose.
@@ -301,18 +299,5 @@ def _mfu(config: TrainConfig, seconds: float, ranks: int, links: LinkModel) -> f
     """Return model FLOPs per second as a share of the ranks' peak; None for models other than gpt and llama."""
     if config.model not in ("gpt", "llama") or not seconds:
         return None
-    gated = config.model == "llama"
-    model = Architecture(
-        config.layers,
-        config.width,
-        config.heads,
-        getattr(load_dataset(config.data), "vocab_size", 0),
-        config.context,
-        llama_inner(config) if gated else 4 * config.width,
-        gated=gated,
-        kv_heads=config.kv_heads,
-        experts=config.experts,
-        top_k=(config.optional("top_k") or 1) if config.experts else 0,
-    )
     batch = resolve_batches(config, ranks).global_batch
-    return model.step_flops(batch, config.context) * config.steps / (seconds * ranks * links.flops)
+    return architecture(config).step_flops(batch, config.context) * config.steps / (seconds * ranks * links.flops)

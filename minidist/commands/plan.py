@@ -287,8 +287,8 @@ def _decision(found: "Sequence[Offer]", job: "Job", fixed: Mapping[str, Any], gp
 
 
 def _shown(found: "Search") -> "list[Plan]":
-    """Return the layouts that are printed: those that fit, or the only one when all values are given."""
-    return found.plans or (found.too_large if len(found.refused) == 1 else [])
+    """Return the layouts that are printed: those that fit, or the only one that is possible."""
+    return found.plans or (found.too_large if len(found.too_large) == 1 else [])
 
 
 def _as_dict(found: "Search", shown: "list[Plan]", gpu: str, explain: bool) -> dict[str, Any]:

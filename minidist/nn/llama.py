@@ -197,47 +197,10 @@ class LlamaModel(Module):
         return self.norm(run_blocks(self.layers, self.embed_tokens(tokens), angles))
 
 
-class Llama(LanguageModel):
-    """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss."""
-
-    def __init__(
-        self,
-        config: LlamaConfig,
-        dtype: Any = xp.float32,
-        seed: int | None = 0,
-        attention_fn: GroupedAttention = grouped_query_attention,
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.aux_loss_weight = config.router_aux_loss_coef if config.num_local_experts else None
-        self.model = LlamaModel(config, dtype, attention_fn)
-
-        # Most Llamas have a head that is not tied to the embedding.
-        tied = config.tie_word_embeddings
-        self.lm_head = (
-            TiedHead(self.model.embed_tokens) if tied else _projection(config.hidden_size, config.vocab_size, dtype)
-        )
-        self.initialize(seed)
-
-    @property
-    def decoder(self) -> LlamaModel:
-        """Tokens (batch, T) -> features (batch, T, width)."""
-        return self.model
-
-    @property
-    def blocks(self) -> list[LlamaBlock]:
-        """The repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
-        return self.model.layers
-
-    def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> Module:
-        """Return blocks first..last-1 as a stage of a pipeline: the first one embeds, the last one has the head."""
-        return LlamaStage(self, first, last, is_first, is_last)
-
-
 class LlamaStage(Module):
     """Blocks first..last-1 of a Llama, with the embedding in front or the head behind."""
 
-    def __init__(self, model: Llama, first: int, last: int, embeds: bool, heads: bool) -> None:
+    def __init__(self, model: "Llama", first: int, last: int, embeds: bool, heads: bool) -> None:
         inner = model.model
         self.embeds, self.heads, self.rotary_emb = embeds, heads, inner.rotary_emb
         if embeds:
@@ -261,3 +224,28 @@ class LlamaStage(Module):
             x = layer(x, angles)
         out = self.head(self.norm(x)) if self.heads else x
         return (out, auxiliary_losses(self.layers, auxiliary)) if self.experts else out
+
+
+class Llama(LanguageModel):
+    """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss."""
+
+    decoder_name, blocks_name, stage_class = "model", "layers", LlamaStage
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        dtype: Any = xp.float32,
+        seed: int | None = 0,
+        attention_fn: GroupedAttention = grouped_query_attention,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.aux_loss_weight = config.router_aux_loss_coef if config.num_local_experts else None
+        self.model = LlamaModel(config, dtype, attention_fn)
+
+        # Most Llamas have a head that is not tied to the embedding.
+        tied = config.tie_word_embeddings
+        self.lm_head = (
+            TiedHead(self.model.embed_tokens) if tied else _projection(config.hidden_size, config.vocab_size, dtype)
+        )
+        self.initialize(seed)

@@ -24,7 +24,7 @@ from minidist.base.limits import whole_number
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.nn.gpt import GPT
-from minidist.core.nn.mlp import MLP
+from minidist.core.nn.layers import MLP
 from minidist.core.nn.module import Module
 from minidist.nn import checkpoint
 from minidist.nn.cnn import CNN

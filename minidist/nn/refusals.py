@@ -74,6 +74,13 @@ def refuse_flat(parameter: Parameter, first: Parameter) -> None:
     )
 
 
+def refuse_flat_shard(parameter: Parameter) -> None:
+    """Raise UsageError: a parameter that is to be sharded lies in a flat array."""
+    raise UsageError(
+        f"parameter {parameter.name!r} belongs to a FlatParameters already; shard the model first and make it flat then"
+    )
+
+
 def refuse_partial(parameter: Parameter) -> None:
     """Raise AutogradError: a sum of both summands would add one rank's own gradient to the sum over ranks."""
     raise AutogradError(

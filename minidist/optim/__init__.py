@@ -8,6 +8,8 @@ checks.py       what an optimizer refuses
 named.py        the optimizer of a name, or of FILE.py:CLASS
 adagrad.py      Adagrad
 rmsprop.py      RMSProp
+sgd.py          SGD with dampening, and in Nesterov's form
+wrapper.py      what holds an optimizer and has its attributes
 layerwise.py    what optimizers with a learning rate for each layer share
 lars.py         LARS
 lamb.py         LAMB
@@ -50,4 +52,6 @@ if TYPE_CHECKING:
     from minidist.optim.schedule import Warmup as Warmup
     from minidist.optim.schedule import WarmupCosine as WarmupCosine
     from minidist.optim.schedule import WarmupLinear as WarmupLinear
+    from minidist.optim.sgd import SGD as SGD
+    from minidist.optim.wrapper import OptimizerWrapper as OptimizerWrapper
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -29,7 +29,7 @@ from minidist.base.limits import check_flag, check_number
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.optim.adam import AdamW
-from minidist.core.optim.optimizer import Group, State
+from minidist.core.optim.optimizer import State
 from minidist.core.optim.slices import FlatSlice
 from minidist.optim.layerwise import is_shard
 
@@ -62,11 +62,12 @@ def is_hidden_matrix(name: str, shape: Shape) -> bool:
 
 
 class Muon(AdamW):
-    """Muon for the parameters that `is_matrix(name, shape)` chooses, AdamW for the others.
+    """Muon for the matrices inside a model (`is_hidden_matrix`), AdamW for the other parameters.
 
-    momentum, nesterov: of the matrices. betas, eps: of AdamW. weight_decay: of both. whole_matrices(updates, shapes):
-    orthogonalises matrices whose parts the ranks hold; see `parallel.whole_matrices.WholeMatrices`. Raises UsageError
-    when a matrix is sharded and there is none: each rank would orthogonalise its own shard.
+    momentum, nesterov: of the matrices. weight_decay: of both. whole_matrices(updates, shapes): orthogonalises matrices
+    whose parts the ranks hold; see `parallel.whole_matrices.WholeMatrices`. adamw: betas and eps of `AdamW`, and groups
+    of all parameters. Raises UsageError when a matrix is sharded and there is no `whole_matrices`: each rank would
+    orthogonalise its own shard.
     """
 
     joins = False
@@ -78,14 +79,11 @@ class Muon(AdamW):
         lr: float = 1e-3,
         momentum: float = 0.95,
         nesterov: bool = True,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
         weight_decay: float = 0.1,
-        groups: Iterable[Group] = (),
-        is_matrix: Callable[[str, Shape], bool] = is_hidden_matrix,
         whole_matrices: Callable[[Updates, Mapping[str, Shape]], Updates] | None = None,
+        **adamw: Any,
     ) -> None:
-        super().__init__(parameters, lr, betas, eps, weight_decay, groups)
+        super().__init__(parameters, lr, weight_decay=weight_decay, **adamw)
         self.momentum, self.nesterov, self.whole_matrices = momentum, nesterov, whole_matrices
 
         # The whole shapes of all matrices, also of those that have no element in this rank's shard.
@@ -94,7 +92,7 @@ class Muon(AdamW):
             for parameter in _owners(run.slice):
                 layout = getattr(parameter, "layout", None)
                 shape = getattr(parameter, "shape", ()) if layout is None else layout.global_shape
-                if getattr(parameter, "requires_grad", True) and is_matrix(parameter.name, shape):
+                if getattr(parameter, "requires_grad", True) and is_hidden_matrix(parameter.name, shape):
                     self.shapes[parameter.name] = shape
         for run in self._runs:
             if whole_matrices is None and run.pieces[0][0] in self.shapes and is_shard(run.slice):

@@ -22,7 +22,7 @@ from minidist.core.optim.optimizer import Optimizer
 
 # name -> module and class
 OPTIMIZERS = {
-    "sgd": ("core.optim.sgd", "SGD"),
+    "sgd": ("optim.sgd", "SGD"),
     "adagrad": ("optim.adagrad", "Adagrad"),
     "rmsprop": ("optim.rmsprop", "RMSProp"),
     "adam": ("core.optim.adam", "Adam"),
@@ -57,5 +57,8 @@ def takes(name: str, setting: str) -> bool:
     return _takes(optimizer_named(name), setting)
 
 
-def _takes(kind: type[Optimizer], setting: str) -> bool:
-    return setting in inspect.signature(kind).parameters
+def _takes(kind: Any, setting: str) -> bool:
+    taken = inspect.signature(kind).parameters
+    # Further arguments go to the constructor of the base class.
+    more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    return setting in taken or (more and _takes(kind.__base__, setting))

@@ -25,11 +25,11 @@ from minidist.core.collectives import all_gather, all_reduce, broadcast
 from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK
-from minidist.core.parallel.flat_shards import Shard, sharded_flat
+from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.fsdp import gathers_of
 from minidist.core.parallel.fsdp_state import FSDPState, states_of
 from minidist.core.parallel.fsdp_unit import FSDPUnit
-from minidist.core.parallel.guard import Guard, new_guard, operation_of
+from minidist.core.parallel.gradients import Guard, new_guard, operation_of
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 from minidist.parallel.unused import used_anywhere
 
@@ -97,9 +97,8 @@ def shard_with_options(
     units = []
     for (expert, small), parameters in sorted(_parts(module, ignored, chosen).items(), key=lambda part: part[0]):
         over, copies = _axes(chosen.expert_mesh) if expert and chosen.expert_mesh is not None else (comm, replicas)
-        flat = sharded_flat(parameters, over, chosen.alignment)
         make_shard, make_unit = chosen.kinds
-        shard = make_shard(flat, over, chosen.alignment)
+        shard = make_shard(parameters, over, chosen.alignment)
         guard.wraps(
             "fully_shard", module if over is comm else None, shard.flat, settings, *filter(None, (over, copies))
         )
@@ -237,11 +236,8 @@ class OptionalUnit(FSDPUnit):
         """Start to sum each rank's part of `whole` there, in `out`, whose dtype the messages have."""
         return super().reduce_scatter(track(downcast(whole, out.dtype), "communication"), counts, out, equal)
 
-    def finish_reduce(self, root: Any) -> None:
-        """Wait for the reduction, sum over the replicas, and bring the sum to where the shard lives."""
-        assert self.reduction is not None
-        piece = self.reduction.wait()
-        self.reduction = None
+    def finish_reduce(self, root: Any, piece: xp.Array) -> None:
+        """Sum what a reduction has brought over the replicas, and bring the sum to where the shard lives."""
         if self.find_unused:
             used = self.brought
             for comm in filter(None, (self.shard.comm, self.replicas)):

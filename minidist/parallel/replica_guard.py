@@ -31,8 +31,7 @@ from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
-from minidist.core.parallel.gradients import Bucket
-from minidist.core.parallel.guard import Guard
+from minidist.core.parallel.gradients import Bucket, Guard
 from minidist.nn.ops.in_place import SAMPLED, sample_step
 from minidist.parallel.axes_check import check_axes
 from minidist.parallel.running_statistics import RunningStatistics
@@ -73,8 +72,8 @@ class ReplicaGuard(Guard):
     def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Mapping[str, Any], *comms: Comm) -> None:
         check_axes(wrapper, module, flat.parameters, *comms)
         check_same_model(flat, comms[0], wrapper, settings)
-        # A unit of FSDP has its shard already; it is not loaded as a whole.
-        if flat.shard is None:
+        # A unit of FSDP is not loaded as a whole.
+        if wrapper != "fully_shard":
             flat.load_checks.append(partial(check_same_values, flat, comms[0]))
             self._choose_samples(flat)
             return

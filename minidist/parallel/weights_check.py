@@ -70,6 +70,8 @@ def check_plan(module: Module, plan: Mapping[str, Any]) -> None:
         for name in fnmatch.filter(parts, pattern):
             for style in styles if isinstance(styles, list) else [styles]:
                 _check_style(style.func if isinstance(style, partial) else style, parts[name], name)
+                if isinstance(style, partial) and style.func is split_loss:
+                    _check_words(parts[name], style.keywords["vocab_size"])
 
 
 def _check_style(style: Any, module: Any, name: str) -> None:
@@ -87,6 +89,16 @@ def _check_style(style: Any, module: Any, name: str) -> None:
         )
     if VocabParallelHead in known and getattr(module, "bias", None) is not None:
         raise UsageError(f"the head {module.name!r} has a bias; a vocabulary-parallel head has none")
+
+
+def _check_words(module: Any, vocab_size: int) -> None:
+    # The head's weight may be a shard already; its layout knows the number of words.
+    weight = module.lm_head.weight
+    words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
+    if words != vocab_size:
+        raise UsageError(
+            f"the plan is for a vocabulary of {vocab_size} words, the model has {words}; give the plan {words}"
+        )
 
 
 def not_for(style: str, module: Any, name: str, kinds: tuple[type, ...]) -> UsageError:

@@ -11,15 +11,15 @@ from typing import Any
 from minidist.base.limits import check_number
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import is_half
-from minidist.core.base.errors import UsageError, nearest
+from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.parallel import zero
-from minidist.core.parallel.gradients import Bucket
-from minidist.core.parallel.guard import operation_of
+from minidist.core.parallel.gradients import Bucket, operation_of
 from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
 from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.optim.checks import check_optimizer_class
+from minidist.optim.wrapper import OptimizerWrapper
 from minidist.parallel.comm_hooks import register_comm_hook
 from minidist.parallel.data_parallel import not_copied
 from minidist.parallel.layer_sums import LayerSums
@@ -28,7 +28,7 @@ from minidist.parallel.unused import ZerosShardReducer
 from minidist.parallel.whole_matrices import WholeMatrices
 
 
-class ZeroOptimizer(zero.ZeroOptimizer):
+class ZeroOptimizer(OptimizerWrapper, zero.ZeroOptimizer):
     """Wraps an optimizer class so that each rank of `comm` holds the state, and steps the elements, of one shard.
 
         zero = ZeroOptimizer(model, AdamW, comm=comm, stage=2, lr=3e-3)
@@ -60,6 +60,8 @@ class ZeroOptimizer(zero.ZeroOptimizer):
         find_unused_parameters: bool = False,
         **defaults: Any,
     ) -> None:
+        if stage not in (1, 2):
+            raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
         operation_of(reduction)
         check_number("reduce_bucket_size", reduce_bucket_size, least=1)  # DeepSpeed's files write 5e8
         check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")

@@ -69,8 +69,9 @@ class Architecture:
 
     gated: a LLaMA block (RMS norms, no biases, a gated MLP, rotary positions, no dropout). tied: the output projection
     is the embedding (default: where the block is not gated). learned_positions: an embedding per position (default:
-    where the block is not gated). experts, top_k: of each layer from `dense_layers` on; expert_inner: their width;
-    shared_experts: how many of them every token uses.
+    where the block is not gated). experts, top_k: of each layer from `dense_layers` on; expert_groups: into how many
+    groups they are divided, and of how many a token's experts are; expert_inner: their width; shared_experts: how many
+    of them every token uses.
 
     A model from a file also has its kinds of layers, `blocks`, and the kind of each layer, `pattern`; without them the
     fields above say what a layer is. first: what the first stage has beside the embeddings of tokens and positions;
@@ -92,6 +93,7 @@ class Architecture:
     learned_positions: bool | None = None
     experts: int = 0
     top_k: int = 0
+    expert_groups: tuple[int, int] = (1, 1)
     expert_inner: int | None = None
     shared_experts: int = 0
     dense_layers: int = 0

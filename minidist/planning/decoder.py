@@ -94,6 +94,7 @@ def _language_model(
         learned_positions=learned,
         experts=family.experts if has_experts else 0,
         top_k=family.top_k,
+        expert_groups=(keys.size("n_group", 1), keys.size("topk_group", 1)),
         expert_inner=family.expert_inner or None,
         shared_experts=shared,
         latent=latent_sizes(family) if "kv_lora_rank" in keys.defaults else None,

@@ -171,16 +171,20 @@ def _data_axes(
     total: Counter[str] = Counter()
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
     reshard = wrapper_options(config).get("reshard_after_forward", True)
-    joined = joins_replicas(config)
+    joined, alone = joins_replicas(config), trains_alone(config)
     again = replayed(config) if plan is not None else ()
     # One rank of each stage stands for all: its axis has n ranks, and the stage has `groups` such axes.
     for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
-        n, groups = group_of(batches, axis)
+        n, groups = ranks, of_stage = group_of(batches, axis)
+        copies = config.dp_replicate
+        # Sharded replicas that train alone are data axes that send nothing to each other.
+        if alone and config.zero:
+            n, groups, copies = n // copies, groups * copies, 1
         k = _microbatches(plan, batches, axis, rank)
         # ZeRO 2 and 3 reduce after every micro-batch, the others once per step.
         per_step = k if reduces_each(config) or config.zero >= 2 else 1
         reductions = steps * per_step
-        copies, units, gradient = config.dp_replicate, sum(axis.units), sum(axis.buckets)
+        units, gradient = sum(axis.units), sum(axis.buckets)
         shared = units - axis.resident  # elements that FSDP gathers for each use
 
         # The replicas' shard groups receive rank 0's weights, and then the other copies of each shard do.
@@ -204,8 +208,7 @@ def _data_axes(
         elif config.zero:
             gathers = (steps - skipped) * (n - 1) * units
 
-        # Replicas that train alone send what their technique says.
-        if not (joined or trains_alone(config)):
+        if not joined and (config.zero or not alone):
             total["metrics"] += reductions * groups * statistics_bytes(axis.norms, n, copies)
         if plan is not None and axis.norms:
             # The pipeline's own at the end of a step: ranks of one stage first; with ZeRO 2 and 3 after the units'.
@@ -221,7 +224,7 @@ def _data_axes(
         for extension in extensions:
             total.update(
                 extension.bytes_of_axis(
-                    run, AxisRun(axis, n, groups, per_step, elements * itemsize, k, axis.stage in again)
+                    run, AxisRun(axis, ranks, of_stage, per_step, elements * itemsize, k, axis.stage in again)
                 )
             )
         total["parameter_gather"] += gathers * groups * itemsize

@@ -15,7 +15,7 @@ import numpy as np
 
 from minidist import MLP, SGD, FlatParameters, Tensor, cross_entropy, glyphs, launch
 from minidist.techniques.local_sgd.averaging import OuterOptimizer, PeriodicModelAverager
-from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer
+from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer, Turns
 
 STEPS, ROWS = 60, 480
 
@@ -29,7 +29,7 @@ def main(comm, every, outer, fragments, delay):
     if outer:
         optimizer = OuterOptimizer(optimizer, flat, lr=0.7, momentum=0.6)
     if fragments:
-        optimizer = StreamingOuterOptimizer(optimizer, flat, comm, every, fragments, delay, 0.25, 0.7, 0.6)
+        optimizer = StreamingOuterOptimizer(optimizer, flat, comm, Turns(every, fragments, delay, 0.25), 0.7, 0.6)
     for _ in range(STEPS):
         flat.zero_grad()
         cross_entropy(model(Tensor(images[mine])), labels[mine], divisor=mine.stop - mine.start).backward()

@@ -51,14 +51,15 @@ def test_more_algorithms_are_registered_when_a_name_is_not_there(monkeypatch):
     assert found == ["more"]
 
 
-def test_the_core_has_the_plans_of_a_gpt_and_an_mlp_and_refuses_what_is_not_added(monkeypatch):
+def test_the_core_has_the_plan_of_a_gpt_and_refuses_what_is_not_added(monkeypatch):
     llama = Llama(LlamaConfig(7, 8, 8, 1, 2, max_position_embeddings=4))
     assert "model.layers.*.mlp.up_proj" in parallelize.tensor_parallel_plan(llama)
-    monkeypatch.setattr(parallelize, "plan_sources", [])
     assert set(parallelize.tensor_parallel_plan(MLP([4, 4, 2]))) == {"layers.0", "layers.1"}
+    monkeypatch.setattr(parallelize, "plan_sources", [])
     assert "lm_head" in parallelize.tensor_parallel_plan(GPT(GPTConfig(7, 4, 8, 1, 2)))
-    with pytest.raises(UsageError, match="no tensor-parallel plan for a Llama; pass one"):
-        parallelize.tensor_parallel_plan(llama)
+    for model in (llama, MLP([4, 4, 2])):
+        with pytest.raises(UsageError, match=r"no tensor-parallel plan for a .*; pass one"):
+            parallelize.tensor_parallel_plan(model)
     with pytest.raises(UsageError, match=r"unknown attention 'rign'.*'ring'"):
         SimWorld(2).run(lambda comm: apply_context_parallel(GPT(GPTConfig(7, 4, 8, 1, 2)), comm, 4, "rign"))
 

@@ -9,6 +9,7 @@ import pytest
 from minidist.base.traces import sequences
 from minidist.comm import SimWorld, replay
 from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_reduce
 from minidist.core.comm import ANY
 from tests.cases import each
 from tests.comm import programs
@@ -143,6 +144,27 @@ def unchecked(comm):
         if name == "every_collective":
             assert sum(world.sent) == len(simulated.traces[comm.rank].sent())
     assert len(exchanged) > 20
+    world.finish()
+    world.close()
+
+
+@pytest.mark.mpi(2)
+def test_an_unchecked_world_numbers_calls_that_share_an_object(comm):
+    """Equal calls are one object with the next number each; one that is running in a stream is not used again."""
+    from minidist.comm.mpi.world import MPIWorld
+
+    world = MPIWorld(checks=False, record=False, timeout=0)
+    calls, exchange = [], world.exchange
+    world.exchange = lambda call, *rest: calls.append((id(call), call.tag)) or exchange(call, *rest)
+    array = np.ones(3)
+    for _ in range(3):
+        all_reduce(world.comm, array, algorithm="recursive_doubling")
+    work = all_reduce(world.comm, array, algorithm="recursive_doubling", async_op=True)
+    all_reduce(world.comm, np.ones(3), algorithm="recursive_doubling")
+    work.wait()
+    blocking = [call for call in calls if call[0] == calls[0][0]]
+    assert array.tolist() == [16.0] * 3
+    assert [number - calls[0][1] for _, number in blocking] == [0, 1, 2, 4]
     world.finish()
     world.close()
 

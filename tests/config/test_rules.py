@@ -248,10 +248,6 @@ CASES = {
         {**SERVER, "reduction": "ordered"},
         "--reduction ordered does not apply to --strategy ps",
     ),
-    "server-with-compression": (
-        {**SERVER, "compression": "sign"},
-        "push each gradient once, to servers; use fp16 or bf16, or",
-    ),
     "server-with-offload": ({**SERVER, "offload": "optimizer"}, "--offload optimizer on the workers and servers"),
     "uneven-rows-of-experts-in-a-pipeline": (
         {"ep": 2, "dp": 2, "pp": 2, "experts": 2, "global_batch": 7, "microbatches": 2},
@@ -307,10 +303,14 @@ CASES = {
     ),
     "noise-scale-needs-replicas": ({"noise_scale": True}, "needs --dp 2 or more"),
     "noise-scale-needs-whole-gradients": ({"noise_scale": True, "dp": 2, "synchronize_each": True}, "leave out --sync"),
-    "local-steps-need-replicas": ({"local_steps": 2, "dp": 2, "zero": 1}, "and not with --zero, --cp"),
+    "local-steps-need-replicas": ({"local_steps": 2, "dp": 2, "cp": 2}, "and not with --cp, --experts"),
+    "local-steps-of-one-sharded-replica": (
+        {"local_steps": 2, "dp": 2, "zero": 1},
+        "--zero 1 shards one replica over all 2 data-parallel ranks, and --local-steps 2 .*; add --dp-replicate",
+    ),
     "fragments-of-whole-replicas": (
         {"local_steps": 2, "dp": 2, "tp": 2, "outer_optimizer": "nesterov", "outer_fragments": 2},
-        "--outer-fragments 2 sends fragments of a replica's weights, and each rank of the replica holds a part",
+        "--outer-fragments 2 sends fragments of a replica's weights, and a rank of the replica holds a stage",
     ),
     "local-steps-precision": (
         {"local_steps": 2, "dp": 2, "precision": "bf16"},

@@ -15,9 +15,9 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import SGD, Adam, AdamW, FlatSlice, Group, flat_slices
+from minidist.core.optim import Adam, AdamW, FlatSlice, Group, flat_slices
 from minidist.core.optim.optimizer import BLOCK
-from minidist.optim import LAMB, LARS, NO_DECAY, Adagrad, Muon, ParameterSlice, RMSProp, is_bias_or_norm
+from minidist.optim import LAMB, LARS, NO_DECAY, SGD, Adagrad, Muon, ParameterSlice, RMSProp, is_bias_or_norm
 from tests.cases import each
 from tests.optim import papers
 

@@ -11,6 +11,7 @@ from minidist.core.base.errors import UsageError
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
+from minidist.optim.named import takes
 
 FILE = '''
 import numpy as np
@@ -35,6 +36,10 @@ class WithoutRate(Optimizer):
 
 class Copy(SGD):
     pass
+
+class PassesOn(SGD):
+    def __init__(self, parameters, **settings):
+        super().__init__(parameters, **settings)
 
 def words():
     return None
@@ -75,6 +80,12 @@ def test_a_class_that_changes_nothing_gives_the_same_bits():
     one, other = (trained(2, dp=2, optimizer=name, momentum=0.9, data="glyphs") for name in ("sgd", "mine.py:Copy"))
     assert one[0].losses == other[0].losses
     assert one[0].digest == other[0].digest
+
+
+def test_a_class_has_the_flags_of_the_base_class_to_which_it_passes_arguments():
+    assert takes("mine.py:PassesOn", "momentum")
+    assert takes("muon", "betas")
+    assert not takes("mine.py:SignSGD", "weight_decay")
 
 
 def test_it_is_saved_and_resumed_to_the_bit():

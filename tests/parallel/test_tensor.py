@@ -20,13 +20,9 @@ from minidist.core.base.layout import Layout
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
 from minidist.core.optim import SGD, Adam
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
+from minidist.core.parallel.tensor.layers import RowParallelLinear, split_heads
 from minidist.core.parallel.tensor.parallelize import parallelize_module
-from minidist.core.parallel.tensor.regions import (
-    copy_to_tensor_parallel_region,
-    gather_from_tensor_parallel_region,
-    reduce_from_tensor_parallel_region,
-)
+from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, reduce_from_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext, take_shard
 from minidist.core.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
@@ -49,6 +45,7 @@ from minidist.parallel.tensor import (
     sequence_regions,
 )
 from minidist.parallel.tensor.full_state import join_shards, local_shape
+from minidist.parallel.tensor.gathering import ColumnParallelLinear, gather_from_tensor_parallel_region
 from minidist.parallel.tensor.sequence_layers import gpt_plan, split_sequence
 from minidist.parallel.tensor.sequence_parallel import SequenceParallel
 from minidist.parallel.tensor.sequence_regions import (

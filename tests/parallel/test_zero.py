@@ -14,7 +14,7 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD, AdamW
-from minidist.core.parallel.flat_shards import Shard, sharded_flat
+from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.gradients import UnusedParameterError
 from minidist.optim import clip_grad_norm_
 from minidist.parallel.data_parallel import DistributedDataParallel
@@ -284,8 +284,7 @@ def test_a_step_without_gradients_gathers_nothing(stage):
 
 def test_a_rank_without_elements_has_an_empty_range_of_state_as_it_has_an_empty_slice():
     def program(comm):
-        flat = sharded_flat([Parameter(np.ones(5, np.float32), name="w")], comm, 1024)
-        shard = Shard(flat, comm)
+        shard = Shard([Parameter(np.ones(5, np.float32), name="w")], comm)
         return [(p.name, start, stop) for p, start, stop in state_ranges(shard)], [
             (piece.name, piece.start, piece.stop) for piece in shard.slices()
         ]

@@ -209,6 +209,12 @@ def test_a_model_with_dense_layers_alone_has_no_experts(tmp_path):
     assert model.parameters == model.active_parameters
 
 
+def test_groups_of_experts_are_read(tmp_path):
+    content = {**FILES["deepseek_v3"][0], "n_group": 8, "topk_group": 3}
+    assert read(tmp_path, content).expert_groups == (8, 3)
+    assert read(tmp_path, FILES["deepseek_v3"][0]).expert_groups == (8, 4)  # the defaults of its class
+
+
 def test_second_names_of_keys_are_read(tmp_path):
     content, parameters, _ = FILES["gpt2"]
     names = {"n_layer": "num_hidden_layers", "n_embd": "hidden_size", "n_head": "num_attention_heads"}

@@ -109,6 +109,36 @@ def test_an_exchange_leaves_a_node_through_one_adapter_per_gpu():
     assert across > 4 * inside
 
 
+@pytest.mark.parametrize(("ep", "possible"), [(32, 4), (64, 4), (128, 8)])
+def test_a_token_reaches_the_nodes_of_its_groups_of_experts_alone(ep, possible):
+    """DeepSeek-V3's 256 experts in 8 groups, of which a token chooses 4; without groups it may reach every node."""
+    deep = replace(EXPERTS, experts=256, top_k=8, expert_groups=(8, 4))
+    layout, machine, c = ClusterLayout(dp=ep, ep=ep), MACHINES["h100"], CALIBRATION
+    reached = 0.0
+    for model, nodes in ((deep, possible), (replace(deep, expert_groups=(1, 1)), ep // 8)):
+        seconds = StepModel(layout, job(layout, model), machine).exchange_seconds(8e9) - c.message_seconds
+        copies = seconds * machine.network * c.network_efficiency / 1e9
+        # Of all choices of eight nodes the mean number of different ones, without the token's own.
+        expected = (1 - 8 / ep) * nodes * (1 - (1 - 1 / nodes) ** 8)
+        assert copies == pytest.approx(expected)
+        assert copies >= reached
+        reached = copies
+
+
+def test_each_micro_batch_adds_to_the_gradients_of_all_experts_of_a_rank():
+    """They are read and written, in 4 bytes or 2, for however few tokens; experts on other ranks are not."""
+    wide = replace(EXPERTS, width=4096, heads=32, expert_inner=8192)
+    bandwidth = A100.memory_bandwidth * CALIBRATION.memory_efficiency
+    for ep in (1, 2):
+        layout = ClusterLayout(dp=2, ep=ep, micro_batch=64)
+        four, two = (
+            StepModel(layout, replace(job(layout, wide), gradient_bytes=size), A100).layer_pass(2).backward
+            for size in (4, 2)
+        )
+        own = wide.block_at(2).expert / ep
+        assert four - two == pytest.approx(2 * 2 * own / bandwidth)
+
+
 def test_a_layer_with_experts_moves_the_copies_of_its_tokens():
     layout = ClusterLayout(micro_batch=64)
     wide = replace(EXPERTS, width=4096, heads=32, expert_inner=1024)

@@ -418,6 +418,23 @@ def test_without_a_length_memory_counts_the_model_states_alone(axes, capsys):
             assert {kind: other[stage][kind] for kind in bare[stage] if kind != "total"}.items() < bare[stage].items()
 
 
+def test_the_only_layout_that_is_possible_is_planned_on_the_gpu_though_it_does_not_fit(capsys):
+    """Its activations are those of `memory`: nothing of it is moved to the host, which would make it another layout."""
+    same = ["--model", "llama-3.1-8b", "--seq", "8192", "--dp", "8", "--recompute", "none", "--json"]
+    kinds = []
+    for command, code in (
+        (["memory", *same], 0),
+        (["plan", *same, "--ranks", "8", "--global-batch", "8", "--zero", "2", "--micro-batch", "1"], 1),
+    ):
+        with pytest.raises(SystemExit, match=str(code)):
+            main(command)
+        found = json.loads(capsys.readouterr().out)
+        kinds.append(found["stage2"] if command[0] == "memory" else found["layouts"][0]["memory"]["by_kind"])
+    memory, plan = kinds
+    assert plan.items() <= memory.items()
+    assert plan["activations"] > 36e9
+
+
 def test_a_length_that_is_not_given_is_asked_for(capsys):
     """A model with 131,072 positions is rarely trained with them."""
     for model, most in (

@@ -14,8 +14,7 @@ from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.random import Key, normal
 from minidist.core.base.trace import purpose
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.gradients import make_buckets
-from minidist.core.parallel.guard import new_guard
+from minidist.core.parallel.gradients import make_buckets, new_guard
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.techniques.compression import (
     NAMES,

@@ -181,7 +181,7 @@ def test_a_planted_bug_is_caught():
 
     def wrong(self):
         original(self)
-        self.flat.data[0] += 1e-6
+        self.parts[0].data[0] += 1e-6
 
     original = PeriodicModelAverager.average
     with pytest.MonkeyPatch.context() as patch:

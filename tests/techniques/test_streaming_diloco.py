@@ -13,7 +13,7 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.replicas_alone import replicas_reference
 from minidist.job.train.trainer import train
-from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer, fragments_of, turn_of
+from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer, Turns, fragments_of, turn_of
 from tests.cases import each
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 8, "micro_batch": 2, "reduction": "ordered"}
@@ -84,8 +84,9 @@ def test_a_round_of_the_paper_by_hand():
     def program(comm):
         flat = FlatParameters(MLP([2, 3, 2], dtype=np.float64).parameters())
         flat.data[...] = np.arange(flat.numel)
-        start, outer = flat.data.copy(), StreamingOuterOptimizer(SGD(flat, 1.0), flat, comm, 4, 2, 1, alpha, lr, mu)
-        first = outer.fragments[0]
+        start, turns = flat.data.copy(), Turns(4, 2, 1, alpha)
+        outer = StreamingOuterOptimizer(SGD(flat, 1.0), flat, comm, turns, lr, mu)
+        first = outer.pieces[0].own
         for step in range(1, 8):
             before = flat.data.copy()
             for p in flat.parameters:
@@ -106,13 +107,13 @@ def test_a_round_of_the_paper_by_hand():
 
 def test_fragments_are_whole_parameters_of_about_equal_size_and_take_turns():
     flat = FlatParameters(MLP([8, 8, 8, 8, 8]).parameters())
-    parts = fragments_of(flat, 4)
+    parts = fragments_of(flat.offsets, 4)
     assert parts[0].start == 0
     assert parts[-1].stop == flat.numel
     assert all(part.stop in flat.offsets for part in parts)
     assert max(part.stop - part.start for part in parts) <= flat.numel // 4 + 64
     assert [turn_of(i, 4, 10) for i in range(4)] == [2, 5, 7, 10]
-    assert sum(part.stop - part.start for part in fragments_of(flat, 40)) == flat.numel  # some are empty
+    assert sum(part.stop - part.start for part in fragments_of(flat.offsets, 40)) == flat.numel  # some are empty
 
 
 @pytest.mark.parametrize(("steps", "sends"), [(2, (1, 1, 0)), (8, (3, 3, 2))])
@@ -154,7 +155,9 @@ def test_the_checkpoint_holds_the_common_weights(tmp_path):
 
 def test_a_late_merge_is_found(monkeypatch):
     """The delay of the ranks is one step longer than that of the replay."""
-    monkeypatch.setattr(StreamingOuterOptimizer, "_is_due", lambda self, since: since > 0 and since % self.every == 0)
+    monkeypatch.setattr(
+        StreamingOuterOptimizer, "_is_due", lambda self, since: since > 0 and since % self.turns.every == 0
+    )
     verdicts, _ = judge(2, **OUTER, outer_delay=1)
     assert not verdicts[0].equal
 
@@ -162,7 +165,7 @@ def test_a_late_merge_is_found(monkeypatch):
 def test_wrong_arguments():
     def program(comm):
         flat = FlatParameters(MLP([2, 2]).parameters())
-        StreamingOuterOptimizer(SGD(flat, 1.0), flat, comm, 4, 5)
+        StreamingOuterOptimizer(SGD(flat, 1.0), flat, comm, Turns(4, 5))
 
     with pytest.raises(UsageError, match=r"fragments=5, .* at most `every` fragments, a delay below `every`"):
         SimWorld(1).run(program)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -89,6 +90,76 @@ def test_gradients_that_are_pushed_in_half_precision_are_those_of_the_replay(con
     heads = 3 * 3 * 16 * 2
     times = 2 if made.precision == "fp32" else 3.5  # with llama, the numbers of rows are sent, too
     assert (pushes[0] - heads) / (pushes[1] - heads) >= times
+
+
+# What one worker sends of a gradient of d elements, and of the matrices (m, k) and the other elements in it.
+PUSHED = {
+    "topk:0.05": lambda d, matrices, other: 8 * -(-d // 20),
+    "topk:7": lambda d, matrices, other: 8 * 7,
+    "sign": lambda d, matrices, other: 4 + -(-d // 8),
+    "qsgd:15": lambda d, matrices, other: 4 + d,
+    "powersgd:1": lambda d, matrices, other: 4 * (sum(m + k for m, k in matrices) + other),
+}
+
+
+@each("consistency", ["bsp", "delay:1", "ssp:1", "asp"], sampled=3)
+@each("compression", PUSHED)
+@each("model", ["gpt", "llama"])
+def test_compressed_pushes_are_those_of_the_replay_and_their_bytes_the_closed_form(consistency, compression, model):
+    made = config(servers=2, dp=3, consistency=consistency, compression=compression, model=model, steps=4)
+    verdict, served, world = compared(made, 5, chooser=seeded(1))
+    assert verdict.equal, verdict.first_difference
+    assert verdict.tier == "replay"
+    assert verdict.losses != compared(made.model_copy(update={"compression": "none"}), 5)[0].losses
+    pushed, messages = 0, PUSHED[compression]
+    for job in served[:2]:
+        shapes = [array.shape for array in job.updates[0]["weights"].values()]
+        matrices = [(m, k) for m, k in (shape for shape in shapes if len(shape) == 2) if m + k < m * k]
+        size = sum(int(np.prod(shape)) for shape in shapes)
+        pushed += 16 + messages(size, matrices, size - sum(m * k for m, k in matrices))
+    assert sum(t.bytes_by_purpose().get("parameter_push", 0) for t in world.traces) == 3 * 4 * pushed
+    assert (
+        parameter_server_bytes(made, resolve_batches(made, 5), served[2].result.sizes[0])["parameter_push"]
+        == 12 * pushed
+    )
+
+
+@each("compression", PUSHED, sampled=2)
+@each("consistency", ["bsp", "asp"])
+def test_a_job_with_compressed_pushes_goes_on_with_its_residuals(compression, consistency, tmp_path):
+    values = {"servers": 2, "dp": 3, "consistency": consistency, "compression": compression, "save": str(tmp_path)}
+    whole = SimWorld(5).run(train, config(**values, steps=5))[0]
+    for file in tmp_path.iterdir():  # begin anew
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    SimWorld(5).run(train, config(**values, steps=2))
+    saved = Checkpoint(tmp_path)
+    residuals = (
+        [saved.tensor(f"local/residual/stage 0 tile 0/{w:05d}") for w in range(3)] if "q" not in compression else []
+    )
+    assert all(np.abs(residual).max() > 0 for residual in residuals)
+    resumed = SimWorld(5).run(train, config(**values, steps=5, resume=True))[0]
+    if consistency == "bsp":
+        assert (resumed.digest, resumed.losses) == (whole.digest, whole.losses)
+    if residuals:
+        # Other workers go on with the same sum, and a job without residuals would lose it.
+        other = {"resume": True, "global_batch": 6, "micro_batch": None, "from_step": 2, "dp": 2, "servers": 3}
+        again = SimWorld(5).run(train, config(**{**values, **other, "steps": 3}))[0]
+        assert again.losses[2] == pytest.approx(whole.losses[2], rel=0.1)
+        with pytest.raises(UsageError, match="gradients that were not sent yet"):
+            SimWorld(5).run(train, config(**{**values, "compression": "none", "steps": 9, "resume": True}))
+
+
+@pytest.mark.parametrize("first", ["ps", "auto"])
+def test_with_bsp_the_largest_elements_are_those_of_data_parallelism(first, tmp_path):
+    """One server has one bucket, and adds the workers in rank order; a job goes on with the other's residuals."""
+    made = config(dp=3, compression="topk:0.05", steps=6)
+    alone = made.model_copy(update={"strategy": "auto"})
+    whole = SimWorld(3).run(train, alone)[0].losses
+    for steps in (2, 4, 6):
+        job = made if (first == "ps") == (steps != 4) else alone
+        change = {"save": str(tmp_path), "steps": steps, "resume": steps > 2}
+        result = SimWorld(4 if job is made else 3).run(train, job.model_copy(update=change))[0]
+    assert result.losses == whole
 
 
 def test_staleness_aware_rates():

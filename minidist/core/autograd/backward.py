@@ -66,7 +66,24 @@ def backward(
         gradient = xp.as_array(gradient.data if isinstance(gradient, Tensor) else gradient, data.dtype)
         if gradient.shape != data.shape:
             raise ShapeError(f"backward: gradient of shape {gradient.shape} for a tensor of shape {data.shape}")
-    return BackwardPass(observers, weight_gradients).run(root, gradient)
+
+    # Observers join before anything is visited, and hear at the end that everything was.
+    running = BackwardPass(observers, weight_gradients)
+    if root.__class__ is not Node:  # backward from a parameter itself
+        root.accumulate(gradient)
+        return running.store
+    token = _running.set(running)
+    try:
+        tape = running.collect(root)
+        for check in hooks.backward_checks:
+            check(running, root, gradient)
+        running.visit(root, gradient, tape)
+        for observer in running.observers:
+            observer.finished()
+    finally:
+        running.over = True
+        _running.reset(token)
+    return running.store
 
 
 Tensor.backward = backward
@@ -91,33 +108,15 @@ class BackwardPass:
             self.observers.append(observer)
             observer.started()
 
-    def run(self, root: Any, gradient: xp.Array) -> "WeightGradStore | None":
-        """Visit what the node `root` depends on, with the gradient of its output."""
-        if root.__class__ is not Node:  # backward from a parameter itself
-            root.accumulate(gradient)
-            return self.store
-        token = _running.set(self)
-        try:
-            tape = self._collect(root)
-            for check in hooks.backward_checks:
-                check(self, root, gradient)
-            self._visit_all(root, gradient, tape)
-            for observer in self.observers:
-                observer.finished()
-        finally:
-            self.over = True
-            _running.reset(token)
-        return self.store
-
     def run_nested(self, root: Any, gradient: xp.Array, replayed: tuple[Parameter, ...]) -> None:
         """Visit a graph that a node of this pass has just recomputed; the node itself is no longer a use site."""
-        tape = self._collect(root) if root is not None else []
+        tape = self.collect(root) if root is not None else []
         for parameter in replayed:
             self._site_done(parameter)
         if tape:
-            self._visit_all(root, gradient, tape)
+            self.visit(root, gradient, tape)
 
-    def _collect(self, root: Node) -> list[Node]:
+    def collect(self, root: Node) -> list[Node]:
         """[1] Return the nodes that `root` depends on, oldest first; count each parameter's use sites on the way."""
         sites = self.sites
         seen = {root}
@@ -141,7 +140,8 @@ class BackwardPass:
         tape.sort(key=_creation)
         return tape
 
-    def _visit_all(self, root: Node, gradient: xp.Array, tape: list[Node]) -> None:
+    def visit(self, root: Node, gradient: xp.Array, tape: list[Node]) -> None:
+        """[2] Visit the nodes of a tape, the newest first; gradient: of the output of `root`."""
         if root.grad is None:
             root.grad, root.owned = gradient, False
         else:  # a leaf that has one already
@@ -152,7 +152,7 @@ class BackwardPass:
                 observer.node_done()
 
     def _visit(self, node: Node) -> None:
-        """[2] Pass the gradient of the node's output to its inputs and weights, and free what the node saved."""
+        """Pass the gradient of the node's output to its inputs and weights, and free what the node saved."""
         if node.name == "leaf":  # the gradient stays, as an array that belongs to the leaf alone
             node.grad = xp.as_array(node.grad) if node.owned else xp.array(node.grad)
             node.owned = True

@@ -19,7 +19,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives.registry import ALGORITHMS, PARAMETERS
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.point_to_point import MAX_TAG, PointToPoint
 
 
 def all_reduce(
@@ -145,22 +145,39 @@ def run_call(
     """
     # Chosen from what every rank knows, or they would run different algorithms.
     if algorithm in hooks.choosers:
-        elements = total if total is not None else 0 if array is None else array.size
-        algorithm = hooks.choosers[algorithm](comm, operation, elements * (1 if array is None else array.itemsize))
+        algorithm = hooks.choosers[algorithm](comm, operation, _bytes(array, total))
     chosen = ALGORITHMS[operation][algorithm]
-    function = chosen.run
+    op = arguments[-1] if "op" in PARAMETERS[operation] else "sum"
     if comm.world.folds:
         function = partial(hooks.one_event[-1]().run_as_one_event, operation, chosen)
+    else:
+        function = chosen.run
 
-    op = arguments[-1] if "op" in PARAMETERS[operation] else "sum"
-    name = f"{operation}/{chosen.name}" if op == "sum" else f"{operation}/{chosen.name} {op}"
-    # One number for the whole call; all its messages carry it as their tag, and its name as what must be equal.
-    call = comm.collective(name, equal or "", root, chosen.is_users, array)
+    # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or noted, equal
+    # calls differ by it alone, so the object of one that has ended serves again.
+    ended, key = comm.ended, (operation, chosen.name, op)
+    call = ended.pop(key, None) if ended and not async_op else None
+    if call is not None:
+        call.tag, call.nodes = next(comm.numbers) & MAX_TAG, comm.nodes
+    else:
+        # With `equal`, the name is what must be equal on both sides of each message, however the algorithm is spelled.
+        name = f"{operation}/{chosen.name} {op}".removesuffix(" sum")
+        call = comm.collective(name, equal or "", root, chosen.is_users, array)
 
     if not async_op:
-        return function(call, array, *arguments)
+        result = function(call, array, *arguments)
+        if ended is not None and not chosen.is_users:
+            ended[key] = call
+        return result
     used = []  # what the caller leaves alone until the wait
     for argument in (array, *arguments):
         if isinstance(argument, np.ndarray):
             used.append(argument)
     return call.run_async(partial(function, call, array, *arguments), used)
+
+
+def _bytes(array: np.ndarray | None, total: int | None) -> int:
+    """Return the bytes of `total` elements like those of an array, by default of the array itself; 0 without one."""
+    if array is None:
+        return total or 0
+    return array.itemsize * (array.size if total is None else total)

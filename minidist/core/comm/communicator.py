@@ -33,6 +33,7 @@ class Comm(PointToPoint):
         super().__init__(world, name, members, rank)
         # Every rank makes the same calls in the same order, so equal numbers mean the same call, with no message sent.
         self.numbers, self._children, self.of_calls = count(), 0, name + "/collectives"
+        self.ended = {} if world.reuses_calls else None
         world.register(self, origin, label)
 
     def __repr__(self) -> str:

@@ -104,12 +104,15 @@ class PointToPoint:
     its number, which all its messages carry. site: the line of all messages (None: look for the caller's line at each
     message, and take `opened` where there is none). nodes: the ranks node by node, where a `TwoLevel` knows them.
     calls_before: what the messages say of the collective calls before this one (see `minidist/comm/call_log.py`).
+    numbers, ended: of a `Comm`, its next call's numbers, and the calls that have ended, where they may serve again.
 
     Arrays must be C-contiguous; nothing is copied.
     """
 
     highest_tag = MAX_TAG  # that a message may name
     calls_before = bytes(2)
+    numbers: Any = None
+    ended: dict[Any, Any] | None = None
 
     def __init__(self, world: Any, name: str, members: Sequence[int], rank: int) -> None:
         self.world, self.name, self.context, self.members, self.rank = world, name, name, members, rank

@@ -2,9 +2,8 @@
 
 module.py           the tree of parameters with a forward function
 flat.py             the parameters of a unit in one flat array
-layers.py           Linear, GPT-2's Conv1D, Embedding and LayerNorm
+layers.py           Linear, GPT-2's Conv1D, Embedding, LayerNorm and the multilayer perceptron
 experts.py          a mixture of experts
-mlp.py              the multilayer perceptron
 gpt.py              GPT-2's architecture with GPT-2's names, and what it has in common with Llama
 """
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from minidist.core.nn.experts import MixtureOfExperts
     from minidist.core.nn.flat import FlatParameters
     from minidist.core.nn.gpt import GPT, Block, GPTConfig, LanguageModel, TiedHead
-    from minidist.core.nn.layers import Conv1D, Embedding, LayerNorm, Linear
-    from minidist.core.nn.mlp import MLP
+    from minidist.core.nn.layers import MLP, Conv1D, Embedding, LayerNorm, Linear
     from minidist.core.nn.module import HookHandle, Identity, Module, Sequential
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -17,10 +17,10 @@ Where the vocabulary is split over ranks, `split_loss` of `minidist/core/paralle
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py, tests/nn/test_llama.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from minidist.core.autograd import Parameter, ShapeError, Tensor, causal_attention, cross_entropy, linear, reshape
 from minidist.core.base import arrays as xp
@@ -146,9 +146,13 @@ def with_own_weight(head: Any) -> Any:
 class LanguageModel(Module):
     """Base of GPT and Llama. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
 
-    Subclasses define `decoder`, `blocks` and `stage`, and set `lm_head`, which takes the decoder's output to logits.
+    Subclasses set `lm_head`, which takes the decoder's output to logits, and have the names of the decoder and of its
+    blocks, as published state dicts have them, and the class of a stage.
     """
 
+    decoder_name: ClassVar[str]
+    blocks_name: ClassVar[str]
+    stage_class: ClassVar[Callable[..., Module]]
     lm_head: Any  # a TiedHead or a Linear, or what a parallel style puts in its place; it has a `weight`
 
     def __init__(self) -> None:
@@ -157,18 +161,18 @@ class LanguageModel(Module):
         self.logits_fn: Module = Identity()
 
     @property
-    def decoder(self) -> Module:
+    def decoder(self) -> Any:
         """The module that turns tokens (batch, T) into features (batch, T, D)."""
-        raise NotImplementedError(f"{type(self).__name__} has no decoder")
+        return getattr(self, self.decoder_name)
 
     @property
-    def blocks(self) -> Sequence[Module]:
-        """The repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
-        raise NotImplementedError(f"{type(self).__name__} has no blocks")
+    def blocks(self) -> Any:
+        """The list of repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
+        return getattr(self.decoder, self.blocks_name)
 
     def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> Module:
         """Return blocks first..last-1 as a stage of a pipeline: the first one embeds, the last one has the head."""
-        raise NotImplementedError(f"{type(self).__name__} has no stages")
+        return self.stage_class(self, first, last, is_first, is_last)
 
     def forward(
         self, tokens: Any, targets: Any = None, divisor: float | None = None, positions: xp.Array | None = None
@@ -219,47 +223,10 @@ class Transformer(Module):
         return self.ln_f(run_blocks(self.h, self.embed(tokens, positions)))
 
 
-class GPT(LanguageModel):
-    """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
-
-    seed: of the initial values (GPT-2's: normal 0.02, output projections of the residual branches 0.02 / sqrt(2
-    n_layer)).
-    """
-
-    def __init__(
-        self,
-        config: GPTConfig,
-        dtype: Any = xp.float32,
-        seed: int | None = 0,
-        attention_fn: AttentionFunction = causal_attention,
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.aux_loss_weight = config.aux_loss_weight if config.n_experts else None
-        # The head reuses the embedding's weight: one parameter, under two names.
-        self.transformer = Transformer(config, dtype, attention_fn)
-        self.lm_head = TiedHead(self.transformer.wte)
-        self.initialize(seed)
-
-    @property
-    def decoder(self) -> Transformer:
-        """Tokens (batch, T) -> features (batch, T, D)."""
-        return self.transformer
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
-        return self.transformer.h
-
-    def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> Module:
-        """Return blocks first..last-1 as a stage of a pipeline: the first one embeds, the last one has the head."""
-        return GPTStage(self, first, last, is_first, is_last)
-
-
 class GPTStage(Module):
     """Blocks first..last-1 of a GPT, with the embedding in front or the head behind."""
 
-    def __init__(self, model: GPT, first: int, last: int, embeds: bool, heads: bool) -> None:
+    def __init__(self, model: "GPT", first: int, last: int, embeds: bool, heads: bool) -> None:
         transformer = model.transformer
         self.embeds, self.heads = embeds, heads
         if embeds:
@@ -282,3 +249,28 @@ class GPTStage(Module):
             x = block(x)
         out = self.head(self.ln_f(x)) if self.heads else x
         return (out, auxiliary_losses(self.h, auxiliary)) if self.experts else out
+
+
+class GPT(LanguageModel):
+    """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
+
+    seed: of the initial values (GPT-2's: normal 0.02, output projections of the residual branches 0.02 / sqrt(2
+    n_layer)).
+    """
+
+    decoder_name, blocks_name, stage_class = "transformer", "h", GPTStage
+
+    def __init__(
+        self,
+        config: GPTConfig,
+        dtype: Any = xp.float32,
+        seed: int | None = 0,
+        attention_fn: AttentionFunction = causal_attention,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.aux_loss_weight = config.aux_loss_weight if config.n_experts else None
+        # The head reuses the embedding's weight: one parameter, under two names.
+        self.transformer = Transformer(config, dtype, attention_fn)
+        self.lm_head = TiedHead(self.transformer.wte)
+        self.initialize(seed)

@@ -1,17 +1,20 @@
 """Layers: PyTorch's Linear and GPT-2's Conv1D, which differ only in the order of the weight's dims; Embedding, which
-looks up rows by number; and layer norm, which gives each vector a fixed scale, so that deep models train.
+looks up rows by number; layer norm, which gives each vector a fixed scale, so that deep models train; and the
+multilayer perceptron, the smallest model on which every strategy can be understood and checked exactly.
 
 Source: Ba et al., "Layer Normalization", 2016.
 
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from minidist.core.autograd import Parameter, Tensor, embedding, layer_norm
 from minidist.core.autograd.ops.linear import linear
 from minidist.core.base import arrays as xp
-from minidist.core.nn.module import Module
+from minidist.core.nn.module import Module, Sequential
 
 
 class Linear(Module):
@@ -93,3 +96,28 @@ class LayerNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., features) -> (..., features)."""
         return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class MLP(Sequential):
+    """Linear layers of the given sizes with an activation after each but the last: MLP([64, 256, 256, 10]).
+
+    A pipeline cuts between its layers, and FSDP shards them one by one.
+    Parameters are called "layers.0.weight", "layers.0.bias", ...
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        activation: str | None = "relu",
+        bias: bool = True,
+        dtype: Any = xp.float32,
+        seed: int = 0,
+    ) -> None:
+        # Classes or values come out of the last layer, which has no activation.
+        last = len(sizes) - 2
+        layers = [
+            Linear(n, m, bias, activation if i < last else None, dtype, seed=None)
+            for i, (n, m) in enumerate(pairwise(sizes))
+        ]
+        super().__init__(*layers)
+        self.initialize(seed)

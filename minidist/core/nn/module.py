@@ -99,12 +99,7 @@ class Module:
     def _members(self) -> Iterator[tuple[str, Any]]:
         """Yield (name, module or parameter) of the attributes, and of the entries of lists, tuples and dicts."""
         for key, value in vars(self).items():
-            # Attributes in the order in which they were set; the entries of a list by position.
-            if type(value) in _SETTINGS:
-                continue
-            if isinstance(value, (Module, Parameter)):
-                yield key, value
-            elif isinstance(value, (list, tuple, dict, set, frozenset)) and key not in _HOOKS:
+            if type(value) not in _SETTINGS and key not in _HOOKS:
                 yield from _entries(key, value)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, "Module"]]:
@@ -120,16 +115,10 @@ class Module:
 
     def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """As `named_parameters`, but a tied parameter under each of its names."""
-        # Its own parameters, then those of the modules below it.
-        below: list[tuple[str, Module]] = []
-        for key, value in self._members():
-            name = f"{prefix}.{key}" if prefix else key
-            if isinstance(value, Parameter):
-                yield name, value
-            else:
-                below.append((name, value))
-        for path, module in below:
-            yield from module._all_parameters(path)
+        for path, module in self.named_modules(prefix):
+            for key, value in module._members():
+                if isinstance(value, Parameter):
+                    yield f"{path}.{key}" if path else key, value
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Yield (qualified name, parameter); a tied parameter once, under its first name."""
@@ -217,14 +206,13 @@ class Module:
 
 
 def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, module or parameter) of the entries of a list, tuple or dict, and of those inside them."""
-    if isinstance(value, (set, frozenset)):
+    """Yield (name, module or parameter) of a value that is one, or of the entries of a list, tuple or dict."""
+    if isinstance(value, (Module, Parameter)):
+        yield name, value
+    elif isinstance(value, (set, frozenset)):
         hooks.refusals().check_set(name, value)
-        return
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        if isinstance(item, (Module, Parameter)):
-            yield f"{name}.{key}", item
-        elif isinstance(item, (list, tuple, dict, set, frozenset)):
+    elif isinstance(value, (list, tuple, dict)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _entries(f"{name}.{key}", item)
 
 
@@ -267,19 +255,16 @@ class Sequential(Module):
 
     def forward(self, x: Any) -> Any:
         """The last layer's output."""
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        return run_blocks(self.layers, x)
 
 
-def run_blocks(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *others: Any) -> Tensor:
+def run_blocks(blocks: Sequence[Callable[..., Any]], x: Any, *others: Any) -> Any:
     """blocks[-1](...blocks[0](x)): one after the other, or as the list itself says (`segments.SegmentedBlocks`).
 
     others: what each block takes in addition to x (no tensor that needs a gradient).
     """
-    run: Callable[..., Tensor] | None = getattr(blocks, "run", None)
-    if run is not None:
-        return run(x, *others)
+    if hasattr(blocks, "run"):
+        return blocks.run(x, *others)
     for block in blocks:
         x = block(x, *others)
     return x

@@ -15,7 +15,7 @@ from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.core.optim.adam import Adam, AdamW
-    from minidist.core.optim.optimizer import MASTER, Group, Optimizer, OptimizerWrapper
+    from minidist.core.optim.optimizer import MASTER, Group, Optimizer
     from minidist.core.optim.sgd import SGD
     from minidist.core.optim.slices import NORM_BLOCK, FlatSlice, flat_slices
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

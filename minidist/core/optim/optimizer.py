@@ -59,12 +59,6 @@ class _Run:
     state: State | None = None
     count: int = 0
 
-    def continues_with(self, piece: FlatSlice, group: Group) -> bool:
-        """Return whether a slice of this group lies directly behind the run, in the same array."""
-        last = self.slice
-        is_next = isinstance(last, FlatSlice) and last.source is piece.source and last.stop == piece.start
-        return is_next and self.group is group
-
 
 class Optimizer:
     """Base class of all optimizers; a subclass defines `initial_state` and `update`.
@@ -114,11 +108,12 @@ class Optimizer:
         group = next(group for group in self.groups if group.matches(name))
         is_flat = isinstance(piece, FlatSlice)
         size = piece.stop - piece.start if is_flat else piece.data.size
-        if self.joins and is_flat and self._runs and self._runs[-1].continues_with(piece, group):
-            last = self._runs[-1]
-            before = last.slice
-            last.slice = replace(before, stop=piece.stop)
-            last.pieces.append((name, piece.start - before.start, piece.stop - before.start))
+        last = self._runs[-1] if is_flat and self.joins and self._runs else None
+        in_same_array = last is not None and getattr(last.slice, "source", None) is piece.source
+        if last is not None and in_same_array and last.slice.stop == piece.start and last.group is group:
+            start = last.slice.start
+            last.slice = replace(last.slice, stop=piece.stop)
+            last.pieces.append((name, piece.start - start, piece.stop - start))
             last.parameters.append(piece.parameter)
         else:
             self._runs.append(_Run(piece, group, [(name, 0, size)], [getattr(piece, "parameter", None)]))
@@ -245,27 +240,6 @@ class Optimizer:
     def __getattr__(self, name: str) -> Any:
         # What the core does without: `state`, `counts`, `state_dict()`, `load_state_dict(saved)` and `refresh()`.
         return hooks.optimizer_attribute(self, name)
-
-
-class OptimizerWrapper:
-    """Base class of what has an optimizer and steps it: `optimizer`, whose attributes are found here, too.
-
-    A setting (`lr`, `lr_factor`, ...) or `grad_scale` that is set here is set there; it would be ignored otherwise.
-    """
-
-    optimizer: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if "optimizer" not in self.__dict__:  # it is being made
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.optimizer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        inside = self.__dict__.get("optimizer")
-        if inside is not None and (name == "grad_scale" or name in inside.settings):
-            setattr(inside, name, value)
-        else:
-            super().__setattr__(name, value)
 
 
 def computing(dtype: Any) -> Any:

@@ -6,7 +6,6 @@ data_parallel.py        data parallelism
 gradients.py            gradients summed while backward runs
 zero.py                 ZeRO 1 and 2
 fsdp.py                 ZeRO 3: `fully_shard`
-guard.py                the interface of checks on the ranks that train one model
 fsdp_state.py           when FSDP gathers, releases and reduces
 fsdp_unit.py            the parameters that FSDP gathers together
 flat_shards.py          one rank's shard of a flat unit

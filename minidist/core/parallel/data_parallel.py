@@ -25,8 +25,7 @@ from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.nn.module import Module
-from minidist.core.parallel.gradients import BUCKET_MEGABYTES, GradientReducer
-from minidist.core.parallel.guard import Guard, new_guard, operation_of
+from minidist.core.parallel.gradients import BUCKET_MEGABYTES, GradientReducer, Guard, new_guard, operation_of
 
 
 class DistributedDataParallel(Module):

@@ -15,40 +15,29 @@ from typing import Any
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import NORM_BLOCK, FlatSlice, flat_slices
 
 
-def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int = NORM_BLOCK) -> FlatParameters:
-    """Return flat parameters with the padding that `comm.size` shards at multiples of `alignment` elements need."""
-    hooks.check_whole("alignment", alignment, 1)
-    return FlatParameters(parameters, pad_to=comm.size * alignment)
-
-
 class Shard:
-    """Elements [start, stop) of `flat`, the part that rank `comm.rank` updates.
+    """Elements [start, stop) of the parameters' flat array, `flat`: the part that rank `comm.rank` updates.
 
     data: the values, 1-D: a view of the whole flat array, or a separate array while the whole is released (ZeRO-3).
     grad: the gradient summed over ranks, or None before the first one since `zero_grad`.
     """
 
-    def __init__(self, flat: FlatParameters, comm: Comm, alignment: int = NORM_BLOCK) -> None:
-        if flat.padded_numel % (comm.size * alignment):
-            raise UsageError(
-                f"a unit of {flat.padded_numel} elements does not cut into {comm.size} shards of a multiple of"
-                f" {alignment}; make it with FlatParameters(..., pad_to={comm.size * alignment})"
-            )
-        self.flat, self.alignment = flat, alignment
-        self.comm, self.size = comm, flat.padded_numel // comm.size
+    def __init__(self, parameters: Iterable[Parameter], comm: Comm, alignment: int = NORM_BLOCK) -> None:
+        hooks.check_whole("alignment", alignment, 1)
+        self.flat, self.alignment = FlatParameters(parameters, pad_to=comm.size * alignment), alignment
+        self.comm, self.size = comm, self.flat.padded_numel // comm.size
         self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
         self.own: xp.Array | None = None  # the values, when they are not a view of the whole
         self._grad: xp.Array | None = None
         self.filled = False  # does _grad hold sums of this step?
         self.used: set[Parameter] | None = None  # whose gradient some rank has computed; None: all
-        flat.shard = self
+        self.flat.shard = self
 
     def detach(self) -> None:
         """Keep the values in a separate array, so that the whole can be released."""

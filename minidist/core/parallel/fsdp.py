@@ -23,10 +23,10 @@ from minidist.core.base import hooks
 from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import FlatSlice
-from minidist.core.parallel.flat_shards import Shard, sharded_flat
+from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.fsdp_state import FSDPState, states_of, units_of
 from minidist.core.parallel.fsdp_unit import FSDPUnit
-from minidist.core.parallel.guard import new_guard, operation_of
+from minidist.core.parallel.gradients import new_guard, operation_of
 
 # Communicator -> the stream of its all-gathers, so that they do not queue behind reductions. All models that are
 # sharded over the same ranks have one, so that ranks that run two models in different orders meet, and are told.
@@ -58,7 +58,7 @@ def fully_shard(
     with which a mesh may have two axes, and reshard_after_forward be a number.
 
     The arrays of parameters while they are whole are copies that the next gather replaces, and read-only. At
-    construction rank 0 sends its parameters, and 16 B for each unit (guard.py), to all ranks (purpose `startup`). A
+    construction rank 0 sends its parameters, and 16 B for each unit (`Guard`), to all ranks (purpose `startup`). A
     step with k micro-batches sends from each rank (n-1)/n of 2 k Psi elements (purpose `parameter_gather`) and of k Psi
     (`gradient_reduce`).
     """
@@ -82,7 +82,7 @@ def fully_shard(
     parameters = [p for p in module.parameters() if p.flat is None]
     units = []
     if parameters:
-        shard = Shard(sharded_flat(parameters, mesh), mesh)
+        shard = Shard(parameters, mesh)
         guard.wraps("fully_shard", module, shard.flat, settings, mesh)
         units = [FSDPUnit(shard, guard, gathers_of(mesh), algorithm, keep=not reshard_after_forward)]
 

@@ -26,10 +26,10 @@ from minidist.core.autograd import (
     is_grad_enabled,
 )
 from minidist.core.base.errors import UsageError
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, Work
 from minidist.core.nn.module import Module
 from minidist.core.parallel.fsdp_unit import FSDPUnit
-from minidist.core.parallel.guard import Guard
+from minidist.core.parallel.gradients import Guard
 
 
 def states_of(module: Module) -> "list[FSDPState]":
@@ -60,7 +60,7 @@ class FSDPState(BackwardObserver):
         self.began: list[FSDPState] = []  # the same of the pass that is running
         self.ended: list[FSDPState] = []
         self.running: BackwardPass | None = None  # the backward pass; a forward inside it is a replayed one
-        self.reducing: FSDPUnit | None = None  # whose reduction is in flight
+        self.reducing: tuple[FSDPUnit, Work] | None = None  # the reduction in flight, and whose it is
         guard.covers(module, module.parameters())
 
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
@@ -156,30 +156,31 @@ class FSDPState(BackwardObserver):
         """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""
         self._advance_clock()
         units = units_of(self.module)
-        deferred = self.running is not None and self.running.store is not None
+        assert self.running is not None
+        deferred = self.running.store is not None
         for unit in units:
             unit.after_backward(self, deferred)
-
-        # Units that the pass left out: an error, or a reduction of zeros.
-        for unit in units if not deferred else ():
-            if unit.trainable and not unit.reduced:
-                unit.reduce_now(self, unit.trainable)
-        self.finish_reduction()
+        if not deferred:
+            self._end_reductions(units)
         self.running = None
         for unit in units:
-            unit.settle()
             unit.end_pass()
         self.guard.backward_ended()
 
     def _weight_ready(self, unit: FSDPUnit, parameter: Parameter) -> None:
-        """[6] Outside of a pass, a deferred weight gradient was computed."""
+        """[6] Outside of a pass, a deferred weight gradient was computed; the unit's last one starts its reduction."""
         if current_pass() is None:
-            unit.weight_computed(parameter, self.root)
+            unit.computed.add(parameter)
+            if len(unit.computed) == len(unit.trainable):
+                unit.reduce_now(self.root, [])
 
     def weights_done(self) -> None:
         """[6] The deferred weight gradients of a pass have been computed, unit by unit: finish what is in flight."""
         self._advance_clock()
-        units = units_of(self.module)
+        self._end_reductions(units_of(self.module))
+
+    def _end_reductions(self, units: Sequence[FSDPUnit]) -> None:
+        """Reduce the units that the pass left out (an error, or a sum of zeros), and finish what is in flight."""
         for unit in units:
             if unit.trainable and not unit.reduced:
                 unit.reduce_now(self, [parameter for parameter in unit.trainable if parameter not in unit.computed])
@@ -191,8 +192,8 @@ class FSDPState(BackwardObserver):
         """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
         self.running = None
         self.guard.forget()
-        if self.reducing is not None and self.reducing.reduction is not None:
-            self.reducing.reduction.wait()
+        if self.reducing is not None:
+            self.reducing[1].wait()
         self.reducing = None
         for unit in units_of(self.module):
             unit.forget()
@@ -202,8 +203,8 @@ class FSDPState(BackwardObserver):
     def finish_reduction(self) -> None:
         """Wait for the reduction in flight, if there is one."""
         if self.reducing is not None:
-            unit, self.reducing = self.reducing, None
-            unit.finish_reduce(self)
+            (unit, work), self.reducing = self.reducing, None
+            unit.finish_reduce(self, work.wait())
 
     def _gather(self) -> None:
         # Start all before waiting for any: they travel together.

@@ -22,8 +22,7 @@ from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, broadcast, reduce_scatter
 from minidist.core.comm import Comm, Work
 from minidist.core.parallel.flat_shards import Shard
-from minidist.core.parallel.gradients import UnusedParameterError
-from minidist.core.parallel.guard import Guard
+from minidist.core.parallel.gradients import Guard, UnusedParameterError
 
 
 class FSDPUnit:
@@ -41,9 +40,7 @@ class FSDPUnit:
         self.deliver: Callable[[xp.Array], None] = self.add_reduced
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
 
-        self.gather: Work | None = None  # the gather in flight ...
-        self.arriving: xp.Array | None = None  # ... and the array that it writes to
-        self.reduction: Work | None = None  # the reduction in flight
+        self.gather: tuple[Work, xp.Array] | None = None  # the gather in flight, and the array that it writes to
         self.version = -1  # of the values that were gathered last
         self.differentiating = False  # backward has reached the module's output and not yet its input
         self.reduced = False  # in this backward pass
@@ -68,9 +65,9 @@ class FSDPUnit:
             self.flat.release()
 
         # The destination of the gather: the whole unit, in the dtype that it computes in.
-        self.arriving = track(xp.empty(self.flat.padded_numel, self.flat.dtype, self.device), "unsharded")
+        whole = track(xp.empty(self.flat.padded_numel, self.flat.dtype, self.device), "unsharded")
         with purpose("parameter_gather"):
-            self.gather = self.all_gather(self.arriving, root.guard.of_unit(self.flat, self.guard))
+            self.gather = self.all_gather(whole, root.guard.of_unit(self.flat, self.guard)), whole
 
     def all_gather(self, whole: xp.Array, equal: str) -> Any:
         """Start to gather the values of all ranks into `whole`; return what waits for it."""
@@ -79,14 +76,13 @@ class FSDPUnit:
     def finish_gather(self) -> None:
         """Wait for the gather in flight and make the parameters views of what came."""
         if self.gather is not None:
-            self.gather.wait()
-            assert self.arriving is not None
+            work, whole = self.gather
+            work.wait()
             # A write into the gathered copy (`p.data[...] = x`) would be lost with it, so NumPy refuses it.
-            if type(self.arriving) is np.ndarray:
-                self.arriving.flags.writeable = False
-            self.flat.bind(self.arriving)
-            self.version = self.flat.version
-            self.gather = self.arriving = None
+            if type(whole) is np.ndarray:
+                whole.flags.writeable = False
+            self.flat.bind(whole)
+            self.gather, self.version = None, self.flat.version
 
     def release(self) -> None:
         """Drop the whole array."""
@@ -112,12 +108,6 @@ class FSDPUnit:
             self.reduce_now(root, [parameter for parameter in self.trainable if parameter.gradient.local is None])
         self.release()
 
-    def weight_computed(self, parameter: Parameter, root: Any) -> None:
-        """A deferred weight gradient is there; the last one of the unit starts the reduction."""
-        self.computed.add(parameter)
-        if len(self.computed) == len(self.trainable):
-            self.reduce_now(root, [])
-
     def reduce_now(self, root: Any, missing: list[Parameter]) -> None:
         """Start the reduction; parameters that got no gradient are an error."""
         if missing:
@@ -133,9 +123,9 @@ class FSDPUnit:
         # (padded elements,) -> (padded elements / ranks,): each rank receives the sum of its shard.
         counts, equal = [self.shard.size] * self.shard.comm.size, root.guard.of_unit(self.flat, self.guard)
         with purpose("gradient_reduce"):
-            self.reduction = self.scatter(self.flat.grad, counts, self.destination(), equal)
+            work = self.scatter(self.flat.grad, counts, self.destination(), equal)
         self.flat.release_grad()
-        root.reducing, self.reduced = self, True
+        root.reducing, self.reduced = (self, work), True
 
     def reduce_scatter(self, whole: xp.Array, counts: list[int], out: xp.Array, equal: str) -> Any:
         """Start to sum each rank's part of `whole`, of the number of elements in `counts`, there, in `out`."""
@@ -149,11 +139,8 @@ class FSDPUnit:
             return track(xp.empty(shard.size, shard.dtype, self.device), "communication")
         return shard.grad_buffer()
 
-    def finish_reduce(self, root: Any) -> None:
-        """Wait for the reduction, and add to what earlier micro-batches brought."""
-        assert self.reduction is not None
-        piece = self.reduction.wait()
-        self.reduction = None
+    def finish_reduce(self, root: Any, piece: xp.Array) -> None:
+        """Add the sum that a reduction has brought to those of earlier micro-batches."""
         self.deliver(piece)
 
     def add_reduced(self, piece: xp.Array) -> None:
@@ -178,7 +165,7 @@ class FSDPUnit:
 
     def forget(self) -> None:
         """Undo what a backward pass has left behind that an error ended."""
-        self.differentiating, self.reduction = False, None
+        self.differentiating = False
         self.flat.release_grad()
         self.settle()
         self.end_pass()

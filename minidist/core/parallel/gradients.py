@@ -26,14 +26,52 @@ from typing import Any
 from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
 from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
-from minidist.core.base.errors import MinidistError, UsageError
+from minidist.core.base.errors import MinidistError, UsageError, quoted
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import ALGORITHMS, all_reduce
 from minidist.core.comm import Comm, Work
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.guard import Guard, new_guard
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
+
+
+class Guard:
+    """What checks the ranks that train one model. Each wrapper has one, which `new_guard` makes; this one is silent.
+
+        wraps(wrapper, module, flat, settings, *comms)   a wrapper of that name is made, and has sent nothing yet
+        shards(module, ignored)                          the module is to be sharded, but for ignored parameters
+        covers(module, parameters)                       these parameters are taken care of; others are not
+        forward_begins(module)                           a pass through it begins; None: through what is covered
+        backward_begins(pass, again)                     its gradients will be reduced, again: with earlier ones
+        backward_ended(), forget()                       the gradients of a pass are reduced; an error has ended it
+
+    Texts that every rank must have equal, which a message compares: of_bucket(bucket), of_weights(flat), and, of a unit
+    or a shard that the guard `made` was told of, of_unit(flat, made) and of_copies(shard, made).
+
+    op: "sum" or "avg", of the gradients. comms: over which they are summed, one after the other.
+    """
+
+    def __init__(self, op: str, *comms: Comm) -> None:
+        self.op, self.comms = op, comms
+
+    def __getattr__(self, event: str) -> Any:
+        if event.startswith("_"):
+            raise AttributeError(event)
+        return lambda *_, **__: ""
+
+
+def new_guard(op: str, *comms: Comm) -> Guard:
+    """Return the guard of one wrapper: that of the hook added last."""
+    make = hooks.guards[-1] if hooks.guards else Guard
+    guard: Guard = make(op, *comms)
+    return guard
+
+
+def operation_of(reduction: str) -> str:
+    """Return the operation of a collective, "avg" or "sum", for a wrapper's `reduction`, "mean" or "sum"."""
+    if reduction not in ("mean", "sum"):
+        raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
+    return "avg" if reduction == "mean" else "sum"
 
 
 class UnusedParameterError(MinidistError):
@@ -137,10 +175,9 @@ class GradientReducer(BackwardObserver):
         self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
         self.works: list[Any] = []  # of the buckets launched so far
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
+        self.graph_synchronizes: bool | None = None  # the same of the running pass, where that is known; goes first
         self.manually = False  # does the caller call `ready` and `finish`, after any number of passes?
-        self._graph_synchronizes: bool | None = None  # the running pass's own; goes before that
         self._taking_part = False  # did a parameter get ready in the running pass?
-        self._in_pass = False  # False again at the pass's end; not when an error ended it
 
     # --- in a backward pass ---
 
@@ -161,27 +198,27 @@ class GradientReducer(BackwardObserver):
 
     def started(self) -> None:
         """Forget the state of an earlier pass, which an error may have ended; check what this one goes through."""
-        if self._in_pass and not self.manually:
-            for work in filter(None, self.works):
-                work.wait()
-            self.works = []
-            for bucket in self.buckets:
-                self.missing[bucket.index].update(bucket.parameters)
-        self._graph_synchronizes, self._taking_part, self._in_pass = None, False, True
+        self.graph_synchronizes, self._taking_part = None, False
+        if self.manually:
+            return
+        for work in filter(None, self.works):
+            work.wait()
+        self.works = []
+        for bucket in self.buckets:
+            self.missing[bucket.index].update(bucket.parameters)
         running = current_pass()
-        if running is not None and not self.manually:
+        if running is not None:
             self.guard.backward_begins(running, again=self.flat.unsynchronized)
 
     def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
         """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
         # Join the pass first: `started` forgets what the pass before said.
         running.attach(self)
-        self._graph_synchronizes = synchronize or bool(self._graph_synchronizes)
+        self.graph_synchronizes = synchronize or bool(self.graph_synchronizes)
 
     def parameter_ready(self, parameter: Parameter) -> None:
         """[1] Call `ready`, unless the gradients of this pass stay local."""
-        # Where no forward was marked (`ZeroOptimizer` wraps none), the setting at the time of backward counts.
-        if self.synchronizing if self._graph_synchronizes is None else self._graph_synchronizes:
+        if self.synchronizing if self.graph_synchronizes is None else self.graph_synchronizes:
             self._taking_part = True
             self.ready(parameter)
         elif not self.manually:
@@ -216,8 +253,8 @@ class GradientReducer(BackwardObserver):
 
     def all_reduce(self, bucket: Bucket) -> Work:
         """[2] Start the all-reduce of a bucket in the communicator's stream."""
-        equal = self.guard.of_bucket(bucket)
-        work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=equal)
+        how: Any = {"algorithm": self.algorithm, "equal": self.guard.of_bucket(bucket)}
+        work: Work = all_reduce(self.comm, bucket.buffer, self.op, async_op=True, **how)
         return work
 
     def finish(self) -> None:
@@ -230,7 +267,6 @@ class GradientReducer(BackwardObserver):
 
     def finished(self) -> None:
         """[3] Do the work of `finish`, at the end of a pass in which a parameter got ready."""
-        self._in_pass = False
         if not self._taking_part:
             return
         try:

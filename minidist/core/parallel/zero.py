@@ -23,17 +23,15 @@ from typing import Any
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.optim import NORM_BLOCK, OptimizerWrapper
+from minidist.core.optim import NORM_BLOCK
 from minidist.core.parallel.data_parallel import equal_replicas
-from minidist.core.parallel.flat_shards import Shard, sharded_flat
-from minidist.core.parallel.gradients import Bucket, GradientReducer
-from minidist.core.parallel.guard import Guard
+from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.gradients import Bucket, GradientReducer, Guard
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 
@@ -129,7 +127,7 @@ class ShardReducer(GradientReducer):
         self.shard.filled = True
 
 
-class ZeroOptimizer(OptimizerWrapper):
+class ZeroOptimizer:
     """Wraps an optimizer class so that each rank of `comm` holds the state, and steps the elements, of one shard.
 
         zero = ZeroOptimizer(model.parameters(), AdamW, comm=comm, stage=2, lr=3e-3)
@@ -162,12 +160,10 @@ class ZeroOptimizer(OptimizerWrapper):
         module: Module | None = None,
         **defaults: Any,
     ) -> None:
-        if stage not in (1, 2):
-            raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
-
         # Equal replicas, in a flat array with the padding that equal shards need.
         self.comm, self.stage, alignment = comm, stage, defaults.pop("alignment", NORM_BLOCK)
-        self.flat = sharded_flat(parameters, comm, alignment)
+        self.shard = Shard(parameters, comm, alignment)
+        self.flat = self.shard.flat
         settings = {
             "stage": stage,
             "reduction": reduction,
@@ -179,7 +175,6 @@ class ZeroOptimizer(OptimizerWrapper):
         guard = equal_replicas("ZeroOptimizer", module, self.flat, settings, comm)
 
         # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
-        self.shard = Shard(self.flat, comm, alignment)
         self.optimizer = optimizer_class(self.shard.slices(), **defaults)
 
         # Gradients are reduced to the owners of the shards during every backward pass.
@@ -196,12 +191,8 @@ class ZeroOptimizer(OptimizerWrapper):
         # [2] Update this rank's elements.
         self.optimizer.step()
 
-        # [3] Send them to all. Without a gradient since zero_grad nothing has changed, on any rank.
+        # [3] Send them to all, in place. Without a gradient since zero_grad nothing has changed, on any rank.
         if self.shard.filled:
-            self.gather()
-
-    def gather(self) -> None:
-        """Gather every shard on every rank, in place."""
-        with purpose("parameter_gather"):
-            equal = self.reducer.guard.of_weights(self.flat)
-            all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)
+            with purpose("parameter_gather"):
+                equal = self.reducer.guard.of_weights(self.flat)
+                all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)

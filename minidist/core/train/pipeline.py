@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from minidist.core.comm import Comm
 from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
 from minidist.core.pipeline.plan import Plan, get_schedule
@@ -62,7 +63,7 @@ class PipelineStrategy(Strategy):
             self.stages,
             self._loss,
             tied=self.tied,
-            reduce=Reduction(self.axes.data, **self.reduction),
+            reduce=Reduction(self.same_step(), **self.reduction),
             coordinates=self.coordinates,
             observers=self.watching,
         )
@@ -76,6 +77,10 @@ class PipelineStrategy(Strategy):
     def cut(self, task: Task, stages: int) -> tuple[Sequence[Module], Sequence[str]]:
         """Return the model's stages, and the names of the parameters that several of them have."""
         return cut_model(task.model, stages)
+
+    def same_step(self) -> Comm:
+        """Return the ranks of the data axis that update a stage together with this one."""
+        return self.axes.data
 
     def observers(self, stages: int, own: Collection[int]) -> Sequence[Any]:
         """Return what watches the pipeline. own: the numbers of this rank's stages."""

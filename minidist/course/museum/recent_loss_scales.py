@@ -10,10 +10,10 @@ import numpy as np
 from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
 from minidist.core.parallel.tensor import vocabulary
-from minidist.core.parallel.tensor.regions import gather_from_tensor_parallel_region
 from minidist.course.museum.exhibit import Patch, replaces
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
+from minidist.parallel.tensor.gathering import gather_from_tensor_parallel_region
 
 
 @replaces(vocabulary, "vocab_parallel_cross_entropy")

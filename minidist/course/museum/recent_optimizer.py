@@ -121,10 +121,11 @@ def moments_dropped(right: Any, *place: Any) -> dict[str, Array]:
 @replaces(OuterOptimizer, "outer_step")
 def opposite_sign(_: Any, self: Any) -> None:
     """the outer optimizer's gradient is the average less the common weights, and its step leads away from it"""
-    self.common.grad = self.flat.data - self.common.data
+    (weights,), (common,) = self.parts, self.common
+    common.grad = weights.data - common.data
     self.outer.step()
-    self.flat.data[...] = self.common.data
-    self.flat.updated()
+    weights.data[...] = common.data
+    weights.updated()
 
 
 def resumed() -> Recording:

@@ -15,7 +15,6 @@ from minidist.core.nn import experts
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.tensor import vocabulary
-from minidist.core.parallel.tensor.regions import own_part
 from minidist.course.museum import jobs, split_jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.job.train import recipe, run
@@ -24,6 +23,7 @@ from minidist.job.train.strategies.data_axis import DataAxis
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.nn import Function
 from minidist.parallel.expert import tensor_parallel as expert_tensor_parallel
+from minidist.parallel.tensor.gathering import own_part
 
 
 def summands(group: Comm, all_ranks: Comm) -> int:
@@ -178,7 +178,7 @@ def noise_by_rank(_: Any, made: Any, comm: Comm, *rest: Any) -> Any:
 
 
 @replaces(RingAttention, "_round")
-def first_keys_in_backward(right: Any, self: Any, block: Array, why: str) -> Any:
+def first_keys_in_backward(right: Any, self: Any, k: Array, v: Array, why: str) -> Any:
     """in backward every step of the ring computes with the keys and values of the first one"""
-    for owner, here in right(self, block, why):
-        yield owner, block if why == "tensor_backward" else here
+    for owner, *here in right(self, k, v, why):
+        yield owner, *((k, v) if why == "tensor_backward" else here)

@@ -41,7 +41,7 @@ def load_axis_state(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
         for name, axis in _named(strategy)
         for extension in strategy.job.extensions
     ]
-    _check_nothing_is_lost(checkpoint, {f"local/{kind}/{name}" for name, _, _, kinds in places for kind in kinds})
+    check_nothing_is_lost(checkpoint, {f"local/{kind}/{name}" for name, _, _, kinds in places for kind in kinds})
 
     # State of a rank is this rank's own; the rest is the same on all ranks of the axis.
     for name, axis, extension, kinds in places:
@@ -55,7 +55,7 @@ def load_axis_state(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
             extension.load_of_axis(axis, shared)
 
 
-def _check_nothing_is_lost(checkpoint: Checkpoint, wanted: Collection[str]) -> None:
+def check_nothing_is_lost(checkpoint: Checkpoint, wanted: Collection[str]) -> None:
     """Raise UsageError unless all state of ranks in the checkpoint finds a technique that goes on with it.
 
     wanted: the places at which this job has such state, "local/KIND/AXIS".

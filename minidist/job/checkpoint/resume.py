@@ -47,6 +47,7 @@ from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel.tensor.full_state import local_tensor
 from minidist.techniques import Extension, history, installed, of_job
+from minidist.techniques.meeting import replicas_of
 
 # The settings on which the bits of the next step depend; a resumed job must not differ in them.
 FIXED = (
@@ -250,7 +251,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     """
     checkpoint = Checkpoint(directory, step=history(job.config).from_step)
     saved = same_job(checkpoint, job, strategy.axes.comm.rank)
-    _same_replicas(checkpoint, strategy)
+    _same_replicas(checkpoint, job.config, strategy)
 
     # [1] Read and check all that this rank needs.
     axes = strategy.axes
@@ -316,14 +317,16 @@ def load_extensions(job: SavedJob, saved: JobState, checkpoint: Checkpoint) -> N
             extension.load(saved.of(extension), samples)
 
 
-def _same_replicas(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
+def _same_replicas(checkpoint: Checkpoint, config: TrainConfig, strategy: SavedStrategy) -> None:
     """Raise UsageError when the checkpoint has an optimizer for each of another number of replicas that train alone."""
     stored = {name.split("/")[1] for name in checkpoint.tensors if name.startswith("replica/")}
-    ranks = strategy.axes.data.size
-    if stored and len(stored) != ranks:
+    replicas = replicas_of(config, strategy.axes.data.size)
+    if stored and len(stored) != replicas:
+        here, remedy = ("replicas", "with --dp-replicate") if config.zero else ("ranks", "on")
         raise UsageError(
             f"the checkpoint {str(checkpoint.path)!r} holds the optimizer states of {len(stored)} replicas that trained"
-            f" alone, this job has {ranks} ranks; resume on {len(stored)}, or begin a new job with --init-from"
+            f" alone, this job has {replicas} {here}; resume {remedy} {len(stored)}, or begin a new job with"
+            " --init-from"
         )
 
 

@@ -102,8 +102,8 @@ class ResolvedJob:
 
     @property
     def replicas_only(self) -> bool:
-        """Whether a data-parallel rank shares no gradient with another one but as a replica."""
-        return not (self.server or self.zero or self.experts or self.cp > 1) and self.updates == "flush"
+        """Whether the data axis has replicas alone, and no parts of sequences or experts, which step together."""
+        return not (self.server or self.experts or self.cp > 1) and self.updates == "flush"
 
     @cached_property
     def updates(self) -> str:

@@ -18,7 +18,7 @@ from minidist.job.config.pipeline_plan import check_stages
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.optim.named import takes
-from minidist.techniques import installed, of_job, of_users, touched
+from minidist.techniques import installed, of_job, of_users, touched, trains_alone
 from minidist.techniques.rule import Rule, Value, multiples, setting
 
 
@@ -355,7 +355,7 @@ EXPERTS = (
 MEMORY = (
     Rule(
         "dp-replicate-needs-zero-3",
-        ineffective("dp_replicate", lambda j: bool(j.zero == 3)),
+        ineffective("dp_replicate", lambda j: j.zero == 3 or bool(j.zero and trains_alone(j.config))),
         "--dp-replicate {dp_replicate} applies to sharded parameters",
         "add --zero 3, or leave it out",
     ),

@@ -156,7 +156,8 @@ class JobSettings(BaseModel):
         1,
         ge=1,
         le=MAX_RANKS,
-        description="ZeRO 3: equal copies of the sharded model, each over dp / copies ranks (hybrid sharding)",
+        description="ZeRO 3: equal copies of the sharded model, each over dp / copies ranks (hybrid sharding); with"
+        " --local-steps and any --zero: replicas that train alone",
     )
 
     # numbers and memory

@@ -13,6 +13,7 @@ from minidist.job.equality.rounding import add_tolerances, is_rounded
 from minidist.job.equality.snapshot import Snapshot, snapshot
 from minidist.job.train.state import Observer
 from minidist.techniques import trains_alone
+from minidist.techniques.meeting import replicas_of
 
 
 def expected_snapshots(
@@ -40,8 +41,9 @@ def _snapshots(
     config: TrainConfig, batches: Batches, rank: int, observers: Sequence[Observer], told: Sequence[StepBatch] | None
 ) -> list[Snapshot]:
     if trains_alone(config):
-        # The mesh is pp x dp x cp x tp.
-        return replicas_reference(config, batches, observers)[rank // batches.dims.tp % batches.dp]
+        # The mesh is pp x dp x cp x tp, and neighbours on dp are one replica.
+        ranks = batches.dp // replicas_of(config, batches.dp)
+        return replicas_reference(config, batches, observers)[rank // batches.dims.tp % batches.dp // ranks]
     snapshots: list[Snapshot] = []
     reference(config, batches, [lambda state: snapshots.append(snapshot(state)), *observers], told)
     return snapshots

@@ -1,9 +1,11 @@
 """The reference of replicas that train alone: on one device, one after the other.
 
-Each trains on its own rows with an optimizer of its own. How they meet is the technique's (`techniques/meeting.py`),
+Each trains on its own rows with its own optimizer; where it is several ranks (ZeRO), with the rows of them all, added
+in the order of these ranks. How they meet is the technique's (`techniques/meeting.py`),
 whose `Replay` adds in rank order what the ranks add.
 
-Proved by: tests/techniques/test_local_steps.py, tests/techniques/test_streaming_diloco.py
+Proved by: tests/techniques/test_local_steps.py, tests/techniques/test_streaming_diloco.py,
+tests/techniques/test_sharded_replicas.py
 """
 
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from minidist.job.equality.snapshot import Snapshot, snapshot
 from minidist.job.train.job import Job, build
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.update import finish_step
+from minidist.techniques.meeting import replicas_of
 
 
 def replicas_reference(
@@ -28,18 +31,12 @@ def replicas_reference(
 
     observers: are called once per step, with the first replica.
     """
-    n, k = batches.dp, batches.accumulation
-    # The loss is divided by the rows of all replicas, the gradient is of one's own rows alone: hence the factors, n
-    # where all replicas have as many rows.
-    rows = [sum(replica) for replica in batches.shares.rows]
-    devices = [
-        OneDevice(job, _adding(job), range(rank * k, (rank + 1) * k), factor=sum(rows) / rows[rank])
-        for rank, job in enumerate(build(config, batches) for _ in range(n))
-    ]
+    rows = _rows_of_replicas(config, batches)
+    devices = _devices(config, batches, rows)
     shares = None if batches.shares.is_even else [own / sum(rows) for own in rows]
     technique = next(each for each in devices[0].job.extensions if each.trains_alone)
     replay = technique.replay(devices, lambda arrays: _mean(arrays, shares))
-    result: list[list[Snapshot]] = [[] for _ in range(n)]
+    result: list[list[Snapshot]] = [[] for _ in devices]
     for step in range(config.steps):
         # The replicas one after the other; the loss of the step is that of all.
         loss = ordered_sum([value for device in devices for value in device.forward_backward(step)])
@@ -50,22 +47,45 @@ def replicas_reference(
         replay.after_step(step + 1)
 
         held_out = evaluate_devices(devices, step + 1)
-        for rank, device in enumerate(devices):
-            found = snapshot(StepState(rank, step, loss, device.job, device, held_out))
+        for number, device in enumerate(devices):
+            found = snapshot(StepState(number, step, loss, device.job, device, held_out))
             # The ranks' optimizers may hold more than those of the devices.
-            result[rank].append({**found, "optimizer": {**found["optimizer"], **replay.held(device)}})
+            result[number].append({**found, "optimizer": {**found["optimizer"], **replay.held(device)}})
         for observer in observers:
             observer(StepState(0, step, loss, devices[0].job, devices[0], held_out))
     return result
 
 
-def _adding(job: Job) -> Add:
-    """Return how a replica adds its own micro-batches: in order, or as its pipeline does. No replicas are added."""
+def _rows_of_replicas(config: TrainConfig, batches: Batches) -> list[int]:
+    """Return how many rows of a step each replica has, which is one rank or several neighbours."""
+    ranks = batches.dp // replicas_of(config, batches.dp)
+    rows = [sum(of_rank) for of_rank in batches.shares.rows]
+    return [sum(rows[first : first + ranks]) for first in range(0, batches.dp, ranks)]
+
+
+def _devices(config: TrainConfig, batches: Batches, rows: Sequence[int]) -> list[OneDevice]:
+    """Return one device for each replica, which runs the micro-batches of its ranks.
+
+    The loss is divided by the rows of all replicas, the gradient is of one's own rows alone: hence the factors, the
+    number of replicas where all have as many rows.
+    """
+    ranks = batches.dp // len(rows)
+    count = ranks * batches.accumulation
+    jobs = [build(config, batches) for _ in rows]
+    return [
+        OneDevice(job, _adding(job, ranks), range(number * count, (number + 1) * count), sum(rows) / rows[number])
+        for number, job in enumerate(jobs)
+    ]
+
+
+def _adding(job: Job, ranks: int) -> Add:
+    """Return how a replica of so many data-parallel ranks adds its micro-batches: as ZeRO and its pipeline do."""
     if job.config.pp == 1:
-        order = GradientOrder(1, (tuple(range(job.batches.accumulation)),), False)
+        # ZeRO 2 and 3 add the ranks in every micro-batch.
+        order = GradientOrder(ranks, (tuple(range(job.batches.accumulation)),), job.config.zero >= 2)
         return lambda name, sites: add_in_order(sites, order)
     pipeline = PipelineOrder(job)
-    pipeline.replicas = 1
+    pipeline.replicas, pipeline.groups = ranks, 1
     return pipeline.add
 
 

@@ -15,11 +15,16 @@ from minidist.core.train import parallelize as core
 from minidist.core.train.task import ParallelLayout
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.job import Job, build, mesh_of
-from minidist.job.train.strategies.data_parallel import ReplicaAlone, Replicated
+from minidist.job.train.strategies.data_parallel import Replicated
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.pipeline import PipelineParallel
+from minidist.job.train.strategies.replicas_alone import ReplicaAlone, ShardedReplicaAlone, ZeroReplicaAlone
 from minidist.job.train.strategies.sharded import FullySharded, ShardedOptimizer
 from minidist.techniques import wrapper_options
+
+# The data axes of a job by the stage of ZeRO: of replicas that make every step together, or that train alone.
+TOGETHER = (Replicated, ShardedOptimizer, ShardedOptimizer, FullySharded)
+ALONE = (ReplicaAlone, ZeroReplicaAlone, ZeroReplicaAlone, ShardedReplicaAlone)
 
 
 def parallelize(job: Job, comm: Comm) -> MeshStrategy:
@@ -57,7 +62,7 @@ def parts_of(job: Job) -> core.Parts:
     return core.Parts(
         MeshStrategy,
         pipeline,
-        (ReplicaAlone if alone else Replicated, ShardedOptimizer, ShardedOptimizer, FullySharded),
+        ALONE if alone else TOGETHER,
         wrapper_options(job.config, job.extensions),
         partial(mesh_of, copies=job.config.dp_replicate),
         job.expert_style,

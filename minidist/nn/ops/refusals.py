@@ -34,6 +34,21 @@ def check_range(name: str, targets: xp.Array, counted: xp.Array, classes: int) -
         raise AutogradError(f"{name}: target {int(wrong[0])} is out of range: classes are 0..{classes - 1}")
 
 
+def refuse_words(rank: int, indices: xp.Array, words: int) -> None:
+    """Raise UsageError: not all indices are words of a vocabulary that ranks have split."""
+    worst = int(indices.min() if indices.min() < 0 else indices.max())
+    raise UsageError(f"rank {rank}: word {worst} is out of range: the vocabulary has words 0..{words - 1}")
+
+
+def check_targets(rank: int, targets: xp.Array, counted: xp.Array, words: int) -> None:
+    """Raise UsageError for a target that counts and is no word of a vocabulary that ranks have split."""
+    wrong = targets[counted & ((targets < 0) | (targets >= words))]
+    if wrong.size:
+        raise UsageError(
+            f"rank {rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{words - 1}"
+        )
+
+
 def check_divisor(name: str, divisor: Any) -> float:
     """Return a loss's divisor as a float; raise UsageError for 0, a negative, infinite or NaN one, and for True."""
     try:

@@ -1,5 +1,6 @@
 """What minidist.parallel.tensor has in addition to minidist.core.
 
+gathering.py           outputs and logits of all ranks, and the plan of an MLP
 sequence_regions.py    the borders of a region when the sequence is split outside of it
 sequence_layers.py     the layers with them, and the plan of a GPT
 sequence_parallel.py   norms and dropout on a part of the sequence

@@ -15,11 +15,13 @@ from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Tensor
-from minidist.core.parallel.tensor import parallelize
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
+from minidist.core.parallel.tensor import layers
+from minidist.core.parallel.tensor.layers import RowParallelLinear
 from minidist.core.parallel.tensor.parallelize import Styles
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead
+from minidist.parallel.tensor import gathering
+from minidist.parallel.tensor.gathering import ColumnParallelLinear
 from minidist.parallel.tensor.sequence_parallel import SequenceParallel
 from minidist.parallel.tensor.sequence_regions import (
     gather_from_sequence_parallel_region,
@@ -62,6 +64,7 @@ class SequenceVocabParallelHead(VocabParallelHead):
 
 
 SPLIT: dict[Any, Any] = {
+    layers.ColumnParallelLinear: SequenceColumnParallelLinear,
     ColumnParallelLinear: SequenceColumnParallelLinear,
     RowParallelLinear: SequenceRowParallelLinear,
     VocabParallelEmbedding: SequenceVocabParallelEmbedding,
@@ -75,6 +78,8 @@ def split_sequence(plan: Styles, *parts: str) -> Styles:
 
 
 def _split(style: Any) -> Any:
+    if isinstance(style, list):
+        return [_split(each) for each in style]
     if isinstance(style, partial):
         return partial(_split(style.func), *style.args, **style.keywords)
     return SPLIT.get(style, style) if isinstance(style, type) else style
@@ -86,7 +91,7 @@ def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
     With sequence_parallel 4 all-gathers and 4 reduce-scatters per layer take the place of its 4 all-reduces, and there
     are 2 all-gathers under purpose `regather`.
     """
-    plan = parallelize.gpt_plan(vocab_size)
+    plan = gathering.gpt_plan(vocab_size)
     if not sequence_parallel:
         return plan
     # Whatever lies between two regions works on this rank's rows.

@@ -24,7 +24,8 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import reduce_scatter
 from minidist.core.comm import Comm
-from minidist.core.parallel.tensor.regions import Border, Gather, contiguous, gathered, own_part
+from minidist.core.parallel.tensor.regions import Border, contiguous
+from minidist.parallel.tensor.gathering import Gather, gathered, own_part
 
 SEQUENCE = 1  # the dim of a sequence
 

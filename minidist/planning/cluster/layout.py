@@ -6,7 +6,6 @@ so that the groups that send most lie inside a node.
 Proved by: tests/planning/test_cluster.py
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -196,64 +195,68 @@ def _stage_layers(pp: int, vp: int, layers: int) -> list[list[int]]:
 
 def refusal(layout: ClusterLayout, job: Job) -> str | None:
     """Return why a layout is not possible for a job, as a sentence, or None."""
-    model, e = job.model, layout
-    sequences = e.dp * e.micro_batch * e.microbatches
-    # A sentence is written for the rule that applies only: most layouts of a search are possible.
-    rules: tuple[tuple[bool, Callable[[], str]], ...] = (
-        (
-            e.ranks != job.gpus,
-            lambda: (
-                f"dp {e.dp} x tp {e.tp} x pp {e.pp} x cp {e.cp} is {e.ranks:,} ranks, and the job has {job.gpus:,} GPUs"
-            ),
-        ),
-        (
-            sequences != job.global_batch,
-            lambda: (
-                f"dp {e.dp} x micro-batch {e.micro_batch} x {e.microbatches} micro-batches is {sequences:,} sequences,"
-                f" and the global batch has {job.global_batch:,}"
-            ),
-        ),
-        (e.etp is not None and not model.experts, lambda: f"etp {e.etp} needs a model with experts"),
-        (e.tp % e.expert_tp > 0, lambda: f"etp {e.etp} does not divide tp {e.tp}"),
-        (model.heads % e.tp > 0, lambda: f"{model.heads} heads are not divisible by tp {e.tp}"),
-        (model.inner % e.tp > 0, lambda: f"the MLP's {model.inner} is not divisible by tp {e.tp}"),
-        (
-            model.experts > 0 and (model.expert_inner or model.inner) % e.expert_tp > 0,
-            lambda: f"an expert's width of {model.expert_inner or model.inner} is not divisible by tp {e.expert_tp}",
-        ),
-        (
-            model.kv_heads is not None and max(model.kv_heads, e.tp) % min(model.kv_heads, e.tp) > 0,
-            lambda: f"{model.kv_heads} key-value heads and tp {e.tp} do not divide each other",
-        ),
-        (e.pp * e.vp > model.layers, lambda: f"pp {e.pp} x vp {e.vp} is more than the model's {model.layers} layers"),
-        (e.vp > 1 and e.pp == 1, lambda: f"vp {e.vp} needs a pipeline (pp above 1)"),
-        (
-            e.vp > 1 and e.microbatches % e.pp > 0,
-            lambda: f"the interleaved schedule needs micro-batches ({e.microbatches}) divisible by pp {e.pp}",
-        ),
-        (e.sequence_parallel and e.tp == 1, lambda: "sequence parallelism needs tp above 1"),
-        (
-            job.length % (2 * e.cp if e.cp > 1 else 1) > 0,
-            lambda: f"a sequence of {job.length:,} is not divisible into 2 x cp {e.cp} chunks",
-        ),
-        (
-            e.sequence_parallel and job.length // e.cp % e.tp > 0,
-            lambda: f"{job.length // e.cp:,} positions of a rank are not divisible by tp {e.tp}",
-        ),
-        (e.ep > 1 and not model.experts, lambda: f"ep {e.ep} needs a model with experts"),
-        (model.experts % e.ep > 0, lambda: f"{model.experts} experts are not divisible by ep {e.ep}"),
-        (e.dp * e.cp * e.tp % e.ep > 0, lambda: f"ep {e.ep} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}"),
-        (
-            e.dp * e.cp * e.tp % (e.ep * e.expert_tp) > 0,
-            lambda: f"ep {e.ep} x etp {e.etp} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}",
-        ),
-        (e.host == "parameters" and e.zero != 3, lambda: f"parameters on the host need ZeRO 3, not {e.zero}"),
-        (
-            e.zero == 3 and e.vp > 1,
-            lambda: f"ZeRO 3 would gather the layers of each of vp {e.vp} chunks for each micro-batch",
-        ),
-    )
-    return next((sentence() for applies, sentence in rules if applies), None)
+    e, sequences = layout, layout.dp * layout.micro_batch * layout.microbatches
+    if e.ranks != job.gpus:
+        return f"dp {e.dp} x tp {e.tp} x pp {e.pp} x cp {e.cp} is {e.ranks:,} ranks, and the job has {job.gpus:,} GPUs"
+    if sequences != job.global_batch:
+        return (
+            f"dp {e.dp} x micro-batch {e.micro_batch} x {e.microbatches} micro-batches is {sequences:,} sequences, and"
+            f" the global batch has {job.global_batch:,}"
+        )
+    return _of_tensors(e, job.model) or _of_layers(e, job) or _of_experts(e, job.model)
+
+
+def _of_tensors(e: ClusterLayout, model: Architecture) -> str | None:
+    """Return why the matrices of a model cannot be divided among tensor-parallel ranks, or None."""
+    if e.etp is not None and not model.experts:
+        return f"etp {e.etp} needs a model with experts"
+    if e.tp % e.expert_tp:
+        return f"etp {e.etp} does not divide tp {e.tp}"
+    if model.heads % e.tp:
+        return f"{model.heads} heads are not divisible by tp {e.tp}"
+    if model.inner % e.tp:
+        return f"the MLP's {model.inner} is not divisible by tp {e.tp}"
+    expert = model.expert_inner or model.inner
+    if model.experts and expert % e.expert_tp:
+        return f"an expert's width of {expert} is not divisible by tp {e.expert_tp}"
+    if model.kv_heads is not None and max(model.kv_heads, e.tp) % min(model.kv_heads, e.tp):
+        return f"{model.kv_heads} key-value heads and tp {e.tp} do not divide each other"
+    return None
+
+
+def _of_layers(e: ClusterLayout, job: Job) -> str | None:
+    """Return why the layers or the positions of a job cannot be divided, or None."""
+    if e.pp * e.vp > job.model.layers:
+        return f"pp {e.pp} x vp {e.vp} is more than the model's {job.model.layers} layers"
+    if e.vp > 1 and e.pp == 1:
+        return f"vp {e.vp} needs a pipeline (pp above 1)"
+    if e.vp > 1 and e.microbatches % e.pp:
+        return f"the interleaved schedule needs micro-batches ({e.microbatches}) divisible by pp {e.pp}"
+    if e.sequence_parallel and e.tp == 1:
+        return "sequence parallelism needs tp above 1"
+    if e.cp > 1 and job.length % (2 * e.cp):
+        return f"a sequence of {job.length:,} is not divisible into 2 x cp {e.cp} chunks"
+    if e.sequence_parallel and job.length // e.cp % e.tp:
+        return f"{job.length // e.cp:,} positions of a rank are not divisible by tp {e.tp}"
+    return None
+
+
+def _of_experts(e: ClusterLayout, model: Architecture) -> str | None:
+    """Return why the experts of a model cannot be divided, or ZeRO cannot be used, or None."""
+    ranks = f"dp {e.dp} x cp {e.cp} x tp {e.tp}"
+    if e.ep > 1 and not model.experts:
+        return f"ep {e.ep} needs a model with experts"
+    if model.experts % e.ep:
+        return f"{model.experts} experts are not divisible by ep {e.ep}"
+    if e.dp * e.cp * e.tp % e.ep:
+        return f"ep {e.ep} does not divide {ranks}"
+    if e.dp * e.cp * e.tp % (e.ep * e.expert_tp):
+        return f"ep {e.ep} x etp {e.etp} does not divide {ranks}"
+    if e.host == "parameters" and e.zero != 3:
+        return f"parameters on the host need ZeRO 3, not {e.zero}"
+    if e.zero == 3 and e.vp > 1:
+        return f"ZeRO 3 would gather the layers of each of vp {e.vp} chunks for each micro-batch"
+    return None
 
 
 def check_layout(layout: ClusterLayout, job: Job) -> None:

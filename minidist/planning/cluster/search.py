@@ -303,8 +303,8 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
     if not 1 <= job.gpus <= MAX_GPUS:
         raise UsageError(f"--gpus {job.gpus} is out of range; give 1 to {MAX_GPUS:,}")
     found = _tried(job, machine, fixed, calibration)
-    if not found.plans and "host" not in fixed and len(found.refused) > 1:
-        # Where no GPU has enough memory, the host may have it. A layout that is wholly given stays what it is.
+    if not found.plans and "host" not in fixed and len(found.too_large) > 1:
+        # Where no GPU has enough memory, the host may have it. The only layout that is possible stays what it is.
         # Parameters there need ZeRO 3, and the other parts any of the layouts that were tried.
         others = [plan.on_host(host) for host in ("optimizer", "activations") for plan in found.too_large]
         with_zero_3 = _tried(job, machine, {**fixed, "host": "parameters"}, calibration)

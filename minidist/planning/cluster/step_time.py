@@ -93,13 +93,16 @@ class StepModel:
     def exchange_seconds(self, nbytes: float) -> float:
         """Return the seconds of an all-to-all in which each token has `nbytes` / top_k bytes for each expert it chose.
 
-        The expert's rank is any of the ep ranks alike. Links inside the node and the adapter work at the same time.
+        The expert's rank is any of the ep ranks, or with groups of experts any of those of the token's groups
+        (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Links inside the node and the adapter work at the same time.
         """
         e, c, machine, copies = self.layout, self.calibration, self.machine, self.job.model.top_k
+        groups, chosen = self.job.model.expert_groups
         near = max(1, min(e.ep, machine.gpus_per_node // e.expert_tp))
         nodes = -(-e.ep // near)
-        # Of the other nodes, how many a token reaches when each expert lies on any node alike.
-        reached = (nodes - 1) * (1 - (1 - 1 / nodes) ** copies)
+        # The nodes that a token's experts may lie on, and how many nodes it reaches besides its own.
+        possible = min(nodes, chosen * max(1, nodes // groups))
+        reached = (nodes - 1) / nodes * possible * (1 - (1 - 1 / possible) ** copies)
         inside = (near - 1) / near * nbytes / (machine.link * c.link_efficiency)
         across = reached / copies * nbytes / (machine.network * c.network_efficiency)
         return max(inside, across) + c.message_seconds
@@ -140,6 +143,10 @@ class StepModel:
         others = self.moved_seconds(self._moved_bytes(layer, tokens))
 
         forward, backward = linear + core + others, 2 * linear + 2.5 * core + 2 * others
+        if sparse:
+            # Each micro-batch reads and writes the sums of the gradients of all experts that the rank has.
+            own = model.block_at(layer).expert / (e.expert_tp * e.ep)
+            backward += self.moved_seconds(2 * job.gradient_bytes * own)
         again = 0.0
         if e.runs_forward_twice:
             again = forward

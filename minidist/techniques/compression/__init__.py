@@ -31,6 +31,7 @@ by_name.py         a compressor by its name on the command line
 extension.py       --compression in a job: a hook on each data axis, and its state in checkpoints
 rules.py           with what it does not combine
 replay.py          the same on one device
+push.py            what a worker pushes to a parameter server
 
 Proved by: tests/techniques/test_compressors.py
 """

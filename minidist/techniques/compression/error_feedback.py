@@ -17,15 +17,20 @@ from minidist.collectives.closed_forms import volume
 from minidist.core.base.arrays import is_half
 from minidist.core.base.errors import UsageError
 from minidist.core.base.watchers import track
-from minidist.core.comm import Comm
+from minidist.core.collectives import all_gather
+from minidist.core.comm import Comm, PointToPoint
 from minidist.core.parallel.gradients import Bucket
 from minidist.parallel.compressor import Compressor
 
 
 class GradientCompressor(Compressor):
-    """The base of all compressors of this technique: a `Compressor` with state."""
+    """The base of all compressors of this technique: a `Compressor` with state.
+
+    What a rank sends of its gradient are the arrays of `encode`, and what they stand for is `decode` of them.
+    """
 
     error_feedback = False  # does it keep a residual?
+    ring = False  # are the arrays summed in ring all-reduces? otherwise every rank gets those of all others
 
     def __init__(self, comm: Comm, op: str = "mean") -> None:
         super().__init__(comm, op)
@@ -36,6 +41,34 @@ class GradientCompressor(Compressor):
         residual = self.residuals.get(bucket.index)
         gradient: np.ndarray = bucket.buffer.astype(wide(bucket.buffer.dtype))
         return gradient if residual is None else gradient + residual
+
+    def wire(self, bucket: Bucket) -> list[tuple[int, Any]]:
+        """Return the elements and the dtype of each array of `encode`."""
+        raise NotImplementedError
+
+    def encode(self, bucket: Bucket) -> list[np.ndarray]:
+        """Return this rank's gradient compressed, as 1-D arrays, and keep its residual."""
+        raise NotImplementedError
+
+    def decode(self, bucket: Bucket, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the gradient that such arrays stand for."""
+        raise NotImplementedError
+
+    def sent_bytes(self, bucket: Bucket, rank: int) -> int:
+        n, total = self.comm.size, 0
+        for size, dtype in self.wire(bucket):
+            elements = volume("all_reduce", "ring", size, n, rank).elements if self.ring else (n - 1) * size
+            total += elements * np.dtype(dtype).itemsize
+        return total
+
+    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
+        """Do a ring all-gather of each array, and add what they stand for in rank order: the same bits on all ranks."""
+        parts = self.encode(bucket)
+        gathered = [all_gather(comm, part).reshape(comm.size, part.size) for part in parts]
+        total = xp.zeros(bucket.size, wide(bucket.flat.dtype), bucket.buffer)
+        for rank in range(comm.size):
+            total += self.decode(bucket, [part[rank] for part in gathered])
+        self.finish(bucket, total)
 
     def keep(self, bucket: Bucket, residual: np.ndarray) -> None:
         """Keep what was not sent for the next step; it counts as memory for communication."""
@@ -82,13 +115,3 @@ def wide(dtype: Any) -> Any:
     A residual in 16 bits would lose what is small beside the gradient, which is what it is there to keep.
     """
     return np.dtype(np.float32) if is_half(dtype) else dtype
-
-
-def ring_bytes(elements: int, ranks: int, rank: int, itemsize: int) -> int:
-    """Return the bytes that a rank sends in a ring all-reduce."""
-    return volume("all_reduce", "ring", elements, ranks, rank).elements * itemsize
-
-
-def gather_bytes(nbytes: Any, ranks: int) -> int:
-    """Return the bytes that a rank sends in a ring all-gather of equal parts of `nbytes`."""
-    return (ranks - 1) * int(nbytes)

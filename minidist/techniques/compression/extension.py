@@ -2,10 +2,10 @@
 
 On each data axis a compressor (`by_name.py`) replaces the reduction of the buckets. What a rank has not sent yet is in
 checkpoints, by rank; the rest of the state is equal on all ranks of the axis. One device replays what every replica
-sends (`replay.py`).
+sends (`replay.py`). The workers of a parameter server compress what they push (`push.py`).
 
 A rank sends per step: the closed form of each method, in its file.
-Equal to: one device that compresses the same buckets, bit for bit.
+Equal to: one device that compresses the same buckets, bit for bit; with a parameter server a replay.
 Lesson: 06d_fewer_bytes.
 
 Proved by: tests/techniques/test_compression.py

@@ -8,18 +8,24 @@ Source: Vogels et al., PowerSGD, NeurIPS 2019, algorithms 1 and 2.
 Proved by: tests/techniques/test_compressors.py
 """
 
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.limits import check_whole
+from minidist.core.base.layout import cut
 from minidist.core.base.random import Key, normal
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.parallel.gradients import Bucket
-from minidist.techniques.compression.error_feedback import GradientCompressor, ring_bytes, wide
+from minidist.techniques.compression.error_feedback import GradientCompressor, wide
+
+Arrays = list[np.ndarray]
+Matrix = tuple[str, slice, int, int, int]  # name, place in the bucket, rows, columns, and columns of a factor
 
 
 class PowerSGD(GradientCompressor):
@@ -30,7 +36,7 @@ class PowerSGD(GradientCompressor):
     the sum it is exact.
     """
 
-    error_feedback = True
+    error_feedback = ring = True
     settings = ("op", "rank", "always")
 
     def __init__(self, comm: Comm, rank: int = 1, seed: int = 0, op: str = "mean", always: bool = False) -> None:
@@ -48,13 +54,28 @@ class PowerSGD(GradientCompressor):
         r = min(self.rank, m, k)
         return (m, k, r) if self.always or r * (m + k) < m * k else None
 
-    def sent_bytes(self, bucket: Bucket, rank: int) -> int:
-        """Return 2 (n-1)/n of what travels whole, of all P and of all Q: three all-reduces of actual chunk sizes."""
-        # One all-reduce for what travels whole, one for all P, one for all Q.
-        factors = [f for p in bucket.parameters if (f := self.factors(p.shape))]
-        whole = sum(p.size for p in bucket.parameters if not self.factors(p.shape))
-        parts = (whole, sum(m * r for m, _, r in factors), sum(k * r for _, k, r in factors))
-        return sum(ring_bytes(part, self.comm.size, rank, wide(bucket.flat.dtype).itemsize) for part in parts)
+    def split(self, bucket: Bucket) -> tuple[list[slice], list[Matrix]]:
+        """Return the places of the bucket's parameters that travel whole, and what travels as factors."""
+        whole: list[slice] = []
+        matrices: list[Matrix] = []
+        for parameter in bucket.parameters:
+            place, factors = bucket.flat.slice_of(parameter), self.factors(parameter.shape)
+            piece = slice(place.start - bucket.slice.start, place.stop - bucket.slice.start)
+            if factors is None:
+                whole.append(piece)
+            else:
+                matrices.append((parameter.name, piece, *factors))
+        return whole, matrices
+
+    def wire(self, bucket: Bucket) -> list[tuple[int, Any]]:
+        """Return the elements of what travels whole, of all P and of all Q."""
+        whole, matrices = self.split(bucket)
+        sizes = (
+            sum(piece.stop - piece.start for piece in whole),
+            sum(m * r for _, _, m, _, r in matrices),
+            sum(k * r for _, _, _, k, r in matrices),
+        )
+        return [(size, wide(bucket.flat.dtype)) for size in sizes]
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """Return the queries, (k, r) each, which are equal on all ranks."""
@@ -64,52 +85,59 @@ class PowerSGD(GradientCompressor):
         """Continue from the queries of the step before."""
         self.queries = {name: xp.to_device(query) for name, query in state.items()}
 
-    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
-        """Do up to three ring all-reduces: what travels whole, then all P (r m values each), then all Q (r k)."""
-        # Sort the bucket's parameters into those that travel whole and (name, matrix, place, rank) of the others.
+    def encode(self, bucket: Bucket, add: Callable[[Arrays], Arrays] = lambda arrays: arrays) -> Arrays:
+        """Return what travels whole, all P and all Q. add: sums arrays over the ranks; alone they are the sums."""
         x = self.corrected(bucket)
-        whole, matrices = [], []
-        for parameter in bucket.parameters:
-            place, factors = bucket.flat.slice_of(parameter), self.factors(parameter.shape)
-            piece = slice(place.start - bucket.slice.start, place.stop - bucket.slice.start)
-            if factors is None:
-                whole.append(piece)
-            else:
-                matrices.append((parameter.name, x[piece].reshape(factors[:2]), piece, factors[2]))
+        whole, matrices = self.split(bucket)
+        residual = xp.zeros_like(x)
 
         # Biases and norms' weights are sent as they are, together in one message; they leave no residual.
-        total, residual = xp.zeros_like(x), xp.zeros_like(x)
-        if whole:
-            for piece, part in zip(whole, summed(comm, [x[piece] for piece in whole]), strict=True):
-                total[piece] = part
-        if matrices:
-            # The first Q is random, and the same on every rank: the key does not name the rank. A resumed job may have
-            # another rank than the one whose queries it was given.
-            for name, matrix, _, r in matrices:
-                if name not in self.queries or self.queries[name].shape != (matrix.shape[1], r):
-                    draws = normal(Key(self.seed, "powersgd", name=name), (matrix.shape[1], r))
-                    self.queries[name] = xp.to_device(draws.astype(x.dtype))
-            # [1] P, (m, r) each: summed over the ranks, then orthonormal columns, the same bits on every rank.
-            left = summed(comm, [matrix @ self.queries[name] for name, matrix, _, _ in matrices])
-            left = [orthonormal(p) for p in left]
-            # [2] Q, (k, r) each: the sum is what the next step starts from.
-            mine = [matrix.T @ p for (_, matrix, _, _), p in zip(matrices, left, strict=True)]
-            right = summed(comm, mine)
-            # [3] P Q^T is the sum over ranks; the residual is what P (M^T P)^T leaves of this rank's own matrix.
-            for (name, matrix, piece, _), p, q_mine, q in zip(matrices, left, mine, right, strict=True):
-                residual[piece] = (matrix - p @ q_mine.T).reshape(-1)
-                total[piece] = (p @ q.T).reshape(-1)
-                self.queries[name] = q
+        vectors = add([x[piece] for piece in whole])
+        # The first Q is random, and the same on every rank: the key does not name the rank. A resumed job may have
+        # another rank than the one whose queries it was given.
+        for name, _, _, k, r in matrices:
+            if name not in self.queries or self.queries[name].shape != (k, r):
+                draws = normal(Key(self.seed, "powersgd", name=name), (k, r))
+                self.queries[name] = xp.to_device(draws.astype(x.dtype))
+        own = [x[piece].reshape(m, k) for _, piece, m, k, _ in matrices]
+        # [1] P, (m, r) each: summed over the ranks, then orthonormal columns, the same bits on every rank.
+        left = add([matrix @ self.queries[name] for matrix, (name, *_) in zip(own, matrices, strict=True)])
+        left = [orthonormal(p) for p in left]
+        # [2] Q, (k, r) each: the sum is what the next step starts from.
+        mine = [matrix.T @ p for matrix, p in zip(own, left, strict=True)]
+        right = add(mine)
+        # [3] P Q^T is the sum over ranks; the residual is what P (M^T P)^T leaves of this rank's own matrix.
+        for (name, piece, *_), matrix, p, q_mine, q in zip(matrices, own, left, mine, right, strict=True):
+            residual[piece] = (matrix - p @ q_mine.T).reshape(-1)
+            self.queries[name] = q
         self.keep(bucket, residual)
-        self.finish(bucket, total)
+        return [xp.concatenate([x[:0], *(a.reshape(-1) for a in arrays)]) for arrays in (vectors, left, right)]
+
+    def decode(self, bucket: Bucket, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return P Q^T of each matrix, and what has travelled whole."""
+        whole, matrices = self.split(bucket)
+        vectors, left, right = parts
+        result = xp.zeros(bucket.size, vectors.dtype, vectors)
+        for piece, part in zip(whole, cut(vectors, [piece.stop - piece.start for piece in whole]), strict=True):
+            result[piece] = part
+        of_p, of_q = cut(left, [m * r for _, _, m, _, r in matrices]), cut(right, [k * r for _, _, _, k, r in matrices])
+        for (_, piece, m, k, r), p, q in zip(matrices, of_p, of_q, strict=True):
+            result[piece] = (p.reshape(m, r) @ q.reshape(k, r).T).reshape(-1)
+        return result
+
+    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
+        """Do up to three ring all-reduces: what travels whole, then all P (r m values each), then all Q (r k)."""
+        self.finish(bucket, self.decode(bucket, self.encode(bucket, partial(summed, comm))))
 
 
-def summed(comm: PointToPoint, arrays: list[np.ndarray]) -> list[np.ndarray]:
+def summed(comm: PointToPoint, arrays: Arrays) -> Arrays:
     """Return the sums over all ranks of several arrays, sent as one."""
+    if not arrays:
+        return []
     # One message for all arrays: latency is paid once.
     together = all_reduce(comm, xp.concatenate([array.reshape(-1) for array in arrays]))
-    at = list(accumulate((array.size for array in arrays), initial=0))
-    return [together[start:stop].reshape(a.shape) for a, start, stop in zip(arrays, at, at[1:], strict=False)]
+    parts = cut(together, [array.size for array in arrays])
+    return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def orthonormal(columns: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ Source: Alistarh et al., QSGD, NeurIPS 2017.
 Proved by: tests/techniques/test_compressors.py
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,9 @@ from minidist.base import arrays as xp
 from minidist.base.limits import check_whole
 from minidist.core.base.errors import UsageError
 from minidist.core.base.random import Key, uniform
-from minidist.core.collectives import all_gather
-from minidist.core.comm import Comm, PointToPoint
+from minidist.core.comm import Comm
 from minidist.core.parallel.gradients import Bucket
-from minidist.techniques.compression.error_feedback import GradientCompressor, gather_bytes, wide
+from minidist.techniques.compression.error_feedback import GradientCompressor, wide
 
 MAX_LEVELS = 127  # a signed byte
 
@@ -37,9 +37,9 @@ class QSGD(GradientCompressor):
         self.calls: dict[int, int] = {}
         self.before = 0  # calls in the job that this one goes on from
 
-    def sent_bytes(self, bucket: Bucket, rank: int) -> int:
-        """Return (n-1) (d B + a value)."""
-        return gather_bytes(bucket.size + wide(bucket.flat.dtype).itemsize, self.comm.size)
+    def wire(self, bucket: Bucket) -> list[tuple[int, Any]]:
+        """Return a value, and d B."""
+        return [(1, wide(bucket.flat.dtype)), (bucket.size, np.int8)]
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """Return how many times draws were made."""
@@ -54,21 +54,20 @@ class QSGD(GradientCompressor):
             )
         self.calls, self.before = {}, int(state["calls"])
 
-    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
-        """Do two ring all-gathers: d B of levels and one norm from each rank."""
+    def encode(self, bucket: Bucket) -> list[np.ndarray]:
+        """Return the norm, (1,), and the levels."""
         x, call = self.corrected(bucket), self.calls.get(bucket.index, self.before)
         self.calls[bucket.index] = call + 1
 
         # Each rank draws numbers of its own; otherwise the errors of all ranks would add up instead of averaging out.
-        key = Key(self.seed, "qsgd", call, f"bucket {bucket.index}", comm.rank)
+        key = Key(self.seed, "qsgd", call, f"bucket {bucket.index}", self.comm.rank)
         levels, norm = quantize(x, self.levels, xp.to_device(uniform(key, 0, x.size)))
+        return [norm, levels]
 
-        # Every rank adds all ranks' levels in rank order, so all get the same bits.
-        norms, everything = all_gather(comm, norm), all_gather(comm, levels)
-        total = xp.zeros_like(x)
-        for rank in range(comm.size):
-            total += dequantize(everything[rank * x.size : (rank + 1) * x.size], norms[rank], self.levels)
-        self.finish(bucket, total)
+    def decode(self, bucket: Bucket, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the values of the levels."""
+        norm, levels = parts
+        return dequantize(levels, norm[0], self.levels)
 
 
 def quantize(x: np.ndarray, levels: int, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

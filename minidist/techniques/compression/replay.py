@@ -36,12 +36,12 @@ Arrays = list[np.ndarray]
 class CompressionReplay:
     """Adds the gradients of a job's replicas as if each had sent its own compressed. It keeps all their residuals.
 
-    dtype: of the gradients.
+    dtype: of the gradients. first: the number of the first replica.
     """
 
-    def __init__(self, compression: str, seed: int, dtype: np.dtype) -> None:
+    def __init__(self, compression: str, seed: int, dtype: np.dtype, first: int = 0) -> None:
         self.method, self.number = check_compression(compression)
-        self.seed, self.dtype = seed, dtype
+        self.seed, self.dtype, self.first = seed, dtype, first
         self.residuals: dict[tuple[int, int], Arrays] = {}  # bucket -> what each replica has not sent yet
         self.queries: dict[str, np.ndarray] = {}  # of PowerSGD, by parameter
 
@@ -53,7 +53,9 @@ class CompressionReplay:
             narrow = named_dtype("bfloat16" if self.method == "bf16" else "float16")
             return ring_sum([gradient.astype(narrow) for gradient in gradients]).astype(self.dtype)
         if self.method == "qsgd":
-            sent = [self.rounded(gradient.astype(wide), bucket, rank) for rank, gradient in enumerate(gradients)]
+            sent = [
+                self.rounded(gradient.astype(wide), bucket, rank) for rank, gradient in enumerate(gradients, self.first)
+            ]
             return added(sent).astype(self.dtype)
 
         # With error feedback: what is left over joins the next gradient.

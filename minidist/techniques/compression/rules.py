@@ -58,13 +58,6 @@ RULES = (
         "use --precision bf16, fp32 or fp64, or --compression bf16",
     ),
     Rule(
-        "server-with-compression",
-        lambda j: j.server and not only_casts(j),
-        "not implemented: --compression {compression} keeps what a rank has not sent, or sums over ranks, and the"
-        " workers of --strategy ps push each gradient once, to servers",
-        "use fp16 or bf16, or leave it out",
-    ),
-    Rule(
         "asynchronous-with-compression",
         lambda j: j.asynchronous and method(j) != "none",
         "--compression {compression} is of the gradients that data-parallel ranks reduce, and --schedule {schedule} has"

@@ -4,13 +4,14 @@ Source: Karimireddy et al., Error feedback fixes SignSGD, ICML 2019.
 Proved by: tests/techniques/test_compressors.py
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from minidist.base import arrays as xp
-from minidist.core.collectives import all_gather
-from minidist.core.comm import PointToPoint
 from minidist.core.parallel.gradients import Bucket
-from minidist.techniques.compression.error_feedback import GradientCompressor, gather_bytes, wide
+from minidist.techniques.compression.error_feedback import GradientCompressor, wide
 
 
 class Sign(GradientCompressor):
@@ -18,25 +19,22 @@ class Sign(GradientCompressor):
 
     error_feedback = True
 
-    def sent_bytes(self, bucket: Bucket, rank: int) -> int:
-        """Return (n-1) (d/8 B + a value)."""
-        return gather_bytes(-(-bucket.size // 8) + wide(bucket.flat.dtype).itemsize, self.comm.size)
+    def wire(self, bucket: Bucket) -> list[tuple[int, Any]]:
+        """Return a value, and d/8 B."""
+        return [(1, wide(bucket.flat.dtype)), (-(-bucket.size // 8), np.uint8)]
 
-    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
-        """Do two ring all-gathers: ceil(d / 8) B of signs and one value from each rank."""
+    def encode(self, bucket: Bucket) -> list[np.ndarray]:
+        """Return the mean magnitude, (1,), so that the sum of |x| is kept, and eight signs in each byte."""
         x = self.corrected(bucket)
-
-        # The scale (1,) is the mean magnitude, so the sum of |x| is kept. Eight signs are packed into a byte.
         scale = xp.absolute(x).sum(keepdims=True) / x.dtype.type(x.size)
         signs = xp.packbits(x >= 0)
         self.keep(bucket, x - signed(signs, scale, x.size))
+        return [scale, signs]
 
-        # Every rank adds all ranks' signs in rank order, so all get the same bits.
-        scales, bits = all_gather(comm, scale), all_gather(comm, signs)
-        total = xp.zeros_like(x)
-        for rank in range(comm.size):
-            total += signed(bits[rank * signs.size : (rank + 1) * signs.size], scales[rank : rank + 1], x.size)
-        self.finish(bucket, total)
+    def decode(self, bucket: Bucket, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return +scale and -scale."""
+        scale, signs = parts
+        return signed(signs, scale, bucket.size)
 
 
 def signed(bits: np.ndarray, scale: np.ndarray, size: int) -> np.ndarray:

@@ -4,17 +4,18 @@ Source: Lin et al., Deep gradient compression, ICLR 2018.
 Proved by: tests/techniques/test_compressors.py
 """
 
+from collections.abc import Sequence
 from math import ceil
+from typing import Any
 
 import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.limits import check_number
 from minidist.core.base.errors import UsageError
-from minidist.core.collectives import all_gather
-from minidist.core.comm import Comm, PointToPoint
+from minidist.core.comm import Comm
 from minidist.core.parallel.gradients import Bucket
-from minidist.techniques.compression.error_feedback import GradientCompressor, gather_bytes
+from minidist.techniques.compression.error_feedback import GradientCompressor, wide
 
 
 class TopK(GradientCompressor):
@@ -43,16 +44,16 @@ class TopK(GradientCompressor):
         if self.k > size:
             raise UsageError(
                 f"rank {self.comm.rank}: top-k with k = {self.k:.0f} > {size}, the size of bucket {bucket.index}; lower"
-                " k, or raise bucket_cap_mb"
+                " k, or raise bucket_cap_mb; with a parameter server use fewer servers"
             )
         return ceil(self.k * size) if self.k < 1 else int(self.k)
 
-    def sent_bytes(self, bucket: Bucket, rank: int) -> int:
-        """Return (n-1) k (4 B + a value)."""
-        return gather_bytes(self.kept(bucket) * (4 + bucket.flat.dtype.itemsize), self.comm.size)
+    def wire(self, bucket: Bucket) -> list[tuple[int, Any]]:
+        """Return k indices of 4 B and k values."""
+        return [(self.kept(bucket), np.int32), (self.kept(bucket), bucket.flat.dtype)]
 
-    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
-        """Do two ring all-gathers: k indices (4 B each) and k values from each rank."""
+    def encode(self, bucket: Bucket) -> list[np.ndarray]:
+        """Return the indices of the largest elements, and these."""
         x, k = self.corrected(bucket), self.kept(bucket)
         magnitude = xp.absolute(x)
 
@@ -66,11 +67,11 @@ class TopK(GradientCompressor):
         # The residual is x without what is sent: of 16-bit gradients the rounding stays, too.
         x[largest] = 0 if values.dtype == x.dtype else x[largest] - values.astype(x.dtype)
         self.keep(bucket, x)
+        return [largest, values]
 
-        # Ranks choose different elements; they are added in rank order, so all ranks get the same bits.
-        indices, everything = all_gather(comm, largest), all_gather(comm, values)
-        total = xp.zeros_like(x)
-        for rank in range(comm.size):
-            mine = slice(rank * k, (rank + 1) * k)
-            total[indices[mine]] += everything[mine].astype(x.dtype)
-        self.finish(bucket, total)
+    def decode(self, bucket: Bucket, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the values at their places, and zeros."""
+        largest, values = parts
+        result = xp.zeros(bucket.size, wide(bucket.flat.dtype), values)
+        result[largest] = values.astype(result.dtype)
+        return result

@@ -42,15 +42,14 @@ def vocab_parallel_distillation_loss(
     temperature: float,
     weight: float,
     divisor: float | None = None,
-    ignore_index: int = -100,
     *,
     comm: Comm,
     vocab_size: int,
 ) -> Tensor:
     """`distillation_loss` from logits (..., padded V / t) of this rank's words; the same tensor on all ranks, shape ().
 
-    targets (...), words or ignore_index; teacher_logits (..., V), equal on all ranks. divisor: default the number of
-    rows that are not ignored. Sends two all-reduces in forward, of one and of four numbers per row (purpose
+    targets (...), words or -100, which is ignored; teacher_logits (..., V), equal on all ranks. divisor: default the
+    number of rows that are not ignored. Sends two all-reduces in forward, of one and of four numbers per row (purpose
     `tensor_forward`), and nothing in backward. Raises ShapeError for other shapes.
     """
     x, shape = operand(logits), logits.shape
@@ -62,7 +61,7 @@ def vocab_parallel_distillation_loss(
             f"vocab_parallel_distillation_loss: targets of shape {targets.shape} for logits of shape {shape}"
         )
 
-    counted = flat != ignore_index
+    counted = flat != -100
     divisor, mean_over = divisor_and_rows("vocab_parallel_distillation_loss", divisor, flat, counted)
 
     # The student's logits of this rank's words, without the padding, and the teacher's probabilities of all.

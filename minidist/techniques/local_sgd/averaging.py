@@ -7,7 +7,8 @@
 With H = 1 and plain SGD it is data parallelism: the average of w - lr g_r is w - lr times the average gradient. With
 larger H the ranks compute gradients at different weights, which is another algorithm; optimizer state stays local.
 Ranks with different numbers of rows are averaged with weights in proportion to them, as in federated averaging: w is
-the sum of n_r / n w_r.
+the sum of n_r / n w_r. A replica may be several ranks that share its weights (ZeRO, FSDP): each averages its shard with
+the ranks that have the same shard of the other replicas, before the weights are gathered inside the replica.
 
 DiLoCo takes the way from the last common weights to the average as a gradient, of an outer optimizer: SGD with
 Nesterov's momentum, which all ranks step alike, so that H may be in the hundreds. The ranks' own optimizers, AdamW as a
@@ -19,9 +20,11 @@ rule, are the inner ones and keep their state.
 Sources: Stich, Local SGD converges fast and communicates little, ICLR 2019; McMahan et al., Communication-efficient
 learning of deep networks from decentralized data, AISTATS 2017, algorithm 1; Douillard et al., DiLoCo,
 arXiv:2311.08105, algorithm 1.
-Proved by: tests/techniques/test_averaging.py, tests/techniques/test_local_steps.py
+Proved by: tests/techniques/test_averaging.py, tests/techniques/test_local_steps.py,
+tests/techniques/test_sharded_replicas.py
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +34,11 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import all_reduce, broadcast
 from minidist.core.comm import Comm
-from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import SGD, OptimizerWrapper, flat_slices
+from minidist.optim import SGD, OptimizerWrapper
 from minidist.parallel.axes_check import check_axes
 from minidist.parallel.replica_guard import mode_of, next_model
 from minidist.parallel.running_statistics import batch_norms
+from minidist.techniques.local_sgd.weights import Part, flat_of, parts_of, slices_in
 
 
 def local_sgd_volume(parameters: int, ranks: int) -> dict[str, int]:
@@ -46,6 +49,8 @@ def local_sgd_volume(parameters: int, ranks: int) -> dict[str, int]:
 class PeriodicModelAverager:
     """Averages the weights over `comm` at each `every`-th call of `step()`, which follows each optimizer step.
 
+    weights: a `FlatParameters`, or this rank's shards of a replica that several ranks share (`shards_of(model)`, or the
+    `shard` of a `ZeroOptimizer`); `comm` then has the ranks with the same shards.
     module: whose running statistics of batch normalisation are averaged, too; without it each rank keeps its own.
     share: this rank's rows over those of all ranks, where ranks train on different numbers of rows; the shares of all
     ranks are the weights of the average. Default: all ranks count alike.
@@ -55,7 +60,7 @@ class PeriodicModelAverager:
 
     def __init__(
         self,
-        flat: FlatParameters,
+        weights: Part | Iterable[Part],
         comm: Comm,
         every: int,
         *,
@@ -63,9 +68,11 @@ class PeriodicModelAverager:
         module: Any = None,
         share: float | None = None,
     ) -> None:
-        check_axes("PeriodicModelAverager", module, flat.parameters, comm)
+        self.parts = parts_of(weights)
+        for part in self.parts:
+            check_axes("PeriodicModelAverager", module, flat_of(part).parameters, comm)
         check_whole(f"rank {comm.rank}: every", every, 1)
-        self.flat, self.comm, self.every, self.algorithm = flat, comm, every, algorithm
+        self.comm, self.every, self.algorithm = comm, every, algorithm
         self.module, self.number, self.share = module, next_model(comm), share
         if share is not None:
             check_number(f"rank {comm.rank}: share", share, above=0)
@@ -73,7 +80,8 @@ class PeriodicModelAverager:
         self.steps = 0
         # All ranks start from the same weights; between averages they differ.
         with purpose("startup"):
-            broadcast(comm, flat.data)
+            for part in self.parts:
+                broadcast(comm, part.data)
 
     def step(self) -> bool:
         """Count a step; return True when the weights were averaged."""
@@ -85,10 +93,11 @@ class PeriodicModelAverager:
 
     def average(self) -> None:
         """Average the weights now (at the end of training, when `every` does not divide the steps)."""
-        # Ranks that have made unlike steps, or by other settings, would be averaged all the same.
-        equal = f"model {self.number} after {self.flat.updates}{mode_of(self.module)}"
-        with purpose("parameter_gather"):
-            self._average(self.flat.data, equal)
+        for part in self.parts:
+            # Ranks that have made unlike steps, or by other settings, would be averaged all the same.
+            equal = f"model {self.number} after {flat_of(part).updates}{mode_of(self.module)}"
+            with purpose("parameter_gather"):
+                self._average(part.data, equal)
         # The statistics that go with these weights: 8 B per number, as the weights are.
         if self.norms:
             words = xp.concatenate([statistic for layer in self.norms for statistic in layer.running])
@@ -100,7 +109,8 @@ class PeriodicModelAverager:
                 layer.load_buffers({"running_mean": mean, "running_var": variance})
 
         # The values changed without an optimizer's step; whoever caches a copy of them must know.
-        self.flat.updated()
+        for part in self.parts:
+            part.updated()
 
     def _average(self, array: xp.Array, equal: str = "") -> None:
         """Replace `array` by the mean over the ranks, or by the sum of each rank's array times its share."""
@@ -122,7 +132,7 @@ class _Common:
 
 
 class OuterOptimizer(OptimizerWrapper):
-    """An inner optimizer of `flat` whose rounds end with an outer step: SGD with Nesterov's momentum (DiLoCo).
+    """An inner optimizer of `weights` whose rounds end with an outer step: SGD with Nesterov's momentum (DiLoCo).
 
         optimizer = OuterOptimizer(AdamW(flat, lr=3e-4), flat)
         average = PeriodicModelAverager(flat, comm, every=100)
@@ -131,26 +141,35 @@ class OuterOptimizer(OptimizerWrapper):
         if average.step():
             optimizer.outer_step()
 
-    lr, momentum: of the outer optimizer. It sends nothing; every rank makes the same step of the averaged weights. It
-    holds the common weights and the momentum, which `state` has beside the inner optimizer's, as "outer_momentum".
+    weights: as for `PeriodicModelAverager`. lr, momentum: of the outer optimizer. It sends nothing; every rank makes
+    the same step of the averaged weights. It holds the common weights and the momentum, which `state` has next to the
+    inner optimizer's, as "outer_momentum".
     """
 
-    def __init__(self, optimizer: Any, flat: FlatParameters, lr: float = 0.7, momentum: float = 0.9) -> None:
-        self.optimizer, self.flat = optimizer, flat
-        self.common = _Common(track(xp.array(flat.data), "optimizer"))
-        slices = flat_slices(flat, source=self.common)
-        self.outer = SGD(slices, lr, momentum=momentum, nesterov=momentum > 0)
+    def __init__(self, optimizer: Any, weights: Part | Iterable[Part], lr: float = 0.7, momentum: float = 0.9) -> None:
+        self.optimizer, self.parts = optimizer, parts_of(weights)
+        self.common = [_Common(track(xp.array(part.data), "optimizer")) for part in self.parts]
+        pieces = [slices_in(part, common) for part, common in zip(self.parts, self.common, strict=True)]
+        self.outer = SGD(pieces, lr, momentum=momentum, nesterov=momentum > 0)
 
     def begin_round(self) -> None:
         """Take the weights as they are for those of all ranks: after a broadcast, or a checkpoint."""
-        self.common.data[...] = self.flat.data
+        for part, common in zip(self.parts, self.common, strict=True):
+            common.data[...] = part.data
 
     def outer_step(self) -> None:
         """Step the common weights towards the average, which the weights are now, and begin the next round there."""
-        self.common.grad = self.common.data - self.flat.data
+        for part, common in zip(self.parts, self.common, strict=True):
+            common.grad = common.data - part.data
         self.outer.step()
-        self.flat.data[...] = self.common.data
-        self.flat.updated()
+        for part, common in zip(self.parts, self.common, strict=True):
+            part.data[...] = common.data
+            part.updated()
+
+    def state_names(self, dtype: Any, name: str) -> list[str]:
+        """Return the names of the state arrays of parameter `name`; the momentum exists after the first outer step."""
+        outer = [OUTER] if self.outer.momentum and self.outer.step_count else []
+        return [*self.optimizer.state_names(dtype, name), *outer]
 
     @property
     def state(self) -> dict[str, dict[str, xp.Array]]:

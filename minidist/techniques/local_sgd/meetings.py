@@ -4,28 +4,32 @@
     LocalSteps        everywhere    its own       its own         local SGD, and DiLoCo
     StreamingSteps    its own       its own       its own         Streaming DiLoCo; the common weights are everywhere
 
-Proved by: tests/techniques/test_local_steps.py, tests/techniques/test_streaming_diloco.py
+Where several ranks share a replica's weights (ZeRO, FSDP), a rank has its shard of all of these.
+
+Proved by: tests/techniques/test_local_steps.py, tests/techniques/test_streaming_diloco.py,
+tests/techniques/test_sharded_replicas.py
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
-from minidist.core.nn.flat import FlatParameters
 from minidist.parallel.replica_guard import check_same_model
 from minidist.techniques.local_sgd.averaging import OuterOptimizer, PeriodicModelAverager
-from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer
+from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer, Turns
+from minidist.techniques.local_sgd.weights import Part, flat_of, parts_of
 from minidist.techniques.meeting import Meeting, Replica
 
 
-def with_outer_steps(settings: Any, optimizer: Any, flat: FlatParameters) -> Any:
+def with_outer_steps(settings: Any, optimizer: Any, weights: Part | Iterable[Part]) -> Any:
     """Return the optimizer of a replica with DiLoCo's outer steps, or as it is where averages are not followed by any.
 
     The outer steps of Streaming DiLoCo send messages, so `StreamingSteps` adds them.
     """
     if settings.outer_optimizer == "none":
         return optimizer
-    return OuterOptimizer(optimizer, flat, settings.outer_lr, settings.outer_momentum)
+    return OuterOptimizer(optimizer, weights, settings.outer_lr, settings.outer_momentum)
 
 
 class LocalSteps(Meeting):
@@ -36,11 +40,12 @@ class LocalSteps(Meeting):
     """
 
     def __init__(self, settings: Any, replica: Replica) -> None:
-        flat, self.last = replica.flat, replica.steps
-        self.optimizer = with_outer_steps(settings, replica.make_optimizer(), flat)
-        check_same_model(flat, replica.comm, "local SGD", {"local_steps": settings.local_steps})
+        parts, self.last = parts_of(replica.parts), replica.steps
+        self.optimizer = with_outer_steps(settings, replica.make_optimizer(), parts)
+        for part in parts:
+            check_same_model(flat_of(part), replica.comm, "local SGD", {"local_steps": settings.local_steps})
         self.average = PeriodicModelAverager(
-            flat,
+            parts,
             replica.comm,
             settings.local_steps,
             algorithm=replica.reduction,
@@ -75,24 +80,30 @@ class StreamingSteps(Meeting):
     """
 
     def __init__(self, settings: Any, replica: Replica) -> None:
-        flat, comm, self.last = replica.flat, replica.comm, replica.steps
-        check_same_model(flat, comm, "Streaming DiLoCo", {"local_steps": settings.local_steps})
-        with purpose("startup"):
-            broadcast(comm, flat.data)
-        self.optimizer: StreamingOuterOptimizer = StreamingOuterOptimizer(
-            replica.make_optimizer(),
-            flat,
-            comm,
+        parts, comm, self.last = parts_of(replica.parts), replica.comm, replica.steps
+        for part in parts:
+            check_same_model(flat_of(part), comm, "Streaming DiLoCo", {"local_steps": settings.local_steps})
+            with purpose("startup"):
+                broadcast(comm, part.data)
+        turns = Turns(
             settings.local_steps,
             settings.outer_fragments,
             settings.outer_delay,
             settings.outer_mixing,
+            # The weights that are trained are cut into fragments as on one device.
+            list(replica.module.parameters()),
+        )
+        self.optimizer: StreamingOuterOptimizer = StreamingOuterOptimizer(
+            replica.make_optimizer(),
+            parts,
+            comm,
+            turns,
             settings.outer_lr,
             settings.outer_momentum,
             algorithm=replica.reduction,
             share=replica.share,
         )
-        self.common = self.optimizer.common
+        self.common = [self.optimizer.common_of(part) for part in parts]
 
     def step(self) -> None:
         self.optimizer.step()

@@ -50,7 +50,7 @@ class StreamingReplay(Replay):
 
     def __init__(self, settings: Any, devices: Sequence[Any], mean: Mean) -> None:
         self.settings, self.devices, self.mean = settings, devices, mean
-        self.fragments = fragments_of(devices[0].flat, settings.outer_fragments)
+        self.fragments = fragments_of(devices[0].flat.offsets, settings.outer_fragments)
         self.common = xp.array(devices[0].flat.data)
         self.momentum, self.sent = xp.zeros_like(self.common), xp.zeros_like(self.common)
 

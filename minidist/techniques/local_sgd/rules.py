@@ -51,14 +51,22 @@ RULES = (
     Rule(
         "local-steps-need-replicas",
         lambda j: j.local_steps and not j.replicas_only,
-        "not implemented: --local-steps {local_steps} with a replica whose ranks share its weights' gradients, so it"
-        " combines with --dp, --tp and a --pp that drains, and not with --zero, --cp, --experts or --strategy ps",
+        "not implemented: --local-steps {local_steps} with a replica whose ranks have other tokens or experts, so it"
+        " combines with --dp, --zero, --tp and a --pp that drains, and not with --cp, --experts or --strategy ps",
         "change the layout, or leave it out",
+    ),
+    Rule(
+        "local-steps-of-one-sharded-replica",
+        lambda j: j.local_steps and j.zero and j.dims.dp > 1 and j.dp_replicate == 1,
+        "--zero {zero} shards one replica over all {dp} data-parallel ranks, and --local-steps {local_steps} averages"
+        " several",
+        "add --dp-replicate with the number of replicas, or use --zero 0",
     ),
     Rule(
         "fragments-of-whole-replicas",
         lambda j: j.local_steps and streaming(j) and j.dims.dp != j.dims.ranks,
-        "not implemented: {flag} sends fragments of a replica's weights, and each rank of the replica holds a part",
+        "not implemented: {flag} sends fragments of a replica's weights, and a rank of the replica holds a stage or"
+        " parts of layers",
         "leave out --tp and --pp, or use --outer-optimizer nesterov without it",
         {"flag": streaming},
     ),

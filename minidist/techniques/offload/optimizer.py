@@ -16,10 +16,11 @@ from typing import Any
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MinidistError, UsageError
-from minidist.core.optim import Optimizer, OptimizerWrapper
+from minidist.core.optim import Optimizer
 from minidist.core.optim.slices import as_slices, have_gradient
 from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.optim.checks import check_optimizer_class
+from minidist.optim.wrapper import OptimizerWrapper
 from minidist.parallel.host_pool import HostPool, Transfer
 
 

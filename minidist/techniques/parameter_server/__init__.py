@@ -44,7 +44,13 @@ if TYPE_CHECKING:
     from minidist.techniques.parameter_server.server_config import Consistency, ServerConfig, parse_consistency
     from minidist.techniques.parameter_server.server_job import ServerResult, check, run, server_bytes
     from minidist.techniques.parameter_server.server_replay import ServerRecord, read_records, replay
-    from minidist.techniques.parameter_server.server_shards import Rows, ServerShard, Weights, make_shards
+    from minidist.techniques.parameter_server.server_shards import (
+        Rows,
+        ServerShard,
+        Weights,
+        compress_pushes,
+        make_shards,
+    )
     from minidist.techniques.parameter_server.worker import Gradient
 
 __all__ = [
@@ -60,6 +66,7 @@ __all__ = [
     "Weights",
     "assign_keys",
     "check",
+    "compress_pushes",
     "make_shards",
     "parse_consistency",
     "read_records",

@@ -42,8 +42,9 @@ def held_out_losses(
     the copies and every worker's losses (8 B each) to all other ranks.
     """
     job, result = worker.job, {}
-    shards = ps.make_shards(job.config.servers, final)
-    for done in evaluated_steps(job.config, worker.done):
+    config: Any = job.config
+    shards = ps.make_shards(config.servers, final)
+    for done in evaluated_steps(config, worker.done):
         with purpose("evaluation", whole=True), FlopCounter() as flops:
             # [1] The weights of all servers, and the mean of the workers' statistics.
             for server, shard in enumerate(shards):
@@ -60,7 +61,8 @@ def held_out_losses(
 
 def _loss(comm: Comm, worker: Worker) -> float:
     """Return the mean loss of the held-out batch: the micro-batches of all workers, in their global order."""
-    config, batches = worker.job.config, worker.job.batches
+    config: Any = worker.job.config
+    batches = worker.job.batches
     own = worker.held_out(comm.rank - config.servers) if comm.rank >= config.servers else []
     counts = [0] * config.servers + [batches.accumulation] * batches.dp
     losses: Any = all_gather(comm, np.array(own, np.float64), counts=counts)
@@ -72,10 +74,11 @@ def mean_buffers(comm: Comm, job: Job, own: Mapping[str, Array] | None = None) -
 
     own: of this rank; None: as they are now. Every rank calls it; an all-reduce of 8 B per number.
     """
+    config: Any = job.config
     own = dict(named_buffers(job.model)) if own is None else own
     if not own:
         return {}
-    words = xp.concatenate(list(own.values())) * (comm.rank >= job.config.servers)
+    words = xp.concatenate(list(own.values())) * (comm.rank >= config.servers)
     all_reduce(comm, words)
     ends = accumulate(array.size for array in own.values())
     means = (words[end - array.size : end] / job.batches.dp for array, end in zip(own.values(), ends, strict=True))

@@ -12,11 +12,11 @@ This file has what a worker computes, what a server holds, and what both send; t
 `trainer.py`. Volumes, all ranks together, with D bytes of weights, W workers, S servers and T steps:
 
     startup          (W + S - 1) D                 rank 0's weights to every other rank
-    parameter_push   W T (D + 16 S)                a gradient, with --compression fp16 or bf16 in 2 B per element in
-                                                   place of 4, and a header of 16 B for each server; of an embedding
-                                                   that is not the output layer too (Llama's) only the rows of the
-                                                   tokens that occur are sent, with 8 B per row for its number, and 8 B
-                                                   more in the header
+    parameter_push   W T (D + 16 S)                a gradient, or the messages of a --compression in its place, and a
+                                                   header of 16 B for each server; of an embedding that is not the
+                                                   output layer too (Llama's), as it is or in half precision, only the
+                                                   rows of the tokens that occur, with 8 B per row for its number, and
+                                                   8 B more in the header
     parameter_pull   W (T - 1) D + (W + S - 1) D   weights after every push but the last; at the end to every rank
     evaluation       E (W + S - 1) (D + 8 B W k)   E evaluations: weights, and losses of k micro-batches, to every rank
 
@@ -27,6 +27,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,15 @@ from minidist.base import arrays as xp
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.half import DTYPES, named_dtype
 from minidist.core.base.arrays import Array
+from minidist.core.base.errors import UsageError
+from minidist.core.base.layout import cut
 from minidist.core.base.trace import SpanEvent
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
+from minidist.job.checkpoint.axis_state import check_nothing_is_lost
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
+from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
 from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job, build, optimizer_class
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
@@ -49,8 +54,12 @@ from minidist.optim import ParameterSlice
 from minidist.techniques import Run, of_job
 from minidist.techniques import parameter_server as ps
 from minidist.techniques.compression.by_name import CASTS
+from minidist.techniques.compression.extension import RESIDUAL
+from minidist.techniques.compression.push import PushCompression, PushReplay
+from minidist.techniques.compression.rules import only_casts
 from minidist.techniques.parameter_server.server import Updates
 
+RESIDUAL_PLACE = f"{RESIDUAL}/stage 0 tile 0"  # where data parallelism saves it, too
 NUMBER = 8  # bytes of a loss, and of a row's number
 
 
@@ -77,6 +86,11 @@ class Worker:
         self.buffers: dict[int, dict[str, Array]] = {}
         self.began = 0.0
         self.done = 0
+        config: Any = job.config
+        self.replay: PushReplay | None = None
+        if comm is None and config.compression != "none":
+            keys_of = [shard.keys for shard in ps.make_shards(config.servers, self.initial_weights())]
+            self.replay = PushReplay(config.compression, config.seed, keys_of, self.flat.parameters)
         if checkpoint is not None:
             self.done = checkpoint.step
             for parameter in self.flat.parameters:
@@ -138,10 +152,9 @@ class Worker:
             p.name: track(xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad), "gradient")
             for p in self.flat.parameters
         }
-        push = push_dtype(self.job.config)
-        if push is not None:
-            # Rounded here, so that the replay on one device adds what the servers add.
-            result = {name: xp.as_array(xp.upcast(xp.downcast(g, push)), g.dtype) for name, g in result.items()}
+        if self.replay is not None:
+            # One device adds what the servers add.
+            result = self.replay.pushed(result, worker, step)
         # Of a sparse gradient, only the rows of the tokens that occur are sent.
         for name in sparse_keys(self.job.config):
             rows = touched_rows(self.job, step, worker)
@@ -175,8 +188,11 @@ def evaluated_steps(config: Any, done: int) -> range:
 
 
 def sparse_keys(config: Any) -> frozenset[str]:
-    """Return the matrices with sparse gradients, row by row: an embedding that is not the output layer too."""
-    return frozenset({"model.embed_tokens.weight"} if config.model == "llama" else ())
+    """Return the matrices with sparse gradients, row by row: an embedding that is not the output layer too.
+
+    With what compresses a gradient as a whole there is none: the embedding's is a part of it.
+    """
+    return frozenset({"model.embed_tokens.weight"} if config.model == "llama" and only_casts(config) else ())
 
 
 def touched_rows(job: Job, step: int, worker: int) -> Array:
@@ -207,14 +223,8 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
         config.staleness_aware,
         rate=lambda clock: job.lr_factor(done + clock),
         clip=job.clip,
-        push=push_dtype(config),
+        push=None if config.compression == "none" else PushCompression(config.compression, config.seed, done),
     )
-
-
-def push_dtype(config: Any) -> Any:
-    """Return the dtype in which workers push, of --compression fp16 or bf16; None: that of the weights."""
-    name = CASTS.get(config.compression)
-    return None if name is None else named_dtype(name)
 
 
 def server_tensors(updates: Updates) -> Tensors:
@@ -249,6 +259,35 @@ def checkpoint_shards(updates: Updates) -> list[CheckpointShard]:
     return shards
 
 
+def push_shards(worker: Worker, number: int, push: PushCompression) -> list[CheckpointShard]:
+    """Return what worker `number` writes: what it has not pushed yet, and its Q of PowerSGD."""
+    residual, queries = push.state()
+    shards = [CheckpointShard(f"queries/{number:05d}/{key}", query.shape, query) for key, query in queries.items()]
+    if residual:
+        flat = xp.concatenate([residual[name] for name in worker.flat.names])
+        shards += rank_state_shards(number, [RankState(RESIDUAL_PLACE, flat)])
+    return shards
+
+
+def load_pushes(checkpoint: Checkpoint, worker: Worker, number: int, push: PushCompression | None) -> None:
+    """Let worker `number` go on with what `push_shards` of it, or data parallelism, has saved."""
+    feedback = push is not None and push.error_feedback
+    check_nothing_is_lost(checkpoint, {f"local/{RESIDUAL_PLACE}"} if feedback else set())
+    if push is None:
+        return
+    flat, whole = read_rank_state(checkpoint, RESIDUAL_PLACE, number, worker.job.batches.dp), worker.flat
+    if flat is not None:
+        if flat.shape != (whole.numel,):
+            raise UsageError(
+                f"worker {number}: a residual of {flat.shape} for {whole.numel} gradients; resume with the --tp, --pp"
+                " and --ep of the checkpoint"
+            )
+        push.residual = dict(zip(whole.names, cut(flat, [p.size for p in whole.parameters]), strict=True))
+    prefix = f"queries/{number:05d}/"
+    keys = [name for name in checkpoint.tensors if name.startswith(prefix)]
+    push.queries = {name[len(prefix) :]: checkpoint.tensor(name) for name in keys}
+
+
 def load_optimizer(checkpoint: Checkpoint, optimizer: Any, slices: Sequence[ParameterSlice]) -> None:
     """Load the optimizer state of a server's keys."""
     states: dict[str, dict[str, Array]] = {}
@@ -263,6 +302,13 @@ def load_optimizer(checkpoint: Checkpoint, optimizer: Any, slices: Sequence[Para
 # --- volumes ----------------------------------------------------------------------------------------------------------
 
 
+def compressed_bytes(config: Any, job: Job) -> int:
+    """Return the bytes of one worker's compressed gradient for all servers."""
+    shards = ps.make_shards(config.servers, {p.name: p.data for p in job.model.parameters()})
+    ps.compress_pushes(shards, PushCompression(config.compression, config.seed), SimpleNamespace(rank=0, size=1))
+    return sum(n * np.dtype(dtype).itemsize for shard in shards for n, dtype in shard.push.wire)
+
+
 def parameter_server_bytes(config: Any, batches: Batches, sizes: AxisSizes, done: int = 0) -> dict[str, int]:
     """Return the payload bytes that all ranks together send; see the head of this file. done: steps before a resume.
 
@@ -270,10 +316,10 @@ def parameter_server_bytes(config: Any, batches: Batches, sizes: AxisSizes, done
     """
     workers, servers, steps = batches.dp, config.servers, config.steps - done
     itemsize = named_dtype(DTYPES[config.precision]).itemsize
-    push = push_dtype(config)
-    pushed = itemsize if push is None else push.itemsize
     elements = sum(sizes.units)
-    sent = ps.server_bytes(elements * itemsize, workers, servers, steps, elements * pushed)
+    pushed = 2 if config.compression in CASTS else itemsize
+    gradient = elements * pushed if only_casts(config) else compressed_bytes(config, build(config, batches))
+    sent = ps.server_bytes(elements * itemsize, workers, servers, steps, gradient)
     for name in sparse_keys(config):
         job = build(config, batches)
         rows = sum(

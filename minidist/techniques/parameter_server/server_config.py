@@ -52,8 +52,8 @@ class ServerConfig:
     each server's optimizer from its slices. sparse: keys of matrices whose touched rows alone are pushed.
     staleness_aware: the learning rate of an update is divided by the number of updates that its worker had not seen
     (asp and ssp). rate(clock): factor of the learning rate of an update of that clock. clip: the largest norm of an
-    update's gradient; one server has the whole gradient, and of several each knows a part. push: the dtype in which
-    gradients are pushed, to which `gradient` has rounded them; None: that of the weights.
+    update's gradient; one server has the whole gradient, and of several each knows a part. push: what compresses
+    gradients on a rank, a `PushCompression`; None: they are pushed as they are.
     """
 
     servers: int

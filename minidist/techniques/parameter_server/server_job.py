@@ -13,7 +13,13 @@ from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import CollectiveCall, Comm, PointToPoint, Request
 from minidist.techniques.parameter_server.server import Server, Updates
 from minidist.techniques.parameter_server.server_config import ServerConfig, parse_consistency
-from minidist.techniques.parameter_server.server_shards import ServerShard, Weights, joined, make_shards
+from minidist.techniques.parameter_server.server_shards import (
+    ServerShard,
+    Weights,
+    compress_pushes,
+    joined,
+    make_shards,
+)
 from minidist.techniques.parameter_server.worker import Gradient, work
 
 new_purpose("parameter_pull")
@@ -66,7 +72,9 @@ def run(
     whole = ServerShard(list(initial), initial, config.sparse)
     dead = first_weights(_agreed(comm, config, whole), config.servers, whole)
     names = list(initial)
-    shards = make_shards(config.servers, whole.weights, config.sparse, config.push)
+    shards = make_shards(config.servers, whole.weights, config.sparse)
+    if config.push is not None:
+        compress_pushes(shards, config.push, comm)
     del whole, initial  # two copies of the weights that nothing reads again
 
     # [2] The first ranks serve, the others work, until each worker has pushed for the last time.

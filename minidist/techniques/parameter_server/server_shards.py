@@ -27,13 +27,32 @@ class Rows(NamedTuple):
     values: Array  # (touched, width)
 
 
+class Push:
+    """How the gradient of a server's dense keys travels from a worker: as it is, in one message.
+
+    rows: the dtype in which rows of sparse keys do. wire: the elements and the dtype of each message.
+    """
+
+    def __init__(self, shard: "ServerShard") -> None:
+        self.rows = shard.flat.dtype
+        self.wire = [(sum(prod(shard.shapes[key]) for key in shard.dense), self.rows)]
+
+    def encode(self, gradient: Array) -> list[Array]:
+        """Return the messages of a push."""
+        return [gradient]
+
+    def decode(self, parts: Sequence[Array]) -> Array:
+        """Return the gradient that these messages stand for."""
+        return parts[0]
+
+
 class ServerShard:
     """The keys of one server as one flat array (`flat`), with the keys as views (`weights`).
 
-    push: the dtype of a gradient's messages; None: that of the weights.
+    push: how gradients travel, a `Push` or what a compression has in its place.
     """
 
-    def __init__(self, keys: Sequence[str], initial: Weights, sparse: frozenset[str], push: Any = None) -> None:
+    def __init__(self, keys: Sequence[str], initial: Weights, sparse: frozenset[str]) -> None:
         self.keys, self.shapes = list(keys), {key: initial[key].shape for key in keys}
         self.start = dict(zip(self.keys, offsets([prod(self.shapes[key]) for key in keys]), strict=False))
         self.dense = [key for key in keys if key not in sparse]
@@ -42,7 +61,7 @@ class ServerShard:
         nothing = initial[next(iter(initial))].reshape(-1)[:0]
         self.flat = track(xp.concatenate([nothing, *(initial[k].reshape(-1) for k in keys)]), "parameter")
         self.weights = self.views(self.flat)
-        self.push = self.flat.dtype if push is None else push
+        self.push: Any = Push(self)
 
     def views(self, flat: Array) -> Weights:
         """Return the keys' parts of a flat array, in their shapes."""
@@ -64,13 +83,18 @@ class ServerShard:
         return flat
 
 
-def make_shards(
-    servers: int, initial: Weights, sparse: frozenset[str] = frozenset(), push: Any = None
-) -> list[ServerShard]:
+def make_shards(servers: int, initial: Weights, sparse: frozenset[str] = frozenset()) -> list[ServerShard]:
     """Return the shard of each server, with the initial weights. Every rank makes the same ones."""
     names = list(initial)
     held = assign_keys([initial[name].size for name in names], servers)
-    return [ServerShard([names[key] for key in keys], initial, sparse, push) for keys in held]
+    return [ServerShard([names[key] for key in keys], initial, sparse) for keys in held]
+
+
+def compress_pushes(shards: Sequence[ServerShard], push: Any, comm: Any) -> None:
+    """Let gradients travel as `push` has it, a `PushCompression`, to all servers that have dense keys."""
+    for index, shard in enumerate(shards):
+        if shard.dense:
+            shard.push = push.make(index, shard, comm)
 
 
 def joined(names: Iterable[str], parts: Sequence[Weights]) -> Weights:

@@ -33,11 +33,14 @@ from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
 from minidist.parallel.running_statistics import batch_norms
 from minidist.techniques import Moment, history
 from minidist.techniques import parameter_server as ps
+from minidist.techniques.compression.push import PushCompression
 from minidist.techniques.parameter_server.evaluation import held_out_losses, mean_buffers
 from minidist.techniques.parameter_server.ranks import (
     Worker,
     checkpoint_shards,
     evaluated_steps,
+    load_pushes,
+    push_shards,
     server_config,
     server_tensors,
 )
@@ -118,9 +121,12 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         def between(clock: int) -> None:
             if config.save and config.every and (done + clock) % config.every == 0 and done + clock < config.steps:
                 finish(range(len(losses), done + clock))
-                _save(comm, config.save, job, noted.last, losses, storage)
+                _save(comm, config.save, worker, servers.push, noted.last, losses, storage)
 
+        servers = server_config(job, checkpoint)
         worker = Worker(job, comm, checkpoint, [bar.working for bar in progress], between)
+        if checkpoint is not None and comm.rank >= config.servers:
+            load_pushes(checkpoint, worker, comm.rank - config.servers, servers.push)
         # A worker is a replica, and reads the batches that the replica of the same number would read.
         for extension in job.extensions if comm.rank >= config.servers else ():
             reading = extension.reading(job.sampler, comm.rank - config.servers, range(worker.done, config.steps))
@@ -129,13 +135,7 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         # Push and pull until every worker has made its steps.
         steps = config.steps - worker.done
         run = ps.run(
-            comm,
-            server_config(job, checkpoint),
-            worker.initial_weights(),
-            worker.gradient,
-            steps,
-            observe=noted.observe,
-            between=between,
+            comm, servers, worker.initial_weights(), worker.gradient, steps, observe=noted.observe, between=between
         )
         # Close the span of the worker's last step.
         if worker.losses:
@@ -144,7 +144,7 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         # The steps' losses are known now that all workers have finished.
         finish(range(len(losses), config.steps))
         if config.save:
-            _save(comm, config.save, job, noted.last, losses, storage)
+            _save(comm, config.save, worker, servers.push, noted.last, losses, storage)
         held_out = held_out_losses(comm, worker, run.weights, noted.copies)
 
     _show(observers, job, comm, losses, held_out, noted)
@@ -213,11 +213,23 @@ def _updated(comm: Comm, job: Job, steps: range) -> None:
 
 
 def _save(
-    comm: Comm, directory: str, job: Job, last_update: Sequence[Updates], losses: list[float], storage: Storage
+    comm: Comm,
+    directory: str,
+    worker: Worker,
+    push: PushCompression | None,
+    last_update: Sequence[Updates],
+    losses: list[float],
+    storage: Storage,
 ) -> None:
-    """Write the job after the steps that have losses; every rank calls it, and the servers have something to write."""
-    # Workers have made no update, so they write no shard.
+    """Write the job after the steps that have losses; every rank calls it.
+
+    Servers write weights and optimizer state, and workers what they have not pushed yet.
+    """
+    job = worker.job
+    config: Any = job.config
     shards = [shard for updates in last_update for shard in checkpoint_shards(updates)]
+    if push is not None and comm.rank >= config.servers:
+        shards += push_shards(worker, comm.rank - config.servers, push)
     replica = ReplicaId(comm.rank, comm.size)
     with purpose("checkpoint"):
         shards += buffer_shards((name, array, replica) for name, array in mean_buffers(comm, job).items())

@@ -75,7 +75,7 @@ def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, 
     head = xp.array([clock, int(last), *(r.ids.size for r in rows)], xp.int64)
     parts = [head]
 
-    # All dense keys are one message.
+    # All dense keys together.
     if shard.dense:
         for key in shard.dense:
             shape = getattr(contributions[key], "shape", "none, being no array,")
@@ -85,12 +85,12 @@ def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, 
                     f" {shard.shapes[key]}"
                 )
         dense = xp.concatenate([contributions[key].reshape(-1) for key in shard.dense])
-        parts.append(track(xp.downcast(xp.as_array(dense, shard.flat.dtype), shard.push), "communication"))
+        parts += [track(p, "communication") for p in shard.push.encode(xp.as_array(dense, shard.flat.dtype))]
 
     # Per sparse key, the row numbers and the rows, if there are any.
     for r in rows:
         if r.ids.size:
-            parts += [xp.as_array(r.ids, xp.int64), xp.downcast(xp.array(r.values, shard.flat.dtype), shard.push)]
+            parts += [xp.as_array(r.ids, xp.int64), xp.downcast(xp.array(r.values, shard.flat.dtype), shard.push.rows)]
     return parts
 
 

@@ -11,7 +11,7 @@ So the operands are those of one device, and the products differ by the order of
 Proved by: tests/techniques/test_quantization.py
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from copy import copy
 from typing import Any
 
@@ -24,7 +24,7 @@ from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
-from minidist.core.parallel.tensor.regions import gather_from_tensor_parallel_region
+from minidist.parallel.tensor.gathering import gather_from_tensor_parallel_region
 from minidist.techniques.quantization.layers import OBSERVERS, Int8Linear, MinMaxObserver, QATLinear, replace_layers
 
 SPLIT = (ColumnParallelLinear, RowParallelLinear)
@@ -38,7 +38,7 @@ class QATSplitLinear(QATLinear):
 
     def __init__(self, layer: Any, observer: MinMaxObserver, per_channel: bool = True) -> None:
         super().__init__(layer, observer, per_channel)
-        self.layer = lambda: layer  # no attribute that is a module: each parameter has one name
+        self.layer: Callable[[], Any] = lambda: layer  # no attribute that is a module: each parameter has one name
         self.agrees = isinstance(layer, RowParallelLinear) or not per_channel
         self.agreed: xp.Array | None = None
 
@@ -70,7 +70,7 @@ class Int8SplitLinear(Int8Linear):
         if isinstance(layer, RowParallelLinear):
             return layer.leave(self.product(x))
         y = super().forward(layer.enter(x))
-        return gather_from_tensor_parallel_region(y, layer.comm) if layer.gather_output else y
+        return gather_from_tensor_parallel_region(y, layer.comm) if getattr(layer, "gather_output", False) else y
 
 
 def prepare_split_qat(model: Module, names: Collection[str], observer: str, per_channel: bool) -> None:

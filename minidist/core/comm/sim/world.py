@@ -46,7 +46,7 @@ class Sim:
     """
 
     comm_class, requests = Comm, SimRequest  # what a rank gets, and what a message in flight is
-    checks = unchecked = folds = reports_lines = False
+    checks = unchecked = reuses_calls = folds = reports_lines = False
     state: SimState  # of the run, or of the last one
     matching: Matching
     post: Callable[..., Request]  # the messages of a run go straight to its `Matching`

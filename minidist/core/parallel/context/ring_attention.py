@@ -129,9 +129,8 @@ class RingAttention(Module):
         o = track(xp.zeros(q.shape, q.dtype, q), "activation")
         m = xp.full(q.shape[:-1], -xp.inf, q.dtype, q)
         z = xp.zeros(q.shape[:-1], q.dtype, q)
-        for owner, here in self._round(track(xp.stack([k, v]), "communication"), "tensor_forward"):
+        for owner, keys_here, values_here in self._round(k, v, "tensor_forward"):
             # At this step the K and V of rank `owner` are here; the next block is on its way.
-            keys_here, values_here = upcast(here)
             for rows, keys, diagonal in self._visible(owner):
                 # (batch, kv heads, heads of each, own queries, owner's keys)
                 scores = track(_scores(q[..., rows, :] * scale, keys_here[..., keys, :], diagonal), "workspace")
@@ -163,8 +162,7 @@ class RingAttention(Module):
         delta = (g * o).sum(axis=-1, keepdims=True)  # D_i of the softmax's backward: sum_j p_ij dp_ij
         dq = track(xp.zeros(q.shape, q.dtype, q), "activation_gradient")
         travelling: xp.Array | None = None  # gradients of K and V so far, which follow their block round
-        for owner, here in self._round(track(xp.stack([k, v]), "communication"), "tensor_backward"):
-            keys_here, values_here = upcast(here)
+        for owner, keys_here, values_here in self._round(k, v, "tensor_backward"):
             # This rank's part of the block's gradients; what other ranks have added so far arrives meanwhile.
             block = track(xp.zeros((2, *k.shape[:-2], self.rows[owner], k.shape[-1]), q.dtype, q), "communication")
             arriving = None if travelling is None else self._pass_on(travelling, block.shape, "tensor_backward")
@@ -217,9 +215,9 @@ class RingAttention(Module):
 
     # --- messages ---
 
-    def _round(self, block: xp.Array, why: str) -> Any:
-        """Yield (owner, its block) per rank, this one's first; the next block travels while the caller computes."""
-        n, rank = self.comm.size, self.comm.rank
+    def _round(self, k: xp.Array, v: xp.Array, why: str) -> Any:
+        """Yield (owner, its k, its v) per rank, this one's first; the next block travels while the caller computes."""
+        n, rank, block = self.comm.size, self.comm.rank, track(xp.stack([k, v]), "communication")
         for step in range(n):
             # After `step` hops the block of the rank `step` places back has come here.
             owner, arriving = (rank - step) % n, None
@@ -228,7 +226,7 @@ class RingAttention(Module):
                 arriving = self._pass_on(block, shape, why)
 
             # The caller computes with this block while the next one travels; that time passes before the wait.
-            yield owner, block
+            yield owner, *upcast(block)
             if arriving is not None:
                 block = self._arrived(arriving, why)
 

@@ -25,7 +25,7 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_tensor_parallel_region
+from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext
 
 
@@ -36,8 +36,8 @@ class ColumnParallelLinear(Module):
     blocks: the number of equal blocks of output features, each of them split (3 for a fused Q|K|V). replicas > 1: this
     number of neighbouring ranks has the same columns.
 
-    gather_output: all-gather y. Sends nothing else in forward and an all-reduce of x's size in backward. Raises
-    UsageError for output features that do not divide.
+    Sends nothing in forward and an all-reduce of x's size in backward. Raises UsageError for output features that do
+    not divide.
     """
 
     def __init__(
@@ -48,12 +48,10 @@ class ColumnParallelLinear(Module):
         *,
         blocks: int = 1,
         replicas: int = 1,
-        gather_output: bool = False,
     ) -> None:
         shards = context.comm.size // replicas
         check_divisible(linear.out_features, f"out features of {name}", shards, "tensor", blocks=blocks)
         self.comm, self.name, self.activation = context.comm, linear.name, linear.activation
-        self.gather_output = gather_output
 
         # Conv1D stores (in, out), Linear (out, in): the output features are the columns or the rows.
         self.weight_is_in_out = isinstance(linear, Conv1D)
@@ -62,10 +60,8 @@ class ColumnParallelLinear(Module):
         self.bias = None if linear.bias is None else context.shard_of(linear.bias, 0, **split)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out / t), or (..., out) with gather_output."""
-        # x (..., in), this rank's columns of W: y (..., out / t).
-        y = linear(self.enter(x), self.weight, self.bias, self.activation, self.weight_is_in_out)
-        return gather_from_tensor_parallel_region(y, self.comm) if self.gather_output else y
+        """(..., in) -> (..., out / t): x meets this rank's columns of W."""
+        return linear(self.enter(x), self.weight, self.bias, self.activation, self.weight_is_in_out)
 
     def enter(self, x: Tensor) -> Tensor:
         """f: x is the same on every rank, so backward sums its gradient."""

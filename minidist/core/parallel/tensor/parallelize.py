@@ -21,7 +21,7 @@ from typing import Any
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.base.hooks import model_checks, plan_sources
 from minidist.core.comm import Comm
-from minidist.core.nn import GPT, MLP
+from minidist.core.nn import GPT
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
 from minidist.core.parallel.tensor.sharding import ShardContext
@@ -44,20 +44,16 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     for check in model_checks:
         check("parallelize_module", module, comm, plan)
     context = ShardContext(comm, axis)
-    known = _names(module)
     for pattern, styles in plan.items():
+        # It may name a module inside of one that has taken another's place.
+        known = list(dict(module.named_modules()))
         names = fnmatch.filter(known, pattern)
         if not names:
             raise UsageError(f"the plan names {quoted(pattern)}, which is not a module{nearest(pattern, known)}")
+        # A style may return another module, which takes the place of this one in the tree (or of the whole model).
         for name in names:
-            # A style may return another module, which takes the place of this one in the tree (or of the whole model).
-            before = _names(get_module(module, name))
             for style in styles if isinstance(styles, list) else [styles]:
-                replaced = style(get_module(module, name), context, name)
-                module = _put(module, name, replaced)
-            # The next pattern may name a module inside of one that has taken another's place.
-            if _names(get_module(module, name)) != before:
-                known = _names(module)
+                module = _put(module, name, style(get_module(module, name), context, name))
 
     # What no style has split is whole on every rank; a tied parameter must be split wherever it is used.
     split = {whole for whole, shard in context.shards.items() if shard is not whole}
@@ -70,10 +66,6 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
         if parameter.layout is None:
             context.replica_of(parameter)
     return module
-
-
-def _names(module: Module) -> list[str]:
-    return list(dict(module.named_modules()))
 
 
 def get_module(module: Module, name: str) -> Any:
@@ -112,27 +104,15 @@ def gpt_plan(vocab_size: int) -> Styles:
     }
 
 
-def mlp_plan(layers: int) -> Styles:
-    """Return the plan of an `MLP` with `layers` hidden layers.
-
-    Each splits its output features, the last layer its input features. The last two layers are Megatron's pair; those
-    before it gather their outputs.
-    """
-    plan: Styles = {f"layers.{i}": partial(ColumnParallelLinear, gather_output=i < layers - 1) for i in range(layers)}
-    return {**plan, f"layers.{layers}": RowParallelLinear}
-
-
 def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
-    """Return Megatron's plan for a GPT; for an MLP columns, and rows in the last layer.
+    """Return the plan of a model: Megatron's for a GPT, or what a function of `hooks.plan_sources` has for it.
 
-    Raises UsageError for a model of another kind for which no function of `hooks.plan_sources` has a plan.
+    Raises UsageError for a model for which there is none.
     """
     for plan_of in plan_sources:
         plan: Plan | None = plan_of(model, sequence_parallel)
         if plan is not None:
             return plan
-    if isinstance(model, MLP):
-        return mlp_plan(len(model.layers) - 1)
     if isinstance(model, GPT) and not sequence_parallel:
         return gpt_plan(model.config.vocab_size)
     raise UsageError(f"there is no tensor-parallel plan for a {type(model).__name__}; pass one to parallelize_module")

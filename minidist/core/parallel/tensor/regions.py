@@ -6,10 +6,9 @@ the adjoint of what forward does:
     region                                       forward             backward
     copy_to_tensor_parallel_region        (f)    nothing             all-reduce
     reduce_from_tensor_parallel_region    (g)    all-reduce          nothing
-    gather_from_tensor_parallel_region           all-gather          keep own columns
 
-Activations are (batch, T, features); columns are the last dim. Forward messages have the purpose `tensor_forward`,
-backward ones `tensor_backward`. Over one rank a border does nothing.
+Activations are (batch, T, features). Forward messages have the purpose `tensor_forward`, backward ones
+`tensor_backward`. Over one rank a border does nothing. `minidist/parallel/tensor` has borders that gather.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3. The functions have Megatron-LM's names.
 Proved by: tests/parallel/test_tensor.py
@@ -20,9 +19,8 @@ from typing import Any
 
 from minidist.core.autograd import Tensor, record
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import check_divisible
 from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_gather, all_reduce
+from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 
 
@@ -40,11 +38,6 @@ def copy_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
 def reduce_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """g: return the sum of x over `comm`; backward passes the gradient on unchanged."""
     return x if comm.size == 1 else _Reduce.apply(x, comm, 0)
-
-
-def gather_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """Return all ranks' columns; backward keeps this rank's columns of the gradient."""
-    return x if comm.size == 1 else Gather.apply(x, comm, x.ndim - 1)
 
 
 # --- the messages ---
@@ -73,26 +66,6 @@ def _summed(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
     with purpose(why):
         all_reduce(comm, result)
     return result
-
-
-def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
-    """Return all ranks' x, joined along `dim`. All ranks together send n-1 times the result's elements."""
-    # `dim` comes first, so that the ranks' parts lie one after the other in the gathered array.
-    front = contiguous(xp.moveaxis(x, dim, 0))
-    comm.advance_clock(why)
-    with purpose(why):
-        whole = all_gather(comm, front)
-
-    # (ranks, part, ...) -> (ranks x part, ...), and `dim` back in its place.
-    return contiguous(xp.moveaxis(whole.reshape(comm.size * front.shape[0], *front.shape[1:]), 0, dim))
-
-
-def own_part(comm: Comm, x: xp.Array, dim: int, why: str = "") -> xp.Array:
-    """Return this rank's equal part of x along `dim`, a new array. Sends nothing."""
-    check_divisible(x.shape[dim], "columns", comm.size, "tensor")
-    size = x.shape[dim] // comm.size
-    index = (slice(None),) * dim + (slice(comm.rank * size, (comm.rank + 1) * size),)
-    return xp.array(contiguous(x[index]))
 
 
 # --- the nodes ---
@@ -125,11 +98,6 @@ class _Copy(Border):
 class _Reduce(Border):
     # Every rank has the gradient of the sum, which is that of each summand.
     there, back = staticmethod(_summed), staticmethod(_unchanged)
-
-
-class Gather(Border):
-    # Each rank has all of the gradient of the whole.
-    there, back = staticmethod(gathered), staticmethod(own_part)
 
 
 class _Alias(Tensor):

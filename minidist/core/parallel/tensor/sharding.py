@@ -21,16 +21,19 @@ from dataclasses import dataclass, field
 
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import Layout
 from minidist.core.comm import Comm
 
 
 def take_shard(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Array:
-    """Return `rank`'s shard of the whole `array`, a new contiguous array; the layout's one axis has `ranks` ranks."""
-    (dim,) = layout.dims
+    """Return `rank`'s shard of `array`, a new contiguous array, over the last axis of the layout, with `ranks` ranks.
 
+    array: the whole one, or a shard of it over the other axes.
+    """
     # The split dim comes first, with the padding behind it.
+    dim = layout.dims[-1]
     front = xp.moveaxis(array, dim, 0)
     if layout.padding:
         front = xp.concatenate([front, xp.zeros((layout.padding, *front.shape[1:]), array.dtype, array)])
@@ -44,25 +47,6 @@ def take_shard(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Arr
     # The split dim goes back to its place, in a new array: the whole one may be freed.
     shard = xp.empty(xp.moveaxis(parts, 0, dim).shape, array.dtype, array)
     xp.copyto(shard, xp.moveaxis(parts, 0, dim))
-    return shard
-
-
-def shard_parameter(parameter: Parameter, layout: Layout, rank: int, ranks: int) -> Parameter:
-    """Return a new parameter that holds rank's shard of `parameter` and carries the layout. Sends nothing.
-
-    A parameter that is a shard already is split once more: `layout` is its old one with one more axis.
-    """
-    if parameter.flat is not None:
-        raise UsageError(
-            f"parameter {parameter.name!r} belongs to a FlatParameters already; shard the model first and make it flat"
-            " then"
-        )
-
-    # Only the newest axis is split here; the earlier ones have made `parameter` what it is.
-    one = layout if len(layout.axes) == 1 else Layout(tuple(parameter.shape), layout.axes[-1:], layout.dims[-1:])
-    data = take_shard(parameter.data, one, rank, ranks) if ranks > 1 or layout.padding else xp.array(parameter.data)
-    shard = Parameter(data, parameter.requires_grad, parameter.name, parameter.init)
-    shard.layout = layout
     return shard
 
 
@@ -86,27 +70,31 @@ class ShardContext:
         blocks, padding, replicas: as in `Layout` (`copies`). A parameter that is sharded over another axis already is
         sharded once more. Raises UsageError when a tied parameter is sharded in two ways.
         """
-        before, ranks = whole.layout, tuple(self.comm.members)
-
         # The first split of this parameter, or one more (experts over ep, then their matrices over tp).
-        if before is None or not before.axes:
-            shape = tuple(whole.shape)
-            layout = Layout(
-                shape, (self.axis,), (dim,), blocks=blocks, padding=padding, copies=replicas, ranks=(ranks,)
-            )
-        else:
-            axes, dims = (*before.axes, self.axis), (*before.dims, dim)
-            layout = Layout(before.global_shape, axes, dims, ranks=(*before.ranks, ranks))
+        before, comm = whole.layout or Layout(tuple(whole.shape)), self.comm
+        layout = Layout(
+            before.global_shape,
+            (*before.axes, self.axis),
+            (*before.dims, dim),
+            blocks=blocks,
+            padding=padding,
+            copies=replicas,
+            ranks=(*before.ranks, tuple(comm.members)),
+        )
 
         # A tied parameter is met once for each module that uses it: the second time it has its shard already.
-        if whole not in self.shards:
-            self.shards[whole] = shard_parameter(whole, layout, self.comm.rank, self.comm.size)
-        elif self.shards[whole].layout != layout:
+        shard = self.shards.get(whole)
+        if shard is None:
+            if whole.flat is not None:
+                hooks.refusals().refuse_flat_shard(whole)
+            data = take_shard(whole.data, layout, comm.rank, comm.size)
+            shard = self.shards[whole] = Parameter(data, whole.requires_grad, whole.name, whole.init)
+            shard.layout = layout
+        elif shard.layout != layout:
             raise UsageError(
-                f"tied parameter {whole.name!r} is sharded as {self.shards[whole].layout} and as {layout}; shard it"
-                " one way"
+                f"tied parameter {whole.name!r} is sharded as {shard.layout} and as {layout}; shard it one way"
             )
-        return self.shards[whole]
+        return shard
 
     def replica_of(self, whole: Parameter) -> Parameter:
         """Return `whole` itself, which every rank holds, carrying a layout that says so."""

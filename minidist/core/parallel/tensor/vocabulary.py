@@ -20,7 +20,7 @@ from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.cross_entropy import divisor_and_rows, softmax_loss
 from minidist.core.autograd.tensor import named_mean, record
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError
+from minidist.core.base import hooks
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
@@ -28,7 +28,7 @@ from minidist.core.nn.gpt import TiedHead
 from minidist.core.nn.layers import Embedding, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear
-from minidist.core.parallel.tensor.regions import gather_from_tensor_parallel_region, reduce_from_tensor_parallel_region
+from minidist.core.parallel.tensor.regions import reduce_from_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext
 
 
@@ -59,11 +59,7 @@ class VocabParallelEmbedding(Module):
         """Integers (batch, T) -> (batch, T, width)."""
         indices = xp.as_array(indices)
         if indices.size and (indices.min() < 0 or indices.max() >= self.vocab_size):
-            worst = int(indices.min() if indices.min() < 0 else indices.max())
-            raise UsageError(
-                f"rank {self.comm.rank}: word {worst} is out of range: the vocabulary has words 0.."
-                f"{self.vocab_size - 1}"
-            )
+            hooks.operation_checks().refuse_words(self.comm.rank, indices, self.vocab_size)
 
         # (batch, T, width), a summand: each word's row is on one rank.
         return self.leave(_own_rows(indices, self.weight, self.first, self.last))
@@ -96,10 +92,10 @@ class VocabParallelHead(ColumnParallelLinear):
     """The output projection: x (..., width) on all -> logits (..., padded V / t) of this rank's words on each.
 
     A column-parallel layer whose weight may be the embedding's shard (tied). The last ranks' padding has logits too;
-    `vocab_parallel_cross_entropy` and `GatherLogits` leave them out.
+    `vocab_parallel_cross_entropy` leaves them out.
     """
 
-    weight_is_in_out, gather_output = False, False
+    weight_is_in_out = False
     bias = activation = None
 
     def __init__(self, whole: TiedHead | Linear, context: ShardContext, name: str = "") -> None:
@@ -114,28 +110,9 @@ def shard_words(whole: Parameter, context: ShardContext) -> Parameter:
     return context.shard_of(whole, 0, padding=padding)
 
 
-class GatherLogits(Module):
-    """The logits of all words, without the padding, on every rank: for generating text, not for training."""
-
-    def __init__(self, comm: Comm, vocab_size: int) -> None:
-        self.comm, self.vocab_size = comm, vocab_size
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """(..., padded V / t) -> (..., V)."""
-        return gather_from_tensor_parallel_region(logits, self.comm)[..., : self.vocab_size]
-
-
 def split_loss(model: Any, context: ShardContext, name: str, *, vocab_size: int) -> Module:
-    """Return a language model whose loss is computed from split logits, and whose logits are gathered."""
-    # The head's weight may be a shard already; its layout knows the number of words.
-    weight = model.lm_head.weight
-    words = (weight.layout.global_shape if weight.layout else weight.shape)[0]
-    if words != vocab_size:
-        raise UsageError(
-            f"the plan is for a vocabulary of {vocab_size} words, the model has {words}; give the plan {words}"
-        )
+    """Return a language model whose loss is computed from split logits; without targets it returns these."""
     model.loss_fn = partial(vocab_parallel_cross_entropy, comm=context.comm, vocab_size=vocab_size)
-    model.logits_fn = GatherLogits(context.comm, vocab_size)
     split: Module = model
     return split
 
@@ -149,7 +126,12 @@ def vocab_parallel_cross_entropy(
     (largest logit, target's logit, sum of exponentials), purpose `tensor_forward`, and nothing in backward.
     """
     name = "vocab_parallel_cross_entropy"
-    flat, counted = _checked_words(xp.as_array(targets), logits, ignore_index, comm.rank, vocab_size)
+    targets = xp.as_array(targets)
+    if targets.shape != logits.shape[:-1]:
+        raise ShapeError(f"{name}: targets of shape {targets.shape} for logits of shape {logits.shape}")
+    flat = targets.reshape(-1)
+    counted = flat != ignore_index
+    hooks.operation_checks().check_targets(comm.rank, flat, counted, vocab_size)
     divisor, mean_over = divisor_and_rows(name, divisor, flat, counted)
 
     # Each target's word is on one rank.
@@ -163,21 +145,3 @@ def vocab_parallel_cross_entropy(
     comm.advance_clock("tensor_forward")
     loss = softmax_loss(name, logits, (own, flat[own] - first), counted, divisor, last - first, reduce)
     return named_mean(loss, mean_over) if mean_over else loss
-
-
-def _checked_words(
-    targets: xp.Array, logits: Tensor, ignore_index: int, rank: int, vocab_size: int
-) -> tuple[xp.Array, xp.Array]:
-    """Return the targets (batch x T,), and which are not ignored; ShapeError and UsageError for wrong ones."""
-    if targets.shape != logits.shape[:-1]:
-        raise ShapeError(
-            f"vocab_parallel_cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}"
-        )
-    flat = targets.reshape(-1)
-    counted = flat != ignore_index
-    wrong = flat[counted & ((flat < 0) | (flat >= vocab_size))]
-    if wrong.size:
-        raise UsageError(
-            f"rank {rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{vocab_size - 1}"
-        )
-    return flat, counted

@@ -30,9 +30,12 @@ from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import DataAxis, Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
+from minidist.job.train.strategies.replicas_alone import mesh_of_replicas
 from minidist.nn.buffers import own_buffers
 from minidist.pipeline.runtime.clip import gather_blocks
 from minidist.pipeline.runtime.evaluation import Evaluation
+from minidist.techniques import trains_alone
+from minidist.techniques.meeting import replicas_of
 
 
 class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
@@ -55,6 +58,12 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
 
     def cut(self, task: Any, stages: int) -> tuple[Sequence[Module], Sequence[str]]:
         return cut_stages(task.config, task.model, stages)
+
+    def same_step(self) -> Comm:
+        config, data = self.job.config, self.axes.data
+        if not trains_alone(config):
+            return data
+        return mesh_of_replicas(data, replicas_of(config, data.size))["shard"]
 
     def observers(self, stages: int, own: Collection[int]) -> Sequence[Any]:
         # A profile puts hooks on the layers of this rank, by their number in the model.
