@@ -111,6 +111,7 @@ def _function(hook: str, path: str, name: str) -> Callable[..., Any]:
 def _choose(comm: Any, operation: str, nbytes: int) -> str:
     from minidist.collectives.auto import choose
 
+    hooks.choosers["auto"] = choose
     return choose(comm, operation, nbytes)
 
 

@@ -46,21 +46,21 @@ MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most th
 OVERHEAD_SHARE = 0.25  # of a measured latency; lesson 05 measures it on your machine
 
 _tables: "WeakKeyDictionary[Comm, dict[str, MeasuredTimes | None]]" = WeakKeyDictionary()  # see `choose`
-_chosen: "WeakKeyDictionary[PointToPoint, dict[tuple[str, int], str]]" = WeakKeyDictionary()  # by measured times
+_chosen: "WeakKeyDictionary[PointToPoint, dict[tuple[str, int], str]]" = WeakKeyDictionary()  # see `Comm.choices`
 
 
 def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
     """Return the name of the cheapest algorithm of `operation` on an array of `nbytes` in all."""
-    # A choice by measured times is looked up once: a call with 4 KiB takes 10 us, and this is to be a small part of it.
-    known = _chosen.get(comm) if isinstance(comm, Comm) else None
-    if known is not None and (operation, nbytes) in known:
-        return known[operation, nbytes]
+    # A choice by measured times is looked up once: a call with 4 KiB takes 5 us, and this is to be a small part of it.
+    if comm.choices is not None and (operation, nbytes) in comm.choices:
+        return comm.choices[operation, nbytes]
 
     # For MPI ranks: a table of measured times. The first call measures or reads it, and this involves all ranks.
     measured = _table(comm, operation)
     taken = measured.fastest(nbytes) if measured is not None else None
     if taken is not None:
-        _chosen.setdefault(comm, {})[operation, nbytes] = taken
+        comm.choices = known = _chosen.setdefault(comm, {})
+        known[operation, nbytes] = taken
         return taken
 
     links, members = getattr(comm.world, "links", LinkModel()), tuple(comm.members)
@@ -125,8 +125,14 @@ def fastest(
     return min(times, key=times.__getitem__)
 
 
+def _forget() -> None:
+    """Forget every choice by measured times."""
+    for choices in _chosen.values():
+        choices.clear()
+
+
 # A program may register an algorithm after the first choice.
-at_registration.extend((cheapest.cache_clear, fastest.cache_clear, _tables.clear, _chosen.clear))
+at_registration.extend((cheapest.cache_clear, fastest.cache_clear, _tables.clear, _forget))
 
 
 def virtual_seconds(

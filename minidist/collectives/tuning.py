@@ -4,10 +4,16 @@ A formula of alpha and beta describes messages on an idle link. Real ranks also 
 with each other, and wait for the scheduler, so the best algorithm by the formula may be several times slower than the
 fastest one. Therefore the first call of an operation with `algorithm="auto"` measures a table:
 
-    seconds              4 KiB    16 KiB   ...   4 MiB        Arrays are float32. A number is the first decile of 4
-    ordered              2.2e-5   2.9e-5         1.0e-3       to 100 rounds; the slowest rank's time counts in each.
-    recursive_doubling   6.0e-6   1.0e-5         3.3e-4       Between two sizes the time is interpolated linearly.
+    seconds              4 KiB    16 KiB   ...   4 MiB        Arrays are float32. The slowest rank's time counts.
+    ordered              2.2e-5   2.9e-5         1.0e-3       Between two sizes the time is interpolated linearly.
+    recursive_doubling   6.0e-6   1.0e-5         3.3e-4
     ...
+
+On a busy machine one call takes many times as long as the next, and for a while all of them take longer. So every
+algorithm is called once in each of 4 to 100 rounds, and the median of its shares of the rounds' times counts. The
+algorithm that was taken for the size before is taken again, unless another one was faster in clearly more than half of
+the rounds, or by more than TOLERANCE. An algorithm that has clearly lost is not called any more, which leaves the time
+to the others.
 
 This takes about BUDGET seconds. Sizes for which there is no time are left out, and formulas choose for them. Rank 0
 reports the measurement in one line and stores the table in the user's cache directory (see `base.cache`). Its key has
@@ -52,7 +58,9 @@ SIZES = tuple(4**k << 10 for k in range(1, 7))  # bytes: 4 KiB to 4 MiB
 LEAST_ROUNDS, MOST_ROUNDS = 4, 100  # of each size
 CALLS = 4  # in a row, where there is time
 BUDGET = 2.0  # seconds
-VERSION = 1  # of what is measured, and how
+VERSION = 2  # of what is measured, and how
+TOLERANCE = 1.1  # a ratio of two algorithms' times that matters, however few the rounds are
+CHECKED = 10  # rounds after which those that have lost are left out
 MEASURE, FORMULAS = -1.0, -2.0  # sent in place of seconds: there is no table; no table is to be used
 
 # Variables that choose how messages travel: of UCX, libfabric, MPICH and Open MPI.
@@ -174,8 +182,8 @@ def _keep(place: Path | None, table: np.ndarray, what: str, seconds: float) -> N
 
 def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) -> np.ndarray:
     """Measure and return the seconds of each algorithm at each size; all ranks return the same table. Collective."""
-    table = np.full((len(algorithms), len(SIZES)), np.inf)
-    began, total = time.perf_counter(), inf
+    table, entries = np.full((len(algorithms), len(SIZES)), np.inf), list(algorithms.items())
+    began, total, incumbent = time.perf_counter(), inf, None
     for column, nbytes in enumerate(SIZES):
         # `np.full` writes to the arrays, so that their pages exist before the first call.
         call = Call.of_size(operation, comm.size, nbytes // 4)
@@ -183,15 +191,16 @@ def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) ->
 
         # Each round ends with a maximum over ranks: of the times, and of the time since the start, so that all ranks
         # stop after the same round. The first round, which opens connections, is not counted; it shows whether there is
-        # time for several calls in a row.
+        # time for several calls in a row. Odd rounds go backwards, so that no algorithm always follows the same one.
         rounds: list[np.ndarray] = []
-        calls = 1
+        calls, racing = 1, np.ones(len(algorithms), bool)
         for number in range(MOST_ROUNDS + 1):
-            times = [
-                _seconds(comm, partial(_call, comm, f"{operation}/{name}", entry.run, arguments), calls)
-                for name, entry in algorithms.items()
-            ]
-            agreed = np.array([*times, time.perf_counter() - began])
+            agreed = np.full(len(algorithms) + 1, np.nan)
+            for row in np.flatnonzero(racing)[:: -1 if number % 2 else 1]:
+                name, entry = entries[row]
+                call = partial(_call, comm, f"{operation}/{name}", entry.run, arguments)
+                agreed[row] = _seconds(comm, call, calls)
+            agreed[-1] = time.perf_counter() - began
             doubling = comm.collective("all_reduce/recursive_doubling max tuning")
             ALGORITHMS["all_reduce"]["recursive_doubling"].run(doubling, agreed, "max")
             if number > 0:
@@ -200,13 +209,55 @@ def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) ->
                 calls = CALLS
             if number >= LEAST_ROUNDS and agreed[-1] > BUDGET * (column + 1) / len(SIZES):
                 break
-        table[:, column] = np.quantile(rounds, 0.1, axis=0)  # other processes can only add time
+            if number and number % CHECKED == 0:
+                racing &= ~_lost(np.array(rounds))
+        table[:, column], incumbent = _judged(np.array(rounds), incumbent)
 
         # Stop if the next size would exceed the budget; its time grows as it did from the last size, at most fourfold.
         last, total = total, float(table[:, column].sum()) * calls
         if agreed[-1] + (LEAST_ROUNDS + 1) * min(4.0, total / last) * total > BUDGET:
             break
     return table
+
+
+def _scores(rounds: np.ndarray) -> tuple[np.ndarray, int, float]:
+    """Return each algorithm's share of the time of a round, its median; the algorithm with the least; a round's time.
+
+    rounds: seconds, a row per round and a column per algorithm; NaN from the round on in which it was left out. The
+    time of a round is the geometric mean of those that were called in all rounds.
+    """
+    racing = ~np.isnan(rounds[-1])
+    times = np.exp(np.log(rounds[:, racing]).mean(axis=1))
+    scores = np.nanmedian(rounds / times[:, None], axis=0)
+    return scores, int(np.where(racing, scores, inf).argmin()), float(np.median(times))
+
+
+def _faster(rounds: np.ndarray, first: int) -> np.ndarray:
+    """Return than which algorithms the first is faster in clearly more than half of the rounds, by a sign test."""
+    differences = rounds - rounds[:, first : first + 1]
+    wins, losses = (differences > 0).sum(axis=0), (differences < 0).sum(axis=0)
+    return wins - losses > 2 * np.sqrt(wins + losses)  # twice the standard deviation of equal algorithms
+
+
+def _lost(rounds: np.ndarray) -> np.ndarray:
+    """Return which algorithms are clearly slower than the best one, and by more than TOLERANCE."""
+    scores, best, _ = _scores(rounds)
+    return _faster(rounds, best) & (scores > TOLERANCE * scores[best])
+
+
+def _judged(rounds: np.ndarray, incumbent: int | None) -> tuple[np.ndarray, int]:
+    """Return the seconds of each algorithm in these rounds, and which one is taken: it has the least.
+
+    incumbent: that of the size before, which is taken again unless another one is clearly faster; None: there is none.
+    """
+    scores, taken, seconds = _scores(rounds)
+    if incumbent is not None and np.median(rounds[:, incumbent] / rounds[:, taken]) <= TOLERANCE:  # not NaN: left out
+        taken = taken if _faster(rounds, taken)[incumbent] else incumbent
+
+    # What seems faster than the one that is taken gets a hair more than its time.
+    result = np.maximum(scores, scores[taken] * (1 + 1e-6))
+    result[taken] = scores[taken]
+    return seconds * result, taken
 
 
 def _call(comm: Comm, name: str, run: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

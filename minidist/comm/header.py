@@ -108,7 +108,7 @@ def unpack(data: bytes | bytearray) -> Header:
     return Header(operation.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode(), low + 2**32 * high, shape)
 
 
-# What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPUnit`, `ZeroOptimizer.step`.
+# What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPUnit`, `ZeroOptimizer.gather`.
 # And of copies of a tied weight: `SharedGradients` of a pipeline.
 OVER = ", mean over "  # a part of it, with what the losses of the sent gradients are means over: "22 rows"
 _MEANS = re.compile(OVER + r"(\d+ \w+(?: \+ \d+ \w+)*)")

@@ -21,7 +21,7 @@ import typer
 
 from minidist import __version__
 from minidist.base.interrupts import EXIT_CODE, ignore_more, interrupted
-from minidist.commands.output import App, Commands, say
+from minidist.commands.output import App, Commands, say, with_flags_of
 from minidist.core.base.errors import MAX_QUOTED, MinidistError, quoted, quoted_path, reason
 
 
@@ -172,8 +172,10 @@ def listed(text: str) -> Callable[[], None]:
     return command
 
 
-def program(first: str) -> typer.Typer:
+def program(first: str, words: Sequence[str] | None = None) -> typer.Typer:
     """Return the program with the command that `first` names, or, for other words, with what --help lists of all.
+
+    words: of the command line, where the command needs no flags of a job but those among them.
 
     Typer makes the flags of a command from its function's signature. The flags of all take longer to make than a small
     job takes to run.
@@ -191,7 +193,9 @@ def program(first: str) -> typer.Typer:
     if first in GROUPS:
         app.add_typer(loaded(first), name=first)
     elif first in COMMANDS:
-        app.command(first, context_settings=OF_THE_SCRIPT.get(first))(loaded(first))
+        app.command(first, context_settings=OF_THE_SCRIPT.get(first))(
+            loaded(first) if words is None else with_flags_of(words, loaded(first))
+        )
     else:
         for name, text in {**COMMANDS, **GROUPS}.items():
             app.command(name)(listed(text))
@@ -199,9 +203,9 @@ def program(first: str) -> typer.Typer:
 
 
 @cache
-def command_line(first: str) -> Any:
-    """Return what parses a command line that begins with this word."""
-    return typer.main.get_command(program(first))
+def command_line(first: str, words: tuple[str, ...] | None = None) -> Any:
+    """Return what parses a command line that begins with this word, and that has these words, where they are given."""
+    return typer.main.get_command(program(first, words))
 
 
 def leave_standard_output() -> None:
@@ -248,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # mpiexec all processes find the same mistake, and one of them prints it.
     try:
         first = first_word(sys.argv[1:])
-        parse = command_line(first)
+        parse = command_line(first, tuple(sys.argv[1:]))
         sys.argv[1:] = in_own_words(sys.argv[1:], parse, first)
         # Before anything computes: bits depend on the number of BLAS threads.
         if first in COMMANDS or first in GROUPS:

@@ -64,33 +64,28 @@ class StepFlags:
 
         Without --seq the sequences have the fewest tokens that the layout can divide; model states do not depend on it.
         """
-        from minidist.planning.cluster.layout import (
-            ATTENTION,
-            KERNELS,
-            RECOMPUTE,
-            ClusterLayout,
-            Job,
-            check_length,
-            length_to_give,
-        )
+        from minidist.planning.cluster import layout as of
 
         model = described_model(name)
         for flag in (*AXES, "batch"):
             check_count(getattr(self, flag), f"--{flag}", 1, 10**6)
         check_count(self.prefetch, "--prefetch", 0, model.layers)
-        one_of(self.recompute, "--recompute", RECOMPUTE)
-        fused = one_of(self.attention, "--attention", ATTENTION) != "unfused"
-        kernels = one_of(self.kernels, "--kernels", tuple(KERNELS))
-        if self.seq is None:
-            self.refuse_activations(f"needs the length of the sequences; {length_to_give(model)}")
-        else:
-            check_length(self.seq, model)
+        one_of(self.recompute, "--recompute", of.RECOMPUTE)
+        fused = one_of(self.attention, "--attention", of.ATTENTION) != "unfused"
+        kernels = one_of(self.kernels, "--kernels", tuple(of.KERNELS))
         dp, tp, pp, cp, ep = (getattr(self, axis) for axis in AXES)
-        layout = ClusterLayout(dp, tp, pp, cp, ep, 1, 0, tp > 1, self.batch, pp, self.recompute)
-        samples = dp * self.batch * pp
-        dropout, prefetch = self.dropout, self.prefetch
-        length = 2 * cp * tp if self.seq is None else self.seq
-        job = Job(model, length, samples, "bf16", layout.ranks, fused, dropout, prefetch=prefetch, kernels=kernels)
+        if self.seq is None:
+            self.refuse_activations(f"needs the length of the sequences; {of.length_to_give(model)}")
+            length = 2 * cp * tp
+        else:
+            of.check_length(self.seq, model)
+            length = self.seq
+        layout = of.ClusterLayout(dp, tp, pp, cp, ep, 1, 0, tp > 1, self.batch, pp, self.recompute)
+        job = of.Job(
+            *(model, length, dp * self.batch * pp, "bf16", layout.ranks, fused, self.dropout),
+            prefetch=self.prefetch,
+            kernels=kernels,
+        )
         return job, layout
 
     def check_deepspeed(self) -> None:
@@ -129,10 +124,15 @@ def memory(
 ) -> Result:
     """Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."""
     from minidist.planning.zero_stages import deepspeed_offload, model_states, whole_number
+    from minidist.report.frame import SUFFIXES
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
-    form = _format(form, output)
+    if form not in (None, "text", "svg"):
+        raise UsageError(f"--format {quoted(form)}; it must be text or svg")
+    if output is not None and form == "text":
+        raise UsageError(f"--format text contradicts --output {quoted_path(output)}; leave one of them out")
+    form = format_of(output, None, {"svg": SUFFIXES}, form or "text")
     ranks = flags.dp * flags.tp * flags.pp * flags.cp
     accounting = flags.accounting or ("zero" if model is None else "megatron")
     title = f"{model or params}{{}} on {ranks} rank{'s' * (ranks != 1)}, {accounting} accounting"
@@ -195,17 +195,6 @@ def _of_model(
         fits = {stage: Fit.of_rank(machine, rank, job) for stage, rank in ranks.items()}
         stages["fits"] = {stage: fit.verdict for stage, fit in fits.items()}
     return stages, fits
-
-
-def _format(form: str | None, output: Path | None) -> str:
-    """Return the format of the output: text or svg."""
-    from minidist.report.frame import SUFFIXES
-
-    if form not in (None, "text", "svg"):
-        raise UsageError(f"--format {quoted(form)}; it must be text or svg")
-    if output is not None and form == "text":
-        raise UsageError(f"--format text contradicts --output {quoted_path(output)}; leave one of them out")
-    return format_of(output, None, {"svg": SUFFIXES}, form or "text")
 
 
 def _draw(stages: dict[str, Any], title: str, output: Path | None) -> None:

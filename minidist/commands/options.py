@@ -63,7 +63,8 @@ PANELS = {
 def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
     """Give a command `--config`, `--set`, `--print-config` and a flag for each field of TrainConfig.
 
-    `function` receives the resulting TrainConfig as its first parameter, `config`, and its own flags by name.
+    `function` receives the resulting TrainConfig as its first parameter, `config`, and its own flags by name. The
+    command may be called without some of its `settings`, which then have their defaults (`with_flags_of`).
     """
     parameters = _of_a_file() + _of_a_config()
     defaults = [(name, info.default) for name, info in TrainConfig.model_fields.items()]
@@ -72,7 +73,7 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
 
     def command(*, config: Path | None, overrides: list[str] | None, print_config: bool, **values: Any) -> Any:
         # A default needs no check.
-        settings = {name: value for name, default in defaults if (value := values.pop(name)) != default}
+        settings = {name: value for name, default in defaults if (value := values.pop(name, default)) != default}
         _written.set(frozenset())
         if config is not None or overrides:
             from minidist.job.config.config_file import read_config, read_overrides
@@ -88,6 +89,7 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
             return None
         return function(config=job, **values)
 
+    command.settings = frozenset(TrainConfig.model_fields)  # type: ignore[attr-defined]
     return with_parameters(command, function, parameters)
 
 

@@ -9,7 +9,7 @@ Proved by: tests/commands/test_cli.py, tests/commands/test_flags.py
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
@@ -119,6 +119,30 @@ def with_parameters(
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
+
+
+def with_flags_of(words: Sequence[str], function: Callable[..., None]) -> Callable[..., None]:
+    """Return a command without the settings of a job that no word names: Typer needs longer for them than a small job.
+
+    A command that has none of them, or not every flag among the words (so that its help or an error lists all flags),
+    is returned as it is.
+    """
+    # A flag is called as its option says, and else as its parameter.
+    flags: dict[str, set[str]] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        option = next(iter(getattr(parameter.annotation, "__metadata__", ())), None)
+        flags[parameter.name] = set(getattr(option, "param_decls", None) or ("--" + parameter.name.replace("_", "-"),))
+    typed = {word.partition("=")[0] for word in words if word.startswith("-")}
+    settings = getattr(function, "settings", ())
+    if not settings or not typed <= set().union(*flags.values()):
+        return function
+
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in settings or flags[parameter.name] & typed
+    ]
+    return with_parameters(lambda **values: function(**values), function, parameters)
 
 
 def say(text: str = "") -> None:

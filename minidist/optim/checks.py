@@ -6,7 +6,8 @@ Proved by: tests/optim/test_optimizers.py, tests/parallel/test_zero.py
 """
 
 import math
-from collections.abc import Callable, Collection, Container, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -59,22 +60,23 @@ def check_group(group: Group) -> None:
         check_number("weight_decay", group.weight_decay)
 
 
-def check_reduced(run: Any) -> None:
+def check_reduced(runs: Iterable[Any]) -> None:
     """Raise UsageError when a slice's gradients are this rank's alone, or live in a shard that it does not know."""
-    source = getattr(run.slice, "source", run.slice)
-    unit = getattr(source, "flat", source)
-    if getattr(unit, "unsynchronized", False):
-        raise UsageError(
-            f"the gradient of {run.pieces[0][0]!r} has parts that no other rank has seen, of backward passes under"
-            " no_sync; run the forward of a step's last micro-batch outside no_sync, so that its backward sums all"
-        )
-    shard = getattr(unit, "shard", None)
-    if shard is not None and shard is not source:
-        raise UsageError(
-            f"{run.pieces[0][0]!r} was sharded after this optimizer was made, so the optimizer would never see its"
-            " gradient; shard first, then make the optimizer of sharded_parameters(model) (ZeRO 1 and 2: use"
-            " ZeroOptimizer alone)"
-        )
+    for run in runs:
+        source = getattr(run.slice, "source", run.slice)
+        unit = getattr(source, "flat", source)
+        if getattr(unit, "unsynchronized", False):
+            raise UsageError(
+                f"the gradient of {run.pieces[0][0]!r} has parts that no other rank has seen, of backward passes under"
+                " no_sync; run the forward of a step's last micro-batch outside no_sync, so that its backward sums all"
+            )
+        shard = getattr(unit, "shard", None)
+        if shard is not None and shard is not source:
+            raise UsageError(
+                f"{run.pieces[0][0]!r} was sharded after this optimizer was made, so the optimizer would never see its"
+                " gradient; shard first, then make the optimizer of sharded_parameters(model) (ZeRO 1 and 2: use"
+                " ZeroOptimizer alone)"
+            )
 
 
 def check_run(run: Any, data: xp.Array, grad: xp.Array, names: Iterable[str]) -> None:
@@ -98,14 +100,17 @@ def check_run(run: Any, data: xp.Array, grad: xp.Array, names: Iterable[str]) ->
         )
 
 
-def check_new(name: str, names: Container[str]) -> None:
-    """Raise UsageError for a parameter that has the name of another one."""
-    if name in names:
-        raise UsageError(
-            f"two parameters are called {name!r}, and the optimizer keeps its state by name; call"
-            " initialize(seed) at the end of the model's __init__, which names every parameter by its path and"
-            " draws its values"
-        )
+def check_names(names: Sequence[str]) -> None:
+    """Raise UsageError for an optimizer without parameters, or with two parameters of one name."""
+    if not names:
+        raise UsageError("the optimizer got no trainable parameter; it needs at least one")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UsageError(
+                f"two parameters are called {name!r}, and the optimizer keeps its state by name; call"
+                " initialize(seed) at the end of the model's __init__, which names every parameter by its path and"
+                " draws its values"
+            )
 
 
 def refuse_parameters(parameters: Any) -> None:
@@ -114,12 +119,6 @@ def refuse_parameters(parameters: Any) -> None:
         f"an optimizer got a value of type {type(parameters).__name__} among its parameters; pass"
         " model.parameters(), a FlatParameters, or slices with .data, .grad and .name"
     )
-
-
-def check_any(names: Collection[str]) -> None:
-    """Raise UsageError for an optimizer without parameters."""
-    if not names:
-        raise UsageError("the optimizer got no trainable parameter; it needs at least one")
 
 
 def check_optimizer_class(wrapper: str, given: Any, arguments: str) -> None:

@@ -75,7 +75,7 @@ def _sum_whole(reducer: ShardReducer, bucket: Bucket, start: Callable[[Bucket], 
     """Start the sum of a bucket on every rank, and forget the bucket's own gradients."""
     # Stage 2: wait for the bucket before, and hand the hook the array of this one, which no other bucket shares.
     if not reducer.keep_whole:
-        reducer.collect(len(reducer.works))
+        reducer.collect()
         bucket = ArrayBucket(**vars(bucket), array=reducer.arrays.pop(bucket.index))
     work = Then(start(bucket), lambda _: _part_of(reducer, bucket))
     reducer.forget(bucket)

@@ -44,6 +44,17 @@ _models: "WeakKeyDictionary[Comm, int]" = WeakKeyDictionary()  # communicator ->
 class ReplicaGuard(Guard):
     """Watches one wrapper on one rank.
 
+        wraps(wrapper, module, flat, settings, *comms)   a wrapper of that name is made, and has sent nothing yet
+        shards(module, ignored)                          the module is to be sharded, but for ignored parameters
+        covers(module, parameters)                       these parameters are taken care of; others are not
+        forward_begins(module)                           a pass through it begins; None: through what is covered
+        backward_begins(pass, again)                     its gradients will be reduced, again: with earlier ones
+        backward_ended(), forget()                       the gradients of a pass are reduced; an error has ended it
+
+    Texts that every rank must have equal: of_bucket(bucket), of_weights(flat), and, of a unit or a shard that the guard
+    `made` was told of, of_unit(flat, made) and of_copies(shard, made). `wraps` sends 16 B from rank 0 to each other
+    rank (purpose `startup`).
+
     number: of the model, among those on its communicator. mode: whether it trains, see `mode_of`. means: what the
     losses since the last reduction are means over, such as "22 rows".
     """

@@ -170,8 +170,7 @@ def _data_axes(
     config, batches, itemsize, steps = run.config, run.batches, run.itemsize, run.steps
     total: Counter[str] = Counter()
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
-    reshard = wrapper_options(config).get("reshard_after_forward", True)
-    joined, alone = joins_replicas(config), trains_alone(config)
+    alone = trains_alone(config)
     again = replayed(config) if plan is not None else ()
     # One rank of each stage stands for all: its axis has n ranks, and the stage has `groups` such axes.
     for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
@@ -184,8 +183,7 @@ def _data_axes(
         # ZeRO 2 and 3 reduce after every micro-batch, the others once per step.
         per_step = k if reduces_each(config) or config.zero >= 2 else 1
         reductions = steps * per_step
-        units, gradient = sum(axis.units), sum(axis.buckets)
-        shared = units - axis.resident  # elements that FSDP gathers for each use
+        units = sum(axis.units)
 
         # The replicas' shard groups receive rank 0's weights, and then the other copies of each shard do.
         if begins:
@@ -193,42 +191,68 @@ def _data_axes(
             total["startup"] += groups * n // copies * (copies - 1) * units * itemsize
 
         # What the strategy sends: a reduction, and the gathers of all steps.
-        reduced, gathers = gradient_volume(config.zero, gradient, n, copies), 0
+        reduced, gathers = gradient_volume(config.zero, sum(axis.buckets), n, copies), 0
         if config.zero == 3:
-            gather, resident = (n - copies) * shared, (n - copies) * axis.resident
-            for_backward = _for_backward(gather, shared, n, reshard) + (gather if axis.stage in again else 0)
-            gathers = steps * k * (gather + for_backward) + (steps - skipped) * resident
-            # The empty passes by which shapes are learned gather the units, too, on the ranks that they go through.
-            # Units that stay gathered are gathered there in place of the first step.
-            if learns and plan is not None and axis.stage + 1 < plan.stages:
-                through = sum(path[axis.stage] == rank for path, _ in input_shapes(plan, batches)) // batches.dp
-                first = resident * min(through, 1)
-                gathers -= first
-                total["startup"] += (through * gather + first) * groups * itemsize
+            empty = _empty_passes(plan, batches, axis.stage, rank) if learns and plan is not None else 0
+            updates = steps - skipped
+            gathers, before = _gathers(run, axis, (n, copies), k, axis.stage in again, updates=updates, empty=empty)
+            total["startup"] += before * groups * itemsize
         elif config.zero:
             gathers = (steps - skipped) * (n - 1) * units
 
-        if not joined and (config.zero or not alone):
-            total["metrics"] += reductions * groups * statistics_bytes(axis.norms, n, copies)
-        if plan is not None and axis.norms:
-            # The pipeline's own at the end of a step: ranks of one stage first; with ZeRO 2 and 3 after the units'.
-            holders = len(plan.holders()[axis.stage])
-            total["metrics"] += steps * n * groups * statistics_bytes(axis.norms, holders) // holders
-            if not joined:
-                total["metrics"] += steps * groups * statistics_bytes(axis.norms, n) * (config.zero >= 2)
+        if axis.norms:
+            total["metrics"] += groups * _statistics(run, plan, axis, (n, copies), reductions)
         # An algorithm that is neither the ring nor ordered states its own.
         elements = reduced if axis.reduced is None or n == 1 else axis.reduced
         total["gradient_reduce"] += reductions * groups * elements * itemsize
 
         # What techniques add to an axis, or save.
+        of_axis = AxisRun(axis, ranks, of_stage, per_step, elements * itemsize, k, axis.stage in again)
         for extension in extensions:
-            total.update(
-                extension.bytes_of_axis(
-                    run, AxisRun(axis, ranks, of_stage, per_step, elements * itemsize, k, axis.stage in again)
-                )
-            )
+            total.update(extension.bytes_of_axis(run, of_axis))
         total["parameter_gather"] += gathers * groups * itemsize
     return total
+
+
+def _statistics(run: Run, plan: Plan | None, axis: AxisSizes, group: tuple[int, int], reductions: int) -> int:
+    """Return the bytes of the running statistics of an axis's norms. group: its ranks, and the copies of each shard."""
+    config, (n, copies) = run.config, group
+    joined, sent = joins_replicas(config), 0
+    if not joined and (config.zero or not trains_alone(config)):
+        sent = reductions * statistics_bytes(axis.norms, n, copies)
+    if plan is not None:
+        # The pipeline's own at the end of a step: ranks of one stage first; with ZeRO 2 and 3 after the units'.
+        holders = len(plan.holders()[axis.stage])
+        sent += run.steps * n * statistics_bytes(axis.norms, holders) // holders
+        if not joined:
+            sent += run.steps * statistics_bytes(axis.norms, n) * (config.zero >= 2)
+    return sent
+
+
+def _empty_passes(plan: Plan, batches: Batches, stage: int, rank: int) -> int:
+    """Return how many empty passes, by which shapes are learned, go through a rank's stage and on to another one."""
+    if stage + 1 == plan.stages:
+        return 0
+    return sum(path[stage] == rank for path, _ in input_shapes(plan, batches)) // batches.dp
+
+
+def _gathers(
+    run: Run, axis: AxisSizes, group: tuple[int, int], microbatches: int, again: bool, *, updates: int, empty: int
+) -> tuple[int, int]:
+    """Return the elements that ZeRO 3 gathers in the steps of a run, and in the empty passes before them.
+
+    group: the ranks, and the copies of each shard among them. again: whether the stage runs forward again before its
+    backward. updates, empty: how many there are. Units that stay gathered are gathered once after each update, and in
+    the first empty pass in place of the first step.
+    """
+    n, copies = group
+    shared = sum(axis.units) - axis.resident  # elements that FSDP gathers for each use
+    gather, resident = (n - copies) * shared, (n - copies) * axis.resident
+    reshard = wrapper_options(run.config).get("reshard_after_forward", True)
+    for_backward = _for_backward(gather, shared, n, reshard) + (gather if again else 0)
+    first = resident * min(empty, 1)
+    in_steps = run.steps * microbatches * (gather + for_backward) + updates * resident
+    return in_steps - first, empty * gather + first
 
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:

@@ -139,7 +139,7 @@ def test_many_ranks_on_links_that_differ_choose_by_the_slowest_link():
     """Formulas, not trials: 65 ranks, of which one is far away."""
     links = LinkModel(link=lambda a, b: SLOW if 64 in (a, b) else FAST)
     for nbytes in (2**10, 2**16, 2**22):
-        comm = SimpleNamespace(world=SimpleNamespace(links=links), members=range(65), size=65)
+        comm = SimpleNamespace(world=SimpleNamespace(links=links), members=range(65), size=65, choices=None)
         assert choose(comm, "all_reduce", nbytes) == cheapest("all_reduce", nbytes, 65, *SLOW, overhead=0.0)
     assert cheapest("all_reduce", 2**16, 65, *SLOW) != cheapest("all_reduce", 2**16, 65, *FAST)
 
@@ -168,7 +168,7 @@ def test_a_communicator_that_was_told_its_nodes_is_taken_at_its_word():
 
 
 def test_a_world_without_a_link_model_is_taken_for_the_default():
-    comm = SimpleNamespace(world=SimpleNamespace(), members=range(8), size=8)
+    comm = SimpleNamespace(world=SimpleNamespace(), members=range(8), size=8, choices=None)
     assert choose(comm, "all_reduce", 2**20) == cheapest("all_reduce", 2**20, 8, 1e-6, 1e-10, overhead=0.0)
 
 

@@ -13,6 +13,7 @@ from minidist.collectives.tuning import SIZES, MeasuredTimes, candidates, entry_
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.core.collectives import all_reduce, ring
+from tests.cases import each
 
 NAMES = list(candidates("all_reduce"))
 
@@ -71,6 +72,7 @@ def test_one_table_for_all_ranks_and_every_byte_counted(operation, monkeypatch, 
     monkeypatch.setattr(tuning, "SIZES", SIZES[:2])
     monkeypatch.setattr(tuning, "MOST_ROUNDS", rounds)
     monkeypatch.setattr(tuning, "BUDGET", inf)
+    monkeypatch.setattr(tuning, "TOLERANCE", inf)  # every algorithm is called in every round
     found, sent = run(ranks, pretended(monkeypatch, tmp_path, ranks), operation)
     names = list(candidates(operation))
     for times in found:
@@ -85,6 +87,47 @@ def test_one_table_for_all_ranks_and_every_byte_counted(operation, monkeypatch, 
             doubling = volume("all_reduce", "recursive_doubling", len(names) + 1, ranks, rank)
             expected += (1 + rounds) * 8 * doubling.elements
         assert sent[rank] == expected, rank
+
+
+def on_a_busy_machine(seed, true, spread):
+    """A clock in place of `_seconds`: true times, a load that drifts for all, and a spread for each call.
+
+    Now and then a call waits for another process, for many times as long as it takes.
+    """
+    draws = np.random.default_rng(seed)
+    load = [1.0]
+
+    def seconds(comm, call, calls):
+        name = call.args[1].partition("/")[2]
+        nbytes = sum(a.nbytes for a in call.args[3] if isinstance(a, np.ndarray))
+        load[0] = min(4.0, max(1.0, load[0] * draws.lognormal(0.0, 0.1)))
+        waits = 20.0 if draws.random() < 0.15 else 1.0
+        return true[name][nbytes] * load[0] * waits * draws.lognormal(0.0, spread)
+
+    return seconds
+
+
+@each("spread", [0.05, 0.2])
+def test_on_a_busy_machine_the_choice_is_within_a_tenth_of_the_best(spread, monkeypatch):
+    """At every size; the true times are known here, where the clock is not real."""
+    monkeypatch.setattr(tuning, "BUDGET", inf)
+    for seed in range(4):
+        times = np.random.default_rng(seed).uniform(1.0, 3.0, (len(NAMES), len(SIZES)))
+        true = {name: dict(zip(SIZES, row, strict=True)) for name, row in zip(NAMES, times, strict=True)}
+        monkeypatch.setattr(tuning, "_seconds", on_a_busy_machine(seed, true, spread))
+        measured = SimWorld(1).run(tuning._measure, "all_reduce", candidates("all_reduce"))[0]
+        for nbytes, best in zip(SIZES, times.min(axis=0), strict=True):
+            chosen = MeasuredTimes(NAMES, measured).fastest(nbytes)
+            assert true[chosen][nbytes] <= 1.10 * best, (seed, nbytes, chosen)
+
+
+def test_equal_algorithms_do_not_take_turns(monkeypatch):
+    """Within noise the algorithm of the size before stays: at no two sizes another one is taken."""
+    monkeypatch.setattr(tuning, "BUDGET", inf)
+    true = {name: dict.fromkeys(SIZES, 1.0 if name in ("ring", "rabenseifner") else 2.0) for name in NAMES}
+    monkeypatch.setattr(tuning, "_seconds", on_a_busy_machine(1, true, 0.05))
+    measured = SimWorld(1).run(tuning._measure, "all_reduce", candidates("all_reduce"))[0]
+    assert len({MeasuredTimes(NAMES, measured).fastest(nbytes) for nbytes in SIZES}) == 1
 
 
 def test_a_slow_network_is_measured_for_short_arrays_alone(monkeypatch, tmp_path, capsys):

@@ -316,6 +316,19 @@ def test_compare_says_how_far_it_is_when_it_takes_long(here, monkeypatch, flags,
     assert lines == both
 
 
+def test_a_command_line_makes_only_the_flags_that_it_names():
+    """Unless it needs them all: for its help, and to say which flag is near to an unknown one."""
+
+    def flags(words):
+        (command,) = app.command_line("train", words).commands.values()
+        return {name for parameter in command.params for name in parameter.opts}
+
+    every, some = flags(None), flags(("train", "--steps", "3", "--tp=2"))
+    assert {"--steps", "--tp", "--config", "--set", "--ranks", "--json"} <= some < every
+    assert not {"--zero", "--pp", "--quantize"} & some
+    assert flags(("train", "--help")) == flags(("train", "--stepz", "3")) == flags(("train", "--hidden", "8")) == every
+
+
 def test_a_flag_has_the_names_that_the_other_commands_give_it(here):
     """A setting that is given by another name is given: it is written without a comment, and contradicts a file."""
     canonical = ["--width", "32", "--context=16", "--chunks", "2", "--micro-batch", "4", "--lr", "0.1", "--pp", "2"]

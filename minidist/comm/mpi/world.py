@@ -299,13 +299,42 @@ class MPIWorld(FindsLines):
         site: CallSite | None,
         nonblocking: bool,
     ) -> MPIRequest:
-        # Record it: a trace has an event for each side of a message.
-        world_peer = comm.members[peer] if peer != ANY else ANY
+        event = self._recorded(comm, kind, array, peer, tag)
+        request = MPIRequest(comm, kind, array, peer, tag, site, event, array)
+
+        # MPI is given the array itself, or a host copy of one that lies on a GPU.
+        if is_device_array(array):
+            event.staged = True
+            request.buffer = fetch(array) if kind == "send" else pinned_like(array)
+        if nonblocking:
+            self.unwaited[id(request)] = request
+        if self.check_buffers and (nonblocking or self.open.start_of):
+            self.open.add(self.rank, request, nonblocking)
+
+        if tag > self.highest_tag:
+            raise UsageError(
+                f"rank {self.rank}: own tag {tag // OWN_TAG} inside a collective call, at {request.site}; this MPI"
+                f" library has tags up to {self.highest_tag + HEADER_TAG}: use smaller ones"
+            )
+        handle = self.handles.get(comm.context)
+        if handle is None or threading.get_ident() != self.thread:
+            raise self._cannot_be_used(comm, request.site)
+
+        # The place is the rank in MPI's communicator, which a part of a collective call numbers otherwise.
+        place = comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
+        if kind == "send":
+            self._start_send(request, handle, place, nonblocking)
+        else:
+            self._start_receive(request, handle, place, nonblocking)
+        return request
+
+    def _recorded(self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int) -> MessageEvent:
+        """Return the event of a message that is posted now; a trace has one for each side of a message."""
         event = MessageEvent(
             self.rank,
             self.running.name if self.running else "main",
             kind,
-            world_peer,
+            comm.members[peer] if peer != ANY else ANY,
             tag,
             array.nbytes,
             current_purpose(),
@@ -322,52 +351,35 @@ class MPIWorld(FindsLines):
             self.trace.messages.append(event)
         elif self.record and kind == "send":
             self.trace.add_to_totals(event.purpose, 1, event.nbytes)
+        return event
 
-        # MPI is given the array itself, or a host copy of one that lies on a GPU.
-        request = MPIRequest(comm, kind, array, peer, tag, site, event, array)
-        if is_device_array(array):
-            event.staged = True
-            request.buffer = fetch(array) if kind == "send" else pinned_like(array)
-        if nonblocking:
-            self.unwaited[id(request)] = request
-        if self.check_buffers and (nonblocking or self.open.start_of):
-            self.open.add(self.rank, request, nonblocking)
+    def _start_send(self, request: MPIRequest, handle: Any, place: int, nonblocking: bool) -> None:
+        """Hand a send to MPI, its header first."""
+        # Watch the buffer when the user's program runs before the wait: while a stream works it always does.
+        array, tag = request.array, request.tag
+        if self.check_buffers and (nonblocking or self.running is not None) and request.buffer is array:
+            request.checksum = checksum(array)
+        self.sent[request.event.peer] += 1
+        if self.checks:
+            watched = request.checksum is not None and nonblocking
+            payload = checksum_bytes(request.checksum or 0) if watched else NO_CHECKSUM
+            request.header = pack(header_of(request.comm.match_key, array)) + request.comm.calls_before + payload
+            request.header_request = handle.Isend([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
+        start = handle.Issend if self.synchronous else handle.Isend
+        request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
 
-        if tag > self.highest_tag:
-            raise UsageError(
-                f"rank {self.rank}: own tag {tag // OWN_TAG} inside a collective call, at {request.site}; this MPI"
-                f" library has tags up to {self.highest_tag + HEADER_TAG}: use smaller ones"
-            )
-
-        # `place` is the rank in MPI's communicator, which a part of a collective call numbers otherwise.
-        place = comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
-        handle = self.handles.get(comm.context)
-        if handle is None or threading.get_ident() != self.thread:
-            raise self._cannot_be_used(comm, request.site)
-        if kind == "send":
-            # Watch the buffer when the user's program runs before the wait: while a stream works it always does.
-            if self.check_buffers and (nonblocking or self.running is not None) and request.buffer is array:
-                request.checksum = checksum(array)
-            self.sent[world_peer] += 1
-            if self.checks:
-                watched = request.checksum is not None and nonblocking
-                payload = checksum_bytes(request.checksum or 0) if watched else NO_CHECKSUM
-                request.header = pack(header_of(comm.match_key, array)) + comm.calls_before + payload
-                request.header_request = handle.Isend([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
-            start = handle.Issend if self.synchronous else handle.Isend
-            request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
+    def _start_receive(self, request: MPIRequest, handle: Any, place: int, nonblocking: bool) -> None:
+        """Ask MPI for a header; for the payload when the header has come and fits, or at once where none are sent."""
+        array, tag = request.array, request.tag
+        if self.check_buffers and nonblocking and array.nbytes and request.buffer is array:
+            request.checksum = checksum(array)  # the program must not write into it before the wait
+            request.buffer = xp.empty_like(array)
+        if self.checks:
+            request.header = bytearray(HEADER_BYTES)
+            request.header_request = handle.Irecv([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
+            self.expected.append(request)
         else:
-            # The header is asked for now; the payload when the header has come and fits.
-            if self.check_buffers and nonblocking and array.nbytes and request.buffer is array:
-                request.checksum = checksum(array)  # the program must not write into it before the wait
-                request.buffer = xp.empty_like(array)
-            if self.checks:
-                request.header = bytearray(HEADER_BYTES)
-                request.header_request = handle.Irecv([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
-                self.expected.append(request)
-            else:
-                request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], place, tag)
-        return request
+            request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], place, tag)
 
     def _cannot_be_used(self, comm: PointToPoint, site: CallSite) -> UsageError:
         """Return why a communicator has no messages: it is used after the run, or in another thread."""

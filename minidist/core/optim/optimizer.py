@@ -41,10 +41,6 @@ class Group:
         hooks.optimizer_checks().check_group(self)
 
 
-def _every_name(name: str) -> bool:  # no lambda, so that an optimizer can be pickled
-    return True
-
-
 @dataclass
 class _Run:
     """Neighbouring slices of one source and one group, updated together, which have had equally many steps.
@@ -84,19 +80,16 @@ class Optimizer:
         self.lr_factor = 1.0
         self.grad_scale = 1.0
         self.weight_decay = weight_decay
-        self.groups = [*groups, Group(_every_name)]
+        self.groups = [*groups, Group(bool)]  # every name is true
         self.step_count = 0
         self._runs: list[_Run] = []
         self._work: dict[Any, list[xp.Array]] = {}
 
         # State is kept by name, so a name may occur once only.
-        names: set[str] = set()
-        for number, piece in enumerate(as_slices(parameters)):
-            name = getattr(piece, "name", "") or str(number)
-            hooks.optimizer_checks().check_new(name, names)
-            names.add(name)
+        pieces = [(getattr(piece, "name", "") or str(i), piece) for i, piece in enumerate(as_slices(parameters))]
+        hooks.optimizer_checks().check_names([name for name, _ in pieces])
+        for name, piece in pieces:
             self._add(piece, name)
-        hooks.optimizer_checks().check_any(names)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check = self.settings.get(name)
@@ -138,9 +131,7 @@ class Optimizer:
     def step(self) -> None:
         """Update every parameter that has a gradient, then call `updated()` of their owners."""
         # Gradients that are not those of all ranks are refused before anything changes.
-        checks = hooks.optimizer_checks()
-        for run in self._runs:
-            checks.check_reduced(run)
+        hooks.optimizer_checks().check_reduced(self._runs)
 
         runs, sources = self._with_gradient()
         self.step_count += bool(sources)

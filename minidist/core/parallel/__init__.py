@@ -9,7 +9,11 @@ fsdp.py                 ZeRO 3: `fully_shard`
 fsdp_state.py           when FSDP gathers, releases and reduces
 fsdp_unit.py            the parameters that FSDP gathers together
 flat_shards.py          one rank's shard of a flat unit
-tensor/                 tensor parallelism
-context/                context parallelism
-expert/                 expert parallelism
+tensor/parallelize.py   `parallelize_module`: a model split by a plan
+tensor/layers.py        the two ways to split a product
+tensor/regions.py       the borders of a region of split matrices
+tensor/vocabulary.py    embedding and loss with the vocabulary split
+tensor/sharding.py      a parameter's shard, and what a style is given
+context/                ring attention, and which tokens of a split sequence a rank has
+expert/dispatch.py      expert parallelism
 """

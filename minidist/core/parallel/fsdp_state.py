@@ -146,7 +146,7 @@ class FSDPState(BackwardObserver):
         """[4] Backward has reached the module's input: everything inside it is done."""
         self._advance_clock()
         for unit in self.units:
-            unit.after_backward(self.root, deferred=running.store is not None)
+            unit.after_backward(self.root)
 
     def node_done(self) -> None:
         """Let gathers and reductions travel while backward goes on."""
@@ -156,11 +156,10 @@ class FSDPState(BackwardObserver):
         """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""
         self._advance_clock()
         units = units_of(self.module)
-        assert self.running is not None
-        deferred = self.running.store is not None
         for unit in units:
-            unit.after_backward(self, deferred)
-        if not deferred:
+            unit.after_backward(self)
+        assert self.running is not None
+        if self.running.store is None:
             self._end_reductions(units)
         self.running = None
         for unit in units:
@@ -170,8 +169,8 @@ class FSDPState(BackwardObserver):
     def _weight_ready(self, unit: FSDPUnit, parameter: Parameter) -> None:
         """[6] Outside of a pass, a deferred weight gradient was computed; the unit's last one starts its reduction."""
         if current_pass() is None:
-            unit.computed.add(parameter)
-            if len(unit.computed) == len(unit.trainable):
+            del unit.left[parameter]
+            if not unit.left:
                 unit.reduce_now(self.root, [])
 
     def weights_done(self) -> None:
@@ -182,8 +181,8 @@ class FSDPState(BackwardObserver):
     def _end_reductions(self, units: Sequence[FSDPUnit]) -> None:
         """Reduce the units that the pass left out (an error, or a sum of zeros), and finish what is in flight."""
         for unit in units:
-            if unit.trainable and not unit.reduced:
-                unit.reduce_now(self, [parameter for parameter in unit.trainable if parameter not in unit.computed])
+            if unit.left:
+                unit.reduce_now(self, list(unit.left))
         self.finish_reduction()
         for unit in units:
             unit.settle()

@@ -43,8 +43,7 @@ class FSDPUnit:
         self.gather: tuple[Work, xp.Array] | None = None  # the gather in flight, and the array that it writes to
         self.version = -1  # of the values that were gathered last
         self.differentiating = False  # backward has reached the module's output and not yet its input
-        self.reduced = False  # in this backward pass
-        self.computed: set[Parameter] = set()  # whose weight gradients a backward pass deferred, and are there now
+        self.left = dict.fromkeys(self.trainable)  # in this pass neither reduced nor, where that is deferred, computed
 
         # Rank 0's values count. From here on the shard has a separate array, and the whole exists only while it is
         # gathered, where `device` is.
@@ -96,15 +95,13 @@ class FSDPUnit:
 
     # --- the gradient ---
 
-    def after_backward(self, root: Any, deferred: bool) -> None:
-        """Backward is done with the module: start to reduce the gradient, and release the unit.
-
-        deferred: the pass leaves the weight gradients to a `WeightGradStore`, which needs no weights.
-        """
+    def after_backward(self, root: Any) -> None:
+        """Backward is done with the module: start to reduce the gradient, and release the unit."""
         if not self.differentiating:
             return
         self.differentiating = False
-        if not deferred and self.trainable:
+        # A pass with a store leaves the weight gradients to it, which need no weights.
+        if root.running.store is None and self.trainable:
             self.reduce_now(root, [parameter for parameter in self.trainable if parameter.gradient.local is None])
         self.release()
 
@@ -125,7 +122,7 @@ class FSDPUnit:
         with purpose("gradient_reduce"):
             work = self.scatter(self.flat.grad, counts, self.destination(), equal)
         self.flat.release_grad()
-        root.reducing, self.reduced = (self, work), True
+        root.reducing, self.left = (self, work), {}
 
     def reduce_scatter(self, whole: xp.Array, counts: list[int], out: xp.Array, equal: str) -> Any:
         """Start to sum each rank's part of `whole`, of the number of elements in `counts`, there, in `out`."""
@@ -155,8 +152,8 @@ class FSDPUnit:
     # --- the end of a pass ---
 
     def settle(self) -> None:
-        """All gradients of a pass are reduced."""
-        self.reduced, self.computed = False, set()
+        """All gradients of a pass are reduced; the next one begins."""
+        self.left = dict.fromkeys(self.trainable)
 
     def end_pass(self) -> None:
         """A backward pass is over: release what was gathered ahead in vain."""

@@ -38,17 +38,9 @@ BUCKET_MEGABYTES = 25.0  # PyTorch's default
 class Guard:
     """What checks the ranks that train one model. Each wrapper has one, which `new_guard` makes; this one is silent.
 
-        wraps(wrapper, module, flat, settings, *comms)   a wrapper of that name is made, and has sent nothing yet
-        shards(module, ignored)                          the module is to be sharded, but for ignored parameters
-        covers(module, parameters)                       these parameters are taken care of; others are not
-        forward_begins(module)                           a pass through it begins; None: through what is covered
-        backward_begins(pass, again)                     its gradients will be reduced, again: with earlier ones
-        backward_ended(), forget()                       the gradients of a pass are reduced; an error has ended it
-
-    Texts that every rank must have equal, which a message compares: of_bucket(bucket), of_weights(flat), and, of a unit
-    or a shard that the guard `made` was told of, of_unit(flat, made) and of_copies(shard, made).
-
-    op: "sum" or "avg", of the gradients. comms: over which they are summed, one after the other.
+    op: "sum" or "avg", of the gradients. comms: over which they are summed, one after the other. A wrapper tells it
+    what happens, and gets from `of_bucket`, `of_weights` and `of_unit` a text that every rank must have equal, which a
+    message compares; see `minidist/parallel/replica_guard.py`.
     """
 
     def __init__(self, op: str, *comms: Comm) -> None:

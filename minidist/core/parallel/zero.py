@@ -78,8 +78,7 @@ class ShardReducer(GradientReducer):
     def _make_bucket(self, parameter: Parameter) -> None:
         """Allocate the gradients of the bucket that `parameter` belongs to."""
         bucket = self.bucket_of[parameter]
-        size = bucket.slice.stop - bucket.slice.start
-        array = self.arrays[bucket.index] = track(xp.empty(size, self.flat.dtype, self.flat.data), "gradient")
+        array = self.arrays[bucket.index] = track(xp.empty(bucket.size, self.flat.dtype, self.flat.data), "gradient")
 
         # The parameters' gradients are views of this array. They come from the end; in the flat order the last one is
         # first.
@@ -95,7 +94,7 @@ class ShardReducer(GradientReducer):
         """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""
         # Stage 2: wait for the bucket before, so that one travels while one fills, and no more.
         if not self.keep_whole:
-            self.collect(len(self.works))
+            self.collect()
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
 
         # The first reduction since zero_grad writes straight into the shard. A later one goes through a separate
@@ -112,10 +111,10 @@ class ShardReducer(GradientReducer):
         how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": bucket.equal}
         return reduce_scatter(self.comm, array, self.op, async_op=True, out=out, **how)
 
-    def collect(self, until: int) -> None:
-        """Wait for the buckets before number `until`, and add their sums to those of earlier micro-batches."""
-        for i in range(until):
-            work, self.works[i] = self.works[i], None  # so that its arrays are freed
+    def collect(self) -> None:
+        """Wait for the buckets that were launched, and add their sums to those of earlier micro-batches."""
+        for i, work in enumerate(self.works):
+            self.works[i] = None  # so that its arrays are freed
             if work is not None:
                 piece = work.wait()
                 if self.shard.filled:
@@ -123,7 +122,7 @@ class ShardReducer(GradientReducer):
 
     def wait(self) -> None:
         """Wait for all buckets: the shard holds the sum over ranks, and over micro-batches since `zero_grad`."""
-        self.collect(len(self.works))
+        self.collect()
         self.shard.filled = True
 
 
@@ -191,8 +190,12 @@ class ZeroOptimizer:
         # [2] Update this rank's elements.
         self.optimizer.step()
 
-        # [3] Send them to all, in place. Without a gradient since zero_grad nothing has changed, on any rank.
+        # [3] Send them to all. Without a gradient since zero_grad nothing has changed, on any rank.
         if self.shard.filled:
-            with purpose("parameter_gather"):
-                equal = self.reducer.guard.of_weights(self.flat)
-                all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)
+            self.gather()
+
+    def gather(self) -> None:
+        """Gather every shard on every rank, in place."""
+        with purpose("parameter_gather"):
+            equal = self.reducer.guard.of_weights(self.flat)
+            all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)

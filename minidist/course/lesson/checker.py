@@ -12,13 +12,11 @@ Proved by: tests/lesson/test_checker.py, tests/lesson/test_exercises.py
 
 import atexit
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from datetime import date
 from functools import cached_property
 from multiprocessing import Pipe
-from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +25,7 @@ from minidist.core.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.course.lesson import mpi_leg
 from minidist.course.lesson.exercise import find
 from minidist.course.lesson.judge import Request, Verdict
-from minidist.course.lesson.runner import SEED, Limits
+from minidist.course.lesson.runner import SEED, Limits, environment, start_main
 from minidist.course.lesson.solutions import count
 from minidist.course.lesson.transport import Packed, dumps
 
@@ -120,17 +118,7 @@ class Session:
 
     def __init__(self) -> None:
         self.connection, there = Pipe()
-        root = str(Path(__file__).resolve().parents[3])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        # A session of its own: Ctrl-C in the notebook's terminal is for the notebook.
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", f"from minidist.course.lesson.judge import main; main({there.fileno()})"],
-            pass_fds=[there.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},
-        )
+        self.process = start_main("judge", there.fileno(), environment())
         there.close()
         self.owner = os.getpid()
 

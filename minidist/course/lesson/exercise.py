@@ -159,8 +159,8 @@ class Exercise:
 
     name: str
     arguments: Callable[[Case, int], tuple[Any, ...]]
-    expected: Callable[[Case], Sequence[Any]]
     par: Case
+    expected: Callable[[Case], Sequence[Any]] = lambda case: ()
     hints: tuple[Hint, ...] = ()
     setup: Callable[..., tuple[Any, ...]] | None = None
     answer: Callable[[tuple[Any, ...], Any], Any] = lambda arguments, returned: returned

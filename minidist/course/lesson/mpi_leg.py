@@ -8,7 +8,6 @@ Proved by: tests/lesson/test_checker.py
 """
 
 import importlib.util
-import os
 import pickle
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from minidist.course.lesson.answer_process import Answer, Job, refuse_exercises
 from minidist.course.lesson.exercise import Case, Exercise
 from minidist.course.lesson.one_rank import one_rank
 from minidist.course.lesson.plain import plain
+from minidist.course.lesson.runner import environment
 from minidist.course.lesson.transport import dumps_of_exercise
 from minidist.course.lesson.wire import pack, unpack
 
@@ -53,12 +53,8 @@ def run_under_mpi(
         job = Job(exercise.task, answer, tuple(places), (), TIMEOUT, None)
         inputs = [[dumps_of_exercise(exercise.arguments(case, rank)) for rank in range(case.ranks)] for case in cases]
         (directory / "job").write_bytes(dumps_of_exercise((job, inputs)))
-        root = str(Path(__file__).resolve().parents[3])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {
-            **os.environ,
-            "PYTHONPATH": path,
-            "OPENBLAS_NUM_THREADS": "1",
+        variables = {
+            **environment(),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -74,7 +70,7 @@ def run_under_mpi(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment,
+            env=variables,
         )
         try:
             output, _ = process.communicate(timeout=KILL)

@@ -250,30 +250,39 @@ KNOWN: dict[str, type[BaseException]] = {
 }
 
 
+def environment() -> dict[str, str]:
+    """Return the environment variables of a process that imports this minidist, and computes in one thread."""
+    root = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def start_main(module: str, descriptor: int, variables: dict[str, str], **more: Any) -> "subprocess.Popen[bytes]":
+    """Start `main(descriptor)` of a module of this folder in a process that prints nothing; it gets the descriptor.
+
+    It has its own session, because Ctrl-C in the terminal of a notebook is for the notebook.
+    """
+    program = f"from minidist.course.lesson.{module} import main; main({descriptor})"
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        env=variables,
+        **more,
+    )
+
+
 class Server:
     """The process that forks one process for each answer. It has never had an exercise in its memory."""
 
     def __init__(self) -> None:
         self.control, there = socket.socketpair()
         self.control.settimeout(SERVER_S)
-        root = str(Path(__file__).resolve().parents[3])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
-        environment.pop(SEED, None)
+        own = {name: value for name, value in environment().items() if name != SEED}
         with there:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    f"from minidist.course.lesson.answer_process import main; main({there.fileno()})",
-                ],
-                pass_fds=[there.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env=environment,
-            )
+            self.process = start_main("answer_process", there.fileno(), own, stderr=subprocess.DEVNULL)
         self.owner, self.is_busy = os.getpid(), False
 
     def start_process(self, end: socket.socket) -> None:

@@ -7,9 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from minidist.core.autograd import cross_entropy
 from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import Array
 from minidist.core.base.errors import MinidistError
-from minidist.core.pipeline.runtime import Pipeline, messages, pipeline, shared
+from minidist.core.comm import Comm
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.optim import SGD
+from minidist.core.pipeline.plan import Plan
+from minidist.core.pipeline.runtime import Pipeline, messages, pipeline, shared, split_model
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.pipeline.runtime.post_validation import PostValidation
@@ -90,19 +96,23 @@ def validated() -> Recording:
     return Recording([], [])
 
 
+def two_stages(comm: Comm, plan: Plan, rows: int, kind: type[Pipeline] = Pipeline) -> Pipeline:
+    """Return this rank's stages of a GPT that two ranks train; the divisor of its loss counts so many rows."""
+    model = GPT(GPTConfig(jobs.WORDS, jobs.LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
+    stages, tied = split_model(model, plan.stages, plan.stages_of(comm.rank))
+    return kind(comm, plan, stages, lambda y, t: cross_entropy(y, t, rows * jobs.LENGTH), tied=tied)
+
+
+def weights_of(pipe: Pipeline) -> dict[str, Array]:
+    """Return copies of the weights of this rank's stages, by name."""
+    return {p.name: p.data.copy() for flat in pipe.flats for p in flat.parameters}
+
+
 def ragged() -> Recording:
     """Train a pipeline of two stages; the last of three micro-batches has one row, the others two."""
-    from minidist.core.autograd import cross_entropy
-    from minidist.core.comm import Comm
-    from minidist.core.nn import GPT, GPTConfig
-    from minidist.core.optim import SGD
-    from minidist.core.pipeline.runtime import split_model
 
     def main(comm: Comm) -> Any:
-        plan = get_schedule("1f1b").plan(2, 3)
-        model = GPT(GPTConfig(jobs.WORDS, jobs.LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
-        stages, tied = split_model(model, plan.stages, plan.stages_of(comm.rank))
-        pipe = Pipeline(comm, plan, stages, lambda y, t: cross_entropy(y, t, 5 * jobs.LENGTH), tied=tied)
+        pipe = two_stages(comm, get_schedule("1f1b").plan(2, 3), 5)
         optimizers = [SGD(flat, lr=0.3) for flat in pipe.flats]
         losses = []
         for step in range(jobs.STEPS):
@@ -113,7 +123,7 @@ def ragged() -> Recording:
             losses.append(sum(pipe.step([inputs[c] for c in cut], [targets[c] for c in cut])))
             for optimizer in optimizers:
                 optimizer.step()
-        return losses, {"weights": {p.name: p.data.copy() for flat in pipe.flats for p in flat.parameters}}
+        return losses, {"weights": weights_of(pipe)}
 
     return jobs.recorded(2, main)
 
@@ -132,26 +142,15 @@ class OverflowsOnRank0(Pipeline):
 
 def overflows() -> Recording:
     """Train a pipeline of two stages that steps before the norm is known; the second step overflows on one of them."""
-    from minidist.core.autograd import cross_entropy
-    from minidist.core.comm import Comm
-    from minidist.core.nn import GPT, GPTConfig
-    from minidist.core.optim import SGD
-    from minidist.core.pipeline.runtime import split_model
 
     def main(comm: Comm) -> Any:
-        plan = get_schedule("zb-h1").plan(2, 2)
-        model = GPT(GPTConfig(jobs.WORDS, jobs.LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
-        stages, tied = split_model(model, 2, [comm.rank])
-        pipe = OverflowsOnRank0(comm, plan, stages, lambda y, t: cross_entropy(y, t, 4 * jobs.LENGTH), tied=tied)
+        pipe = two_stages(comm, get_schedule("zb-h1").plan(2, 2), 4, OverflowsOnRank0)
         # No wait for the norm: a step is made at once, and reverted when an overflow becomes known.
         trainer = PostValidation(pipe, lambda flat: SGD(flat, lr=0.3))
         for step in range(jobs.STEPS):
             inputs, targets = jobs.tokens(step, 4)
             trainer.step([inputs[:2], inputs[2:]], [targets[:2], targets[2:]])
-        outcomes = trainer.finish()
-        return [sum(outcome.losses) for outcome in outcomes], {
-            "weights": {p.name: p.data.copy() for flat in pipe.flats for p in flat.parameters}
-        }
+        return [sum(outcome.losses) for outcome in trainer.finish()], {"weights": weights_of(pipe)}
 
     return jobs.recorded(2, main)
 

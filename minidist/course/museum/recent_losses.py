@@ -18,6 +18,7 @@ from minidist.core.optim import SGD
 from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
+from minidist.course.museum.pipelines import weights_of
 from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.optim import clip_grad_norm_, clip_whole
@@ -80,8 +81,7 @@ def pipeline_rounds() -> Recording:
                 gradients = {p.name: np.array(p.grad) for flat in pipe.flats for p in flat.parameters}
             for optimizer in optimizers:
                 optimizer.step()
-        weights = {p.name: p.data.copy() for flat in pipe.flats for p in flat.parameters}
-        return losses, {"gradients": gradients, "weights": weights}
+        return losses, {"gradients": gradients, "weights": weights_of(pipe)}
 
     return jobs.recorded(2, main)
 

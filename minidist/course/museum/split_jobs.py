@@ -3,7 +3,7 @@
 Proved by: tests/museum/test_museum.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,20 @@ def gradient_axes(mesh: Mesh) -> Comm:
     return axes_of_a_sequence(mesh)
 
 
+def in_tiles(model: Any, comm: Comm, as_they_are: Sequence[str] = (), **options: Any) -> tuple[list[float], Tensors]:
+    """Train a model whose layers are cut over the ranks. as_they_are: parts of names of weights that are not joined."""
+    flat = FlatParameters(model.parameters())
+    layouts = {p.name: (p.layout, p.shape) for p in flat.parameters}
+
+    def whole(parameter: Any, tile: Array) -> Array:
+        layout, shape = layouts[parameter.name]
+        if any(part in parameter.name for part in as_they_are):
+            return tile
+        return np.array(full_tensor(tile.reshape(shape), layout, {"tp": comm}))
+
+    return loop(model, lambda step: model(*tokens(step), BATCH * LENGTH), flat, whole=whole, lr=0.3, **options)
+
+
 def split(sequence_parallel: bool = False, clip: float | None = None) -> Callable[[], Recording]:
     """Return a job that trains a GPT whose layers are cut over two ranks."""
 
@@ -43,18 +57,8 @@ def split(sequence_parallel: bool = False, clip: float | None = None) -> Callabl
             if parameter.name.endswith("bias"):
                 parameter.data[...] = 0.1 * rng.standard_normal(parameter.shape)
         model = parallelize_module(model, comm, gpt_plan(WORDS, sequence_parallel))
-        flat = FlatParameters(model.parameters())
-        layouts = {p.name: (p.layout, p.shape) for p in flat.parameters}
-
-        def whole(parameter: Any, tile: Array) -> Array:
-            layout, shape = layouts[parameter.name]
-            return np.array(full_tensor(tile.reshape(shape), layout, {"tp": comm}))
-
-        def loss_of(step: int) -> Tensor:
-            return model(*tokens(step), BATCH * LENGTH)
-
         before = (lambda: clip_grad_norm_(model, clip, comm)) if clip else (lambda: None)
-        return loop(model, loss_of, flat, whole=whole, before_step=before, lr=0.3)
+        return in_tiles(model, comm, before_step=before)
 
     return lambda: recorded(2, main)
 
@@ -65,18 +69,7 @@ def shared_heads() -> Recording:
     def main(comm: Comm) -> tuple[list[float], Tensors]:
         sizes = LlamaConfig(WORDS, 16, 24, 2, 4, 1, max_position_embeddings=LENGTH)
         model = parallelize_module(Llama(sizes, dtype=np.float64, seed=3), comm, llama_plan(WORDS))
-        layouts = {p.name: (p.layout, p.shape) for p in model.parameters()}
-
-        def whole(parameter: Any, tile: Array) -> Array:
-            layout, shape = layouts[parameter.name]
-            return (
-                tile
-                if ".k_proj." in parameter.name or ".v_proj." in parameter.name
-                else np.array(full_tensor(tile.reshape(shape), layout, {"tp": comm}))
-            )
-
-        flat = FlatParameters(model.parameters())
-        return loop(model, lambda step: model(*tokens(step), BATCH * LENGTH), flat, whole=whole, lr=0.3)
+        return in_tiles(model, comm, as_they_are=(".k_proj.", ".v_proj."))
 
     return recorded(2, main)
 

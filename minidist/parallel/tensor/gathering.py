@@ -22,7 +22,7 @@ from minidist.core.nn import GPT, MLP
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor import layers as split
 from minidist.core.parallel.tensor import parallelize
-from minidist.core.parallel.tensor.parallelize import Styles
+from minidist.core.parallel.tensor.parallelize import Plan, Styles
 from minidist.core.parallel.tensor.regions import Border, contiguous
 from minidist.core.parallel.tensor.sharding import ShardContext
 
@@ -104,7 +104,7 @@ def mlp_plan(layers: int) -> Styles:
     return {**plan, f"layers.{layers}": split.RowParallelLinear}
 
 
-def plan_of(model: Any, sequence_parallel: bool) -> Styles | None:
+def plan_of(model: Any, sequence_parallel: bool) -> Plan | None:
     """Return the plan of a GPT without experts, or of an MLP; None for others, and where the sequence is split."""
     if isinstance(model, MLP):
         return mlp_plan(len(model.layers) - 1)

@@ -101,10 +101,8 @@ class RingAttention(Module):
         kept_q, kept_k, kept_v = q.saved(), k.saved(), v.saved()
 
         def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
-            k, v = (_grouped(kept.data, kv_heads) for kept in (kept_k, kept_v))
-            q, o = (_grouped(kept.data, kv_heads) for kept in (kept_q, result))
-            do = _grouped(g, kv_heads)
-            dq, dk, dv = self._ring_backward(q, k, v, do, o, log_sum, drop)
+            k, v, q, o = (_grouped(kept.data, kv_heads) for kept in (kept_k, kept_v, kept_q, result))
+            dq, dk, dv = self._ring_backward(q, k, v, _grouped(g, kv_heads), o, log_sum, drop)
             return _ungrouped(dq), _ungrouped(dk), _ungrouped(dv)
 
         edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))

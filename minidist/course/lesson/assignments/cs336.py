@@ -236,22 +236,26 @@ def check_fsdp(case: Case, answers: Sequence[Any], dtype: Any) -> str:
     )
 
 
-def _cases() -> list[Case]:
-    return [Case(ranks, size) for ranks in (1, 2, 3, 4) for size in (0, 1, 3)]
+def exercise(name: str, **settings: Any) -> Exercise:
+    """Return an exercise with what all of them have in common."""
+    return Exercise(
+        name=name,
+        cases=lambda: [Case(ranks, size) for ranks in (1, 2, 3, 4) for size in (0, 1, 3)],
+        draw=drawing((1, 6), (0, 8)),
+        par=Case(4, 3),
+        unit="hidden feature",
+        written_by_hand=("minidist.core.parallel", "minidist.parallel"),
+        **settings,
+    )
 
 
 def ddp(name: str, make: Any) -> Exercise:
-    return Exercise(
-        name=name,
+    return exercise(
+        name,
         arguments=lambda case, rank: (make(case, rank), rows_of(case, rank)),
         expected=lambda case: [trained(case, SGD, make, lr=RATE)] * case.ranks,
-        cases=_cases,
-        draw=drawing((1, 6), (0, 8)),
         least=lambda case: least(case, numbers(case, make) + 2 * STEPS * summands(case, make)),
-        par=Case(4, 3),
-        unit="hidden feature",
         hints=hints_of(globals(), name, "cs336.weights"),
-        written_by_hand=("minidist.core.parallel", "minidist.parallel"),
         functions=("get_ddp", "ddp_on_after_backward"),
         adapter=use_ddp,
     )
@@ -265,18 +269,12 @@ def fsdp(name: str, dtype: str | None) -> Exercise:
         sent = numbers(case, tied_model_of) + summands(case, tied_model_of)
         return Least(STEPS * (case.ranks - 1), itemsize * (case.ranks - 1) * STEPS * sent)
 
-    return Exercise(
-        name=name,
+    return exercise(
+        name,
         arguments=lambda case, rank: (tied_model_of(case, rank), rows_of(case, rank), dtype),
-        expected=lambda case: (),
         check_answers=partial(check_fsdp, dtype=dtype),
-        cases=_cases,
-        draw=drawing((1, 6), (0, 8)),
         least=fewest,
-        par=Case(4, 3),
-        unit="hidden feature",
         hints=hints_of(globals(), "cs336.fsdp"),
-        written_by_hand=("minidist.core.parallel", "minidist.parallel"),
         functions=("get_fsdp", "fsdp_on_after_backward", "fsdp_gather_full_params"),
         adapter=use_fsdp,
     )
@@ -285,18 +283,12 @@ def fsdp(name: str, dtype: str | None) -> Exercise:
 EXERCISES = [
     ddp("cs336.ddp", model_of),
     ddp("cs336.ddp_tied", tied_model_of),
-    Exercise(
-        name="cs336.sharded_optimizer",
+    exercise(
+        "cs336.sharded_optimizer",
         arguments=lambda case, rank: (tied_model_of(case, 0), batches(case)),
-        expected=lambda case: (),
         check_answers=check_sharded,
-        cases=_cases,
-        draw=drawing((1, 6), (0, 8)),
         least=lambda case: least(case, STEPS * numbers(case, tied_model_of)),
-        par=Case(4, 3),
-        unit="hidden feature",
         hints=hints_of(globals(), "cs336.sharded_optimizer"),
-        written_by_hand=("minidist.core.parallel", "minidist.parallel"),
         functions=("get_sharded_optimizer",),
         adapter=use_sharded_optimizer,
     ),

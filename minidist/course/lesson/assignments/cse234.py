@@ -28,6 +28,7 @@ from minidist.course.lesson.hint_file import hints_of
 
 FOLD: dict[str, Callable[..., np.ndarray]] = {"sum": np.sum, "min": np.min, "max": np.max}
 LAYERS = ("fc_q", "fc_k", "fc_v", "fc_o")
+Adapter = Callable[[Mapping[str, Any]], Callable[..., Any]]
 
 
 def data(case: Case, rank: int) -> np.ndarray:
@@ -38,22 +39,18 @@ def operation(case: Case) -> str:
     return ("sum", "min", "max")[(case.seed + case.size) % 3]
 
 
-def use_all_reduce(functions: Mapping[str, Any]) -> Callable[..., Any]:
-    def run(comm: Comm, source: np.ndarray, op: str) -> np.ndarray:
-        result = np.zeros_like(source)
-        functions["myAllreduce"](comm, source, result, op)
-        return result
+def filled_by(name: str) -> Adapter:
+    """Return the adapter of a function that fills an array."""
 
-    return run
+    def adapter(functions: Mapping[str, Any]) -> Callable[..., Any]:
+        def run(comm: Comm, source: np.ndarray, *more: Any) -> np.ndarray:
+            result = np.zeros_like(source)
+            functions[name](comm, source, result, *more)
+            return result
 
+        return run
 
-def use_all_to_all(functions: Mapping[str, Any]) -> Callable[..., Any]:
-    def run(comm: Comm, source: np.ndarray) -> np.ndarray:
-        result = np.zeros_like(source)
-        functions["myAlltoall"](comm, source, result)
-        return result
-
-    return run
+    return adapter
 
 
 def blocks(case: Case, rank: int) -> np.ndarray:
@@ -115,22 +112,6 @@ def whole(case: Case) -> np.ndarray:
 
 def part(array: np.ndarray, rank: int, ranks: int) -> np.ndarray:
     return np.ascontiguousarray(np.split(array, ranks, axis=-1)[rank])
-
-
-def use_forward_input(functions: Mapping[str, Any]) -> Callable[..., Any]:
-    return lambda comm, x: functions["naive_collect_forward_input"](x, comm, comm.size)
-
-
-def use_forward_output(functions: Mapping[str, Any]) -> Callable[..., Any]:
-    return lambda comm, x: functions["naive_collect_forward_output"](x, comm, comm.size)
-
-
-def use_backward_output(functions: Mapping[str, Any]) -> Callable[..., Any]:
-    return lambda comm, gradient: functions["naive_collect_backward_output"](gradient, comm.rank, comm.size)
-
-
-def use_backward_x(functions: Mapping[str, Any]) -> Callable[..., Any]:
-    return lambda comm, gradient: functions["naive_collect_backward_x"](gradient, comm, comm.size)
 
 
 def gradients(case: Case, rank: int) -> np.ndarray:
@@ -211,7 +192,12 @@ def parts_travel(case: Case) -> Least:
     return Least(2 * (case.ranks - 1), 8 * (case.ranks - 1) * whole(case).size)
 
 
-def _tensor_parallel(name: str, use: Any, arguments: Any, expected: Any, least: Any = parts_travel) -> Exercise:
+def _tensor_parallel(name: str, arguments: Any, expected: Any, least: Any = parts_travel) -> Exercise:
+    """Return the exercise of a function of an array, the communicator, or the rank where nothing is sent, and ranks."""
+
+    def adapter(functions: Mapping[str, Any]) -> Callable[..., Any]:
+        return lambda comm, x: functions[name](x, comm.rank if least is None else comm, comm.size)
+
     return Exercise(
         name=f"cse234.{name}",
         arguments=arguments,
@@ -223,7 +209,7 @@ def _tensor_parallel(name: str, use: Any, arguments: Any, expected: Any, least: 
         unit="feature",
         hints=hints_of(globals(), "cse234"),
         functions=(name,),
-        adapter=use,
+        adapter=adapter,
     )
 
 
@@ -238,7 +224,7 @@ EXERCISES = [
         par=Case(4, 16),
         written_by_hand=("minidist.core.collectives", "minidist.collectives"),
         functions=("myAllreduce",),
-        adapter=use_all_reduce,
+        adapter=filled_by("myAllreduce"),
     ),
     Exercise(
         name="cse234.myAlltoall",
@@ -251,7 +237,7 @@ EXERCISES = [
         unit="element per pair",
         written_by_hand=("minidist.core.collectives", "minidist.collectives"),
         functions=("myAlltoall",),
-        adapter=use_all_to_all,
+        adapter=filled_by("myAlltoall"),
     ),
     Exercise(
         name="cse234.get_info",
@@ -291,26 +277,22 @@ EXERCISES = [
     ),
     _tensor_parallel(
         "naive_collect_forward_input",
-        use_forward_input,
         lambda case, rank: (part(whole(case), rank, case.ranks),),
         lambda case: [whole(case)] * case.ranks,
     ),
     _tensor_parallel(
         "naive_collect_forward_output",
-        use_forward_output,
         lambda case, rank: (part(whole(case), rank, case.ranks),),
         lambda case: [whole(case)] * case.ranks,
     ),
     _tensor_parallel(
         "naive_collect_backward_output",
-        use_backward_output,
         lambda case, rank: (whole(case),),
         lambda case: [part(whole(case), rank, case.ranks) for rank in range(case.ranks)],
         None,
     ),
     _tensor_parallel(
         "naive_collect_backward_x",
-        use_backward_x,
         lambda case, rank: (gradients(case, rank),),
         lambda case: [
             part(np.sum([gradients(case, r) for r in range(case.ranks)], axis=0), rank, case.ranks)

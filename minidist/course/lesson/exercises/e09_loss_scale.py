@@ -147,7 +147,6 @@ EXERCISES = [
         name="09.scaled_training",
         arguments=lambda case, rank: (gradients(case, rank),),
         setup=setup,
-        expected=lambda case: (),
         answer=answer,
         check_answers=check_answers,
         least=least,

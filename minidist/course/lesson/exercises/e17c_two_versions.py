@@ -85,7 +85,6 @@ EXERCISES = [
     Exercise(
         name="17c.two_versions",
         arguments=lambda case, rank: two_arguments(case),
-        expected=lambda case: (),
         answer=collected,
         check_answers=check_two_versions,
         cases=lambda: [Case(1, ahead, seed) for ahead in (0, 1, 2, 3) for seed in (0, 1)],

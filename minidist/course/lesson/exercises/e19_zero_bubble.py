@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist.core.base.errors import UsageError
-from minidist.course.lesson.exercise import Case, Exercise, drawing
-from minidist.course.lesson.exercises.e16_gpipe import cases, describe, in_the_readers_words, plan_of
-from minidist.course.lesson.hint_file import hints_of
+from minidist.course.lesson.exercise import Case
+from minidist.course.lesson.exercises.e16_gpipe import exercise, in_the_readers_words, plan_of
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 
@@ -34,22 +33,5 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
 
 
 EXERCISES = [
-    Exercise(
-        name="19.zero_bubble",
-        arguments=lambda case, rank: (case.size, case.seed),
-        expected=lambda case: (),
-        check_answers=check_answers,
-        cases=cases,
-        draw=drawing((1, 1), (1, 9), (1, 12)),
-        par=Case(1, 4, 8),
-        label=describe,
-        communicates=False,
-        written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
-        hints=hints_of(
-            globals(),
-            "19.zero_bubble",
-            "schedules",
-            w_comes_before=lambda f: "before" in f.message and "W" in f.message,
-        ),
-    )
+    exercise("19.zero_bubble", check_answers, w_comes_before=lambda f: "before" in f.message and "W" in f.message)
 ]

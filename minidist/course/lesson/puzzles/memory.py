@@ -160,7 +160,6 @@ def program(item: Item) -> dict[str, Any]:
     return {
         "setup": setup,
         "arguments": lambda case, rank: (case.size,),
-        "expected": lambda case: (),
         "answer": lambda arguments, returned: arguments[0].done,
         "check_answers": check_answers,
         "communicates": False,
