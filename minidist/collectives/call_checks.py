@@ -30,13 +30,12 @@ def check_call(
     out: Any = None,
     root: Any = 0,
     counts: Any = None,
-    receive_counts: Any = None,
     equal: str = "",
 ) -> str:
     """Refuse what is not a communicator or a contiguous array, what `op` cannot reduce, an `out` that is in use or does
     not fit, a root that is not a rank, and counts that are not those of the array.
 
-    Returns `equal` with what else must be equal on every rank.
+    counts: of an all_to_all (send_counts, receive_counts). Returns `equal` with what else must be equal on every rank.
     """
     if not isinstance(comm, PointToPoint):
         check_communicator(comm, operation)
@@ -51,7 +50,7 @@ def check_call(
     if root.__class__ is not int or not 0 <= root < comm.size:
         _check_root(comm, operation, root)
     if operation == "all_to_all":
-        _check_exchange(comm, array.size, counts, receive_counts)
+        _check_exchange(comm, array.size, *counts)
     elif counts is not None:
         _check_counts(comm, operation, array.size, counts)
     if out is not None:

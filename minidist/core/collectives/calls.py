@@ -105,7 +105,7 @@ def all_to_all(
     send_counts[j]: elements for rank j; receive_counts[j]: elements from rank j. Default: equal chunks (the number of
     ranks must divide the size). Pass both or none.
     """
-    hooks.check_call(comm, "all_to_all", array, counts=send_counts, receive_counts=receive_counts)
+    hooks.check_call(comm, "all_to_all", array, counts=(send_counts, receive_counts))
 
     # Equal chunks: every rank knows all sizes, so any algorithm will do.
     if send_counts is None or receive_counts is None:
