@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base.meta import MetaArray
-from minidist.core.autograd.modes import saved_tensors
 from minidist.core.autograd.ops.attention import at_once
-from minidist.core.autograd.tensor import Tensor
+from minidist.core.autograd.tensor import Tensor, saved_tensors
 
 
 def gelu_with_derivative(x: MetaArray) -> tuple[MetaArray, MetaArray]:

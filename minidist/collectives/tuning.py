@@ -10,10 +10,10 @@ fastest one. Therefore the first call of an operation with `algorithm="auto"` me
     ...
 
 On a busy machine one call takes many times as long as the next, and for a while all of them take longer. So every
-algorithm is called once in each of 4 to 100 rounds, and the median of its shares of the rounds' times counts. The
-algorithm that was taken for the size before is taken again, unless another one was faster in clearly more than half of
-the rounds, or by more than TOLERANCE. An algorithm that has clearly lost is not called any more, which leaves the time
-to the others.
+algorithm is called once in each of 5 to 100 rounds, and the median of its shares of the rounds' times counts. The
+algorithm that was taken for the size before (for the first size the formulas' choice) is taken again, unless another
+one was faster in clearly more than half of the rounds. An algorithm that has clearly lost is not called any more, which
+leaves the time to the others.
 
 This takes about BUDGET seconds. Sizes for which there is no time are left out, and formulas choose for them. Rank 0
 reports the measurement in one line and stores the table in the user's cache directory (see `base.cache`). Its key has
@@ -46,20 +46,22 @@ from minidist.base.cache import folder, key_of, read_entry, write_entry
 from minidist.base.process import usable_cores
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.call import Call
+from minidist.collectives.closed_forms import seconds
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives.registry import Algorithm
 from minidist.core.comm.communicator import Comm
+from minidist.core.comm.sim.clock import LinkModel
 
 new_purpose("tuning")
 
 SIZES = tuple(4**k << 10 for k in range(1, 7))  # bytes: 4 KiB to 4 MiB
-LEAST_ROUNDS, MOST_ROUNDS = 4, 100  # of each size
+LEAST_ROUNDS, MOST_ROUNDS = 5, 100  # of each size
 CALLS = 4  # in a row, where there is time
 BUDGET = 2.0  # seconds
 VERSION = 2  # of what is measured, and how
-TOLERANCE = 1.1  # a ratio of two algorithms' times that matters, however few the rounds are
+TOLERANCE = 1.1  # a ratio of two algorithms' times that matters
 CHECKED = 10  # rounds after which those that have lost are left out
 MEASURE, FORMULAS = -1.0, -2.0  # sent in place of seconds: there is no table; no table is to be used
 
@@ -183,7 +185,7 @@ def _keep(place: Path | None, table: np.ndarray, what: str, seconds: float) -> N
 def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) -> np.ndarray:
     """Measure and return the seconds of each algorithm at each size; all ranks return the same table. Collective."""
     table, entries = np.full((len(algorithms), len(SIZES)), np.inf), list(algorithms.items())
-    began, total, incumbent = time.perf_counter(), inf, None
+    began, total, incumbent = time.perf_counter(), inf, _usual(operation, comm.size)
     for column, nbytes in enumerate(SIZES):
         # `np.full` writes to the arrays, so that their pages exist before the first call.
         call = Call.of_size(operation, comm.size, nbytes // 4)
@@ -198,8 +200,8 @@ def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) ->
             agreed = np.full(len(algorithms) + 1, np.nan)
             for row in np.flatnonzero(racing)[:: -1 if number % 2 else 1]:
                 name, entry = entries[row]
-                call = partial(_call, comm, f"{operation}/{name}", entry.run, arguments)
-                agreed[row] = _seconds(comm, call, calls)
+                run = partial(_call, comm, f"{operation}/{name}", entry.run, arguments)
+                agreed[row] = _seconds(comm, run, calls)
             agreed[-1] = time.perf_counter() - began
             doubling = comm.collective("all_reduce/recursive_doubling max tuning")
             ALGORITHMS["all_reduce"]["recursive_doubling"].run(doubling, agreed, "max")
@@ -232,32 +234,48 @@ def _scores(rounds: np.ndarray) -> tuple[np.ndarray, int, float]:
     return scores, int(np.where(racing, scores, inf).argmin()), float(np.median(times))
 
 
-def _faster(rounds: np.ndarray, first: int) -> np.ndarray:
-    """Return than which algorithms the first is faster in clearly more than half of the rounds, by a sign test."""
+def _lead(rounds: np.ndarray, first: int) -> np.ndarray:
+    """Return by how much the first algorithm is ahead of each, by a sign test: above 1 it is clearly faster.
+
+    It is faster in so many rounds more than it is slower, in units of twice the standard deviation of equal algorithms.
+    """
     differences = rounds - rounds[:, first : first + 1]
     wins, losses = (differences > 0).sum(axis=0), (differences < 0).sum(axis=0)
-    return wins - losses > 2 * np.sqrt(wins + losses)  # twice the standard deviation of equal algorithms
+    lead: np.ndarray = (wins - losses) / (2 * np.sqrt(np.maximum(wins + losses, 1)))
+    return lead
 
 
 def _lost(rounds: np.ndarray) -> np.ndarray:
     """Return which algorithms are clearly slower than the best one, and by more than TOLERANCE."""
     scores, best, _ = _scores(rounds)
-    return _faster(rounds, best) & (scores > TOLERANCE * scores[best])
+    lost: np.ndarray = (_lead(rounds, best) > 1) & (scores > TOLERANCE * scores[best])
+    return lost
 
 
-def _judged(rounds: np.ndarray, incumbent: int | None) -> tuple[np.ndarray, int]:
+def _judged(rounds: np.ndarray, incumbent: int) -> tuple[np.ndarray, int]:
     """Return the seconds of each algorithm in these rounds, and which one is taken: it has the least.
 
-    incumbent: that of the size before, which is taken again unless another one is clearly faster; None: there is none.
+    incumbent: that of the size before, which is taken again unless it has lost or another one is clearly faster, for
+    which a smaller lead is enough where the ratio is above TOLERANCE.
     """
-    scores, taken, seconds = _scores(rounds)
-    if incumbent is not None and np.median(rounds[:, incumbent] / rounds[:, taken]) <= TOLERANCE:  # not NaN: left out
-        taken = taken if _faster(rounds, taken)[incumbent] else incumbent
+    scores, taken, time_of_round = _scores(rounds)
+    if not np.isnan(rounds[-1, incumbent]):
+        enough = np.where(scores * TOLERANCE < scores[incumbent], 0.75, 1.0)
+        able = (_lead(rounds, incumbent) < -enough) & ~np.isnan(rounds[-1])
+        taken = int(np.where(able, scores, inf).argmin()) if able.any() else incumbent
 
     # What seems faster than the one that is taken gets a hair more than its time.
     result = np.maximum(scores, scores[taken] * (1 + 1e-6))
     result[taken] = scores[taken]
-    return seconds * result, taken
+    return time_of_round * result, taken
+
+
+def _usual(operation: str, ranks: int) -> int:
+    """Return the row of the algorithm that the formulas take for the shortest arrays, on links of the default cost."""
+    links = LinkModel()
+    names = list(candidates(operation))
+    costs = [seconds(operation, name, SIZES[0], ranks, links.alpha, links.beta, links.overhead) for name in names]
+    return costs.index(min(costs))
 
 
 def _call(comm: Comm, name: str, run: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

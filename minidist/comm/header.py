@@ -55,6 +55,11 @@ def header_of(operation: str, array: np.ndarray) -> Header:
 
 
 @lru_cache(4096)
+def packed(operation: str, dtype: np.dtype[Any], nbytes: int, shape: tuple[int, ...]) -> bytes:
+    """Return the packed header of one side of a message: remembered, because a short message takes no longer."""
+    return pack(Header(operation, dtype_name(dtype), nbytes, shape))
+
+
 def pack(header: Header) -> bytes:
     """Return what both sides of a message must have equal, but for the calls before it, in KEY_BYTES bytes.
 

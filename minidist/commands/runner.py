@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from minidist.base.trace_file import write_traces
 from minidist.comm.launched import launched_rank
 from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
-from minidist.comm.mpi.agreement import check_same_settings
 from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
 from minidist.core.parallel.dims import ParallelDims
@@ -392,7 +391,9 @@ def _comparison_of(
 
 def _agreed(settings: dict[str, Any], main: Callable[..., Any], comm: Comm, *arguments: Any) -> Any:
     """Run a rank's part of a job after a check that all processes of mpiexec have the same settings."""
-    if settings:
+    if settings and comm.world.kind == "mpi":
+        from minidist.comm.mpi.agreement import check_same_settings  # simulated ranks need nothing of MPI's
+
         check_same_settings(comm, settings)
     return main(comm, *arguments)
 

@@ -63,3 +63,12 @@ def test_a_data_parallel_program_loads_little_else():
     )
     assert len(loaded) <= 93
     assert lines <= 11_450
+
+
+def test_a_simulated_job_loads_nothing_of_mpi(tmp_path):
+    program = "import sys; from minidist.cli import main\ntry: main(['train', '--steps', '1', '--dp', '2'])\n"
+    program += "finally: print(*(m for m in sys.modules if m.startswith('minidist')))"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    loaded = ran.stdout.splitlines()[-1].split()
+    assert "minidist.job.train.trainer" in loaded
+    assert [m for m in loaded if m.startswith(("minidist.comm.mpi.world", "minidist.debug", "minidist.report"))] == []

@@ -62,6 +62,8 @@ CASES = [
 BESIDE = {  # what a layer has beside its weights
     # Two steps overflow, so the moved layers have masks and no optimizer state yet.
     "masks": ({"dp": 2, **FP16, "loss_scale": 2.0**19, **SPARSE}, ONE),
+    "ranges": ({"quantize": "int8", "steps": 5, "evaluate_every": 1}, ONE),
+    "ranges of shards": ({"quantize": "int8", "tp": 2, "evaluate_every": 1, **FLOAT}, ONE),
     "running statistics": ({**IMAGES, "dp": 2, "steps": 3, "evaluate_every": 3}, ONE),
 }
 EMPTY = [  # a stage that has no layer at first

@@ -44,13 +44,13 @@ from minidist.comm.header import (
     compare,
     dtype_name,
     has_checksum,
-    header_of,
     is_of_replicas,
     is_payload,
-    pack,
+    packed,
     unpack,
 )
 from minidist.comm.launched import check_launcher, launched_rank, launched_size
+from minidist.comm.message_checks import OWN_TAG, CheckedMessages
 from minidist.comm.mpi.ending import end_later, finalize_at_exit
 from minidist.comm.mpi.interrupts import InterruptWatch, say_past_the_launcher
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
@@ -60,7 +60,6 @@ from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.mpi.waits import Entering, Returned, Wait
 from minidist.comm.mpi.watchdog import Watchdog
-from minidist.comm.tags import OWN_TAG
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import (
@@ -282,7 +281,7 @@ class MPIWorld(FindsLines):
         finally:
             self.waiting = before
 
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None, root: int | None) -> None:
+    def called(self, comm: CheckedMessages, call: CheckedMessages, array: np.ndarray | None, root: int | None) -> None:
         """Note a call that begins; its messages say which calls this rank has made before."""
         if not self.unchecked:
             log = self.logs[call.name]
@@ -290,20 +289,14 @@ class MPIWorld(FindsLines):
             log.note(comm, call, array)
 
     def post(
-        self,
-        comm: PointToPoint,
-        kind: str,
-        array: np.ndarray,
-        peer: int,
-        tag: int,
-        site: CallSite | None,
-        nonblocking: bool,
+        self, comm: CheckedMessages, kind: str, array: np.ndarray, peer: int, tag: int, nonblocking: bool
     ) -> MPIRequest:
         event = self._recorded(comm, kind, array, peer, tag)
-        request = MPIRequest(comm, kind, array, peer, tag, site, event, array)
+        site = comm.site or call_site(sys._getframe(1), comm.opened)
+        request = MPIRequest(comm, kind, array, peer, tag, nonblocking, site, event, array)
 
         # MPI is given the array itself, or a host copy of one that lies on a GPU.
-        if is_device_array(array):
+        if array.__class__ is not np.ndarray and is_device_array(array):
             event.staged = True
             request.buffer = fetch(array) if kind == "send" else pinned_like(array)
         if nonblocking:
@@ -363,7 +356,8 @@ class MPIWorld(FindsLines):
         if self.checks:
             watched = request.checksum is not None and nonblocking
             payload = checksum_bytes(request.checksum or 0) if watched else NO_CHECKSUM
-            request.header = pack(header_of(request.comm.match_key, array)) + request.comm.calls_before + payload
+            own = packed(request.comm.match_key, array.dtype, array.nbytes, array.shape)
+            request.header = own + request.comm.calls_before + payload
             request.header_request = handle.Isend([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
         start = handle.Issend if self.synchronous else handle.Isend
         request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
@@ -412,10 +406,11 @@ class MPIWorld(FindsLines):
     def _ask_for_payload(self, request: MPIRequest, source: int) -> None:
         # The sizes are equal when the headers are, so the payload fits into the buffer.
         self.expected.remove(request)
-        self._came_from(request, source)
+        if request.peer == ANY:
+            self._came_from(request, source)
         assert request.header is not None
-        key = request.comm.match_key
-        expected = pack(header_of(key, request.array))
+        array = request.array
+        expected = packed(request.comm.match_key, array.dtype, array.nbytes, array.shape)
         if request.header[:EQUAL_BYTES] != expected + request.comm.calls_before:
             self._refuse(request, expected)
 
@@ -463,14 +458,13 @@ class MPIWorld(FindsLines):
 
     def _came_from(self, request: MPIRequest, source: int) -> None:
         """Note which rank of the communicator a wildcard receive has got its message from."""
-        if request.peer == ANY:
-            request.peer = request.comm.ranks.index(source)
-            request.event.peer = request.comm.members[request.peer]
+        request.peer = request.comm.ranks.index(source)
+        request.event.peer = request.comm.members[request.peer]
 
     # waiting ----------------------------------------------------------------------------------------------------------
 
     def exchange(
-        self, comm: PointToPoint, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
+        self, comm: CheckedMessages, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
     ) -> bool:
         """Do a whole sendrecv in MPI, when there is nothing to check, to record or to do meanwhile; else return False.
 
@@ -533,11 +527,11 @@ class MPIWorld(FindsLines):
                 put(request.buffer, request.array)
             elif request.buffer is not request.array:
                 request.array[...] = request.buffer
+        event.end = self.time()
         if self.running is None:
-            self.mark = self.time()
+            self.mark = event.end
         self.completed += 1
         self.unwaited.pop(id(request), None)
-        event.end = self.time()
 
     def _compare_payload(self, request: MPIRequest) -> None:
         """Raise when what has come is not what the sender's buffer held when it posted the send."""

@@ -1,9 +1,8 @@
 """Reverse-mode automatic differentiation: tensors, operations, the backward pass, and the hooks that strategies use.
 
-tensor.py          a tensor, a node, and `record`, the one way to make nodes
+tensor.py          a tensor, a node, `record`, the one way to make nodes, and whether it makes them
 parameter.py       a leaf that outlives the graph
 backward.py        the backward pass
-modes.py           whether operations are recorded, and who receives weight gradients
 operators.py       the operators and methods of a tensor, and what they make of their operands
 ops/               the operations, one file each, with their gradients
 errors.py          errors of operations and of backward passes
@@ -30,12 +29,21 @@ import minidist.core.autograd.ops.linear  # isort: skip  sets operators of a ten
 
 if TYPE_CHECKING:
     from minidist.core.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
-    from minidist.core.autograd.modes import contribution_recorder, is_grad_enabled, no_grad, set_grad_enabled
     from minidist.core.autograd.operators import add, div, getitem, mean, mul, reshape, sum
     from minidist.core.autograd.ops.attention import causal_attention
     from minidist.core.autograd.ops.cross_entropy import cross_entropy, softmax
     from minidist.core.autograd.ops.layer_norm import layer_norm
     from minidist.core.autograd.ops.linear import embedding, gelu, linear, matmul
     from minidist.core.autograd.parameter import BackwardObserver, Gradient, Parameter
-    from minidist.core.autograd.tensor import MeanOfRows, Node, SavedTensor, Tensor, record
+    from minidist.core.autograd.tensor import (
+        MeanOfRows,
+        Node,
+        SavedTensor,
+        Tensor,
+        contribution_recorder,
+        is_grad_enabled,
+        no_grad,
+        record,
+        set_grad_enabled,
+    )
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -14,8 +14,7 @@ from math import prod
 from typing import Any
 
 from minidist.core.autograd.errors import AutogradError, ShapeError
-from minidist.core.autograd.modes import contribution_recorder
-from minidist.core.autograd.tensor import SavedTensor, Tensor
+from minidist.core.autograd.tensor import SavedTensor, Tensor, contribution_recorder
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.layout import Layout
@@ -131,18 +130,8 @@ class Parameter(Tensor):
     """
 
     __slots__ = (
-        "_data",
-        "_requires_grad",
-        "_version",
-        "flat",
-        "gradient",
-        "init",
-        "layout",
-        "name",
-        "observers",
-        "dtype",
-        "shape",
-        "ready_hooks",
+        *("_data", "_requires_grad", "_version", "dtype", "flat", "gradient", "init", "layout", "name", "observers"),
+        *("ready_hooks", "shape"),
     )
 
     shape: tuple[int, ...]
@@ -237,8 +226,7 @@ class Parameter(Tensor):
 
     def saved(self) -> Any:
         """What a node keeps: the parameter, the version and a sample of the values, never the array."""
-        watched = hooks.saved_tensor
-        return SavedTensor(self, self.version) if watched is None else watched(self, self.version, self._data)
+        return (hooks.saved_tensor or SavedTensor)(self, self.version, self._data)
 
     # --- gradient ---
 

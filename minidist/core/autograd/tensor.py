@@ -9,18 +9,54 @@ the tape is the set of nodes that this leaves behind. All other files of this pa
 The graph is nodes that point to older nodes. A node never points to the tensor that it produced, so there are no
 cycles, and a graph that is not needed any more is freed at once by reference counting.
 
-Proved by: tests/autograd/test_operations.py, tests/autograd/test_backward.py
+Proved by: tests/autograd/test_operations.py, tests/autograd/test_backward.py,
+tests/autograd/test_deferred_and_recorded.py
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from minidist.core.autograd.errors import AutogradError, VersionError
-from minidist.core.autograd.modes import grad_enabled, saved_tensors
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.watchers import watchers
+
+# --- a rank's state: whether operations are recorded, and who receives weight gradients ---
+
+grad_enabled: ContextVar[bool] = ContextVar("minidist_grad_enabled", default=True)
+is_grad_enabled = grad_enabled.get
+
+
+@contextmanager
+def set_grad_enabled(enabled: bool) -> Iterator[None]:
+    """Record operations in the block, or do not."""
+    token = grad_enabled.set(enabled)
+    try:
+        yield
+    finally:
+        grad_enabled.reset(token)
+
+
+def no_grad() -> AbstractContextManager[None]:
+    """Operations in the block are not recorded: their results need no gradient and keep nothing alive."""
+    return set_grad_enabled(False)
+
+
+# When set, what a node keeps of an operation's arrays: keeper(array) returns an object with `.data` and `.stored`.
+# Parameters, inputs and small statistics are kept as they are. (PyTorch's `saved_tensors_hooks` has two functions.)
+saved_tensors: ContextVar[Callable[[Any], Any] | None] = ContextVar("minidist_saved_tensors", default=None)
+
+
+# When set, weight gradients go to this function, (parameter, array) once per use site, and not into the gradients.
+contribution_recorder: ContextVar[Callable[[Any, Any], None] | None] = ContextVar(
+    "minidist_contribution_recorder", default=None
+)
+
+
+# --- nodes and tensors ---
 
 # A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.
 # None stands for the identity.
@@ -146,7 +182,7 @@ class Tensor:
         node = self.node
         if (node is not None and node.name != "leaf") or self.data.ndim == 0 or not grad_enabled.get():
             return self if saved_tensors.get() is None else kept(self.data, self)
-        return SavedTensor(self, 0) if hooks.saved_tensor is None else hooks.saved_tensor(self, 0, self.data)
+        return (hooks.saved_tensor or SavedTensor)(self, 0, self.data)
 
     def save(self, array: xp.Array) -> Any:
         """An array of an operation on this tensor, to read `.data` of in backward."""
@@ -175,12 +211,12 @@ class Tensor:
 class SavedTensor:
     """One use of a parameter or an input by a node: reads the array bound at the time of the backward, if it fits.
 
-    A subclass outside the core also notices writes into the array itself.
+    A subclass outside the core also notices writes into the array itself. array: what forward read, None if released.
     """
 
     __slots__ = ("tensor", "version")
 
-    def __init__(self, tensor: Any, version: int) -> None:
+    def __init__(self, tensor: Any, version: int, array: xp.Array | None) -> None:
         self.tensor, self.version = tensor, version
 
     @property

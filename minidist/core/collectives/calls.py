@@ -148,10 +148,9 @@ def run_call(
         algorithm = hooks.choosers[algorithm](comm, operation, _bytes(array, total))
     chosen = ALGORITHMS[operation][algorithm]
     op = arguments[-1] if "op" in PARAMETERS[operation] else "sum"
+    function = chosen.run
     if comm.world.folds:
         function = partial(hooks.one_event[-1]().run_as_one_event, operation, chosen)
-    else:
-        function = chosen.run
 
     # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or noted, equal
     # calls differ by it alone, so the object of one that has ended serves again.

@@ -11,6 +11,7 @@ Proved by: tests/nn/test_flat.py
 """
 
 from collections.abc import Callable, Iterable
+from itertools import accumulate, pairwise, starmap
 from typing import Any
 
 from minidist.core.autograd import AutogradError, Parameter, ShapeError
@@ -33,14 +34,14 @@ class FlatParameters:
     def __init__(self, parameters: Iterable[Parameter], pad_to: int = 1) -> None:
         self.parameters: list[Parameter] = list(dict.fromkeys(parameters))
         self.names = [parameter.name for parameter in self.parameters]
-        self.offsets = [0]
 
         # One owner and one dtype, because the parameters become views of one array.
         for parameter in self.parameters:
             if parameter.flat is not None or parameter.dtype != self.parameters[0].dtype:
                 hooks.refusals().refuse_flat(parameter, self.parameters[0])
-            self.offsets.append(self.offsets[-1] + parameter.size)
 
+        self.offsets = [0, *accumulate(parameter.size for parameter in self.parameters)]
+        self._places = dict(zip(self.parameters, starmap(slice, pairwise(self.offsets)), strict=True))
         self.numel = self.offsets[-1]
         self.padded_numel = -(-self.numel // pad_to) * pad_to
         self.version = 0
@@ -50,8 +51,6 @@ class FlatParameters:
         self.shard: Any = None  # holds the reduced gradient, so that `zero_grad` and `Parameter.zero_grad` reach it
         self._filled: set[Parameter] = set()  # whose gradient is zeros because `grad` was read
         self.load_checks: list[Callable[[], None]] = []  # called after a `load_state_dict` of these parameters
-        self.make_buffer_of: Callable[[Parameter], None] | None = None  # of one parameter, in place of one for all
-        self._index = {parameter: i for i, parameter in enumerate(self.parameters)}
         self._data: xp.Array | None = None
         self._grad: xp.Array | None = None
 
@@ -59,8 +58,8 @@ class FlatParameters:
         like = self.parameters[0].data if self.parameters else None
         self.dtype = like.dtype if like is not None else xp.dtype(xp.float32)
         data = xp.zeros(self.padded_numel, self.dtype, like)
-        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
-            data[start:end] = parameter.data.reshape(-1)
+        for parameter, place in self._places.items():
+            data[place] = parameter.data.reshape(-1)
             parameter.flat = self
         self.bind(data)
 
@@ -111,8 +110,8 @@ class FlatParameters:
 
         # Every parameter is a view from now on; the array that was bound before is freed when nothing else holds it.
         self._data = track(array, "parameter")
-        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
-            parameter.bind(array[start:end].reshape(parameter.shape))
+        for parameter, place in self._places.items():
+            parameter.bind(array[place].reshape(parameter.shape))
         self.version_is_given = version is not None
         if version is not None:
             self.version = version
@@ -173,17 +172,16 @@ class FlatParameters:
             watcher.allocated(self._grad, "gradient")
         # Only the padding is cleared: a first contribution overwrites, `grad` fills in what has none.
         self._grad[self.numel :] = 0
-        for parameter, start, end in zip(self.parameters, self.offsets, self.offsets[1:], strict=False):
-            parameter.gradient.buffer = self._grad[start:end].reshape(parameter.shape)
+        for parameter, place in self._places.items():
+            parameter.gradient.buffer = self._grad[place].reshape(parameter.shape)
         return self._grad
 
     def make_grad_of(self, parameter: Parameter) -> None:
-        """Give `parameter` a gradient buffer, before its first contribution."""
-        # ZeRO 2 makes one buffer per bucket; otherwise one array serves all parameters.
-        if self.make_buffer_of is not None:
-            self.make_buffer_of(parameter)
-        else:
-            self._make_grad()
+        """Give `parameter` a gradient buffer, before its first contribution: all get theirs, slices of one array.
+
+        ZeRO 2, which makes one buffer per bucket, puts another function in the place of this one.
+        """
+        self._make_grad()
 
     def zero_grad(self) -> None:
         """Forget all gradients. No memory is cleared: the next contribution overwrites, `grad` fills in zeros."""
@@ -205,8 +203,7 @@ class FlatParameters:
 
     def slice_of(self, parameter: Parameter) -> slice:
         """Return where `parameter` lies in the flat arrays."""
-        i = self._index[parameter]
-        return slice(self.offsets[i], self.offsets[i + 1])
+        return self._places[parameter]
 
     def _unit(self) -> str:
         return f"the unit [{self.names[0]!r} .. {self.names[-1]!r}]" if self.names else "an empty unit"

@@ -18,9 +18,16 @@ from minidist.base import arrays as xp
 from minidist.base.coordinates import running_batch
 from minidist.core.autograd.backward import BackwardPass
 from minidist.core.autograd.errors import AutogradError
-from minidist.core.autograd.modes import is_grad_enabled, no_grad, saved_tensors, set_grad_enabled
 from minidist.core.autograd.parameter import Parameter
-from minidist.core.autograd.tensor import Node, Tensor, record
+from minidist.core.autograd.tensor import (
+    Node,
+    Tensor,
+    is_grad_enabled,
+    no_grad,
+    record,
+    saved_tensors,
+    set_grad_enabled,
+)
 from minidist.core.base.watchers import Watcher, watchers, watching
 
 

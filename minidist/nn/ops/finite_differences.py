@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.core.autograd.modes import no_grad
 from minidist.core.autograd.parameter import Parameter
-from minidist.core.autograd.tensor import Tensor
+from minidist.core.autograd.tensor import Tensor, no_grad
 
 
 def gradcheck(

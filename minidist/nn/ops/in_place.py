@@ -17,8 +17,7 @@ from math import gcd, prod
 from typing import Any
 
 from minidist.core.autograd.errors import VersionError
-from minidist.core.autograd.modes import grad_enabled
-from minidist.core.autograd.tensor import SavedTensor
+from minidist.core.autograd.tensor import SavedTensor, grad_enabled
 from minidist.core.base import arrays as xp
 
 SAMPLED = 61  # elements that are compared, at least, of an array that has as many

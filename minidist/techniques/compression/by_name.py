@@ -3,6 +3,8 @@
 Proved by: tests/techniques/test_compressors.py
 """
 
+from collections.abc import Callable
+
 from minidist.base.limits import MAX_COUNT, MIN_VALUE
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm
@@ -13,8 +15,16 @@ from minidist.techniques.compression.qsgd import MAX_LEVELS, QSGD
 from minidist.techniques.compression.sign import Sign
 from minidist.techniques.compression.top_k import TopK
 
-NAMES = ("none", "fp16", "bf16", "topk", "sign", "qsgd", "powersgd")
-CASTS = {"fp16": "float16", "bf16": "bfloat16"}
+MAKERS: dict[str, Callable[[Comm, float, int, str], GradientCompressor]] = {
+    "fp16": lambda comm, number, seed, op: Cast(comm, "float16", op),
+    "bf16": lambda comm, number, seed, op: Cast(comm, "bfloat16", op),
+    "topk": lambda comm, number, seed, op: TopK(comm, number, op),
+    "sign": lambda comm, number, seed, op: Sign(comm, op),
+    "qsgd": lambda comm, number, seed, op: QSGD(comm, int(number), seed, op),
+    "powersgd": lambda comm, number, seed, op: PowerSGD(comm, int(number), seed, op),
+}
+NAMES = ("none", *MAKERS)
+CASTS = ("fp16", "bf16")
 NUMBERS = {
     "topk": "elements of a bucket, or a share below 1",
     "qsgd": f"levels, 1 to {MAX_LEVELS}",
@@ -54,16 +64,6 @@ def check_compression(text: str) -> tuple[str, float | None]:
 def make_compressor(text: str, comm: Comm, op: str = "mean", seed: int = 0) -> GradientCompressor:
     """Return the compressor of that name for this rank. seed: of QSGD's draws and PowerSGD's first queries."""
     name, number = check_compression(text)
-    match name:
-        case "fp16" | "bf16":
-            return Cast(comm, CASTS[name], op)
-        case "topk":
-            return TopK(comm, number or 0, op)
-        case "sign":
-            return Sign(comm, op)
-        case "qsgd":
-            return QSGD(comm, int(number or 0), seed, op)
-        case "powersgd":
-            return PowerSGD(comm, int(number or 0), seed, op)
-        case _:
-            raise UsageError("compression 'none' is not a compressor; do not register a hook")
+    if name == "none":
+        raise UsageError("compression 'none' is not a compressor; do not register a hook")
+    return MAKERS[name](comm, number or 0, seed, op)

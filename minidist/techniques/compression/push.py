@@ -17,14 +17,11 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.core.base.arrays import Array
-from minidist.core.base.layout import cut
 from minidist.core.comm import Comm
-from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import check_compression, make_compressor
 from minidist.techniques.compression.cast import Cast
 from minidist.techniques.compression.power_sgd import PowerSGD
 from minidist.techniques.compression.qsgd import QSGD
-from minidist.techniques.compression.replay import CompressionReplay
 
 
 class CompressedPush:
@@ -35,21 +32,19 @@ class CompressedPush:
     """
 
     def __init__(self, index: int, shard: Any, compressor: Any) -> None:
-        self.compressor = compressor
-        sizes = [shard.weights[key].size for key in shard.dense]
-        places = cut(range(sum(sizes)), sizes)
-        self.places = {key: slice(at.start, at.stop) for key, at in zip(shard.dense, places, strict=True)}
-
+        self.shard, self.compressor = shard, compressor
         # What a compressor asks of a bucket, and of the flat gradient that it is a part of.
-        self.index, self.size, self.numel, self.dtype = index, sum(sizes), sum(sizes), shard.flat.dtype
+        self.size = self.numel = sum(shard.weights[key].size for key in shard.dense)
         self.parameters = [SimpleNamespace(name=key, shape=shard.shapes[key]) for key in shard.dense]
-        self.flat, self.slice, self.data, self.buffer = self, slice(0, self.size), shard.flat, shard.flat[:0]
+        self.index, self.flat, self.slice, self.dtype = index, self, slice(0, self.size), shard.flat.dtype
+        self.data, self.buffer = shard.flat, shard.flat[:0]
         self.rows = compressor.dtype if isinstance(compressor, Cast) else self.dtype
         self.wire: list[tuple[int, Any]] = compressor.wire(self)
 
     def slice_of(self, parameter: Any) -> slice:
-        """Return the place of a key."""
-        return self.places[parameter.name]
+        """Return the place of a key, where all keys are dense."""
+        start = self.shard.start[parameter.name]
+        return slice(start, start + self.shard.weights[parameter.name].size)
 
     def encode(self, gradient: Array) -> list[Array]:
         """Return the messages of a push."""
@@ -101,33 +96,6 @@ class PushCompression:
         queries: dict[str, Array] = {}
         for push in self.pushes:
             if push.compressor.error_feedback:
-                whole = push.compressor.residual([push])
-                residual |= {key: whole[place] for key, place in push.places.items()}
+                residual |= push.shard.views(push.compressor.residual([push]))
             queries |= getattr(push.compressor, "queries", {})
         return residual, queries
-
-
-class PushReplay:
-    """What the servers get of each worker's gradients, on one device, by the formulas of `replay.py`.
-
-    keys_of: of each server the keys. parameters: of the model.
-    """
-
-    def __init__(self, text: str, seed: int, keys_of: Sequence[Sequence[str]], parameters: Sequence[Any]) -> None:
-        self.text, self.seed, self.keys_of = text, seed, keys_of
-        self.parameters = {parameter.name: parameter for parameter in parameters}
-        self.workers: dict[int, CompressionReplay] = {}
-
-    def pushed(self, gradient: Mapping[str, Array], worker: int, step: int) -> dict[str, Array]:
-        """Return a worker's gradient of a step as it arrives; each is asked for once, in the order of the steps."""
-        dtype, rank = next(iter(gradient.values())).dtype, len(self.keys_of) + worker
-        replay = self.workers.setdefault(worker, CompressionReplay(self.text, self.seed, dtype, rank))
-        result: dict[str, Array] = {}
-        for server, keys in enumerate(self.keys_of):
-            if keys:
-                parameters = [self.parameters[key] for key in keys]
-                flat = xp.concatenate([gradient[key].reshape(-1) for key in keys])
-                arrived = replay.sum(ReplicaBucket(0, server, step, parameters, [flat]))
-                for p, part in zip(parameters, cut(arrived, [p.size for p in parameters]), strict=True):
-                    result[p.name] = part.reshape(p.shape)
-        return result

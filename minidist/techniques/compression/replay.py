@@ -23,7 +23,7 @@ from minidist.base import arrays as xp
 from minidist.base.half import named_dtype
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import is_half
-from minidist.core.base.layout import chunk_sizes, offsets
+from minidist.core.base.layout import chunk_sizes, cut, offsets
 from minidist.core.base.random import Key, normal, uniform
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import check_compression
@@ -100,7 +100,7 @@ class CompressionReplay:
         # Vectors travel whole, all matrices' P in one message and all Q in another: the chunks of the ring go by those.
         if vectors:
             whole = ring_sum([xp.concatenate([x[at] for at in vectors]) for x in corrected])
-            for at, values in zip(vectors, split(whole, [at.stop - at.start for at in vectors]), strict=True):
+            for at, values in zip(vectors, cut(whole, [at.stop - at.start for at in vectors]), strict=True):
                 total[at] = values
         if matrices:
             self._factor(matrices, corrected, total, residuals)
@@ -161,10 +161,5 @@ def ring_sum(parts: Arrays) -> np.ndarray:
 def ring_sums(of_rank: Sequence[Arrays]) -> Arrays:
     """Return the sums over the ranks of several arrays that travel as one."""
     total = ring_sum([xp.concatenate([array.reshape(-1) for array in arrays]) for arrays in of_rank])
-    pieces = split(total, [array.size for array in of_rank[0]])
+    pieces = cut(total, [array.size for array in of_rank[0]])
     return [piece.reshape(array.shape) for piece, array in zip(pieces, of_rank[0], strict=True)]
-
-
-def split(array: np.ndarray, sizes: Sequence[int]) -> Arrays:
-    """Return consecutive pieces of a 1-D array."""
-    return [array[start:stop] for start, stop in pairwise(offsets(list(sizes)))]

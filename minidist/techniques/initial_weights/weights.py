@@ -1,8 +1,4 @@
-"""`--init-from`: a new job that begins with the weights of a checkpoint, or of a folder of Hugging Face.
-
-Of the checkpoint only the weights count. Optimizer state, step count, losses, seed and data are those of a new job. The
-weights are whole global tensors, and every rank puts them into the whole model before any axis cuts it, so neither the
-layout that saved them nor the one that loads them matters. Sends nothing.
+"""Reads the weights that `--init-from` names: whole global tensors, so no layout matters. Sends nothing.
 
 Proved by: tests/checkpoint/test_initial_weights.py
 """

@@ -36,7 +36,6 @@ from minidist.base import arrays as xp
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.half import DTYPES, named_dtype
 from minidist.core.base.arrays import Array
-from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import cut
 from minidist.core.base.trace import SpanEvent
 from minidist.core.base.watchers import track
@@ -53,9 +52,11 @@ from minidist.nn.buffers import named_buffers
 from minidist.optim import ParameterSlice
 from minidist.techniques import Run, of_job
 from minidist.techniques import parameter_server as ps
+from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import CASTS
 from minidist.techniques.compression.extension import RESIDUAL
-from minidist.techniques.compression.push import PushCompression, PushReplay
+from minidist.techniques.compression.push import PushCompression
+from minidist.techniques.compression.replay import CompressionReplay
 from minidist.techniques.compression.rules import only_casts
 from minidist.techniques.parameter_server.server import Updates
 
@@ -86,11 +87,7 @@ class Worker:
         self.buffers: dict[int, dict[str, Array]] = {}
         self.began = 0.0
         self.done = 0
-        config: Any = job.config
-        self.replay: PushReplay | None = None
-        if comm is None and config.compression != "none":
-            keys_of = [shard.keys for shard in ps.make_shards(config.servers, self.initial_weights())]
-            self.replay = PushReplay(config.compression, config.seed, keys_of, self.flat.parameters)
+        self.replays: dict[int, CompressionReplay] = {}
         if checkpoint is not None:
             self.done = checkpoint.step
             for parameter in self.flat.parameters:
@@ -152,14 +149,25 @@ class Worker:
             p.name: track(xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad), "gradient")
             for p in self.flat.parameters
         }
-        if self.replay is not None:
-            # One device adds what the servers add.
-            result = self.replay.pushed(result, worker, step)
+        # One device adds what the servers add.
+        if self.comm is None and self.job.config.optional("compression") != "none":
+            result = self._arrived(result, worker, step)
         # Of a sparse gradient, only the rows of the tokens that occur are sent.
         for name in sparse_keys(self.job.config):
             rows = touched_rows(self.job, step, worker)
             result[name] = ps.Rows(rows, result[name][rows])
         return result
+
+    def _arrived(self, gradient: dict[str, Array], worker: int, step: int) -> dict[str, Array]:
+        """Return a worker's gradient as it arrives, compressed; each is asked for once, in the order of the steps."""
+        config: Any = self.job.config
+        new = CompressionReplay(config.compression, config.seed, self.flat.dtype, config.servers + worker)
+        replay, parameters = self.replays.setdefault(worker, new), {p.name: p for p in self.flat.parameters}
+        for server, shard in enumerate(ps.make_shards(config.servers, gradient)):
+            if shard.keys:
+                bucket = ReplicaBucket(0, server, step, [parameters[key] for key in shard.keys], [shard.flat])
+                gradient = gradient | shard.views(replay.sum(bucket))
+        return gradient
 
     def _compute(self, flops: FlopCounter, name: str) -> None:
         if self.comm is not None:
@@ -264,7 +272,7 @@ def push_shards(worker: Worker, number: int, push: PushCompression) -> list[Chec
     residual, queries = push.state()
     shards = [CheckpointShard(f"queries/{number:05d}/{key}", query.shape, query) for key, query in queries.items()]
     if residual:
-        flat = xp.concatenate([residual[name] for name in worker.flat.names])
+        flat = xp.concatenate([residual[name].reshape(-1) for name in worker.flat.names])
         shards += rank_state_shards(number, [RankState(RESIDUAL_PLACE, flat)])
     return shards
 
@@ -277,11 +285,6 @@ def load_pushes(checkpoint: Checkpoint, worker: Worker, number: int, push: PushC
         return
     flat, whole = read_rank_state(checkpoint, RESIDUAL_PLACE, number, worker.job.batches.dp), worker.flat
     if flat is not None:
-        if flat.shape != (whole.numel,):
-            raise UsageError(
-                f"worker {number}: a residual of {flat.shape} for {whole.numel} gradients; resume with the --tp, --pp"
-                " and --ep of the checkpoint"
-            )
         push.residual = dict(zip(whole.names, cut(flat, [p.size for p in whole.parameters]), strict=True))
     prefix = f"queries/{number:05d}/"
     keys = [name for name in checkpoint.tensors if name.startswith(prefix)]
@@ -306,7 +309,7 @@ def compressed_bytes(config: Any, job: Job) -> int:
     """Return the bytes of one worker's compressed gradient for all servers."""
     shards = ps.make_shards(config.servers, {p.name: p.data for p in job.model.parameters()})
     ps.compress_pushes(shards, PushCompression(config.compression, config.seed), SimpleNamespace(rank=0, size=1))
-    return sum(n * np.dtype(dtype).itemsize for shard in shards for n, dtype in shard.push.wire)
+    return sum(n * np.dtype(dtype).itemsize for shard in shards for n, dtype in shard.wire)
 
 
 def parameter_server_bytes(config: Any, batches: Batches, sizes: AxisSizes, done: int = 0) -> dict[str, int]:

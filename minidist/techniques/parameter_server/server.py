@@ -146,16 +146,16 @@ class Server:
             # The messages for all dense keys, then ids and values of each sparse key that has rows.
             contributions: dict[str, Any] = {}
             if shard.dense:
-                parts = [track(xp.empty(n, dtype, shard.flat), "communication") for n, dtype in shard.push.wire]
+                parts = [track(xp.empty(n, dtype, shard.flat), "communication") for n, dtype in shard.wire]
                 for part in parts:
                     self.comm.recv(part, rank)
-                dense = shard.push.decode(parts)
+                dense = parts[0] if shard.push is None else shard.push.decode(parts)
                 at = offsets([prod(shard.shapes[key]) for key in shard.dense])
                 for i, key in enumerate(shard.dense):
                     contributions[key] = dense[at[i] : at[i + 1]].reshape(shard.shapes[key])
             for key, count in zip(shard.sparse, touched, strict=True):
                 ids = xp.empty(count, xp.int64)
-                rows = xp.empty((count, shard.shapes[key][1]), shard.push.rows, shard.flat)
+                rows = xp.empty((count, shard.shapes[key][1]), shard.rows, shard.flat)
                 values = track(rows, "communication")
                 if count:
                     self.comm.recv(ids, rank)

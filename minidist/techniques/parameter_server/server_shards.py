@@ -27,29 +27,11 @@ class Rows(NamedTuple):
     values: Array  # (touched, width)
 
 
-class Push:
-    """How the gradient of a server's dense keys travels from a worker: as it is, in one message.
-
-    rows: the dtype in which rows of sparse keys do. wire: the elements and the dtype of each message.
-    """
-
-    def __init__(self, shard: "ServerShard") -> None:
-        self.rows = shard.flat.dtype
-        self.wire = [(sum(prod(shard.shapes[key]) for key in shard.dense), self.rows)]
-
-    def encode(self, gradient: Array) -> list[Array]:
-        """Return the messages of a push."""
-        return [gradient]
-
-    def decode(self, parts: Sequence[Array]) -> Array:
-        """Return the gradient that these messages stand for."""
-        return parts[0]
-
-
 class ServerShard:
     """The keys of one server as one flat array (`flat`), with the keys as views (`weights`).
 
-    push: how gradients travel, a `Push` or what a compression has in its place.
+    push: what compresses gradients of dense keys (`compress_pushes`); without it they travel in one message. wire: the
+    elements and the dtype of each of their messages. rows: the dtype in which rows of sparse keys travel.
     """
 
     def __init__(self, keys: Sequence[str], initial: Weights, sparse: frozenset[str]) -> None:
@@ -61,7 +43,8 @@ class ServerShard:
         nothing = initial[next(iter(initial))].reshape(-1)[:0]
         self.flat = track(xp.concatenate([nothing, *(initial[k].reshape(-1) for k in keys)]), "parameter")
         self.weights = self.views(self.flat)
-        self.push: Any = Push(self)
+        self.push: Any = None
+        self.wire, self.rows = [(sum(prod(self.shapes[key]) for key in self.dense), self.flat.dtype)], self.flat.dtype
 
     def views(self, flat: Array) -> Weights:
         """Return the keys' parts of a flat array, in their shapes."""
@@ -95,6 +78,7 @@ def compress_pushes(shards: Sequence[ServerShard], push: Any, comm: Any) -> None
     for index, shard in enumerate(shards):
         if shard.dense:
             shard.push = push.make(index, shard, comm)
+            shard.wire, shard.rows = shard.push.wire, shard.push.rows
 
 
 def joined(names: Iterable[str], parts: Sequence[Weights]) -> Weights:

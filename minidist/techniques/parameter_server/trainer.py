@@ -46,6 +46,8 @@ from minidist.techniques.parameter_server.ranks import (
 )
 from minidist.techniques.parameter_server.server import Updates
 
+HeldOut = Mapping[int, Mapping[str, float]]  # the losses on held-out data, by steps done and by name
+
 
 @dataclass
 class ServedJob:
@@ -121,7 +123,7 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         def between(clock: int) -> None:
             if config.save and config.every and (done + clock) % config.every == 0 and done + clock < config.steps:
                 finish(range(len(losses), done + clock))
-                _save(comm, config.save, worker, servers.push, noted.last, losses, storage)
+                _save(comm, worker, servers.push, noted, losses, storage)
 
         servers = server_config(job, checkpoint)
         worker = Worker(job, comm, checkpoint, [bar.working for bar in progress], between)
@@ -144,10 +146,10 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         # The steps' losses are known now that all workers have finished.
         finish(range(len(losses), config.steps))
         if config.save:
-            _save(comm, config.save, worker, servers.push, noted.last, losses, storage)
+            _save(comm, worker, servers.push, noted, losses, storage)
         held_out = held_out_losses(comm, worker, run.weights, noted.copies)
 
-    _show(observers, job, comm, losses, held_out, noted)
+    _show(observers, job, losses, held_out, noted)
     peak, sizes = dict(account.at_peak), [_sizes(worker)]
     result = TrainResult(comm.rank, losses, account.peak, peak, sizes, _digest(run.weights), done)
     result.held_out = {step: found["held_out_loss"] for step, found in held_out.items()}
@@ -162,18 +164,14 @@ def _sizes(worker: Worker) -> AxisSizes:
 
 
 def _show(
-    observers: Sequence[Observer],
-    job: Job,
-    comm: Comm,
-    losses: Sequence[float],
-    held_out: Mapping[int, Mapping[str, float]],
-    noted: UpdateRecord,
+    observers: Sequence[Observer], job: Job, losses: Sequence[float], held_out: HeldOut, noted: UpdateRecord
 ) -> None:
     """Let observers see the steps of this run in order, as those of the training loop do."""
     for step in range(noted.done, len(losses)):
         end = noted.ends[step - noted.done] if noted.ends else None
         for observer in observers:
-            observer(StepState(comm.rank, step, losses[step], job, None, held_out.get(step + 1, {}), comm, end))
+            found = held_out.get(step + 1, {})
+            observer(StepState(noted.comm.rank, step, losses[step], job, None, found, noted.comm, end))
 
 
 def _resumed(job: Job, comm: Comm) -> Checkpoint | None:
@@ -213,13 +211,7 @@ def _updated(comm: Comm, job: Job, steps: range) -> None:
 
 
 def _save(
-    comm: Comm,
-    directory: str,
-    worker: Worker,
-    push: PushCompression | None,
-    last_update: Sequence[Updates],
-    losses: list[float],
-    storage: Storage,
+    comm: Comm, worker: Worker, push: PushCompression | None, noted: UpdateRecord, losses: list[float], storage: Storage
 ) -> None:
     """Write the job after the steps that have losses; every rank calls it.
 
@@ -227,19 +219,19 @@ def _save(
     """
     job = worker.job
     config: Any = job.config
-    shards = [shard for updates in last_update for shard in checkpoint_shards(updates)]
+    shards = [shard for updates in noted.last for shard in checkpoint_shards(updates)]
     if push is not None and comm.rank >= config.servers:
         shards += push_shards(worker, comm.rank - config.servers, push)
     replica = ReplicaId(comm.rank, comm.size)
     with purpose("checkpoint"):
         shards += buffer_shards((name, array, replica) for name, array in mean_buffers(comm, job).items())
     optimizer_steps = 0
-    for updates in last_update:
+    for updates in noted.last:
         optimizer_steps = 0 if updates.optimizer is None else updates.optimizer.step_count
     # Rank 0 is a server and writes the state.
     state = job_state(job, len(losses), losses, optimizer_steps, {}) if comm.rank == 0 else {}
-    save(comm, directory, len(losses), shards, state, storage)
-    keep_last(comm, directory, history(job.config).keep, losses, storage)
+    save(comm, config.save, len(losses), shards, state, storage)
+    keep_last(comm, config.save, history(job.config).keep, losses, storage)
 
 
 def _digest(weights: Mapping[str, Array]) -> str:

@@ -85,12 +85,14 @@ def _messages(shard: ServerShard, contributions: Mapping[str, Any], clock: int, 
                     f" {shard.shapes[key]}"
                 )
         dense = xp.concatenate([contributions[key].reshape(-1) for key in shard.dense])
-        parts += [track(p, "communication") for p in shard.push.encode(xp.as_array(dense, shard.flat.dtype))]
+        dense = xp.as_array(dense, shard.flat.dtype)
+        messages = [dense] if shard.push is None else shard.push.encode(dense)
+        parts += [track(message, "communication") for message in messages]
 
     # Per sparse key, the row numbers and the rows, if there are any.
     for r in rows:
         if r.ids.size:
-            parts += [xp.as_array(r.ids, xp.int64), xp.downcast(xp.array(r.values, shard.flat.dtype), shard.push.rows)]
+            parts += [xp.as_array(r.ids, xp.int64), xp.downcast(xp.array(r.values, shard.flat.dtype), shard.rows)]
     return parts
 
 

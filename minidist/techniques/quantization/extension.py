@@ -68,7 +68,10 @@ class Quantization(Extension):
     def layers_split(self, job: Any, axes: Axes) -> None:
         if axes.tp.size > 1:
             prepare_split_qat(job.model, self.names, *self.rounding)
-            self.observers, self.computed = observers_of(job.model), [job.model]
+        # The model may be a new one, which goes on with the ranges of the one before.
+        known = ranges_state(self.observers)
+        self.job, self.observers, self.computed = job, observers_of(job.model), [job.model]
+        load_ranges(self.observers, known)
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         # A rank of a pipeline computes its stages; the rest of its model has no weights.

@@ -19,8 +19,7 @@ Proved by: tests/techniques/test_quantized_layers.py
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidist.base import arrays as xp
 from minidist.core.autograd import Tensor, gelu, is_grad_enabled, linear
@@ -132,8 +131,7 @@ class RoundedAgain(Tensor):
         return self._kept
 
 
-@dataclass(frozen=True)
-class RoundAgain:
+class RoundAgain(NamedTuple):
     """What a node has saved of a source, and the values rounded to the grid when backward reads them."""
 
     source: Any
