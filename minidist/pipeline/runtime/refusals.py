@@ -11,6 +11,7 @@ from typing import Any
 
 from minidist.base.limits import check_whole
 from minidist.comm.communicator import part
+from minidist.comm.message_checks import CheckedMessages
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, UsageError, nearest
@@ -168,7 +169,8 @@ def matching(comm: Comm, name: str, flats: Iterable[FlatParameters | None]) -> P
     said = {f"{name} of a pipeline after {flat.updates}" for flat in flats if flat is not None}
     if not said:
         return comm
-    return part(comm, PointToPoint, operation="tied", match_key=f"tied {' and '.join(sorted(said))}")
+    kind = CheckedMessages if isinstance(comm, CheckedMessages) else PointToPoint
+    return part(comm, kind, operation="tied", match_key=f"tied {' and '.join(sorted(said))}")
 
 
 def check_shared(

@@ -151,7 +151,7 @@ class ZeroReplicaAlone(SharedReplica, ShardedOptimizer):
         super().__init__(job, replace(group, comm=mesh["shard"], mesh=mesh["shard"]))
         self.meet(job, group, mesh)
         # The shards are those of rank 0's replica now.
-        self.zero.gather()
+        self.gather()
 
     @property
     def replicas(self) -> Replicas:
@@ -162,13 +162,20 @@ class ZeroReplicaAlone(SharedReplica, ShardedOptimizer):
 
     def step(self) -> None:
         super().step()
-        self.zero.gather()
+        self.gather()
+
+    def gather(self) -> None:
+        """Let every rank of this replica have the shards of all: (s-1)/s of the weights leave each of its s ranks."""
+        flat = self.zero.flat
+        with purpose("parameter_gather"):
+            equal = self.zero.reducer.guard.of_weights(flat)
+            all_gather(self.zero.comm, self.zero.shard.data, out=flat.data, equal=equal)
 
     def updated(self) -> None:
         super().updated()
         # A checkpoint has each replica's own weights as shards.
         if self.meeting.common is not None:
-            self.zero.gather()
+            self.gather()
 
 
 class ShardedReplicaAlone(SharedReplica, FullySharded):
