@@ -2,7 +2,9 @@
 
 sim_world.py         the world that programs run in: with everything that watches
 folded.py            one rank of each class runs, and stands for all of them
-any_source.py        receives from any rank
+state.py            what these share of a run
+any_source.py       receives from any rank
+watched.py          messages of a run that somebody watches
 choosers.py          which message a wildcard receive gets
 nodes.py             ranks that the fastest links join
 checks/              what watches the messages of a run
