@@ -1,4 +1,4 @@
-"""Where the pieces of a global array are, as data: no communicator, no arrays.
+"""Where the pieces of a global array are, as data: nothing here knows a communicator.
 
 A strategy decides *that* a tensor is split, and a `Layout` says *how*: into chunks of nearly equal size, over which
 axis, along which dim.
