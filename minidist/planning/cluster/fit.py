@@ -20,7 +20,7 @@ from minidist.planning.cluster.memory import RankMemory
 
 @dataclass(frozen=True)
 class Fit:
-    """The bytes that a GPU must have, as a range with its central estimate, beside those of a machine."""
+    """The bytes that a GPU must have, as a range with its central estimate, next to those of a machine."""
 
     machine: Machine
     low: float
