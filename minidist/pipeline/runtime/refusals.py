@@ -15,6 +15,9 @@ from minidist.comm.message_checks import CheckedMessages
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, UsageError, nearest
+from minidist.core.base.fingerprint import fingerprint
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
@@ -45,10 +48,13 @@ def check_fits(plan: Plan, comm: Comm, stages: Collection[int]) -> None:
         )
 
 
-def check_same_plan(rank: int, mine: Any, first: Any) -> None:
-    """Raise MismatchError unless the fingerprints of this rank's plan and of rank 0's are equal."""
+def check_same_plan(comm: Comm, plan: Plan) -> None:
+    """Raise MismatchError unless the fingerprints of this rank's plan and of rank 0's are equal (16 B, startup)."""
+    mine = fingerprint(plan.to_csv())
+    with purpose("startup"):
+        first: Any = broadcast(comm, mine.copy())
     if not xp.array_equal(mine, first):
-        raise MismatchError(f"rank {rank}: its plan differs from rank 0's; build the same plan on every rank")
+        raise MismatchError(f"rank {comm.rank}: its plan differs from rank 0's; build the same plan on every rank")
 
 
 def refuse_batches(pipe: Pipeline, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
