@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_323,
     "commands": 5_319,
     "course": 12_684,
-    "core": 10_916,
+    "core": 10_917,
     "data": 1_610,
     "debug": 9_999,
     "job": 8_898,
