@@ -20,6 +20,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from minidist.core.base.errors import CommunicationError, DeadlockError, UsageError
@@ -70,7 +71,7 @@ class Sim:
 
         def program(stream: Stream) -> None:
             comm = self.comm_class(self, "world", range(self.size), stream.rank)
-            results[stream.rank] = self._result(lambda: main(comm, *arguments, **keywords), main, stream.rank)
+            results[stream.rank] = self._result(partial(main, comm, *arguments, **keywords), main, stream.rank)
 
         # Each with a separate context, because ranks set context variables (purpose, autocast).
         self.hub = current()
