@@ -14,11 +14,9 @@ from minidist.core.base import hooks
 
 # Hooks that return a module, and the module.
 MODULES = {
-    "any_source": "minidist.comm.sim.any_source",
     "comm_checks": "minidist.comm.communicator",
     "fibers": "minidist.base.promise_fibers",
     "half": "minidist.base.half",
-    "message_checks": "minidist.comm.message_checks",
     "operation_checks": "minidist.nn.ops.refusals",
     "optimizer_checks": "minidist.optim.checks",
     "pipeline_refusals": "minidist.pipeline.runtime.refusals",

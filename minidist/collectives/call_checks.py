@@ -6,17 +6,20 @@ Proved by: tests/collectives/test_collectives.py, tests/misuse/test_misuse.py
 from functools import cache
 from operator import index
 from typing import Any, SupportsIndex
+from zlib import crc32
 
 import numpy as np
 
-from minidist.comm.message_checks import MASKED
+from minidist.comm.message_checks import MASKED, may_overlap
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import add_into, is_half, quiet_overflow
-from minidist.core.base.errors import UsageError, check_divisible, quoted
-from minidist.core.base.layout import chunk_sizes, may_overlap
+from minidist.core.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
+from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives.operations import UFUNCS
 from minidist.core.comm.mesh import check_communicator
 from minidist.core.comm.point_to_point import PointToPoint
+
+SHAPED = ("all_reduce", "reduce_scatter", "reduce", "broadcast")  # every rank passes an array of the same shape
 
 
 def check_call(
@@ -27,17 +30,19 @@ def check_call(
     out: Any = None,
     root: Any = 0,
     counts: Any = None,
-    receive_counts: Any = None,
-) -> None:
+    equal: str = "",
+) -> str:
     """Refuse what is not a communicator or a contiguous array, what `op` cannot reduce, an `out` that is in use or does
     not fit, a root that is not a rank, and counts that are not those of the array.
+
+    counts: of an all_to_all (send_counts, receive_counts). Returns `equal` with what else must be equal on every rank.
     """
     if not isinstance(comm, PointToPoint):
         check_communicator(comm, operation)
-    # A plain all_reduce, of which little can be wrong. A short message takes only a few times as long as this look.
+    # A plain all_reduce needs few checks. A short message takes only a few times as long as these.
     if operation == "all_reduce" and array.__class__ is np.ndarray and array.flags.carray and op.__class__ is str:
         check_op(op, array.dtype)
-        return
+        return equal if array.ndim == 1 else _with_shape(operation, array, counts, equal)
     if array.__class__ is not np.ndarray or not array.flags.c_contiguous:
         _check_array(comm, operation, array)
     if op is not None:
@@ -45,12 +50,28 @@ def check_call(
     if root.__class__ is not int or not 0 <= root < comm.size:
         _check_root(comm, operation, root)
     if operation == "all_to_all":
-        _check_exchange(comm, array.size, counts, receive_counts)
+        _check_exchange(comm, array.size, *counts)
     elif counts is not None:
         _check_counts(comm, operation, array.size, counts)
     if out is not None:
         _check_out(comm, operation, array, out)
         _check_size(comm, operation, array, out, counts)
+    return _with_shape(operation, array, counts, equal)
+
+
+def _with_shape(operation: str, array: Any, counts: Any, equal: str) -> str:
+    """Return `equal` with the counts, which some algorithms do not send, and the shape: (2, 3) would meet (3, 2)."""
+    if operation == "reduce_scatter" and counts is not None:
+        equal = f"{equal} {_counts_text(list(map(int, counts)))}".strip()
+    return equal if array.ndim == 1 or operation not in SHAPED else f"{equal} {list(array.shape)}".lstrip()
+
+
+def _counts_text(sizes: list[int]) -> str:
+    """Return the counts, which must be equal on both sides of each message; "" for those that need not be passed."""
+    if sizes == chunk_sizes(sum(sizes), len(sizes)):
+        return ""
+    text = str(sizes)
+    return f"counts {text}" if len(text) <= MAX_QUOTED else f"counts #{crc32(text.encode()):x}"
 
 
 def _check_array(comm: PointToPoint, operation: str, array: Any) -> None:
@@ -69,7 +90,7 @@ def _check_array(comm: PointToPoint, operation: str, array: Any) -> None:
 
 
 def _check_reduction(comm: PointToPoint, operation: str, array: Any, op: Any) -> None:
-    """Refuse an `op` that is no name, as in MPI's order of arguments, or not for these numbers, and no place for it."""
+    """Refuse an `op` that is not a name or not for this dtype, and a read-only array that would get the sum."""
     if not isinstance(op, str):
         raise UsageError(
             f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"

@@ -27,9 +27,9 @@ def reduce(
     async_op: bool = False,
 ) -> Any:
     """Give the root the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
-    check_call(comm, "reduce", array, op, root=root)
+    equal = check_call(comm, "reduce", array, op, root=root)
     root = int(root)
-    return run_call(comm, "reduce", algorithm, async_op, array, root, op, root=root)
+    return run_call(comm, "reduce", algorithm, async_op, array, root, op, root=root, equal=equal)
 
 
 def gather(

@@ -44,7 +44,7 @@ def sub(call: CollectiveCall, ranks: Sequence[int]) -> CollectiveCall:
     """
     return part(
         call,
-        CollectiveCall,
+        type(call),
         members=[call.members[rank] for rank in ranks],
         rank=list(ranks).index(call.rank),
         size=len(ranks),

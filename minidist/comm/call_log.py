@@ -22,7 +22,7 @@ import numpy as np
 
 from minidist.comm.call_site import CallSite
 from minidist.comm.header import dtype_name
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.comm.message_checks import CheckedMessages
 
 # What a rank has passed to a call: the dtype and the shape of its array; None where a call has no array.
 Passed = tuple[Any, Sequence[int]] | None
@@ -44,7 +44,7 @@ class CallLog:
         self.count, self.checksum = 0, 0
         self.recent: deque[Call] = deque(maxlen=kept)
 
-    def note(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None) -> None:
+    def note(self, comm: CheckedMessages, call: CheckedMessages, array: np.ndarray | None) -> None:
         """Note a call that begins. An attribute `passed` of the communicator replaces the array, for reports."""
         passed = getattr(comm, "passed", None)
         if passed is None and array is not None:

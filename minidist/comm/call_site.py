@@ -101,10 +101,13 @@ class FindsLines:
     """What a world that reports lines of the program adds to one that only moves messages."""
 
     checks = unchecked = reuses_calls = False
-    reports_lines = True
     finds_lines = True  # the line of a rank that waits can be found when it is asked for
 
-    line = staticmethod(call_site)
+    def note_request(self, request: Any) -> None:
+        """Note a message for which the program will wait."""
+
+    def note_wait(self, request: Any) -> None:
+        """Note that the program waits for it."""
 
     def find_line(self, work: Any) -> None:
         """Note the line that a report of a work names: the user's call, found once for all its messages."""

@@ -24,12 +24,13 @@ import sys
 from collections.abc import Sequence
 from math import inf, prod
 from operator import index
-from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar
+from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
 from minidist.base.limits import MAX_VALUE, MIN_VALUE, check_size
 from minidist.comm.call_site import CallSite, call_site
+from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.base.errors import MismatchError, UsageError, nearest, quoted, reason
 from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Comm
@@ -42,7 +43,7 @@ Part = TypeVar("Part", bound=PointToPoint)
 FIXED = ("rank", "size", "members", "ranks", "name")  # what a communicator is
 
 
-def send_object(comm: PointToPoint, value: Any, dest: int, tag: int | None = None) -> None:
+def send_object(comm: Any, value: Any, dest: int, tag: int | None = None) -> None:
     """Send any picklable object: two messages, its length (8 B) and its bytes."""
     # The receiver cannot know how much to allocate, so the length travels first.
     try:
@@ -66,13 +67,41 @@ def recv_object(comm: PointToPoint, source: int, tag: int | None = None) -> Any:
     return pickle.loads(data.tobytes())
 
 
-class CheckedComm(Comm):
+class CheckedComm(CheckedMessages, Comm):
     """A rank's handle on a group of ranks, in a world that programs run in.
 
     passed: what reports say that this rank passes to a call, in place of its array (`call_log.Passed`).
     """
 
+    call_class = CheckedCall
     passed: Any = None
+
+    def __init__(self, world: Any, origin: str, members: Sequence[int], rank: int, label: str = "") -> None:
+        super().__init__(world, origin, members, rank, label)
+        self.ended = {} if world.reuses_calls else None
+        world.register(self, origin, label)
+
+    def collective(
+        self,
+        operation: str,
+        equal: str = "",
+        root: int | None = None,
+        sends_itself: bool = False,
+        array: np.ndarray | None = None,
+    ) -> CheckedCall:
+        """Return this rank's next collective call, with the line of the program that makes it."""
+        call = cast(CheckedCall, super().collective(operation, equal, root))
+        call.site, call.opened = self.world.lines_of_call(sys._getframe(1), sends_itself)
+        self.world.called(self, call, array, root)
+        return call
+
+    def group(self, ranks: Sequence[int], label: str) -> Comm:
+        try:
+            check_group(self, ranks)
+        except UsageError:
+            self._children += 1  # a program that catches the error has made the call, as the other members have
+            raise
+        return super().group(ranks, label)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A rank that counts itself as another one would take that one's messages.
@@ -139,7 +168,7 @@ def check_alike(comm: Comm, operation: str, what: str, checksum: int) -> None:
     """
     if comm.size > 1:
         call = comm.collective(operation, f"{what} {checksum:08x}")
-        if comm.world.reports_lines:  # a `Sim` compares nothing
+        if isinstance(comm, CheckedComm):  # a `Sim` compares nothing
             comm.world.compare_calls(call, checksum)
 
 

@@ -1,24 +1,96 @@
 """What can be wrong with a message on one rank alone, refused with the line of the program before anything is sent.
 
-`PointToPoint` calls these functions where a message is not plain: an array that is contiguous, and an integer rank and
-tag in their ranges.
+A message is plain when its array is contiguous, and its rank and tag are integers in their ranges. `check` and `tag_of`
+look at all others.
 
 Proved by: tests/comm/test_conformance.py, tests/misuse/test_misuse.py
 """
 
 import operator
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
-from minidist.comm.call_site import call_site
-from minidist.comm.tags import OWN_TAG
+import numpy as np
+
+from minidist.comm.call_site import CallSite, call_site
 from minidist.core.base.errors import BufferReuseError, UsageError
-from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint
+from minidist.core.comm.communicator import CollectiveCall
+from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request
 
+# Inside a collective call the tag of a message is the call's number; a separate tag lies above the header's bit, so
+# that messages are told apart as they would be outside, and still belong to their call. 2**23 - 1 is the highest tag of
+# UCX, the lowest limit of today's MPI libraries.
+OWN_TAG = 2**15
+MAX_OWN_TAG = 255  # the highest tag that a message of a collective call may name
 MASKED = "a masked array, whose mask is not sent; pass array.filled(0), or the data and the mask"
 
 
-def check(comm: PointToPoint, kind: str, array: Any, peer: Any) -> int:
+def may_overlap(a: Any, b: Any) -> bool:
+    """Return whether two arrays may share memory."""
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.size > 0 and np.may_share_memory(a, b)
+
+
+class CheckedMessages(PointToPoint):
+    """Messages in a world that programs run in.
+
+    highest_tag: that a message may name. site: the line of all messages (None: look for the caller's line at each
+    message, and take `opened` where there is none). calls_before: what the messages say of the collective calls before
+    this one (see `call_log`).
+    """
+
+    highest_tag = MAX_TAG
+    site: CallSite | None = None
+    opened: CallSite | None = None
+    calls_before = bytes(2)
+
+    def wait(self, request: Request) -> np.ndarray:
+        if not isinstance(request, Request):
+            raise UsageError(
+                f"rank {self.rank}: wait for {_article(request)}, at {self.site or call_site(sys._getframe(1))}; pass"
+                " what isend or irecv returned (a Work has a wait() of its own)"
+            )
+        if not request.finished:
+            self.world.note_wait(request)
+        return super().wait(request)
+
+    def sendrecv(
+        self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
+    ) -> None:
+        # The short way, where nothing is checked or recorded: one call of MPI's.
+        world = self.world
+        if world.unchecked and world.exchange(self, outgoing, dest, incoming, source, tag):
+            return
+        if world.checks and may_overlap(outgoing, incoming):
+            raise BufferReuseError(
+                f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
+                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a buffer of its own"
+            )
+        PointToPoint.sendrecv(self, outgoing, dest, incoming, source, tag)
+
+    def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, nonblocking: bool) -> Request:
+        if tag is None:
+            tag = self.tag
+        elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
+            tag = tag_of(self, tag)
+        flags = array.flags if type(array) is np.ndarray else None
+        if type(peer) is not int or not 0 <= peer < self.size or flags is None or not flags.c_contiguous:
+            peer = check(self, kind, array, peer)
+        elif array.dtype.hasobject or not (flags.writeable or kind == "send"):
+            check(self, kind, array, peer)
+        world = self.world
+        request: Request = world.post(self, kind, array, peer, tag, nonblocking)
+        if nonblocking:
+            world.note_request(request)
+        return request
+
+
+class CheckedCall(CheckedMessages, CollectiveCall):
+    """One collective call of a rank, in a world that programs run in."""
+
+    highest_tag = MAX_OWN_TAG
+
+
+def check(comm: CheckedMessages, kind: str, array: Any, peer: Any) -> int:
     """Return the peer of a message as an int of Python's; UsageError for what is no rank or cannot be sent."""
     number = _whole(comm, "rank", peer)
     if not 0 <= number < comm.size and (number != ANY or kind == "send"):
@@ -38,7 +110,7 @@ def check(comm: PointToPoint, kind: str, array: Any, peer: Any) -> int:
     return number
 
 
-def tag_of(comm: PointToPoint, tag: Any) -> int:
+def tag_of(comm: CheckedMessages, tag: Any) -> int:
     """Return the tag of a message that names one; inside a collective call it lies above the call's number."""
     own, inside = _whole(comm, "tag", tag), comm.highest_tag != MAX_TAG
     if not 0 <= own <= comm.highest_tag:
@@ -47,23 +119,7 @@ def tag_of(comm: PointToPoint, tag: Any) -> int:
     return comm.tag + OWN_TAG * own if inside else own
 
 
-def refuse_wait(comm: PointToPoint, request: Any) -> NoReturn:
-    """Refuse a wait for what is no request."""
-    raise UsageError(
-        f"rank {comm.rank}: wait for {_article(request)}, at {comm.site or call_site(sys._getframe(1))}; pass"
-        " what isend or irecv returned (a Work has a wait() of its own)"
-    )
-
-
-def refuse_overlap(comm: PointToPoint) -> NoReturn:
-    """Refuse a sendrecv whose two arrays share memory."""
-    raise BufferReuseError(
-        f"rank {comm.rank}: sendrecv receives into the memory that it sends from, at"
-        f" {comm.site or call_site(sys._getframe(1), comm.opened)}; give each message a buffer of its own"
-    )
-
-
-def _whole(comm: PointToPoint, what: str, value: Any) -> int:
+def _whole(comm: CheckedMessages, what: str, value: Any) -> int:
     """Return a rank or a tag as an int of Python's; one of NumPy's would go into traces and reports."""
     try:
         number: int = operator.index(value)
@@ -74,7 +130,7 @@ def _whole(comm: PointToPoint, what: str, value: Any) -> int:
         ) from None
 
 
-def _refusal(comm: PointToPoint, what: str, remedy: str = "") -> UsageError:
+def _refusal(comm: CheckedMessages, what: str, remedy: str = "") -> UsageError:
     """Return the error for a message that no world could send, with the line of the program."""
     site = comm.site or call_site(sys._getframe(1), comm.opened)
     return UsageError(f"rank {comm.rank}: {what}, at {site}{remedy}")

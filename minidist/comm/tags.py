@@ -7,19 +7,18 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py, tests/c
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
-from minidist.core.comm.point_to_point import ANY, Request
+from minidist.comm.message_checks import OWN_TAG, CheckedMessages
+from minidist.core.base.errors import RankDeadError
+from minidist.core.base.trace import MessageEvent
+from minidist.core.comm.point_to_point import ANY
 from minidist.core.comm.sim.state import SimRequest
 
-# Inside a collective call the tag of a message is the call's number; a separate tag lies above the header's bit, so
-# that messages are told apart as they would be outside, and still belong to their call. 2**23 - 1 is the highest tag of
-# UCX, the lowest limit of today's MPI libraries.
-OWN_TAG = 2**15
 
-
-def describe(request: Request) -> str:
+def describe(request: Any) -> str:
     """Return the operation, the peer, the tag, the bytes and the line of a message."""
     direction = "to" if request.kind == "send" else "from"
     other = "any rank" if request.peer == ANY else f"rank {request.comm.members[request.peer]}"
@@ -41,15 +40,24 @@ def tag_text(tag: int, key: str = "") -> str:
 
 @dataclass(slots=True, eq=False)
 class LocatedRequest(SimRequest):
-    """A request whose line is found when somebody asks for it."""
+    """A request whose line is found when somebody asks for it.
 
+    posted_at: the line, None where it can be found. event: its record, where one is kept. error: it cannot complete.
+    """
+
+    comm: CheckedMessages
+    posted_at: CallSite | None = field(default=None, init=False)
+    event: MessageEvent | None = field(default=None, init=False)
+    error: RankDeadError | None = field(default=None, init=False)
     describe = describe
 
     @property
     def site(self) -> CallSite:
         """The line that posted it. A blocking call still is at its line while its request is open."""
         if self.posted_at is not None:
-            return self.posted_at  # type: ignore[no-any-return]
+            return self.posted_at
+        if self.comm.site is not None:
+            return self.comm.site
         fiber = self.stream.fiber
         if fiber is None or fiber.dead:
             return NOWHERE

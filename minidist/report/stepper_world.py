@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidist.comm import SimWorld
+from minidist.comm.sim.watched import Watched
 from minidist.core.base.trace import MessageEvent
-from minidist.core.comm.sim.matching import Matching
 from minidist.core.comm.sim.state import SimRequest
 
 MAX_ELEMENTS = 64  # of an array whose values are kept
@@ -57,7 +57,7 @@ class KeptArray:
         return np.not_equal(now, last) & ~(np.not_equal(now, now) & np.not_equal(last, last))  # NaN stays NaN
 
 
-class KeepingMatching(Matching):
+class KeepingMatching(Watched):
     """Pairs messages as every simulated world does, and keeps the steps and the arrays."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -65,23 +65,21 @@ class KeepingMatching(Matching):
         self.steps: list[Step] = []
         self.arrays: list[list[KeptArray]] = [[] for _ in range(self.state.size)]
         self._numbers: list[dict[int, int]] = [{} for _ in range(self.state.size)]  # id of an array -> its number
-        self._places: dict[int, Place | None] = {}  # by the order of the posts
+        self._places: dict[SimRequest, Place | None] = {}
         self._received = [-1] * self.state.size  # the last step in which each rank received
         self._sent: list[list[tuple[int, Place]]] = [[] for _ in range(self.state.size)]  # those after it
 
-    def post(self, comm: Any, kind: str, array: np.ndarray, *rest: Any) -> SimRequest:
-        """Keep what the rank's arrays hold now, and post the message."""
-        rank = self.state.running.rank
+    def _posted(self, request: SimRequest) -> None:
+        """Keep what the rank's arrays hold now."""
+        rank, shown = request.stream.rank, request.kind == "send" or request.comm.operation == "message"
         self.note(rank)
-        self._places[self.posts + 1] = self._place(rank, array, kind == "send" or comm.operation == "message")
-        return super().post(comm, kind, array, *rest)
+        self._places[request] = self._place(rank, request.array, shown)
+        super()._posted(request)
 
-    def deliver(self, send: SimRequest, receive: SimRequest) -> None:
+    def deliver(self, send: Any, receive: Any) -> None:
         super().deliver(send, receive)
         number = len(self.steps)
-        source, target = self._places[send.order], self._places[receive.order]
-        assert send.event is not None
-        assert receive.event is not None
+        source, target = self._places[send], self._places[receive]
         self.steps.append(Step(send.event, receive.event, source, target))
         if source is not None:
             self._sent[send.stream.rank].append((number, source))
@@ -126,7 +124,7 @@ class StepWorld(SimWorld):
 
     matching: KeepingMatching
 
-    def _new_matching(self) -> Matching:
+    def _new_matching(self) -> Watched:
         return KeepingMatching(self.state, self._block, self._watchers())
 
     def _finish(self) -> None:

@@ -175,6 +175,13 @@ def test_replicas_of_several_ranks_resume(layout, tmp_path):
     assert resumed[0].losses == whole[0].losses
 
 
+def test_the_running_statistics_of_a_pipeline_stay_with_its_replica(tmp_path):
+    """They are averaged with the weights, and not in every step."""
+    images = {"model": "cnn", "data": "glyphs", "width": 4, "heads": 4, "context": 64}
+    made = config(dp=2, pp=2, layers=2, accumulation=2, local_steps=2, **images)
+    assert run_training(made, None, 60.0, tmp_path / "t.jsonl").volumes_hold()
+
+
 def test_a_planted_bug_is_caught():
     """An average over the wrong number of ranks."""
     from minidist.techniques.local_sgd.averaging import PeriodicModelAverager

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from minidist.comm.call_site import CallSite
+from minidist.comm.message_checks import CheckedMessages
 from minidist.comm.tags import describe
 from minidist.core.base.fibers import Fiber
 from minidist.core.base.trace import MessageEvent
@@ -19,6 +21,8 @@ from minidist.core.comm.point_to_point import Request, Work
 class MPIRequest(Request):
     """A request and what the MPI world must remember, and keep alive, until it has been waited for."""
 
+    comm: CheckedMessages
+    site: CallSite
     event: MessageEvent
     buffer: np.ndarray  # the array, or its copy on the host
     checksum: int | None = field(default=None, init=False)  # of what is sent

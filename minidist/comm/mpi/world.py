@@ -50,6 +50,7 @@ from minidist.comm.header import (
     unpack,
 )
 from minidist.comm.launched import check_launcher, launched_rank, launched_size
+from minidist.comm.message_checks import OWN_TAG, CheckedMessages
 from minidist.comm.mpi.ending import end_later, finalize_at_exit
 from minidist.comm.mpi.interrupts import InterruptWatch, say_past_the_launcher
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
@@ -59,7 +60,6 @@ from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.mpi.waits import Entering, Returned, Wait
 from minidist.comm.mpi.watchdog import Watchdog
-from minidist.comm.tags import OWN_TAG
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import (
@@ -281,7 +281,7 @@ class MPIWorld(FindsLines):
         finally:
             self.waiting = before
 
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None, root: int | None) -> None:
+    def called(self, comm: CheckedMessages, call: CheckedMessages, array: np.ndarray | None, root: int | None) -> None:
         """Note a call that begins; its messages say which calls this rank has made before."""
         if not self.unchecked:
             log = self.logs[call.name]
@@ -289,17 +289,11 @@ class MPIWorld(FindsLines):
             log.note(comm, call, array)
 
     def post(
-        self,
-        comm: PointToPoint,
-        kind: str,
-        array: np.ndarray,
-        peer: int,
-        tag: int,
-        site: CallSite | None,
-        nonblocking: bool,
+        self, comm: CheckedMessages, kind: str, array: np.ndarray, peer: int, tag: int, nonblocking: bool
     ) -> MPIRequest:
         event = self._recorded(comm, kind, array, peer, tag)
-        request = MPIRequest(comm, kind, array, peer, tag, site, event, array)
+        site = comm.site or call_site(sys._getframe(1), comm.opened)
+        request = MPIRequest(comm, kind, array, peer, tag, nonblocking, site, event, array)
 
         # MPI is given the array itself, or a host copy of one that lies on a GPU.
         if array.__class__ is not np.ndarray and is_device_array(array):
@@ -319,7 +313,7 @@ class MPIWorld(FindsLines):
         if handle is None or threading.get_ident() != self.thread:
             raise self._cannot_be_used(comm, request.site)
 
-        # The place is the rank in MPI's communicator, which a part of a collective call numbers otherwise.
+        # The rank in MPI's communicator; a part of a collective call has other numbers.
         place = comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
         if kind == "send":
             self._start_send(request, handle, place, nonblocking)
@@ -470,7 +464,7 @@ class MPIWorld(FindsLines):
     # waiting ----------------------------------------------------------------------------------------------------------
 
     def exchange(
-        self, comm: PointToPoint, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
+        self, comm: CheckedMessages, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
     ) -> bool:
         """Do a whole sendrecv in MPI, when there is nothing to check, to record or to do meanwhile; else return False.
 

@@ -7,16 +7,18 @@ Proved by: tests/comm/sim/test_world.py
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from minidist.comm.sim.state import RunState
 from minidist.comm.tags import tag_text
 from minidist.comm.waiting import Waiting
 from minidist.core.comm.point_to_point import ANY, Request
-from minidist.core.comm.sim.state import SimRequest, SimState, Stream
+from minidist.core.comm.sim.state import Stream
 
 Messages = Sequence[tuple[Stream, Request]]  # what streams wait in
 
 
-def hints(state: SimState, blocked: list[Stream], waiting: list[Waiting], explain: Callable[[str], str]) -> list[str]:
+def hints(state: RunState, blocked: list[Stream], waiting: list[Waiting], explain: Callable[[str], str]) -> list[str]:
     """Return sentences about a deadlock.
 
     explain: returns the sentence about the calls of a communicator in which ranks differ, "" if none is known.
@@ -35,7 +37,7 @@ def hints(state: SimState, blocked: list[Stream], waiting: list[Waiting], explai
     return [*found, *_for_buffering(state, blocked, messages)]
 
 
-def _for_buffering(state: SimState, blocked: Sequence[Stream], messages: Messages) -> Iterator[str]:
+def _for_buffering(state: RunState, blocked: Sequence[Stream], messages: Messages) -> Iterator[str]:
     """Yield the first rank that sends to itself, and that all are senders: the program relied on buffering."""
     # An MPI library buffers a short message to oneself, which the standard does not promise.
     for stream, item in messages:
@@ -50,9 +52,9 @@ def _for_buffering(state: SimState, blocked: Sequence[Stream], messages: Message
         yield "every rank sends and none receives: let some ranks receive first, or use sendrecv or isend"
 
 
-def _other_messages(state: SimState, messages: Messages) -> Iterator[str]:
+def _other_messages(state: RunState, messages: Messages) -> Iterator[str]:
     """Yield the receives that wait while a message of another tag or communicator is there."""
-    queued: dict[int, list[SimRequest]] = defaultdict(list)
+    queued: dict[int, list[Any]] = defaultdict(list)
     for (_, _, destination, _), sends in state.sends.items():
         queued[destination] += sends
     for stream, item in messages:

@@ -4,18 +4,20 @@ Proved by: tests/comm/sim/test_world.py
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from minidist.comm.call_site import call_site
 from minidist.comm.sim.deadlock_hints import hints
+from minidist.comm.sim.state import RunState
 from minidist.comm.waiting import Waiting, circle_text, error_line, find_cycle
 from minidist.core.base.errors import DeadlockError
 from minidist.core.comm.point_to_point import ANY, Work
-from minidist.core.comm.sim.state import SimState, Stream
+from minidist.core.comm.sim.state import Stream
 
 MAX_STREAMS, MAX_LINES = 16, 6  # that are shown; a report must be read on a screen
 
 
-def deadlock(state: SimState, blocked: list[Stream], explain: Callable[[str], str]) -> DeadlockError:
+def deadlock(state: RunState, blocked: list[Stream], explain: Callable[[str], str]) -> DeadlockError:
     """Return the error for a run in which no stream can run any more. explain: see `deadlock_hints.hints`."""
     # What every blocked stream waits in.
     waiting = [_waiting(stream) for stream in blocked]
@@ -41,7 +43,7 @@ def deadlock(state: SimState, blocked: list[Stream], explain: Callable[[str], st
 
 def _waiting(stream: Stream) -> Waiting:
     """Describe one blocked stream, with the line of the wait when that is another one than the post's."""
-    item = stream.waiting
+    item: Any = stream.waiting
     assert item is not None
     # A suspended fiber's stack shows where the program waits, which may be far from where it posted.
     frame = stream.fiber.gr_frame if stream.fiber is not None and stream.is_main else None

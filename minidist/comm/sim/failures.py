@@ -22,12 +22,15 @@ Proved by: tests/comm/sim/test_failures.py
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from minidist.comm.sim.any_source import remove
+from minidist.comm.sim.state import RunState
+from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.fibers import FiberExit, throw
-from minidist.core.comm.point_to_point import ANY, PointToPoint
-from minidist.core.comm.sim.state import SimRequest, SimState, Stream
+from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
+from minidist.core.comm.sim.state import Stream
 
 
 class Failures:
@@ -37,14 +40,15 @@ class Failures:
     before. forget: called with a rank that has been killed.
     """
 
-    def __init__(self, state: SimState, isolate: bool, pending: dict[int, int], forget: Callable[[int], None]) -> None:
+    def __init__(self, state: RunState, isolate: bool, pending: dict[int, int], forget: Callable[[int], None]) -> None:
         self.state, self.isolate, self.pending, self.forget = state, isolate, dict(pending), forget
+        self.watches = isolate or bool(pending)  # what ranks post
         self.notified: set[tuple[int, int]] = set()  # (which rank, of whose death)
 
-    def queued(self, request: SimRequest) -> None:
+    def queued(self, request: LocatedRequest) -> None:
         """Fail a message whose other side is dead, and has left none."""
         if request.other in self.state.dead:
-            request.eager = False
+            request.complete = False
             self.fail(request, request.other)
 
     def posting(self, stream: Stream, comm: PointToPoint) -> None:
@@ -94,7 +98,7 @@ class Failures:
             if event.end < 0:  # a dead rank has nothing pending
                 event.start = max(event.start, event.posted)
                 event.end = max(event.start, state.dead[rank])
-        state.unwaited[rank].clear()
+        state.unwaited = {id(item): item for of, item in state.items_unwaited() if of != rank}
         self.forget(rank)
 
         self._remove_own(rank)
@@ -104,10 +108,10 @@ class Failures:
         """Remove the messages of a dead rank, but for those on the wire."""
         state = self.state
         for key in [key for key in state.sends if key[1] == rank]:
-            for request in [request for request in state.sends[key] if not request.eager]:
+            for request in [request for request in state.sends[key] if not request.complete]:
                 remove(state.sends, key, request)
-        for any_key in [any_key for any_key in state.wildcards if any_key[1] == rank]:
-            del state.wildcards[any_key]
+        for any_key in [any_key for any_key in state.open if any_key[1] == rank]:
+            del state.open[any_key]
         for key in [key for key in state.receives if key[2] == rank]:
             del state.receives[key]
 
@@ -116,13 +120,18 @@ class Failures:
         state = self.state
         for key in [key for key in state.sends if key[2] == rank]:
             for request in state.sends.pop(key):
-                if not request.eager:
+                if not request.complete:
                     self.fail(request, rank)
-        for key in [key for key in state.receives if key[1] == rank and key not in state.sends]:
+        for key in [key for key in state.receives if key[1] == rank]:
             for request in state.receives.pop(key):
                 self.fail(request, rank)
+        for (context, destination, tag), receives in state.open.items():
+            if (context, rank, destination, tag) not in state.sends:
+                for request in [request for request in receives if request.other == rank]:
+                    receives.remove(request)
+                    self.fail(request, rank)
 
-    def fail(self, request: SimRequest, dead: int) -> None:
+    def fail(self, request: Any, dead: int) -> None:
         """Let the request's wait raise: it cannot complete any more."""
         # The error says which request, and why; its wait raises it, which may be much later. The news of a death takes
         # one latency.
@@ -141,16 +150,21 @@ class Failures:
             self.state.ready.append(request.waiter)
             request.waiter = None
 
-    def notify(self, match_waiting: Callable[[str, int, int], None]) -> bool:
+    def resumes(self, stream: Stream, on: Request | Work) -> None:
+        """Raise when the message that a rank has waited for cannot complete any more."""
+        if isinstance(on, LocatedRequest) and on.error is not None:
+            raise on.error
+
+    def notify(self, withdraw: Callable[[LocatedRequest], None]) -> bool:
         """No stream can run: notify those that wait for a dead rank, or for any rank, of a death that is news to them.
 
-        Returns whether there was any. match_waiting: what to do when a receive from any rank has been withdrawn.
+        Returns whether there was any. withdraw: takes a receive out of its queue.
         """
         # Every stream is blocked now: look at what each waits for.
         state, any_news = self.state, False
         for stream in state.streams():
             request = stream.waiting
-            if stream.rank in state.dead or not isinstance(request, SimRequest) or request.error is not None:
+            if stream.rank in state.dead or not isinstance(request, LocatedRequest) or request.error is not None:
                 continue
 
             # Of which death? A wait by name is notified every time, a wait for any rank once.
@@ -163,14 +177,10 @@ class Failures:
                 continue
 
             # Withdraw the request, then let its wait raise.
-            context, tag = request.comm.context, request.tag
             if request.kind == "send":
-                remove(state.sends, (context, stream.rank, news[0], tag), request)
-            elif request.peer == ANY:
-                remove(state.wildcards, (context, stream.rank, tag), request)
-                match_waiting(context, stream.rank, tag)
+                remove(state.sends, (request.comm.context, stream.rank, news[0], request.tag), request)
             else:
-                remove(state.receives, (context, news[0], stream.rank, tag), request)
+                withdraw(request)
             self.fail(request, news[0])
             any_news = True
         return any_news

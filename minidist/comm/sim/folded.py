@@ -29,14 +29,14 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from minidist.comm.call_site import CallSite, call_site
+from minidist.comm.call_site import call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.sim.sim_world import SimWorld
+from minidist.comm.sim.watched import Watched
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import current_purpose, purpose
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Work
-from minidist.core.comm.sim.matching import Matching
 from minidist.core.comm.sim.state import Key, SimRequest, Stream
 
 
@@ -83,7 +83,7 @@ class Computed:
     name: str
 
     def again(self, world: "FoldedWorld") -> None:
-        """Compute as long."""
+        """Compute for the same time."""
         world.compute((), self.seconds, self.name)
 
 
@@ -120,7 +120,7 @@ class FoldedWorld(SimWorld):
     rank is that of the first one of its class, whose trace has the totals of the whole class; the others' are empty.
 
     log: while a rank notes what it does (`pipeline/runtime/repeated.py`), its calls and computations. It becomes None
-    when the rank sends a message, meets another class, or lets other streams run: then others have a part in it.
+    when the rank sends a message, meets another class, or lets other streams run: then others take part.
     """
 
     folds = unchecked = True
@@ -133,6 +133,7 @@ class FoldedWorld(SimWorld):
         if self.record is True:
             raise UsageError('a folded world keeps no events: a message stands for many; pass record="totals"')
         self.classes = {members[0]: members for members in classes}
+        self.running_ranks = list(self.classes)
         self.representative = [0] * ranks
         for first, members in self.classes.items():
             for rank in members:
@@ -146,14 +147,7 @@ class FoldedWorld(SimWorld):
         results = super().run(main, *arguments, **keywords)
         return [results[first] for first in self.representative]
 
-    def running_ranks(self) -> Sequence[int]:
-        """Return the first rank of each class."""
-        return list(self.classes)
-
-    def _weights(self) -> dict[int, int]:
-        return {first: len(members) for first, members in self.classes.items()}
-
-    def _new_matching(self) -> Matching:
+    def _new_matching(self) -> Watched:
         return _FoldedMatching(self)
 
     def is_folded(self, group: PointToPoint) -> bool:
@@ -172,7 +166,7 @@ class FoldedWorld(SimWorld):
 
     # a collective call ------------------------------------------------------------------------------------------------
 
-    def call(self, group: PointToPoint, outcome_of: Callable[[tuple[Ports, ...]], Outcome]) -> None:
+    def call(self, group: Any, outcome_of: Callable[[tuple[Ports, ...]], Outcome]) -> None:
         """Make a collective call of `group` as one event: wait for its other classes, then advance the clocks.
 
         outcome_of: from when each rank of the group begins, by place, to what happens.
@@ -192,6 +186,7 @@ class FoldedWorld(SimWorld):
             if self.state.side:
                 self.state.ready.append(stream)
                 self.hub.switch()
+                self._switched(stream)
             return
 
         # Several: the last one to come computes the outcome for all.
@@ -199,7 +194,8 @@ class FoldedWorld(SimWorld):
         meeting = self._meetings.setdefault(key, _Meeting())
         meeting.streams[stream.rank] = stream
         if len(meeting.streams) < len(places):
-            work = Work(group, lambda: None, group.site or group.opened, stream.time)
+            work = Work(group, lambda: None, stream.time)
+            work.site = group.site or group.opened
             work.waiter = stream
             meeting.works.append(work)
             self._block(work)
@@ -279,36 +275,29 @@ class _NoMessages:
         )
 
 
-class _FoldedMatching(Matching):
+class _FoldedMatching(Watched):
     """The messages of the ranks that run: to each other, or round a ring of a class."""
 
     def __init__(self, world: FoldedWorld) -> None:
         super().__init__(world.state, world._block, world._watchers())
         self.world = world
+        for first, members in world.classes.items():
+            world.state.traces[first].ranks = len(members)
         self.key_of = self._ring_or_both
 
-    def post(
-        self,
-        comm: PointToPoint,
-        kind: str,
-        array: np.ndarray,
-        peer: int,
-        tag: int,
-        site: CallSite | None,
-        nonblocking: bool,
-    ) -> SimRequest:
+    def post(self, comm: Any, kind: str, array: np.ndarray, peer: int, tag: int, nonblocking: bool) -> SimRequest:
         world, other = self.world, comm.members[peer]
         world.log = None
         if peer == ANY:
-            site = site or call_site(sys._getframe(1), comm.opened)
+            site = comm.site or call_site(sys._getframe(1), comm.opened)
             raise UsageError(f"a receive from any rank cannot be folded, at {site}; run every rank")
         if world.representative[other] != other and len(world.places_of(comm)) > 1:
-            site = site or call_site(sys._getframe(1), comm.opened)
+            site = comm.site or call_site(sys._getframe(1), comm.opened)
             raise UsageError(
                 f"rank {comm.members[comm.rank]} sends to or receives from rank {other}, which is folded into rank"
                 f" {world.representative[other]}, at {site}; run every rank"
             )
-        return super().post(comm, kind, array, peer, tag, site, nonblocking)
+        return super().post(comm, kind, array, peer, tag, nonblocking)
 
     def _ring_or_both(self, send: SimRequest) -> Key:
         comm, rank = send.comm, send.stream.rank

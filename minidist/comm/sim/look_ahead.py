@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from minidist.comm.call_site import CallSite
 from minidist.comm.sim.checks.call_watch import UnlikeCalls
+from minidist.comm.sim.state import RunState
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.fibers import FiberExit
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Request
-from minidist.core.comm.sim.state import SimState, Stream
+from minidist.core.comm.sim.state import Stream
 
 CALLS = 7  # one less than a world keeps for reports, so that the call that differs is still known
 SECONDS = 2.0
@@ -57,7 +57,7 @@ else:
 
 def look_ahead(world: Any, unlike: UnlikeCalls) -> MismatchError:
     """Return the error of two unlike calls with what all ranks call then; that of before where this says nothing."""
-    state: SimState = world.state
+    state: RunState = world.state
     error, name, number, sizes, _ = unlike
     with no_files() as safe, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         if safe:
@@ -66,39 +66,37 @@ def look_ahead(world: Any, unlike: UnlikeCalls) -> MismatchError:
     return MismatchError(found).with_traceback(error.__traceback__) if found else error
 
 
-def _run_on(world: Any, state: SimState, unlike: UnlikeCalls) -> None:
+def _run_on(world: Any, state: RunState, unlike: UnlikeCalls) -> None:
     """Let every rank go on: those that wait, and those that have not come so far."""
     last, deadline, logs = unlike.number + CALLS, time.monotonic() + SECONDS, world.calls.logs[unlike.name]
 
-    def post(
-        comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite | None, nonblocking: bool
-    ) -> Request:
+    def post(comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, nonblocking: bool) -> Request:
         """Complete a message at once."""
         rank = state.running.rank
         if (rank in logs and logs[rank].count > last) or time.monotonic() > deadline:
             raise FiberExit
         if kind == "receive":
             array[...] = np.zeros((), array.dtype)
-        request = Request(comm, kind, array, 0 if peer == ANY else peer, tag, site)
+        request = Request(comm, kind, array, 0 if peer == ANY else peer, tag, nonblocking)
         request.finished = True
         return request
 
-    world.looking_ahead = True
+    world.looking_ahead, world.direct = True, False
     world.buffers.watched.clear()
-    world.post, world.wait = post, lambda request: None
+    world.post, world.wait, world.note_request = post, lambda request: None, lambda request: None
     # Whoever waits for a message has it. The ranks of the unlike calls come first: they say most, if time is short.
     alive = [stream for stream in state.streams() if stream.rank not in state.dead]
     waiting = [stream for stream in alive if isinstance(stream.waiting, Request)]
     waiting.sort(key=lambda stream: stream.rank != state.running.rank)
     for stream in waiting:
         request: Any = stream.waiting
-        request.matched, request.waiter = True, None
+        request.complete, request.waiter = True, None
     state.ready.extend([*waiting, *(stream for stream in unlike.ready if stream not in waiting)])
     while state.ready and time.monotonic() < deadline:
         _resume(world, state, state.ready.popleft())
 
 
-def _resume(world: Any, state: SimState, stream: Stream) -> None:
+def _resume(world: Any, state: RunState, stream: Stream) -> None:
     """Let a stream run until it waits for a work, or has ended in any way."""
     state.running, stream.waiting = stream, None
     world.process.give_to(stream.rank)

@@ -109,5 +109,5 @@ def _words() -> tuple[ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64] | None:
         return None
     python = id(random._inst) + object.__basicsize__
     places = python, python + 623 * 4, generator.ctypes.state_address + 623 * 4
-    drawn, seed, numpy = (ctypes.c_uint64.from_address(place) for place in places)
+    drawn, seed, numpy = map(ctypes.c_uint64.from_address, places)
     return drawn, seed, numpy

@@ -9,7 +9,6 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/co
 
 import sys
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -20,14 +19,17 @@ from minidist.comm.call_site import NOWHERE, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import check_checks, check_record
-from minidist.comm.sim.any_source import Chooser, earliest, match_waiting
+from minidist.comm.message_checks import CheckedCall
+from minidist.comm.sim.any_source import AnySource, Chooser, earliest
 from minidist.comm.sim.checks.buffer_watch import BufferWatch
 from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
-from minidist.comm.sim.checks.recorder import Recorder, Totals
+from minidist.comm.sim.checks.recorder import Lines, Recorder, Totals
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.process_state import ProcessState
+from minidist.comm.sim.state import RunState
+from minidist.comm.sim.watched import Watched
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import (
     DeadlockError,
@@ -40,10 +42,8 @@ from minidist.core.base.errors import (
     quoted,
 )
 from minidist.core.base.fibers import FiberExit
-from minidist.core.base.trace import Trace
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
-from minidist.core.comm.sim.matching import Matching
 from minidist.core.comm.sim.state import Stream
 from minidist.core.comm.sim.world import Sim
 
@@ -63,9 +63,11 @@ class SimWorld(FindsLines, Sim):
     """
 
     kind = "simulated"
-    comm_class, requests = CheckedComm, LocatedRequest
+    comm_class, state_class = CheckedComm, RunState
     kept_calls = KEPT_CALLS
     uneven: Collection[str] = ()  # see `FoldedWorld`
+    state: RunState
+    matching: AnySource
     failures: Failures
     calls: CallWatch
     buffers: BufferWatch
@@ -84,7 +86,8 @@ class SimWorld(FindsLines, Sim):
     ) -> None:
         check_record(record)
         check_checks(checks)
-        super().__init__(ranks, eager_bytes=eager_bytes, links=links, chooser=chooser)
+        super().__init__(ranks, links=links)
+        self.eager_bytes, self.chooser = eager_bytes, chooser
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
         self.checks, self.check_buffers = bool(checks), checks is True
@@ -154,50 +157,51 @@ class SimWorld(FindsLines, Sim):
         elif after_messages < 0:
             raise UsageError(f"kill of rank {rank} after {after_messages} messages; it must be at least 0")
         elif self.in_run:
-            if self.failures.posting not in self.matching.on_posting:
-                self.matching.on_posting.append(self.failures.posting)
+            if not self.failures.watches:
+                self.failures.watches = True
+                self.post = self._post_until_killed
             self.failures.pending[rank] = after_messages
         else:
             self.pending_kills[rank] = after_messages
 
-    def _traces(self) -> list[Trace]:
-        weights = self._weights()
-        return [
-            Trace(rank, self.size, keeps_events=self.record is True, ranks=weights.get(rank, 1))
-            for rank in range(self.size)
-        ]
-
-    def _weights(self) -> dict[int, int]:
-        """Return how many ranks each running one stands for, where that is not one."""
-        return {}
+    def _post_until_killed(self, comm: PointToPoint, *message: Any) -> Request:
+        self.failures.posting(self.state.running, comm)
+        return self.matching.post(comm, *message)
 
     def _watchers(self) -> list[Any]:
         """Return what watches the messages of a run, which begins."""
         state = self.state
+        state.chooser, state.eager_limit = self.chooser, self.eager_bytes or -1
+        for trace in state.traces:
+            trace.keeps_events = self.record is True
         isolate = self.on_failure == "isolate"
         self.calls, self.buffers = CallWatch(state, self._block), BufferWatch(state)
         self.failures = Failures(state, isolate, self.pending_kills, self.buffers.forget)
         # A browser has no threads.
         if self.timeout and sys.platform != "emscripten":
             self.watchdog = HangWatchdog(self, self.timeout)
-        self.on_switch.append(self._switched)
-        if self.checks or isolate:
-            self.on_block.append(self._pausing)
+        self.on_block = [self._pausing] if self.checks or isolate else []
+        self.on_resume: list[Callable[[Stream, Request | Work], None]] = [self.failures.resumes] if isolate else []
         if self.check_buffers:
             self.on_block.append(self.buffers.pauses)
             self.on_resume.append(self.buffers.goes_on)
         return [
             *([self] if self.checks else []),
-            *([self.failures] if isolate or self.pending_kills else []),
+            *([self.failures] if self.failures.watches else []),
+            *([Lines()] if sys.platform == "emscripten" else []),
             *([Recorder(state)] if self.record is True else [Totals(state)] if self.record else []),
             *([self.calls] if self.checks else []),
             *([self.buffers] if self.check_buffers else []),
         ]
 
-    def _new_matching(self) -> Matching:
-        return Matching(self.state, self._block, self._watchers())
+    def _new_matching(self) -> AnySource:
+        watchers = self._watchers()
+        if watchers or self.eager_bytes or self.links.free_startup:
+            return Watched(self.state, self._block, watchers)
+        return AnySource(self.state, self._block)
 
     def _result(self, program: Callable[[], Any], main: Callable[..., Any], rank: int) -> Any:
+        self._switched(self.state.running)
         result = None
         try:
             result = has_run(program(), main, rank)
@@ -207,6 +211,7 @@ class SimWorld(FindsLines, Sim):
         self.process.returned(rank, self.size)
         if rank in self.state.dead:
             raise FiberExit
+        self.state.returned.add(rank)
         return result
 
     def _finish(self) -> None:
@@ -226,20 +231,33 @@ class SimWorld(FindsLines, Sim):
                 )
 
         # A request or a work whose `wait` was not called.
-        for rank, unwaited in enumerate(state.unwaited):
-            for item in unwaited.values():
-                raise UnwaitedRequestError(
-                    f"rank {rank}: its {item.describe()} was never waited for; call wait() on every request"
-                )
+        for rank, item in state.items_unwaited():
+            raise UnwaitedRequestError(
+                f"rank {rank}: its {item.describe()} was never waited for; call wait() on every request"
+            )
         if self.watchdog and self.watchdog.error:  # raised in a rank that caught it
             raise self.watchdog.error
 
     def _end_streams(self) -> None:
         if self.watchdog:
             self.watchdog.stop()
+        # Where a message was posted is known as long as its rank waits.
+        for stream in self.state.streams():
+            if isinstance(stream.waiting, LocatedRequest):
+                stream.waiting.posted_at = stream.waiting.site
         super()._end_streams()
 
     # the scheduler ----------------------------------------------------------------------------------------------------
+
+    def _block(self, on: Request | Work) -> None:
+        stream = self.state.running
+        for pausing in self.on_block:
+            pausing(stream, on)
+        stream.handling = sys.exception()
+        Sim._block(self, on)
+        self._switched(stream)
+        for resumed in self.on_resume:
+            resumed(stream, on)
 
     def _switched(self, stream: Stream) -> None:
         """Give the process the state of the rank that runs."""
@@ -257,14 +275,14 @@ class SimWorld(FindsLines, Sim):
             from minidist.comm.sim.look_ahead import look_ahead
 
             raise look_ahead(self, self.calls.unlike)
-        return super()._idle() or bool(self.state.dead and self.failures.notify(partial(match_waiting, self.matching)))
+        return self.matching.match_one() or bool(self.state.dead and self.failures.notify(self.matching.withdraw))
 
     def _deadlock(self, blocked: list[Stream]) -> DeadlockError:
         from minidist.comm.sim.deadlock_report import deadlock
 
         return deadlock(self.state, blocked, lambda name: self.calls.explain(name, self.state.returned))
 
-    def _pausing(self, stream: Stream, on: Request | Work) -> None:
+    def _pausing(self, stream: Stream, on: Any) -> None:
         """Raise for a rank that must not wait. A killed one never communicates again: see `failures`."""
         if stream.rank in self.state.dead:
             raise FiberExit
@@ -273,7 +291,7 @@ class SimWorld(FindsLines, Sim):
 
     # messages and works -----------------------------------------------------------------------------------------------
 
-    def posting(self, stream: Stream, comm: PointToPoint) -> None:
+    def posting(self, stream: Stream, comm: Any) -> None:
         """Raise when the communicator is not that of the rank that runs, or is used in another thread."""
         if get_ident() != self.thread:
             raise second_thread(comm, comm.site or call_site(sys._getframe(1), comm.opened))
@@ -284,7 +302,16 @@ class SimWorld(FindsLines, Sim):
                 " is given"
             )
 
+    def note_request(self, request: Any) -> None:
+        request.posted_at = request.site
+        self.state.unwaited[id(request)] = request
+
+    def note_wait(self, request: Any) -> None:
+        self.state.unwaited.pop(id(request), None)
+
     def run_async(self, work: Work) -> Work:
+        comm: Any = work.comm
+        work.site = comm.site
         if work.site in (None, NOWHERE):
             work.site = call_site(sys._getframe(1))
         if not self.in_run:
@@ -292,12 +319,13 @@ class SimWorld(FindsLines, Sim):
         if get_ident() != self.thread:
             raise second_thread(work.comm, work.site)
         rank = self.state.running.rank
-        self.state.unwaited[rank][id(work)] = work
+        self.state.unwaited[id(work)] = work
         if self.check_buffers:
             self.buffers.asked(work, rank)
         return super().run_async(work)
 
     def _run_work(self, work: Work) -> None:
+        self._switched(self.state.running)
         rank = self.state.running.rank
         self.buffers.begins(work, rank)
         try:
@@ -311,7 +339,7 @@ class SimWorld(FindsLines, Sim):
         self.buffers.is_done(work, rank)
 
     def wait_work(self, work: Work) -> Any:
-        self.state.unwaited[self.state.running.rank].pop(id(work), None)
+        self.state.unwaited.pop(id(work), None)
         if not work.finished and not self.in_run:
             raise used_after_run(work.site)
         return super().wait_work(work)
@@ -328,7 +356,7 @@ class SimWorld(FindsLines, Sim):
         self.comms.append(comm)
         self.calls.register(comm, origin, label)
 
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None, root: int | None) -> None:
+    def called(self, comm: CheckedComm, call: CheckedCall, array: np.ndarray | None, root: int | None) -> None:
         self.calls.logs[comm.name][comm.members[comm.rank]].note(comm, call, array)
         # Ranks with unlike roots may all wait for each other, without any two of their messages meeting.
         if root is not None:
@@ -344,7 +372,7 @@ class SimWorld(FindsLines, Sim):
             self.hub.switch()
 
 
-def second_thread(comm: PointToPoint, site: Any) -> UsageError:
+def second_thread(comm: Any, site: Any) -> UsageError:
     """Return the error for a communicator that another thread than the ranks' uses."""
     return UsageError(
         f"rank {comm.members[comm.rank]}: {comm.name} is used in a second thread, at {site}; communicate only in the"

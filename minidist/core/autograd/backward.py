@@ -31,7 +31,7 @@ _creation = attrgetter("index")
 
 _running: ContextVar["BackwardPass | None"] = ContextVar("minidist_running_backward_pass", default=None)
 current_pass = _running.get  # the pass that is running on this rank, or None
-is_in_backward = _running.get  # true while one is
+is_in_backward = _running.get  # the same, where only its truth value is of interest
 
 
 def backward(
@@ -66,7 +66,7 @@ def backward(
         if gradient.shape != data.shape:
             raise ShapeError(f"backward: gradient of shape {gradient.shape} for a tensor of shape {data.shape}")
 
-    # Observers join before anything is visited, and hear at the end that everything was.
+    # Observers join before the first node is visited, and are told at the end that all nodes were.
     running = BackwardPass(observers, weight_gradients)
     if root.__class__ is not Node:  # backward from a parameter itself
         root.accumulate(gradient)

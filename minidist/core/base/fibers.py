@@ -8,6 +8,7 @@ fibers. Two backends have the same interface, and `sys.platform` decides between
     fiber = spawn(program, argument, context, hub)     nothing runs yet; control goes to the hub when it ends
     fiber.switch()        called on the hub: run it until it pauses or ends; raises what it raises
     hub.switch()          called in a fiber: pause
+    DIRECT                whether switch() may be called in another fiber, too, which then pauses
     throw(fiber, error)   raise `error` where the fiber has paused, and return when it has ended; FiberExit ends it and
                           is not raised here. A fiber that is thrown at by another one must not pause again
     fiber.dead            whether it has ended
@@ -23,9 +24,10 @@ from typing import Any
 
 from minidist.core.base import hooks
 
-__all__ = ["Fiber", "FiberExit", "current", "spawn", "throw"]
+__all__ = ["DIRECT", "Fiber", "FiberExit", "current", "spawn", "throw"]
 
 if sys.platform == "emscripten":
+    DIRECT = False
     backend = hooks.fibers()
     Fiber, FiberExit = backend.Fiber, backend.FiberExit
     current, spawn, throw = backend.current, backend.spawn, backend.throw
@@ -35,6 +37,8 @@ else:
     from greenlet import GreenletExit as FiberExit
     from greenlet import getcurrent as current
     from greenlet import greenlet as Fiber
+
+    DIRECT = True
 
     def spawn(program: Callable[[Any], None], argument: Any, context: Context, hub: Fiber) -> Fiber:
         """Return a fiber that will run `program(argument)` in a separate context."""

@@ -101,15 +101,11 @@ def _not_in_the_core(*_: Any) -> Any:
     )
 
 
-# Looks at a call of a collective before it is made: (comm, operation, array, op, out, root, counts, receive_counts),
-# the last five by their names where they are given.
+# Looks at a call of a collective before it is made: (comm, operation, array, op, out, root, counts, equal), the
+# last five by their names where they are given -> what must be equal on both sides of its messages.
 check_call: Callable[..., Any] = _nothing
-# The module minidist/comm/message_checks.py: what refuses a message that is not plain; its rank and tag as integers.
-message_checks: Callable[[], Any] = _not_in_the_core
 # The module minidist/comm/communicator.py: what a mesh, a cost model and a wrapper refuse.
 comm_checks: Callable[[], Any] = _NoChecks
-# The module minidist/comm/sim/any_source.py: receives from any rank in a simulated world.
-any_source: Callable[[], Any] = _not_in_the_core
 # The backend of minidist/core/base/fibers.py where there is no greenlet: a module with its five names.
 fibers: Callable[[], Any] = _not_in_the_core
 # The type of arrays that are not NumPy's -> the module of whole operations on them, or None.

@@ -2,9 +2,9 @@
 
     all_reduce(comm, array)  ──▶  run_call: ALGORITHMS["all_reduce"]["ring"].run(call, array, "sum")
 
-What can be wrong on one rank alone is refused by `hooks.check_call`, before a message is sent; what differs between
-ranks (sizes, dtypes, operations) is noticed by the messages. The return type is an array, or None where the function
-says so, or with `async_op=True` a `Work`: `Any` to a type checker.
+What can be wrong on one rank alone is refused by `hooks.check_call`, before a message is sent; it returns what must be
+equal on both sides of each message, by which the messages notice what differs between ranks. The return type is an
+array, or None where the function says so, or with `async_op=True` a `Work`: `Any` to a type checker.
 
 Proved by: tests/collectives/test_collectives.py
 """
@@ -12,18 +12,14 @@ Proved by: tests/collectives/test_collectives.py
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import MAX_QUOTED
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives.registry import ALGORITHMS, PARAMETERS
 from minidist.core.comm.point_to_point import MAX_TAG, PointToPoint
-
-SHAPED = ("all_reduce", "reduce_scatter", "reduce", "broadcast")  # every rank passes an array of the same shape
 
 
 def all_reduce(
@@ -39,7 +35,7 @@ def all_reduce(
 
     equal: a text that every rank must pass equal (whose gradient it is); compared with each message, at no cost.
     """
-    hooks.check_call(comm, "all_reduce", array, op)
+    equal = hooks.check_call(comm, "all_reduce", array, op, equal=equal)
     return run_call(comm, "all_reduce", algorithm, async_op, array, op, equal=equal)
 
 
@@ -59,10 +55,8 @@ def reduce_scatter(
     counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes, in
     separate memory. equal: as in `all_reduce`.
     """
-    hooks.check_call(comm, "reduce_scatter", array, op, out, counts=counts)
+    equal = hooks.check_call(comm, "reduce_scatter", array, op, out, counts=counts, equal=equal)
     sizes = chunk_sizes(array.size, comm.size) if counts is None else list(map(int, counts))
-    if counts is not None:  # some algorithms send none of a rank's counts
-        equal = f"{equal} {_counts_text(sizes)}".strip()
     out = xp.empty_like(array, shape=(sizes[comm.rank],)) if out is None else out.reshape(-1)
     return run_call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, equal=equal)
 
@@ -82,7 +76,7 @@ def all_gather(
     counts: elements of each rank's shard; default: all as large as this one. out: where the whole goes; a shard that
     already lies at its place in `out` is not copied. equal: as in `all_reduce`.
     """
-    hooks.check_call(comm, "all_gather", shard, out=out, counts=counts)
+    equal = hooks.check_call(comm, "all_gather", shard, out=out, counts=counts, equal=equal)
     sizes = [shard.size] * comm.size if counts is None else list(map(int, counts))
     out = xp.empty_like(shard, shape=(sum(sizes),)) if out is None else out.reshape(-1)
     return run_call(comm, "all_gather", algorithm, async_op, shard, sizes, out, total=sum(sizes), equal=equal)
@@ -92,9 +86,9 @@ def broadcast(
     comm: PointToPoint, array: np.ndarray, root: int = 0, *, algorithm: str = "naive", async_op: bool = False
 ) -> Any:
     """Replace every rank's `array` by the root's, in place; returns it."""
-    hooks.check_call(comm, "broadcast", array, root=root)
+    equal = hooks.check_call(comm, "broadcast", array, root=root)
     root = int(root)
-    return run_call(comm, "broadcast", algorithm, async_op, array, root, root=root)
+    return run_call(comm, "broadcast", algorithm, async_op, array, root, root=root, equal=equal)
 
 
 def all_to_all(
@@ -111,7 +105,7 @@ def all_to_all(
     send_counts[j]: elements for rank j; receive_counts[j]: elements from rank j. Default: equal chunks (the number of
     ranks must divide the size). Pass both or none.
     """
-    hooks.check_call(comm, "all_to_all", array, counts=send_counts, receive_counts=receive_counts)
+    hooks.check_call(comm, "all_to_all", array, counts=(send_counts, receive_counts))
 
     # Equal chunks: every rank knows all sizes, so any algorithm will do.
     if send_counts is None or receive_counts is None:
@@ -158,19 +152,16 @@ def run_call(
     if comm.world.folds:
         function = partial(hooks.one_event[-1]().run_as_one_event, operation, chosen)
 
-    # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or noted, equal
-    # calls differ by it alone, so the object of one that has ended serves again.
+    # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or recorded, equal
+    # calls differ by it alone, so the object of one that has ended is used again.
     ended, key = comm.ended, (operation, chosen.name, op)
     call = ended.pop(key, None) if ended and not async_op else None
     if call is not None:
         call.tag, call.nodes = next(comm.numbers) & MAX_TAG, comm.nodes
     else:
-        # What must be equal on both sides of each message: the algorithm (by its own name, however it is spelled), the
-        # reduction, the root and, because arrays travel flattened and (2, 3) would meet (3, 2), the shape.
+        # With `equal`, the name is what must be equal on both sides of each message, however the algorithm is spelled.
         name = f"{operation}/{chosen.name} {op}".removesuffix(" sum")
-        if array is not None and array.ndim != 1 and operation in SHAPED:
-            equal = f"{equal} {list(array.shape)}".lstrip()
-        call = comm.collective(name, equal, root, chosen.is_users, array)
+        call = comm.collective(name, equal or "", root, chosen.is_users, array)
 
     if not async_op:
         result = function(call, array, *arguments)
@@ -189,11 +180,3 @@ def _bytes(array: np.ndarray | None, total: int | None) -> int:
     if array is None:
         return total or 0
     return array.itemsize * (array.size if total is None else total)
-
-
-def _counts_text(sizes: list[int]) -> str:
-    """Return the counts, which must be equal on both sides of each message; "" for those that need not be passed."""
-    if sizes == chunk_sizes(sum(sizes), len(sizes)):
-        return ""
-    text = str(sizes)
-    return f"counts {text}" if len(text) <= MAX_QUOTED else f"counts #{crc32(text.encode()):x}"

@@ -41,9 +41,8 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     contributions = []
     for other in range(n):
         contributions.append(chunks[rank] if other == rank else xp.empty_like(out))
-        if other != rank:
-            for watcher in watchers.get():
-                watcher.allocated(contributions[other], "communication")
+        for watcher in () if other == rank else watchers.get():
+            watcher.allocated(contributions[other], "communication")
 
     # Send to r+1, r+2, ... and receive from r-1, r-2, ...: so messages leave and arrive one after the other, and no
     # two ranks send to the same one at the same moment.

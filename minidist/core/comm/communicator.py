@@ -9,15 +9,25 @@ continues with the other collective's bytes:
 Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
 
-import sys
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from minidist.core.base import hooks
-from minidist.core.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint
+from minidist.core.comm.point_to_point import MAX_TAG, PointToPoint
+
+
+class CollectiveCall(PointToPoint):
+    """One collective call of a rank: point-to-point messages whose tag is the number of the call."""
+
+    def __init__(self, comm: "Comm", operation: str, match_key: str) -> None:
+        self.world, self.name, self.members, self.rank = comm.world, comm.name, comm.members, comm.rank
+        self.size, self.ranks, self.nodes, self.context = comm.size, comm.ranks, comm.nodes, comm.of_calls
+        self.operation, self.match_key = operation, match_key
+        # The tag of all its messages wraps around after 16,384 calls, when the messages of the call that had it before
+        # have long arrived.
+        self.tag = next(comm.numbers) & MAX_TAG
 
 
 class Comm(PointToPoint):
@@ -27,14 +37,14 @@ class Comm(PointToPoint):
     tells it from others of that origin. Both together are its name, equal on all members.
     """
 
+    call_class = CollectiveCall
+
     def __init__(self, world: Any, origin: str, members: Sequence[int], rank: int, label: str = "") -> None:
         # A label that begins with a digit would be read as a part of the number before it.
         name = f"{origin}_{label}" if label[:1].isdigit() else f"{origin}{label}"
         super().__init__(world, name, members, rank)
         # Every rank makes the same calls in the same order, so equal numbers mean the same call, with no message sent.
         self.numbers, self._children, self.of_calls = count(), 0, name + "/collectives"
-        self.ended = {} if world.reuses_calls else None
-        world.register(self, origin, label)
 
     def __repr__(self) -> str:
         return f"Comm({self.name!r}, rank {self.rank} of {self.size})"
@@ -46,21 +56,15 @@ class Comm(PointToPoint):
         root: int | None = None,
         sends_itself: bool = False,
         array: np.ndarray | None = None,
-    ) -> "CollectiveCall":
+    ) -> CollectiveCall:
         """Return this rank's next collective call.
 
         equal, root: what must be equal on every member, in addition to the operation: compared with each message.
         sends_itself: the algorithm is the user's, so a report names the lines of its messages instead of the line of
         the call. array: what this rank passes to it, for reports.
         """
-        site = opened = None
-        if self.world.reports_lines:
-            site, opened = self.world.lines_of_call(sys._getframe(1), sends_itself)
         match_key = operation if root is None else f"{operation} root {root}"
-        match_key = f"{match_key} {equal}" if equal else match_key
-        call = CollectiveCall(self, operation, match_key, site, opened)
-        self.world.called(self, call, array, root)
-        return call
+        return self.call_class(self, operation, f"{match_key} {equal}" if equal else match_key)
 
     # groups -----------------------------------------------------------------------------------------------------------
 
@@ -79,23 +83,8 @@ class Comm(PointToPoint):
         Every member must call it with the same ranks and label, as its same-numbered call of `group` or `dup`.
         """
         self._children += 1
-        hooks.comm_checks().check_group(self, ranks)
         # A member is its world rank; its place in `ranks` is its number in the new communicator.
         members = [self.members[r] for r in ranks]
         return type(self)(
             self.world, f"{self.name}.{self._children}", members, list(ranks).index(self.rank), f"{label}"
         )
-
-
-class CollectiveCall(PointToPoint):
-    """One collective call of a rank: point-to-point messages whose tag is the number of the call."""
-
-    highest_tag = MAX_OWN_TAG
-
-    def __init__(self, comm: Comm, operation: str, match_key: str, site: Any, opened: Any) -> None:
-        self.world, self.name, self.members, self.rank = comm.world, comm.name, comm.members, comm.rank
-        self.size, self.ranks, self.nodes, self.context = comm.size, comm.ranks, comm.nodes, comm.of_calls
-        self.operation, self.match_key, self.site, self.opened = operation, match_key, site, opened
-        # The tag of all its messages wraps around after 16,384 calls, when the messages of the call that had it before
-        # have long arrived.
-        self.tag = next(comm.numbers) & MAX_TAG

@@ -13,6 +13,7 @@ Proved by: tests/comm/test_mesh.py
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Mesh:
 
         # [2] ranks[coordinate] is the rank at a coordinate; the last axis is the fastest. `coordinate` is this rank's.
         self.ranks = np.arange(comm.size).reshape(self.shape)
-        self.coordinate = tuple(int(c) for c in np.unravel_index(comm.rank, self.shape)) if self.shape else ()
+        self.coordinate = tuple(map(int, np.unravel_index(comm.rank, self.shape))) if self.shape else ()
 
         # [3] One communicator per axis. All ranks make them here in the same order, so they have the same numbers on
         # all ranks.
@@ -56,12 +57,14 @@ class Mesh:
     def _slice(self, names: tuple[str, ...]) -> Comm:
         # All ranks that differ from this one on the named axes only.
         axes = [self._index(name) for name in names]
-        index = tuple(slice(None) if axis in axes else self.coordinate[axis] for axis in range(len(self.shape)))
-        return self.comm.group(self.ranks[index].reshape(-1).tolist(), "x".join(names) + self._others(axes))
-
-    def _others(self, axes: list[int]) -> str:
-        """Return this rank's coordinates on the other axes, as text: part of the communicator's name."""
-        return "".join(f"_{self.axis_names[a]}{self.coordinate[a]}" for a in range(len(self.shape)) if a not in axes)
+        index: list[Any] = list(self.coordinate)
+        label = "x".join(names)
+        for axis, (name, at) in enumerate(zip(self.axis_names, self.coordinate, strict=True)):
+            if axis in axes:
+                index[axis] = slice(None)
+            else:
+                label += f"_{name}{at}"
+        return self.comm.group(self.ranks[tuple(index)].reshape(-1).tolist(), label)
 
     def __getitem__(self, names: str | tuple[str, ...]) -> Comm:
         names = (names,) if isinstance(names, str) else tuple(names)

@@ -1,8 +1,7 @@
 """Point-to-point messages: the interface of all algorithms, for simulated ranks and for processes.
 
 `PointToPoint` is what a communicator and one collective call on it have in common (both are in `communicator`), so an
-algorithm runs on either. It checks the arguments and hands the message to its world. There are two, `Sim` and
-`MPIWorld`, with the same methods.
+algorithm runs on either. It hands the message to its world. There are two, `Sim` and `MPIWorld`, with the same methods.
 
     comm.send(array, dest) ──▶ PointToPoint._post ──▶ Sim.post ──▶ Request
                                PointToPoint.wait  ──▶ Sim.wait
@@ -14,7 +13,6 @@ Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -22,9 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base import hooks
 from minidist.core.base.errors import RankDeadError, UsageError
-from minidist.core.base.layout import may_overlap
 from minidist.core.base.trace import Trace
 from minidist.core.base.watchers import watchers
 
@@ -32,15 +28,13 @@ ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
 PASS_OF = {"tensor_forward": "forward", "tensor_backward": "backward", "regather": "backward"}
 MAX_TAG = 2**14 - 1  # MPI guarantees tags up to 2**15 - 1; the upper half is for headers
-MAX_OWN_TAG = 255  # the highest tag that a message of a collective call may name
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """A nonblocking send or receive; each world has a subclass with what it must remember until the wait.
 
-    kind: "send" or "receive". peer: a rank of `comm`; that of a wildcard receive is known after the wait. posted_at:
-    the line that posted it, None where the world can find it when it is asked for.
+    kind: "send" or "receive". peer: a rank of `comm`. nonblocking: the program goes on before the wait.
     """
 
     comm: "PointToPoint"
@@ -48,13 +42,8 @@ class Request:
     array: np.ndarray
     peer: int
     tag: int
-    posted_at: Any
+    nonblocking: bool
     finished: bool = field(default=False, init=False)  # has it been waited for?
-
-    @property
-    def site(self) -> Any:
-        """The line that posted it, None where nobody looks for it."""
-        return self.posted_at
 
     def wait(self) -> np.ndarray:
         """Block until the message is complete; return its array."""
@@ -69,12 +58,12 @@ class Request:
 class Work:
     """A function that runs in a communicator's stream; `wait()` returns what the blocking call would have returned.
 
-    arrays: what the function reads and writes, so that the program must leave them alone until the wait.
+    arrays: what the function reads and writes, so that the program must leave them alone until the wait. site: the line
+    that started it, where the world looks for it.
     """
 
     comm: "PointToPoint"
     function: Callable[[], Any]
-    site: Any
     started: float
     arrays: Sequence[np.ndarray] = ()
     context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
@@ -84,6 +73,7 @@ class Work:
     error: RankDeadError | None = None  # what wait() raises instead
     end: float = 0.0
     waiter: Any = None  # the stream that is blocked in wait()
+    site: Any = None
 
     def wait(self) -> Any:
         """Block until the function is done; return its result."""
@@ -101,17 +91,13 @@ class PointToPoint:
     the number of each member in the communicator, which differs from its own only in a part of a collective call.
     name: of the communicator. context: messages of different contexts never meet. operation: for traces and reports.
     match_key: what both sides of a message must have equal. tag: that of messages that name none; in a collective call
-    its number, which all its messages carry. site: the line of all messages (None: look for the caller's line at each
-    message, and take `opened` where there is none). nodes: the ranks node by node, where a `TwoLevel` knows them.
-    calls_before: what the messages say of the collective calls before this one (see `minidist/comm/call_log.py`).
-    numbers, ended: of a `Comm`, its next call's numbers, and the calls that have ended, where they may serve again.
+    its number, which all its messages carry. nodes: the ranks node by node, where the links (`TwoLevel`) say them.
+    numbers, ended: of a `Comm`, its next call's numbers, and the calls that have ended, where they may be used again.
     choices: of a `Comm`, which algorithm "auto" has taken by measured times, by operation and bytes.
 
     Arrays must be C-contiguous; nothing is copied.
     """
 
-    highest_tag = MAX_TAG  # that a message may name
-    calls_before = bytes(2)
     numbers: Any = None
     ended: dict[Any, Any] | None = None
     choices: dict[tuple[str, int], str] | None = None
@@ -122,8 +108,6 @@ class PointToPoint:
         self.ranks: Sequence[int] = range(self.size)
         self.operation = self.match_key = "message"
         self.tag = 0
-        self.site: Any = None
-        self.opened: Any = None
         self.nodes: list[list[int]] | None = None
 
     # messages ---------------------------------------------------------------------------------------------------------
@@ -138,8 +122,6 @@ class PointToPoint:
 
     def wait(self, request: Request) -> np.ndarray:
         """Block until the request is complete; return its array."""
-        if not isinstance(request, Request):
-            hooks.message_checks().refuse_wait(self, request)
         if not request.finished:
             self.world.wait(request)
             request.finished = True
@@ -164,36 +146,14 @@ class PointToPoint:
         self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
     ) -> None:
         """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
-        # The short way, where nothing is checked or recorded: one call of MPI's.
-        world = self.world
-        if world.unchecked and world.exchange(self, outgoing, dest, incoming, source, tag):
-            return
-        if world.checks and may_overlap(outgoing, incoming):
-            hooks.message_checks().refuse_overlap(self)
-
         # The receive first: when the partner's message comes, its buffer is known.
         receive = self._post("receive", incoming, source, tag, False)
         send = self._post("send", outgoing, dest, tag, False)
-        world.wait(receive)
-        world.wait(send)
+        self.world.wait(receive)
+        self.world.wait(send)
 
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, nonblocking: bool) -> Request:
-        # The message's line: a collective call has it already, and that of a rank that waits can be found later.
-        world, site = self.world, self.site
-        if site is None and world.reports_lines and (nonblocking or not world.finds_lines):
-            site = world.line(sys._getframe(2), self.opened)
-        if tag is None:
-            tag = self.tag
-        elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
-            tag = hooks.message_checks().tag_of(self, tag)
-
-        # What no world could send is refused here, where the caller can see it.
-        flags = array.flags if type(array) is np.ndarray else None
-        if type(peer) is not int or not 0 <= peer < self.size or flags is None or not flags.c_contiguous:
-            peer = hooks.message_checks().check(self, kind, array, peer)
-        elif array.dtype.hasobject or not (flags.writeable or kind == "send"):
-            hooks.message_checks().check(self, kind, array, peer)
-        request: Request = world.post(self, kind, array, peer, tag, site, nonblocking)
+        request: Request = self.world.post(self, kind, array, peer, self.tag if tag is None else tag, nonblocking)
         return request
 
     def collective(self, *_: Any, **__: Any) -> "PointToPoint":
@@ -219,7 +179,7 @@ class PointToPoint:
 
         arrays: what it reads and writes; the program must leave them alone until the wait.
         """
-        work = Work(self, function, self.site, self.world.time(), arrays)
+        work = Work(self, function, self.world.time(), arrays)
         self.world.run_async(work)
         return work
 

@@ -12,7 +12,7 @@ GPT and Llama have the output projection behind a decoder and the loss in common
                                   └──▶ loss_fn   ──▶ loss            model(tokens, targets)
 
 Where the vocabulary is split over ranks, `split_loss` of `minidist/core/parallel/tensor/vocabulary.py` replaces
-`loss_fn` and `logits_fn`.
+`loss_fn`, and `gather_logits` of `minidist/parallel/tensor/gathering.py` replaces `logits_fn`.
 
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py, tests/nn/test_llama.py
 """
@@ -146,8 +146,8 @@ def with_own_weight(head: Any) -> Any:
 class LanguageModel(Module):
     """Base of GPT and Llama. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
 
-    Subclasses set `lm_head`, which takes the decoder's output to logits, and have the names of the decoder and of its
-    blocks, as published state dicts have them, and the class of a stage.
+    Subclasses set `lm_head`, which computes logits from the decoder's output, the names that published state dicts give
+    to the decoder and to its blocks, and the class of a stage.
     """
 
     decoder_name: ClassVar[str]

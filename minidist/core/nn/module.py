@@ -5,7 +5,7 @@ dicts by key, so that `model.transformer.h[0].attn.c_attn.weight` is called "tra
 
     module(x)  =  forward pre-hooks ──▶ forward ──▶ forward hooks
 
-Parallelism changes a model in two ways only: it replaces a submodule by its parallel class, or registers a hook.
+Parallelism replaces a submodule, or a function that a module calls (`attention_fn`, `loss_fn`), or registers a hook.
 
 Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py, tests/nn/test_describe.py, tests/nn/test_module_to.py
 """
@@ -59,14 +59,14 @@ class Module:
     def _run_pre_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return what `forward` gets: each pre-hook sees what the one before has returned."""
         for hook, with_kwargs in self._forward_pre_hooks.values():
+            changed = hook(self, args, kwargs) if with_kwargs else hook(self, args)
+            if changed is None:
+                continue
             if with_kwargs:
-                changed = hook(self, args, kwargs)
-                args, kwargs = (args, kwargs) if changed is None else changed
+                args, kwargs = changed
             else:
-                changed = hook(self, args)
-                if changed is not None:
-                    hooks.refusals().refuse_changed(self, "forward pre-hook", hook, args, changed)
-                    args = changed if isinstance(changed, tuple) else (changed,)
+                hooks.refusals().refuse_changed(self, "forward pre-hook", hook, args, changed)
+                args = changed if isinstance(changed, tuple) else (changed,)
         return args, kwargs
 
     # --- hooks: how a strategy attaches itself to a module ---
@@ -99,7 +99,11 @@ class Module:
     def _members(self) -> Iterator[tuple[str, Any]]:
         """Yield (name, module or parameter) of the attributes, and of the entries of lists, tuples and dicts."""
         for key, value in vars(self).items():
-            if type(value) not in _SETTINGS and key not in _HOOKS:
+            if type(value) in _SETTINGS:
+                continue
+            if isinstance(value, (Module, Parameter)):
+                yield key, value
+            elif key not in _HOOKS:
                 yield from _entries(key, value)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, "Module"]]:
@@ -115,10 +119,16 @@ class Module:
 
     def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """As `named_parameters`, but a tied parameter under each of its names."""
-        for path, module in self.named_modules(prefix):
-            for key, value in module._members():
-                if isinstance(value, Parameter):
-                    yield f"{path}.{key}" if path else key, value
+        # Its own parameters, then those of the modules below it.
+        below: list[tuple[str, Module]] = []
+        for key, value in self._members():
+            name = f"{prefix}.{key}" if prefix else key
+            if isinstance(value, Parameter):
+                yield name, value
+            else:
+                below.append((name, value))
+        for path, module in below:
+            yield from module._all_parameters(path)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Yield (qualified name, parameter); a tied parameter once, under its first name."""

@@ -79,10 +79,8 @@ def reduce_gradients(plan: Plan) -> Plan:
     orders: Orders = []
     for order in plan.orders:
         last = {a.stage: place for place, item in enumerate(order) for a in actions_of(item) if a.kind in ("B", "W")}
-        complete: dict[int, list[int]] = {}  # place -> the stages whose gradients are complete behind it
-        for stage, place in sorted(last.items()):
-            complete.setdefault(place, []).append(stage)
         orders.append([])
         for place, item in enumerate(order):
-            orders[-1] += [item, *(Action.of("REDUCE_GRAD", stage) for stage in complete.get(place, ()))]
+            complete = sorted(a.stage for a in actions_of(item) if last.get(a.stage) == place)
+            orders[-1] += [item, *(Action.of("REDUCE_GRAD", stage) for stage in dict.fromkeys(complete))]
     return plan.with_orders(orders)

@@ -44,9 +44,8 @@ class Group:
 
     comm: these ranks; mesh: over what ZeRO 3 shards on them; axes: all axes. zero, reduction: as in `ParallelLayout`.
     experts: whether the parameters are cut over the axis ep. tied: names of parameters that other stages have too.
-    manual_sync: backward starts no reduction by itself, because a pipeline starts them once per step. expert_mesh: over
-    what ZeRO 3 shards the module's experts, when these are another group, because it shards both at once. options:
-    further arguments of the wrapper.
+    expert_mesh: over what ZeRO 3 shards the module's experts, when these are another group, because it shards both at
+    once. options: further arguments of the wrapper.
     """
 
     module: Module
@@ -59,7 +58,6 @@ class Group:
     stage: int = 0
     experts: bool = False
     tied: Collection[str] = ()
-    manual_sync: bool = False
     expert_mesh: Comm | Mesh | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -67,11 +65,13 @@ class Group:
 class DataAxis:
     """Parameters that lie whole on this rank, with their optimizer: one rank alone. The base class of the others.
 
-    model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded.
+    model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded. each:
+    backward reduces them in every micro-batch (ZeRO 2 and 3), not once in a step.
     """
 
     reducers: Sequence[GradientReducer] = ()
     shards: Sequence[Shard] = ()
+    each = False
 
     def __init__(
         self, flats: list[FlatParameters], optimizer: Any, model: Any = None, stage: int = 0, experts: bool = False
@@ -90,8 +90,8 @@ class DataAxis:
             flat.zero_grad()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context in which the gradients of a pass stay on this rank."""
-        return nullcontext()
+        """Return a context in which the gradients of a pass stay on this rank, where a step reduces them once."""
+        return self.reducers[0].no_sync() if self.reducers and not self.each else nullcontext()
 
     def step(self) -> None:
         """Update the weights on every rank of the axis."""
@@ -108,14 +108,8 @@ class Replicated(DataAxis):
         self.parallel = DistributedDataParallel(
             group.module, group.comm, reduction="sum", flat=flat, algorithm=group.reduction, **group.options
         )
-        # A pipeline starts the reductions itself, when a stage has its last gradient.
-        if group.manual_sync:
-            self.parallel.reducer.manually, self.parallel.reducer.synchronizing = True, False
         self.reducers = [self.parallel.reducer]
         super().__init__([flat], optimizer, self.parallel, group.stage, group.experts)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return self.parallel.reducer.no_sync()
 
 
 class ShardedOptimizer(DataAxis):
@@ -135,14 +129,8 @@ class ShardedOptimizer(DataAxis):
             **group.options,
             **settings,
         )
-        # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
-        if group.manual_sync and group.zero == 1:
-            self.zero.reducer.manually, self.zero.reducer.synchronizing = True, False
-        self.reducers, self.shards = [self.zero.reducer], [self.zero.shard]
+        self.reducers, self.shards, self.each = [self.zero.reducer], [self.zero.shard], group.zero == 2
         super().__init__([self.zero.flat], self.zero.optimizer, group.module, group.stage, group.experts)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return self.zero.reducer.no_sync() if self.zero.stage == 1 else nullcontext()
 
     def step(self) -> None:
         self.zero.step()
@@ -150,6 +138,8 @@ class ShardedOptimizer(DataAxis):
 
 class FullySharded(DataAxis):
     """ZeRO 3: each block is a unit, and the rest of the stage is one; units are reduced when backward leaves them."""
+
+    each = True
 
     def __init__(self, task: Task, group: Group) -> None:
         if not group.experts:

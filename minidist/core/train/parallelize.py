@@ -123,7 +123,6 @@ def apply_data_parallel(
             stage,
             name == "experts",
             tied,
-            axes.pp.size > 1,
             meshes.get("experts"),
             parts.options,
         )

@@ -38,6 +38,12 @@ class PipelineStrategy(Strategy):
         of_stage = {number: data_axes_of(modules[number], stage=number, tied=tied) for number in own}
         super().__init__(task, axes, [axis for made in of_stage.values() for axis in made])
 
+        # It starts the reductions itself, when a stage has its last gradient. ZeRO 2 frees a bucket's memory while
+        # backward runs, so there backward must start them.
+        for axis in self.data_axes:
+            for reducer in () if axis.each else axis.reducers:
+                reducer.manually, reducer.synchronizing = True, False
+
         self.current_step = 0
         flats, reducers, shards = (joined(of_stage, what) for what in ("flats", "reducers", "shards"))
         self.stages = [PipelineStage(modules[number], number, flats[number]) for number in own]

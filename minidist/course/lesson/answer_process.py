@@ -36,10 +36,10 @@ import numpy as np
 
 from minidist.comm import SimWorld, call_site
 from minidist.comm.program_lines import line_of_error
+from minidist.comm.sim.watched import Watched
 from minidist.core.base.errors import DeadlockError, MinidistError, reason, text_of
 from minidist.core.base.trace import Trace
 from minidist.core.comm import Comm
-from minidist.core.comm.sim.matching import Matching
 from minidist.core.comm.sim.state import SimRequest
 from minidist.course.lesson.library_calls import refuse_library_calls
 from minidist.course.lesson.one_rank import Task, one_rank
@@ -328,23 +328,24 @@ class CountedWorld(SimWorld):
         self.most, self.channel = most, channel
         self.shown = [Trace(rank, ranks) for rank in range(ranks)]
 
-    def _new_matching(self) -> Matching:
+    def _new_matching(self) -> Watched:
         return _CountedMatching(self.most, self.channel, self.state, self._block, self._watchers())
 
     def trace_of(self, comm: Any) -> Trace:
         return self.shown[comm.members[comm.rank]]
 
 
-class _CountedMatching(Matching):
+class _CountedMatching(Watched):
     """The messages of a run: at most `most`, each told to the judge when it is sent."""
 
     def __init__(self, most: int, channel: Channel, *parts: Any) -> None:
         super().__init__(*parts)
-        self.most, self.channel = most, channel
+        self.most, self.channel, self.posts = most, channel, 0
 
     def post(self, comm: Any, kind: str, array: np.ndarray, *more: Any) -> SimRequest:
         if self.posts > self.most:
             raise EndlessError(f"stopped after {self.posts} messages, many times what the solution sends")
+        self.posts += 1
         request = super().post(comm, kind, array, *more)
         if kind == "send":
             stream = request.stream

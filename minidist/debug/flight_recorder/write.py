@@ -15,9 +15,9 @@ from typing import Any
 
 from minidist.base.files import writing
 from minidist.comm import SimWorld
+from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import MessageEvent
-from minidist.core.comm.point_to_point import Request
 
 VERSION = "2.10"
 DTYPES = {"float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "float64": "Double", "int64": "Long"}
@@ -147,7 +147,7 @@ def frames_of(world: SimWorld, message: MessageEvent) -> list[dict[str, Any]]:
     sites: list[Any] = []
     if message.operation == "message":
         waiting = [
-            s.waiting for s in world.state.streams() if s.rank == message.rank and isinstance(s.waiting, Request)
+            s.waiting for s in world.state.streams() if s.rank == message.rank and isinstance(s.waiting, LocatedRequest)
         ]
         sites = [w.site for w in waiting if (w.kind, w.tag, w.comm.name) == message_key(message) and message.end < 0]
     else:

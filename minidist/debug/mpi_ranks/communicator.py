@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from minidist.comm.call_site import CallSite, call_site
+from minidist.comm.communicator import CheckedComm as Members
+from minidist.comm.tags import LocatedRequest
 from minidist.core import collectives
-from minidist.core.comm.communicator import Comm as Members
-from minidist.core.comm.sim.state import SimRequest
 from minidist.debug.mpi_ranks.buffers import BUFFER_AUTOMATIC, Buffer, memory, one
 from minidist.debug.mpi_ranks.constants import (
     ANY_SOURCE,
@@ -241,7 +241,7 @@ class Comm(Handle):
 
         return Pending(context.world, [part], finish)
 
-    def receive(self, buffer: Buffer | None, send: SimRequest, site: CallSite) -> Request:
+    def receive(self, buffer: Buffer | None, send: LocatedRequest, site: CallSite) -> Request:
         """Return the request of receiving a message that a matched probe has taken. buffer: None for an object."""
         context = self.context
         array = None if buffer is None else buffer.get()
@@ -362,7 +362,7 @@ class Comm(Handle):
 
     # probes -----------------------------------------------------------------------------------------------------------
 
-    def _probe(self, source: int, tag: int, status: Status | None, polls: bool) -> tuple[bool, SimRequest | None]:
+    def _probe(self, source: int, tag: int, status: Status | None, polls: bool) -> tuple[bool, LocatedRequest | None]:
         """Return whether a message is there, and the message."""
         context = self._peer(source, tag, "probe")
         if source == PROC_NULL:
@@ -387,7 +387,7 @@ class Comm(Handle):
         """Return whether a message is there."""
         return self._probe(source, tag, status, polls=True)[0]
 
-    def _matched(self, found: tuple[bool, SimRequest | None]) -> Message:
+    def _matched(self, found: tuple[bool, LocatedRequest | None]) -> Message:
         if found[1] is None:
             return Message.of(NO_MESSAGE)
         self.context.world.matching.take_send(found[1])
@@ -513,7 +513,7 @@ def pickled(value: Any, dest: int = 0) -> np.ndarray:
     return np.frombuffer(data, OBJECT)
 
 
-def _into(buffer: Buffer, part: SimRequest) -> Callable[[], Any]:
+def _into(buffer: Buffer, part: LocatedRequest) -> Callable[[], Any]:
     """Return what writes a message that has come into the program's buffer, where it is not there already."""
 
     def finish() -> None:

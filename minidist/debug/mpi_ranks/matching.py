@@ -31,11 +31,11 @@ from minidist.comm.sim.any_source import remove
 from minidist.comm.sim.checks.buffer_watch import Watched
 from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.sim_world import SimWorld
+from minidist.comm.sim.watched import Watched as WatchedMessages
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.comm.communicator import Comm
-from minidist.core.comm.point_to_point import ANY, PointToPoint, Work
-from minidist.core.comm.sim.matching import Matching
+from minidist.core.comm.point_to_point import ANY, Work
 from minidist.core.comm.sim.state import SimRequest, Stream
 from minidist.debug.mpi_ranks.constants import ANY_TAG
 from minidist.debug.mpi_ranks.objects import OBJECT
@@ -53,7 +53,7 @@ class Sleeper(NamedTuple):
     polls: bool
 
 
-def _unlike(send: SimRequest, receive: SimRequest, wanted: np.dtype[Any]) -> MismatchError:
+def _unlike(send: Any, receive: Any, wanted: np.dtype[Any]) -> MismatchError:
     """Return the error of a message whose type is not the one that its receive wants."""
     sent, received = (
         "an object" if dtype == OBJECT else f"{dtype_name(dtype)}[{request.array.size}]"
@@ -70,10 +70,10 @@ def _unlike(send: SimRequest, receive: SimRequest, wanted: np.dtype[Any]) -> Mis
 
 def done(part: SimRequest | Work) -> bool:
     """Return whether a message or a nonblocking collective is complete, so that its wait does not block."""
-    return part.finished or (isinstance(part, SimRequest) and (part.matched or part.eager))
+    return part.finished or (isinstance(part, SimRequest) and part.complete)
 
 
-class MPIMatching(Matching):
+class MPIMatching(WatchedMessages):
     """The messages of a run. Those of collectives meet as always; those of programs by MPI's rules."""
 
     def __init__(self, world: SimWorld) -> None:
@@ -85,32 +85,24 @@ class MPIMatching(Matching):
         self.probing: list[SimRequest] = []  # probes of any rank that wait
         self.probed: dict[SimRequest, SimRequest] = {}  # the message that each of them has found
         self.refused: UsageError | None = None  # an error in a thread, which nobody would see there
-        self.met = 0
+        self.posts = self.met = 0
         self.idle, self.idle_since, self.progress = 0, 0.0, (0, 0)
 
-    def post(
-        self,
-        comm: PointToPoint,
-        kind: str,
-        array: np.ndarray,
-        peer: int,
-        tag: int,
-        site: CallSite | None,
-        nonblocking: bool,
-    ) -> SimRequest:
+    def post(self, comm: Any, kind: str, array: np.ndarray, peer: int, tag: int, nonblocking: bool) -> SimRequest:
         """Start a send or a receive, of a collective, too; threads that the program has started may not."""
         if get_ident() != self.thread:
-            site = site or call_site(sys._getframe(1), comm.opened)
+            site = comm.site or call_site(sys._getframe(1), comm.opened)
             self.refused = UsageError(
                 f"rank {comm.members[comm.rank]}: MPI is called in a thread that the program has started, at {site};"
                 " call it in the main thread only, and use nonblocking operations (Isend, Irecv) to overlap"
             )
             raise SystemExit  # ends that thread without a word; the run says it
-        return super().post(comm, kind, array, peer, tag, site, nonblocking)
+        self.posts += 1
+        return super().post(comm, kind, array, peer, tag, nonblocking)
 
     def post_user(
         self, comm: Comm, kind: str, array: np.ndarray | None, peer: int, tag: int, site: CallSite, mode: str = ""
-    ) -> SimRequest:
+    ) -> Any:
         """Start a send or a receive of the program's.
 
         array: None for a receive of an object of any size. tag: ANY_TAG of a receive, too. mode: of a send, "buffered"
@@ -118,7 +110,7 @@ class MPIMatching(Matching):
         """
         request = self._queued(comm, kind, _NOTHING if array is None else array, peer, tag, site)
         if kind == "send":
-            request.eager = mode == "buffered" or (request.eager and mode != "synchronous")
+            request.complete = mode == "buffered" or (request.complete and mode != "synchronous")
             if mode == "buffered":
                 request.array = request.array.copy()
             key = comm.context, request.stream.rank, comm.members[peer], EVERY_TAG
@@ -131,20 +123,22 @@ class MPIMatching(Matching):
             self._meet_send(request)
         return request
 
-    def _queued(self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite) -> SimRequest:
+    def _queued(self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite) -> Any:
         """Post a message, and take it out of the queue of its tag: here a queue holds the messages of every tag."""
-        request = self.post(comm, kind, array, peer, tag, site, True)
+        request: Any = self.post(comm, kind, array, peer, tag, True)
+        self.state.unwaited[id(request)] = request
+        request.posted_at = site
         rank, other = request.stream.rank, request.other
         queues: Any = self.state.receives
         key: Any = comm.context, other, rank, tag
         if kind == "send":
             queues, key = self.state.sends, (comm.context, rank, other, tag)
         elif peer == ANY:
-            queues, key = self.state.wildcards, (comm.context, rank, tag)
+            queues, key = self.open, (comm.context, rank, tag)
         remove(queues, key, request)
         return request
 
-    def receive_taken(self, comm: Comm, array: np.ndarray | None, send: SimRequest, site: CallSite) -> SimRequest:
+    def receive_taken(self, comm: Comm, array: np.ndarray | None, send: SimRequest, site: CallSite) -> Any:
         """Receive a message that a matched probe has taken out of its queue. array: None for an object."""
         array_or_none = _NOTHING if array is None else array
         request = self._queued(comm, "receive", array_or_none, send.comm.rank, send.tag, site)
@@ -194,7 +188,7 @@ class MPIMatching(Matching):
     def _go_on(self, key: tuple[str, int]) -> None:
         """Match the receives of a list that an older one has kept from their messages."""
         for receive in list(self.posted[key]):
-            if not receive.matched:
+            if not receive.complete:
                 self._meet_send(receive)
 
     def take_send(self, send: SimRequest) -> None:
@@ -204,6 +198,11 @@ class MPIMatching(Matching):
 
     def deliver(self, send: SimRequest, receive: SimRequest) -> None:
         self.met += 1
+        posted = receive.arrival
+        self._deliver(send, receive)
+        send.arrival = posted
+
+    def _deliver(self, send: Any, receive: Any) -> None:
         if send.comm.match_key != "message":
             super().deliver(send, receive)
             return
@@ -234,27 +233,32 @@ class MPIMatching(Matching):
         if receive.event is not None:
             receive.event.peer, receive.event.tag, receive.event.nbytes = receive.other, send.tag, source.nbytes
 
-    def cancel(self, request: SimRequest) -> bool:
+    def cancel(self, request: Any) -> bool:
         """Take back a message that has not met its other side; return whether that was possible."""
-        if request.matched:
-            return False
         if request.kind == "send":
+            of_send = request.comm.context, request.stream.rank, request.other, EVERY_TAG
+            if request not in self.sends.get(of_send, ()):
+                return False
             self.take_send(request)
+            request.end = request.end if request.complete else max(request.end, request.arrival)
+        elif request.complete:
+            return False
         else:
             key = request.comm.context, request.stream.rank
             self.posted[key].remove(request)
             self._go_on(key)
-        request.matched = True
+        request.complete = True
         self.buffers.watched.pop(request, None)
         return True
 
     # probes -----------------------------------------------------------------------------------------------------------
 
-    def probe(self, comm: Comm, source: int, tag: int, site: CallSite) -> SimRequest:
+    def probe(self, comm: Any, source: int, tag: int, site: CallSite) -> SimRequest:
         """Return a receive that is not posted: it finds a message, and leaves it where it is."""
         stream = self.state.running
-        order, now = self.posts + 1, stream.time
-        return LocatedRequest(comm, "probe", _NOTHING, source, tag, site, stream, source, 0, order, now, False)
+        probe = LocatedRequest(comm, "probe", _NOTHING, source, tag, False, stream, source, 0, stream.time)
+        probe.posted_at = site
+        return probe
 
     def found(self, probe: SimRequest) -> list[tuple[Candidate, SimRequest, SimRequest]]:
         """Return the messages that a probe, or a receive from any rank, may get now."""
@@ -262,11 +266,11 @@ class MPIMatching(Matching):
         for source in members if probe.peer == ANY else [members[probe.peer]]:
             send = self.oldest_send(probe, source)
             if send is not None:
-                time = max(send.arrival, probe.posted)
+                time = max(send.arrival, probe.arrival)
                 found.append((Candidate(time, rank, source, probe.comm.context, probe.tag), send, probe))
         return found
 
-    def look(self, probe: SimRequest, polls: bool) -> SimRequest | None:
+    def look(self, probe: SimRequest, polls: bool) -> Any:
         """Wait until a message is there, with `polls` at most until no other rank can run; return the message."""
         if probe.peer == ANY and not polls:  # which message it finds is a choice, as for a receive
             self.probing.append(probe)
@@ -289,11 +293,11 @@ class MPIMatching(Matching):
             self.sleepers.append(Sleeper(self.state.running, ready, polls))
             self.block(on)
 
-    def match_one_wildcard(self) -> bool:
+    def match_one(self) -> bool:
         """No stream can run: wake those that can go on; else match one receive from any rank; else let polls fail."""
         awake = [sleeper for sleeper in self.sleepers if sleeper.ready()]
         if not awake:
-            if self._join_from_any() or super().match_one_wildcard():
+            if self._join_from_any() or super().match_one():
                 return True
             awake = [sleeper for sleeper in self.sleepers if sleeper.polls]
             if not awake or self._polls_in_vain():

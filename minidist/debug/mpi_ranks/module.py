@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.comm.communicator import Comm as Members
+from minidist.comm.communicator import CheckedComm as Members
 from minidist.debug.mpi_ranks import buffers, communicator, constants, datatype, objects, op, request, topology
 from minidist.debug.mpi_ranks.constants import failed, unknown, unsupported
 from minidist.debug.mpi_ranks.group import Group

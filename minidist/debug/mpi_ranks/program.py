@@ -15,7 +15,6 @@ from minidist.comm.call_site import is_of_user
 from minidist.comm.program_lines import line_of_error
 from minidist.comm.sim.choosers import Chooser, earliest, explore, seeded
 from minidist.core.base.errors import MinidistError, UsageError
-from minidist.core.comm import Comm
 from minidist.debug.mpi_ranks.communicator import Aborted
 from minidist.debug.mpi_ranks.constants import Unsupported
 from minidist.debug.mpi_ranks.module import modules_of
@@ -57,7 +56,7 @@ def run_on_ranks(
     world = MPIWorld(ranks, chooser=chooser, **options)
     outputs = [""] * ranks
 
-    def of_rank(comm: Comm) -> None:
+    def of_rank(comm: Any) -> None:
         process = RankProcess(beginning, {})
         process.modules.update(modules_of(world, comm))
         world.processes[comm.rank] = process

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from minidist.comm.call_site import call_site
+from minidist.comm.tags import LocatedRequest
 from minidist.core.comm.point_to_point import Work
-from minidist.core.comm.sim.state import SimRequest
 from minidist.debug.mpi_ranks.buffers import one
 from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Exception, failed, unsupported
 from minidist.debug.mpi_ranks.datatype import BYTE, Datatype
@@ -19,7 +19,7 @@ from minidist.debug.mpi_ranks.matching import done
 from minidist.debug.mpi_ranks.world import MPIWorld
 
 _SOURCE, _TAG, _ERROR, _COUNT, _CANCELLED = range(5)
-Part = SimRequest | Work
+Part = LocatedRequest | Work
 
 
 class Status:
@@ -209,7 +209,7 @@ class Request(Handle):
             return EMPTY
         if held.cancelled:
             return _CANCEL
-        receives = [p for p in held.parts if isinstance(p, SimRequest) and p.kind == "receive"]
+        receives = [p for p in held.parts if isinstance(p, LocatedRequest) and p.kind == "receive"]
         return (receives[-1].peer, receives[-1].tag, 0, receives[-1].nbytes, 0) if receives else held.fields
 
     get_status = Get_status
@@ -307,18 +307,18 @@ class Request(Handle):
     def Cancel(self) -> None:
         """Take the operation back, if its message has not met its other side."""
         pending = self._pending()
-        messages = [part for part in pending.parts if isinstance(part, SimRequest)]
+        messages = [part for part in pending.parts if isinstance(part, LocatedRequest)]
         if pending.world is not None and messages and pending.active:
             pending.cancelled = min([pending.world.matching.cancel(part) for part in messages])
             for part in messages:
-                pending.world.wait(part)
+                part.wait()
 
     def Free(self) -> None:
         """Give the handle back; an operation under way goes on."""
         pending = self._pending()
         if pending.world is not None:
             for part in pending.parts:
-                pending.world.state.unwaited[pending.world.state.running.rank].pop(id(part), None)
+                pending.world.state.unwaited.pop(id(part), None)
         self.held = None
 
     def cancel(self) -> None:
@@ -371,7 +371,7 @@ def _fill(statuses: Any, ends: list[Status]) -> None:
 def _first(requests: Sequence[Request]) -> int:
     """Return the number of the operation that was complete first; UNDEFINED when none is under way."""
     found = [
-        (max((part.arrival if isinstance(part, SimRequest) else part.end for part in r.held.parts), default=0.0), k)
+        (max((part.arrival if isinstance(part, LocatedRequest) else part.end for part in r.held.parts), default=0.0), k)
         for k, r in enumerate(requests)
         if r.held is not None and r.held.active and r.held.ready()
     ]
@@ -432,7 +432,7 @@ class Grequest(Request):
 class Held:
     """A message that a matched probe has taken. comm: its communicator. send: None for one from PROC_NULL."""
 
-    def __init__(self, comm: Any, send: SimRequest | None) -> None:
+    def __init__(self, comm: Any, send: LocatedRequest | None) -> None:
         self.comm, self.send = comm, send
 
 

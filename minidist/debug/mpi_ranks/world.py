@@ -68,9 +68,9 @@ class MPIWorld(SimWorld):
         for context, source, peer, tag in list(state.sends):
             if not context.endswith("/collectives"):
                 for send in state.sends.pop((context, source, peer, tag)):
-                    state.unwaited[source].pop(id(send), None)
+                    state.unwaited.pop(id(send), None)
                     self.lost.append(f"rank {source}: its {send.describe()} was never received")
-        for rank, unwaited in enumerate(state.unwaited):
-            self.unwaited += [f"rank {rank}: its {item.describe()} was never waited for" for item in unwaited.values()]
-            unwaited.clear()
+        for rank, item in state.items_unwaited():
+            self.unwaited.append(f"rank {rank}: its {item.describe()} was never waited for")
+        state.unwaited.clear()
         super()._finish()

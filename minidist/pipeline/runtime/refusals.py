@@ -11,9 +11,13 @@ from typing import Any
 
 from minidist.base.limits import check_whole
 from minidist.comm.communicator import part
+from minidist.comm.message_checks import CheckedMessages
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, UsageError, nearest
+from minidist.core.base.fingerprint import fingerprint
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
@@ -44,10 +48,13 @@ def check_fits(plan: Plan, comm: Comm, stages: Collection[int]) -> None:
         )
 
 
-def check_same_plan(rank: int, mine: Any, first: Any) -> None:
-    """Raise MismatchError unless the fingerprints of this rank's plan and of rank 0's are equal."""
+def check_same_plan(comm: Comm, plan: Plan) -> None:
+    """Raise MismatchError unless the fingerprints of this rank's plan and of rank 0's are equal (16 B, startup)."""
+    mine = fingerprint(plan.to_csv())
+    with purpose("startup"):
+        first: Any = broadcast(comm, mine.copy())
     if not xp.array_equal(mine, first):
-        raise MismatchError(f"rank {rank}: its plan differs from rank 0's; build the same plan on every rank")
+        raise MismatchError(f"rank {comm.rank}: its plan differs from rank 0's; build the same plan on every rank")
 
 
 def refuse_batches(pipe: Pipeline, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
@@ -168,7 +175,8 @@ def matching(comm: Comm, name: str, flats: Iterable[FlatParameters | None]) -> P
     said = {f"{name} of a pipeline after {flat.updates}" for flat in flats if flat is not None}
     if not said:
         return comm
-    return part(comm, PointToPoint, operation="tied", match_key=f"tied {' and '.join(sorted(said))}")
+    kind = CheckedMessages if isinstance(comm, CheckedMessages) else PointToPoint
+    return part(comm, kind, operation="tied", match_key=f"tied {' and '.join(sorted(said))}")
 
 
 def check_shared(

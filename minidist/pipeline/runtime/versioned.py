@@ -140,6 +140,8 @@ class VersionedPipeline(Pipeline):
     def compute(self, step: Step) -> None:
         # The update of the last backward comes before anything that may wait: other replicas wait for it.
         self.versions.update()
+        if step.kind == "RECOMPUTE":
+            self.versions.before_recompute(step.stage, step.microbatch)
         super().compute(step)
 
     def forward(self, stage: int, i: int, arrays: list[Any]) -> None:
@@ -151,10 +153,6 @@ class VersionedPipeline(Pipeline):
         super().backward(stage, i, arrays, weights)
         del arrays
         self.versions.after_backward(stage, i)
-
-    def recompute(self, stage: int, i: int) -> Any:
-        self.versions.before_recompute(stage, i)
-        return super().recompute(stage, i)
 
     def sum_gradients(self) -> None:
         self.versions.update()

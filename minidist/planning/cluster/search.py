@@ -214,11 +214,6 @@ class Search:
     too_large: list[Plan]
     impossible: list[tuple[ClusterLayout, str]]
 
-    @property
-    def refused(self) -> list[tuple[ClusterLayout, str]]:
-        """Return all layouts that cannot be used, each with the reason; first those that do not fit."""
-        return [(plan.layout, plan.shortage) for plan in self.too_large] + self.impossible
-
 
 def divisors(number: int, most: int | None = None) -> list[int]:
     """Return the divisors of a number up to `most`."""

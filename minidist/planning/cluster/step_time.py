@@ -64,6 +64,9 @@ class StepTime:
         return (self.compute + sum(self.exposed.values())) / (1 - self.bubble)
 
 
+Rings = dict[str, tuple[int, tuple[float, int, int, int]]]  # axis -> how many, and bytes, ranks, stride and passes
+
+
 @dataclass(frozen=True)
 class StepModel:
     """The step of one layout on one machine."""
@@ -134,7 +137,7 @@ class StepModel:
     def layer_pass(self, layer: int) -> Pass:
         """Return one layer's seconds for one micro-batch on one rank of a stage."""
         c, e, job, model = self.calibration, self.layout, self.job, self.job.model
-        tokens = e.micro_batch * job.length / e.cp
+        tokens = self._tokens
         sparse = model.is_sparse(layer)
         experts = model.expert_flops * tokens / e.tp if sparse else 0.0
         products = model.layer_flops(layer, 0) * tokens / e.tp - experts
@@ -155,7 +158,7 @@ class StepModel:
         # Kernels are launched one after the other, and so many more when the forward pass is repeated.
         launch = c.sparse_launch_seconds if sparse else c.launch_seconds
         repeats = 3 if e.runs_forward_twice else 2
-        return Pass(max(forward, launch), max(backward + again, repeats * launch), self._layer_messages(layer, tokens))
+        return Pass(max(forward, launch), max(backward + again, repeats * launch), self._layer_messages(layer))
 
     @property
     def eager(self) -> float:
@@ -196,23 +199,38 @@ class StepModel:
             moved += 2 * c.permutation_passes * busiest(e, job) * model.top_k * model.width / outer
         return tokens * moved
 
-    def _layer_messages(self, layer: int, tokens: float) -> dict[str, float]:
-        """Return the seconds of a layer's messages, forward and backward, by axis."""
-        e, model = self.layout, self.job.model
-        width = 2 * tokens * model.width
-        again = e.runs_forward_twice
-        result = {}
+    def rings(self) -> Rings:
+        """Return by axis how many rings a layer has for a micro-batch, and the arguments of `ring_seconds` for one."""
+        e, model, tokens = self.layout, self.job.model, self._tokens
+        again, result = e.runs_forward_twice, Rings()
         if e.tp > 1:
             # Two all-reduces in each direction, and two more when the forward pass is repeated.
-            result["tp"] = (4 + 2 * again) * self.ring_seconds(width, e.tp, 1, passes=2)
+            result["tp"] = 4 + 2 * again, (2 * tokens * model.width, e.tp, 1, 2)
         if e.cp > 1:
             # Keys and values travel around the ring, and with their gradients back.
-            kv = 4 * tokens * model.kv_size / e.tp * e.cp
-            result["cp"] = (3 + again) * self.ring_seconds(kv, e.cp, e.tp)
-        if e.ep > 1 and model.is_sparse(layer):
-            # Tokens to their experts and back, in both directions.
-            copies = busiest(e, self.job) * width * model.top_k / (e.tp if e.sequence_parallel else 1)
-            result["ep"] = (4 + 2 * again) * self.exchange_seconds(copies)
+            result["cp"] = 3 + again, (4 * tokens * model.kv_size / e.tp * e.cp, e.cp, e.tp, 1)
+        return result
+
+    def exchanges(self) -> tuple[int, float]:
+        """Return how many exchanges a layer with experts has for a micro-batch, and the bytes of one.
+
+        Tokens go to their experts and back, in both directions.
+        """
+        e, model = self.layout, self.job.model
+        nbytes = busiest(e, self.job) * (2 * self._tokens * model.width) * model.top_k
+        return 4 + 2 * e.runs_forward_twice, nbytes / (e.tp if e.sequence_parallel else 1)
+
+    @property
+    def _tokens(self) -> float:
+        """Return the tokens of a micro-batch on a context-parallel rank."""
+        return self.layout.micro_batch * self.job.length / self.layout.cp
+
+    def _layer_messages(self, layer: int) -> dict[str, float]:
+        """Return the seconds of a layer's messages, forward and backward, by axis."""
+        result = {axis: count * self.ring_seconds(*ring) for axis, (count, ring) in self.rings().items()}
+        if self.layout.ep > 1 and self.job.model.is_sparse(layer):
+            count, nbytes = self.exchanges()
+            result["ep"] = count * self.exchange_seconds(nbytes)
         return result
 
     # a step -----------------------------------------------------------------------------------------------------------
@@ -235,7 +253,7 @@ class StepModel:
             forward, backward = forward + count * one.forward, backward + count * one.backward
             for axis, seconds in one.messages.items():
                 messages[axis] = messages.get(axis, 0.0) + count * seconds
-        tokens = e.micro_batch * self.job.length / e.cp
+        tokens = self._tokens
         if rank == e.pp - 1:
             head = self.products_seconds(2 * tokens * model.width * model.vocabulary / e.tp)
             loss = self.moved_seconds(16 * tokens * model.vocabulary / e.tp)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from minidist.planning.cluster.layout import Job, busiest, stage_layers
+from minidist.planning.cluster.layout import Job, stage_layers
 from minidist.planning.cluster.memory import in_flight, rank_parameters
 from minidist.planning.cluster.search import Plan, Search
 from minidist.planning.cluster.step_time import StepModel
@@ -88,7 +88,7 @@ def best_table(plan: Plan) -> str:
 
 def refused_table(search: Search, most: int = 3) -> str:
     """Format how many layouts do not fit or are impossible, with examples: those that need least."""
-    if not search.refused:
+    if not (search.too_large or search.impossible):
         return ""
     impossible = Counter(reason for _, reason in search.impossible)
     large, others = len(search.too_large), len(search.impossible)
@@ -173,35 +173,21 @@ def _bubble_lines(plan: Plan) -> list[str]:
 def _message_lines(plan: Plan) -> list[str]:
     """Return the formula of each axis's messages: how many there are, and how long one takes."""
     e, job, exposed = plan.layout, plan.job, plan.time.exposed
-    step = StepModel(e, job, plan.machine, plan.calibration)
-    tokens = e.micro_batch * job.length / e.cp
-    again = e.runs_forward_twice
-    width = 2 * tokens * job.model.width
-    # Of each axis: messages of a layer, their name, and the bytes, ranks and distance of a ring.
-    rings = {
-        "tp": (4 + 2 * again, "all-reduces", (width, e.tp, 1, 2)),
-        "cp": (3 + again, "rings of keys and values", (4 * tokens * job.model.kv_size / e.tp * e.cp, e.cp, e.tp, 1)),
-    }
-    lines = []
-    for axis, (count, what, (nbytes, ranks, stride, passes)) in rings.items():
-        if axis in exposed:
-            one = step.ring_seconds(nbytes, ranks, stride, passes)
-            lines.append(
-                _product(axis, exposed[axis], e.microbatches, count, what, one)
-                + _ring(step, nbytes, ranks, stride, passes)
-            )
+    step, lines = StepModel(e, job, plan.machine, plan.calibration), []
+    names = {"tp": "all-reduces", "cp": "rings of keys and values"}
+    for axis, (count, ring) in step.rings().items():
+        one = step.ring_seconds(*ring)
+        lines.append(_product(axis, exposed[axis], e.microbatches, count, names[axis], one) + _ring(step, *ring))
     if "ep" in exposed:
-        nbytes = busiest(e, job) * width * job.model.top_k / (e.tp if e.sequence_parallel else 1)
+        count, nbytes = step.exchanges()
         one = step.exchange_seconds(nbytes)
-        lines.append(
-            _product("ep", exposed["ep"], e.microbatches, 4 + 2 * again, "exchanges", one)
-            + f"; an exchange is of {nbytes:.5g} B"
-        )
+        product = _product("ep", exposed["ep"], e.microbatches, count, "exchanges", one)
+        lines.append(f"{product}; an exchange is of {nbytes:.5g} B")
     if "pp" in exposed:
         one = exposed["pp"] / e.microbatches / (2 * e.vp)
         lines.append(
             f"pp messages = {e.microbatches} micro-batches x 2 directions x {e.vp} chunks x {one:.5g} s ="
-            f" {exposed['pp']:.5g} s; one is of {width / e.tp:.5g} B"
+            f" {exposed['pp']:.5g} s; one is of {2 * e.micro_batch * job.length / e.cp * job.model.width / e.tp:.5g} B"
         )
     if "dp" in exposed:
         lines.append(_data_line(plan))

@@ -23,6 +23,7 @@ import numpy as np
 from minidist.collectives import bus_factor, load_algorithm
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.auto import choose
+from minidist.collectives.tuning import TOLERANCE
 from minidist.comm import SimWorld
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import MinidistError, UsageError
@@ -195,15 +196,18 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _cost_of_choosing(auto: list[dict[str, Any]]) -> list[str]:
-    """Return the line that says what a wrong choice of "auto" costs."""
+    """Return the line that says what a wrong choice of "auto" costs, and the remedy where that is more than a tenth."""
     if not auto:
         return []
     worst = max(auto, key=lambda row: row["to_best"])
     choice = max(auto, key=lambda row: row["choice_to_best"])
-    return [
+    lines = [
         f"auto / best of ours: at most {worst['to_best']:.2f}, at {worst['bytes']:,} B; the algorithms that it"
         f" chose, called by name: at most {choice['choice_to_best']:.2f}, at {choice['bytes']:,} B"
     ]
+    if choice["choice_to_best"] > TOLERANCE:
+        lines.append("auto chose a slower algorithm: with MINIDIST_TUNING=refresh the next run measures them anew")
+    return lines
 
 
 def simulated_rows() -> list[dict[str, Any]]:

@@ -15,8 +15,10 @@ import numpy as np
 
 from minidist.comm.buffers import OpenMessages, WorkArrays, changed, contents
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
+from minidist.comm.sim.state import RunState
+from minidist.comm.tags import LocatedRequest
 from minidist.core.comm.point_to_point import Request, Work
-from minidist.core.comm.sim.state import SimRequest, SimState, Stream
+from minidist.core.comm.sim.state import Stream
 
 
 class Watched:
@@ -36,15 +38,15 @@ class Watched:
 class BufferWatch:
     """The memory in flight of all ranks of a run."""
 
-    def __init__(self, state: SimState) -> None:
+    def __init__(self, state: RunState) -> None:
         self.state = state
-        self.watched: dict[SimRequest, Watched] = {}
+        self.watched: dict[LocatedRequest, Watched] = {}
         self.open = [OpenMessages() for _ in range(state.size)]
         self.works = [WorkArrays(rank) for rank in range(state.size)]
 
     # messages ---------------------------------------------------------------------------------------------------------
 
-    def posted(self, request: SimRequest) -> None:
+    def posted(self, request: LocatedRequest) -> None:
         """Raise when the memory is that of another message or work; watch it while other code runs."""
         stream, rank, nonblocking = request.stream, request.stream.rank, request.nonblocking
         if nonblocking or self.open[rank].start_of:
@@ -57,7 +59,7 @@ class BufferWatch:
         if nonblocking or not stream.is_main:
             self.watched[request] = Watched(request.array, nonblocking)
 
-    def meet(self, send: SimRequest, receive: SimRequest) -> bool:
+    def meet(self, send: LocatedRequest, receive: LocatedRequest) -> bool:
         """Raise when a buffer has changed since its post; put aside what a program must not see before its wait."""
         if not self.watched:
             return False
@@ -73,21 +75,21 @@ class BufferWatch:
             watched.contents = contents(receive.array)
         return True
 
-    def verify(self, request: SimRequest) -> None:
+    def verify(self, request: LocatedRequest) -> None:
         """Raise BufferReuseError when the buffer of a message is not as it was."""
         watched = self.watched.get(request)
         # A buffered send holds a copy: its array may be written.
         if watched is not None and watched.array is request.array and contents(request.array) != watched.contents:
             self._raise_changed(request)
 
-    def waiting(self, request: SimRequest) -> None:
+    def waiting(self, request: LocatedRequest) -> None:
         """Note that the program waits for a message, and runs no other code."""
         watched = self.watched.get(request) if self.watched else None
         if watched is not None and watched.open:
             watched.open = False
             self.open[request.stream.rank].close(request)
 
-    def ended(self, request: SimRequest) -> None:
+    def ended(self, request: LocatedRequest) -> None:
         """Raise when the buffer of a message has changed; give the program what has arrived."""
         if not self.watched:
             return
@@ -97,7 +99,7 @@ class BufferWatch:
         if watched is not None and watched.arrived is not None and request.error is None:
             request.array[...] = watched.arrived
 
-    def _raise_changed(self, request: SimRequest) -> NoReturn:
+    def _raise_changed(self, request: LocatedRequest) -> NoReturn:
         """Raise the error for a message whose buffer is not as it was, with the line that its rank has come to."""
         rank = request.stream.rank
         raise changed(rank, request.describe(), self._line_of(rank))
@@ -131,7 +133,7 @@ class BufferWatch:
         if stream.is_main and self.works[stream.rank].running:
             self.works[stream.rank].check(self._line_of)
 
-    def goes_on(self, stream: Stream) -> None:
+    def goes_on(self, stream: Stream, on: Request | Work) -> None:
         """Take the arrays as the streams have left them."""
         if stream.is_main and self.works[stream.rank].running:
             self.works[stream.rank].refresh()

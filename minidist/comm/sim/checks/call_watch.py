@@ -16,11 +16,13 @@ from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.communicator import Claim, unlike_claims
 from minidist.comm.header import compare, header_of, is_of_replicas
-from minidist.comm.tags import OWN_TAG
+from minidist.comm.message_checks import OWN_TAG
+from minidist.comm.sim.state import RunState
+from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.fibers import current
 from minidist.core.comm.point_to_point import MAX_TAG, PointToPoint, Request, Work
-from minidist.core.comm.sim.state import SimRequest, SimState, Stream
+from minidist.core.comm.sim.state import Stream
 
 KEPT_CALLS = 8  # of a rank: sends are synchronous, so no rank is far ahead; and there may be 10,000 ranks
 
@@ -41,7 +43,7 @@ class CallWatch:
     unlike: two ranks' calls differ, which ends the run.
     """
 
-    def __init__(self, state: SimState, block: Callable[[Request | Work], None]) -> None:
+    def __init__(self, state: RunState, block: Callable[[Request | Work], None]) -> None:
         self.state, self.block = state, block
         self.logs: dict[str, dict[int, CallLog]] = defaultdict(dict)  # by communicator and world rank
         self.claims: dict[tuple[str, int], Claim] = {}  # by origin and world rank
@@ -87,7 +89,7 @@ class CallWatch:
             del self.values[key]
         return value != first
 
-    def meet(self, send: SimRequest, receive: SimRequest) -> bool:
+    def meet(self, send: LocatedRequest, receive: LocatedRequest) -> bool:
         """Raise when the two sides of a message differ."""
         source, target = send.array, receive.array
         if (

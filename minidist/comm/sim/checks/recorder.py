@@ -6,18 +6,19 @@ Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
 
 from minidist.comm.header import dtype_name
+from minidist.comm.tags import LocatedRequest
 from minidist.core.base.trace import MessageEvent, current_purpose
 from minidist.core.comm.point_to_point import ANY
-from minidist.core.comm.sim.state import SimRequest, SimState
+from minidist.core.comm.sim.state import SimState
 
 
 class Recorder:
-    """Keeps an event of every message; that of a request is `SimRequest.event`."""
+    """Keeps an event of every message; that of a request is `LocatedRequest.event`."""
 
     def __init__(self, state: SimState) -> None:
         self.traces = state.traces
 
-    def posted(self, request: SimRequest) -> None:
+    def posted(self, request: LocatedRequest) -> None:
         """Record that a message is posted."""
         comm, stream = request.comm, request.stream
         request.event = event = MessageEvent(
@@ -30,7 +31,7 @@ class Recorder:
             current_purpose(),
             comm.operation,
             comm.name,
-            request.posted,
+            request.arrival,
             -1.0,
             -1.0,
             0,
@@ -39,13 +40,13 @@ class Recorder:
         )
         self.traces[stream.rank].messages.append(event)
 
-    def waiting(self, request: SimRequest) -> None:
+    def waiting(self, request: LocatedRequest) -> None:
         """Record when it starts: a receive when it is waited for, a send when its bytes leave the port."""
         event = request.event
         assert event is not None
         event.start = request.stream.time if request.kind == "receive" else request.depart
 
-    def ended(self, request: SimRequest) -> None:
+    def ended(self, request: LocatedRequest) -> None:
         """Record when it ends."""
         event = request.event
         assert event is not None
@@ -58,8 +59,16 @@ class Totals:
     def __init__(self, state: SimState) -> None:
         self.traces = state.traces
 
-    def posted(self, request: SimRequest) -> None:
+    def posted(self, request: LocatedRequest) -> None:
         """Count a send, for each rank that the one which runs stands for."""
         if request.kind == "send":
             trace = self.traces[request.stream.rank]
             trace.add_to_totals(current_purpose(), trace.ranks, trace.ranks * request.nbytes)
+
+
+class Lines:
+    """Finds the line of every message when it is posted, where the stack of a rank that waits cannot be looked at."""
+
+    def posted(self, request: LocatedRequest) -> None:
+        """Note the line."""
+        request.posted_at = request.site

@@ -5,8 +5,9 @@ is deterministic; when no fiber can run, none ever will, and the report can say 
 which. Sends are synchronous by default (they complete when the receive is posted): a program that relies on buffering
 deadlocks here, always, instead of on the day when its messages grow.
 
-    hub (the scheduler) ──▶ a stream runs until it blocks ──▶ hub ──▶ the next stream that is ready
-    none is ready:  [1] match one receive from any rank, else  [2] all have returned, or it is a deadlock
+    hub (the scheduler) ──▶ a stream runs until it blocks ──▶ the next stream that is ready ──▶ ... ──▶ hub
+    none is ready:  [1] match one receive from any rank, where the world has such receives, else
+                    [2] all have returned, or it is a deadlock
 
 `Sim` moves messages and checks nothing. The world that programs run in is `SimWorld`: a `Sim` with watchers, which
 compare, record, and end what hangs.
@@ -16,48 +17,42 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
 
 import contextvars
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from minidist.core.base.errors import CommunicationError, DeadlockError, UsageError
-from minidist.core.base.fibers import FiberExit, current, spawn, throw
+from minidist.core.base.fibers import DIRECT, FiberExit, current, spawn, throw
 from minidist.core.base.trace import SpanEvent, Trace
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.comm.sim.matching import Matching
-from minidist.core.comm.sim.state import SimRequest, SimState, Stream
+from minidist.core.comm.sim.state import SimState, Stream
 
 
 class Sim:
-    """`ranks` virtual ranks that run one function.
-
-    eager_bytes: sends of at most this number of bytes are buffered and complete at once; 0 (default): every send is
-    synchronous. links: the alpha-beta cost model. chooser: which message a receive from
-    any rank gets; default: the earliest.
+    """`ranks` virtual ranks that run one function. links: the alpha-beta cost model.
 
     `run(main, *arguments)` calls `main(comm, *arguments)` on every rank and returns the list of results. An exception
     on any rank ends the run and is raised here, with a note naming the rank.
     """
 
-    comm_class, requests = Comm, SimRequest  # what a rank gets, and what a message in flight is
-    checks = unchecked = reuses_calls = folds = reports_lines = False
+    comm_class: type[Comm] = Comm  # what a rank gets
+    state_class: type[SimState] = SimState
+    folds = False  # whether one rank stands for many: see `FoldedWorld`
     state: SimState  # of the run, or of the last one
     matching: Matching
     post: Callable[..., Request]  # the messages of a run go straight to its `Matching`
     wait: Callable[[Any], None]
 
-    def __init__(
-        self, ranks: int, *, eager_bytes: int = 0, links: LinkModel | None = None, chooser: Any = None
-    ) -> None:
+    def __init__(self, ranks: int, *, links: LinkModel | None = None) -> None:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
-        self.size, self.eager_bytes, self.links, self.chooser = ranks, eager_bytes, links or LinkModel(), chooser
+        self.size, self.links = ranks, links or LinkModel()
+        self.running_ranks: Sequence[int] = range(ranks)  # all of them; a subclass may let some stand for others
 
     # running ----------------------------------------------------------------------------------------------------------
 
@@ -65,20 +60,9 @@ class Sim:
         """Call `main(comm, *arguments)` on every rank; return the list of results."""
         # Everything that belongs to this run is new: streams, queues, clocks, records.
         mains = [Stream(rank, "main", is_main=True) for rank in range(self.size)]
-        state = self.state = SimState(
-            self.size,
-            self.links,
-            self.requests,
-            self.chooser,
-            self.eager_bytes or -1,
-            self._traces(),
-            self._ready_queue([mains[rank] for rank in self.running_ranks()]),
-            mains,
-            running=mains[0],
-        )
-        self.on_switch: list[Callable[[Stream], None]] = []
-        self.on_block: list[Callable[[Stream, Request | Work], None]] = []
-        self.on_resume: list[Callable[[Stream], None]] = []
+        ready = self._ready_queue([mains[rank] for rank in self.running_ranks])
+        traces = [Trace(rank, self.size, keeps_events=False) for rank in range(self.size)]
+        self.state = self.state_class(self.size, self.links, traces, ready, mains, mains[0])
         self.matching = self._new_matching()
         self.post, self.wait = self.matching.post, self.matching.wait
 
@@ -87,12 +71,11 @@ class Sim:
 
         def program(stream: Stream) -> None:
             comm = self.comm_class(self, "world", range(self.size), stream.rank)
-            results[stream.rank] = self._result(lambda: main(comm, *arguments, **keywords), main, stream.rank)
-            state.returned.add(stream.rank)
+            results[stream.rank] = self._result(partial(main, comm, *arguments, **keywords), main, stream.rank)
 
         # Each with a separate context, because ranks set context variables (purpose, autocast).
         self.hub = current()
-        for rank in self.running_ranks():
+        for rank in self.running_ranks:
             mains[rank].fiber = spawn(program, mains[rank], contextvars.copy_context(), self.hub)
 
         # Run them. Whatever ends the run, no fiber stays behind.
@@ -102,14 +85,6 @@ class Sim:
         finally:
             self._end_streams()
         return results
-
-    def running_ranks(self) -> Sequence[int]:
-        """Return the ranks that run: all of them. A subclass may let some stand for others."""
-        return range(self.size)
-
-    def _traces(self) -> list[Trace]:
-        """Return the empty record of every rank."""
-        return [Trace(rank, self.size, keeps_events=False) for rank in range(self.size)]
 
     def _ready_queue(self, streams: Sequence[Stream]) -> deque[Stream]:
         """Return the queue of streams that can run. A test takes another order: times and results must not change."""
@@ -129,17 +104,16 @@ class Sim:
     def _schedule(self) -> None:
         # Round after round: every stream that is ready runs until it blocks.
         state, ready = self.state, self.state.ready
+        self.direct = DIRECT and type(ready) is deque  # another queue has another order
         while True:
             while ready:
                 state.running = stream = ready.popleft()
                 stream.waiting = None
-                for switched in self.on_switch:
-                    switched(stream)
                 assert stream.fiber is not None
                 try:
                     stream.fiber.switch()
                 except (Exception, SystemExit) as error:
-                    self._annotate(error, stream)
+                    self._annotate(error, state.running)
                     raise
             if not self._idle():  # [1] of the picture
                 break
@@ -149,8 +123,8 @@ class Sim:
             raise self._deadlock([stream for stream in state.streams() if stream.waiting is not None])
 
     def _idle(self) -> bool:
-        """No stream can run: let one go on. Returns False when there is none."""
-        return self.matching.match_one_wildcard()
+        """No stream can run: let one go on. Returns False when there is none: only a subclass knows some."""
+        return False
 
     def _deadlock(self, blocked: list[Stream]) -> DeadlockError:
         """Return the error for a run whose streams are blocked: what each of them waits in."""
@@ -166,26 +140,27 @@ class Sim:
         error.add_note(f"raised on rank {stream.rank} of {self.size}{where}, virtual time {stream.time:.6g} s")
 
     def _end_streams(self) -> None:
+        self.direct = False
         # Blocked fibers would stay in memory with all their arrays; ending them runs their `finally` blocks.
         for stream in self.state.streams():
             if stream.fiber is not None and not stream.fiber.dead:
-                # Where it waited is known as long as it waits.
-                if isinstance(stream.waiting, Request):
-                    stream.waiting.posted_at = stream.waiting.site
                 self.state.running = stream
                 with suppress(Exception):  # of the rank's own `finally`; the error that ended the run is what counts
                     throw(stream.fiber, FiberExit)
 
     def _block(self, on: Request | Work) -> None:
         """Let the other streams run until `on` wakes this one."""
-        stream = self.state.running
-        for pausing in self.on_block:
-            pausing(stream, on)
-        stream.waiting = on
-        stream.handling = sys.exc_info()[1]
-        self.hub.switch()
-        for resumed in self.on_resume:
-            resumed(stream)
+        state = self.state
+        state.running.waiting = on
+        # The next one that is ready runs at once, as the hub would choose it. Only the hub starts a fiber, because its
+        # stack would stand on this one's.
+        ready = state.ready
+        if ready and self.direct and ready[0].waiting is not None:
+            state.running = stream = ready.popleft()
+            stream.waiting = None
+            stream.fiber.switch()  # type: ignore[union-attr]
+        else:
+            self.hub.switch()
 
     # streams ----------------------------------------------------------------------------------------------------------
 
@@ -271,11 +246,3 @@ class Sim:
     def end_time(self) -> float:
         """Virtual seconds until the last rank's main program returned."""
         return max(stream.time for stream in self.state.mains)
-
-    # what a world that checks does in addition ------------------------------------------------------------------------
-
-    def register(self, comm: PointToPoint, origin: str, label: str) -> None:
-        """Note that a communicator was made on this rank. origin, label: see `Comm`."""
-
-    def called(self, comm: PointToPoint, call: PointToPoint, array: np.ndarray | None, root: int | None) -> None:
-        """Note that this rank begins a collective call on `comm`, and what it passes to it."""

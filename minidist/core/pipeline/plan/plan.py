@@ -6,9 +6,8 @@
 A stage is placed on the rank that computes its actions; nothing else says where it is. In DualPipe, and where a stage
 is replicated, several ranks compute one stage, each for different micro-batches.
 
-An action is what a rank does to one micro-batch at one stage, stored as an integer.
-
-A plan of 1,024 ranks and 4,096 micro-batches has eight million actions, so an action is stored as a number:
+An action is what a rank does to one micro-batch at one stage. A plan of 1,024 ranks and 4,096 micro-batches has eight
+million of them, so an action is stored as a number:
 
     stage | micro-batch | kind          F(2, 0) is stage 2's forward of micro-batch 0 and prints as 2F0
 

@@ -25,10 +25,9 @@ import numpy as np
 from minidist.core.autograd import MeanOfRows, Tensor, no_grad, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.fingerprint import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import watchers
-from minidist.core.collectives import all_reduce, broadcast
+from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.pipeline.lowering import lower
 from minidist.core.pipeline.plan import Plan, actions_of
@@ -126,10 +125,7 @@ class Pipeline:
 
     def agree(self, reduce: Reduction, tied: Sequence[str]) -> None:
         """Check that all ranks have the same plan, and tell them which parameters this one has (startup)."""
-        mine = fingerprint(self.plan.to_csv())
-        with purpose("startup"):
-            first: Any = broadcast(self.comm, mine.copy())
-        self.refusals.check_same_plan(self.comm.rank, mine, first)
+        self.refusals.check_same_plan(self.comm, self.plan)
         reduce.bind(self.comm, self.plan, self.stages, tied)
 
     # --- a step ---
@@ -227,9 +223,11 @@ class Pipeline:
                     # A reducer finishes by itself at the end of a pass, but that pass (I) is over.
                     for reducer in self.reduce.reducers.get(stage, ()) if self.reduce.each else ():
                         reducer.finish()
-                # Recomputation: the second forward from the kept input, this time recorded.
+                # Recomputation: the second forward from the kept input, this time recorded. Of the first one nothing is
+                # alive.
                 else:
-                    self.alive[stage, i] = self.recompute(stage, i)
+                    leaves, _ = self.alive[stage, i]
+                    self.alive[stage, i] = leaves, self.outputs_of(stage, i, leaves)
             self.comm.advance_clock(name)
 
     def sum_gradients(self) -> None:
@@ -264,11 +262,6 @@ class Pipeline:
             self.losses[i] = output.item() if output.size == 1 else 0.0
         else:
             self.messages.enqueue(("F", stage + 1, i), list(map(attrgetter("data"), outputs)))
-
-    def recompute(self, stage: int, i: int) -> tuple[list[Any], list[Tensor]]:
-        """Run the forward of (stage, i) again from its kept leaves; nothing of the first run outlives the call."""
-        leaves, _ = self.alive[stage, i]
-        return leaves, self.outputs_of(stage, i, leaves)
 
     def outputs_of(self, stage: int, i: int, leaves: list[Any]) -> list[Tensor]:
         """Return the outputs of a stage; of the last stage, the loss."""

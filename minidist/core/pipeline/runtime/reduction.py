@@ -17,7 +17,7 @@ from minidist.core.comm import Comm
 from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.shared import SharedGradients, SharedShards
+from minidist.core.pipeline.runtime.shared import SharedGradients
 from minidist.core.pipeline.runtime.stages import PipelineStage
 
 
@@ -44,10 +44,7 @@ class Reduction:
     def bind(self, comm: Comm, plan: Plan, stages: Mapping[int, PipelineStage], tied: Sequence[str]) -> None:
         """Make what sums the gradients of these stages. Every rank of the pipeline calls it: it sends (startup)."""
         parameters = {n: stage.parameters for n, stage in stages.items()}
-        if self.shards is None:
-            self.shared = SharedGradients(comm.dup(), parameters, tied)
-        else:
-            self.shared = SharedShards(comm.dup(), parameters, tied, self.shards)
+        self.shared = SharedGradients(comm.dup(), parameters, tied, self.shards)
         self.reducers = self.given or {}
         if self.given is None and self.data is not None and self.data.size > 1:
             self.reducers = hooks.replica_reducers(stages, self.data, self.algorithm)

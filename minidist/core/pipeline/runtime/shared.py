@@ -22,6 +22,8 @@ Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py, test
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.fingerprint import fingerprint, fingerprint_number
+from minidist.core.base.layout import cut
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, PointToPoint
@@ -50,15 +53,22 @@ class Group:
 
 
 class SharedGradients:
-    """Finds the shared parameters of all stages and adds their gradients.
+    """Finds the shared parameters of all stages and adds their gradients, or the shards of these.
 
-    groups: the shared parameters that this rank has. stages: those with any of them. copies: (stage, rank, name) of
-    every place but a parameter's first, which a norm must not count again.
+    shards: this rank's, by stage, where gradients are sharded. groups: the shared parameters that this rank has.
+    stages: those with any of them. copies: (stage, rank, name) of every place but a parameter's first, which a norm
+    must not count again.
     """
 
-    def __init__(self, comm: Comm, parameters: Mapping[int, Sequence[Parameter]], tied: Sequence[str]) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        parameters: Mapping[int, Sequence[Parameter]],
+        tied: Sequence[str],
+        shards: Mapping[int, Sequence[Shard]] | None = None,
+    ) -> None:
         # Every rank tells every other which parameters it has, by a digest of name and values.
-        self.comm = comm
+        self.comm, self.shards = comm, shards
         self.mine = {(stage, p.name): p for stage, ps in parameters.items() for p in ps if p.requires_grad}
         names = {word_of(name): name for _, name in self.mine}
         rows = [[stage, word_of(name), *digest_of(parameter)] for (stage, name), parameter in self.mine.items()]
@@ -71,14 +81,21 @@ class SharedGradients:
     def add(self) -> None:
         """Make every copy's gradient the sum over all places."""
         for group in self.groups:
-            own = [place for place in group.places if place[1] == self.comm.rank]
-            if own:
-                with purpose("tied" if group.tied else "gradient_reduce"):
-                    self._add(group, own)
+            own = {place: self._gradients(place[0], group) for place in group.places if place[1] == self.comm.rank}
+            if not own:
+                continue
+            flats = [self.mine[stage, group.names[0]].flat for stage, _ in own]
+            matching = hooks.pipeline_refusals().matching(self.comm, group.names[0], flats)
+            sums = {place: xp.concatenate([array.reshape(-1) for array in found]) for place, found in own.items()}
+            with purpose("tied" if group.tied else "gradient_reduce"):
+                total = sum_over_places(matching or self.comm, group, sums)
+            for found in own.values():
+                for array, part in zip(found, cut(total, [array.size for array in found]), strict=True):
+                    array[...] = part.reshape(array.shape)
 
     def mark_added(self) -> None:
         """Mark the sums as reduced: a second step without `zero_grad` sets them aside and sums only what is new."""
-        for group in self.groups:
+        for group in self.groups if self.shards is None else ():  # a shard holds only sums
             for stage, rank in group.places:
                 if rank == self.comm.rank:
                     for name in group.names:
@@ -86,26 +103,12 @@ class SharedGradients:
 
     def _gradients(self, stage: int, group: Group) -> list[Any]:
         """Return the arrays of a group's gradients on this rank's stage, in an order that all places have."""
-        gradients = []
-        for name in group.names:
-            parameter = self.mine[stage, name]
+        if self.shards is not None:
+            return [shard.grad_buffer() for shard in self.shards[stage] if set(shard.flat.names) <= set(group.names)]
+        parameters = [self.mine[stage, name] for name in group.names]
+        for parameter in parameters:
             parameter.zero_fill()  # when nothing was added to it
-            gradients.append(parameter.gradient.local)
-        return gradients
-
-    def _add(self, group: Group, own: list[Place]) -> None:
-        gradients = {place: self._gradients(place[0], group) for place in own}
-        sums = {place: xp.concatenate([array.reshape(-1) for array in found]) for place, found in gradients.items()}
-        name = group.names[0]
-        matching = hooks.pipeline_refusals().matching(
-            self.comm, name, [self.mine[stage, name].flat for stage, _ in own]
-        )
-        total = sum_over_places(matching or self.comm, group, sums)
-        for found in gradients.values():
-            start = 0
-            for array in found:
-                array[...] = total[start : start + array.size].reshape(array.shape)
-                start += array.size
+        return [parameter.gradient.local for parameter in parameters]
 
 
 def sum_over_places(comm: PointToPoint, group: Group, sums: Mapping[Place, Any]) -> Any:
@@ -114,22 +117,23 @@ def sum_over_places(comm: PointToPoint, group: Group, sums: Mapping[Place, Any])
     sums: those of this rank's places. Each place's array goes to every other rank of the group.
     """
     requests, by_place, like = [], dict(sums), next(iter(sums.values()))
+    others = sorted({rank for _, rank in group.places} - {comm.rank})
     for tag, place in enumerate(group.places):
         if place not in sums:
             by_place[place] = xp.empty_like(like)
             requests.append(comm.irecv(by_place[place], place[1], tag))
     for tag, place in enumerate(group.places):
         if place in sums:
-            others = sorted({rank for _, rank in group.places} - {comm.rank})
             requests += [comm.isend(sums[place], rank, tag) for rank in others]
     comm.waitall(requests)
-    total: Any = None
-    for stage in sorted({stage for stage, _ in group.places}):
-        of_stage: Any = None
-        for place in sorted(place for place in group.places if place[0] == stage):
-            of_stage = by_place[place] if of_stage is None else of_stage + by_place[place]
-        total = of_stage if total is None else total + of_stage
-    return total
+
+    # Of a stage first, then of all; the places are in this order.
+    of_stages: dict[int, Any] = {}
+    for stage, rank in group.places:
+        part = by_place[stage, rank]
+        of_stages[stage] = of_stages[stage] + part if stage in of_stages else part
+    first, *rest = of_stages.values()
+    return reduce(add, rest, first)
 
 
 def _groups(table: Sequence[Row], tied: Collection[int], names: Mapping[int, str]) -> list[Group]:
@@ -169,24 +173,3 @@ def _gather_rows(comm: Comm, rows: Any) -> list[list[int]]:
         flat = np.asarray(all_gather(comm, rows.reshape(-1), counts=[ROW * count for count in counts]))
     ranks = [rank for rank, count in enumerate(counts) for _ in range(count)]
     return [[rank, *row] for rank, row in zip(ranks, flat.reshape(-1, ROW).tolist(), strict=True)]
-
-
-class SharedShards(SharedGradients):
-    """Finds the shared parameters as `SharedGradients` does, and adds shards; shards: this rank's, by stage."""
-
-    def __init__(
-        self,
-        comm: Comm,
-        parameters: Mapping[int, Sequence[Parameter]],
-        tied: Sequence[str],
-        shards: Mapping[int, Sequence[Shard]],
-    ) -> None:
-        super().__init__(comm, parameters, tied)
-        self.shards = shards
-
-    def mark_added(self) -> None:
-        """Do nothing: a shard holds only sums."""
-
-    def _gradients(self, stage: int, group: Group) -> list[Any]:
-        units = [shard for shard in self.shards[stage] if set(shard.flat.names) <= set(group.names)]
-        return [shard.grad_buffer() for shard in units]

@@ -70,7 +70,7 @@ def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tup
 
     model.blocks: what it can be cut between. model.stage(first, last, is_first, is_last): a module that computes blocks
     first..last-1 of what the stage before returns, with what comes in front of all blocks, and behind them. A parameter
-    that two stages use is a copy of the same name in one of them (`nn.language_model.with_own_weight`).
+    that two stages use is a copy of the same name in one of them (`nn.gpt.with_own_weight`).
     """
     refusals = hooks.pipeline_refusals()
     refusals.check_model(model, stages)
