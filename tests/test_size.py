@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_843,
     "comm": 6_323,
     "commands": 5_319,
-    "course": 12_684,
+    "course": 12_689,
     "core": 10_916,
     "data": 1_610,
     "debug": 9_999,
