@@ -111,7 +111,7 @@ class SimWorld(FindsLines, Sim):
                 "inside a run"
             )
         if not callable(main):
-            raise UsageError(f"SimWorld.run({quoted(main)}); pass a function, which each rank calls with its communicator")
+            raise UsageError(f"SimWorld.run({quoted(main)}); pass a function, which each rank calls with its comm")
         self.place, self.looking_ahead, self.in_run = "", False, True
         self.thread = get_ident()  # that runs the ranks
         self.programs: dict[int, int] = {}  # ranks whose program runs in another thread: its identifier
