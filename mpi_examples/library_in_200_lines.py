@@ -9,7 +9,7 @@ Start reading here: the rest of minidist builds on the same four parts.
     FlatParameters              one array for the parameters of a unit (here a layer) and one for their gradients;
                                 `bind` makes the parameters views of an array, `release` lets go of it (core/nn/flat.py)
     comm                        send, recv, isend: messages between ranks, simulated or by MPI (core/comm/)
-    all_gather, reduce_scatter  what all ranks do together: the call waits for it, or it runs in a stream beside the
+    all_gather, reduce_scatter  what all ranks do together: the call waits for it, or it runs in a stream next to the
                                 program (core/collectives/)
 
 Each program is a function of a communicator, and its result equals that of one device bit for bit.
@@ -103,7 +103,7 @@ def in_order(parts):
 def zero3(comm, micro_batches=2):
     """Keep the parameters as shards: gather a layer for its forward and its backward, and scatter its gradient's sum.
 
-    The reductions run in a stream of their own while backward goes on. Returns this rank's shard of the summed
+    The reductions run in a separate stream while backward goes on. Returns this rank's shard of the summed
     gradient of each layer, added over micro-batches after each reduction.
     """
     layers = build_layers()

@@ -10,11 +10,11 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.comm.message_checks import MASKED
+from minidist.comm.message_checks import MASKED, may_overlap
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import add_into, is_half, quiet_overflow
 from minidist.core.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
-from minidist.core.base.layout import chunk_sizes, may_overlap
+from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives.operations import UFUNCS
 from minidist.core.comm.mesh import check_communicator
 from minidist.core.comm.point_to_point import PointToPoint

@@ -14,7 +14,6 @@ import numpy as np
 
 from minidist.comm.call_site import CallSite, call_site
 from minidist.core.base.errors import BufferReuseError, UsageError
-from minidist.core.base.layout import may_overlap
 from minidist.core.comm.communicator import CollectiveCall
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request
 
@@ -24,6 +23,11 @@ from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Reques
 OWN_TAG = 2**15
 MAX_OWN_TAG = 255  # the highest tag that a message of a collective call may name
 MASKED = "a masked array, whose mask is not sent; pass array.filled(0), or the data and the mask"
+
+
+def may_overlap(a: Any, b: Any) -> bool:
+    """Return whether two arrays may share memory."""
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.size > 0 and np.may_share_memory(a, b)
 
 
 class CheckedMessages(PointToPoint):
@@ -40,7 +44,6 @@ class CheckedMessages(PointToPoint):
     calls_before = bytes(2)
 
     def wait(self, request: Request) -> np.ndarray:
-        """Block until the request is complete; return its array."""
         if not isinstance(request, Request):
             raise UsageError(
                 f"rank {self.rank}: wait for {_article(request)}, at {self.site or call_site(sys._getframe(1))}; pass"
@@ -53,7 +56,6 @@ class CheckedMessages(PointToPoint):
     def sendrecv(
         self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
     ) -> None:
-        """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
         # The short way, where nothing is checked or recorded: one call of MPI's.
         world = self.world
         if world.unchecked and world.exchange(self, outgoing, dest, incoming, source, tag):

@@ -76,15 +76,15 @@ class AnySource(Matching):
 
         # The wildcard now has a source, and meets the oldest message of it.
         context, source, destination, tag = key = found[chosen][1]
-        receive = self.open[context, destination, tag][0]
+        receive: Any = self.open[context, destination, tag][0]
         receive.peer, receive.other = receive.comm.members.index(source), source
-        self.matched(receive)
-        self.deliver(take(self.sends, key), receive)
+        if receive.event is not None:
+            receive.event.peer = source
+        send = self.sends[key][0]
+        remove(self.sends, key, send)
+        self.deliver(send, receive)
         self.withdraw(receive)
         return True
-
-    def matched(self, receive: SimRequest) -> None:
-        """Note the source that a receive from any rank has got."""
 
     def _candidates(self) -> list[tuple[Candidate, Key]]:
         """Return every match of a wildcard that there could be now, sorted: not in the order of the schedule."""
@@ -110,14 +110,6 @@ class AnySource(Matching):
             Matching.receive(self, receives.pop(0))
         if not receives:
             del self.open[context, rank, tag]
-
-
-def take(queues: dict[Any, list[SimRequest]], key: Any) -> SimRequest:
-    """Remove and return the oldest request of a queue; an empty queue is deleted."""
-    queue = queues[key]
-    if len(queue) == 1:
-        del queues[key]
-    return queue.pop(0)
 
 
 def remove(queues: dict[Any, list[SimRequest]], key: Any, request: SimRequest) -> None:

@@ -21,6 +21,7 @@ from minidist.comm.sim.state import RunState
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.trace import current_purpose
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
+from minidist.core.comm.sim.matching import Matching
 from minidist.core.comm.sim.state import Key, SimRequest
 
 
@@ -35,7 +36,8 @@ class Watched(AnySource):
         )
         # The messages that take no time: see `LinkModel.free_startup`.
         self.free: set[SimRequest] = set()
-        if state.links.free_startup:
+        self.free_startup = state.links.free_startup
+        if self.free_startup:
             usual = self.cost_of or (lambda request: (self.alpha, self.beta, self.overhead))
             self.cost_of = lambda request: (0.0, 0.0, 0.0) if request in self.free else usual(request)
 
@@ -44,21 +46,21 @@ class Watched(AnySource):
     ) -> SimRequest:
         for posting in self.on_posting:
             posting(self.state.running, comm)
-        return super().post(comm, kind, array, peer, tag, nonblocking)
+        return Matching.post(self, comm, kind, array, peer, tag, nonblocking)
 
     def send(self, request: SimRequest) -> None:
         self._posted(request)
         request.complete = request.nbytes <= self.state.eager_limit
-        super().send(request)
+        Matching.send(self, request)
 
     def receive(self, request: SimRequest) -> None:
         if request.peer == ANY:
             request.other = ANY
         self._posted(request)
-        super().receive(request)
+        AnySource.receive(self, request)
 
     def _posted(self, request: SimRequest) -> None:
-        if self.state.links.free_startup and current_purpose() == "startup":
+        if self.free_startup and current_purpose() == "startup":
             self.free.add(request)
         for posted in self.on_posted:
             posted(request)
@@ -71,7 +73,7 @@ class Watched(AnySource):
                 # It is complete before it is received, so its line is found now and its buffer may be written again.
                 request.array = request.array.copy()
                 request.posted_at = request.site
-            super().queue(queues, key, request)
+            Matching.queue(self, queues, key, request)
 
     def _behind(self, request: Any, older: list[SimRequest]) -> None:
         if (request.comm.context, request.other, request.stream.rank, request.tag) not in self.sends:
@@ -86,17 +88,13 @@ class Watched(AnySource):
                 return
         receive.array[...] = send.array
 
-    def matched(self, receive: Any) -> None:
-        if receive.event is not None:
-            receive.event.peer = receive.other
-
     def wait(self, request: Any) -> None:
         for waiting in self.on_waiting:
             waiting(request)
         try:
             if request.error is not None:
                 raise request.error
-            super().wait(request)
+            Matching.wait(self, request)
         except RankDeadError:
             # The rank that it waits for has died: the news has come at `arrival`.
             stream = request.stream
@@ -106,4 +104,5 @@ class Watched(AnySource):
             raise
         for ended in self.on_ended:
             ended(request)
-        self.free.discard(request)
+        if self.free:
+            self.free.discard(request)

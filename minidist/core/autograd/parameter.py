@@ -225,7 +225,7 @@ class Parameter(Tensor):
             self.flat.updated(by)
 
     def saved(self) -> Any:
-        """What a node keeps: the parameter, the version and a sample of the values, never the array."""
+        """What a node keeps: the parameter and the version that forward saw, never the array."""
         return (hooks.saved_tensor or SavedTensor)(self, self.version, self._data)
 
     # --- gradient ---

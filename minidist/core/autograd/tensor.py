@@ -1,7 +1,7 @@
 """A tensor is an array and, when it needs a gradient, the node that computed it. `record` is the one way to make nodes.
 
 An operation computes its result with array functions, then calls `record` with one edge (input, vjp) for each input;
-the tape is the set of nodes that this leaves behind. All other files of this package are operations on tensors.
+the tape is the set of nodes that this leaves behind. operators.py and ops/ have the operations.
 
     y = a * b      y.node: "mul" ──▶ a.node, with the vjp  g -> g b
                                  ──▶ b.node, with the vjp  g -> g a

@@ -1,4 +1,4 @@
-"""Where the pieces of a global array are, as data: no communicator, no arrays.
+"""Where the pieces of a global array are, as data: nothing here knows a communicator.
 
 A strategy decides *that* a tensor is split, and a `Layout` says *how*: into chunks of nearly equal size, over which
 axis, along which dim.
@@ -8,13 +8,6 @@ Proved by: tests/parallel/test_tensor.py
 
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
-
-
-def may_overlap(a: Any, b: Any) -> bool:
-    """Return whether two arrays may share memory."""
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.size > 0 and np.may_share_memory(a, b)
 
 
 def chunk_sizes(total: int, parts: int) -> list[int]:

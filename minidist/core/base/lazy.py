@@ -1,6 +1,6 @@
 """Names of a package that are imported when they are used first, so that a program loads only what it runs.
 
-    # minidist/nn/__init__.py
+    # minidist/core/nn/__init__.py
     if TYPE_CHECKING:
         from minidist.core.nn.layers import Linear     <- what type checkers read, and this module
     __getattr__, __dir__ = lazy_imports(__name__, __file__)

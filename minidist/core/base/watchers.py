@@ -1,14 +1,13 @@
 """Watchers are told of every recorded operation, so that the tape itself only records.
 
-    record(...)                ──▶  recorded            MemoryAccount: the bytes that stay alive
-    Parameter.data             ──▶  parameter_read      FlopCounter:   operations and bytes moved
-    a backward pass, per node  ──▶  input_gradient,     checkpoint():  what a segment uses
-                                    weight_gradient
+    record(...)                ──▶  recorded                            an operation has been made
+    track(array, purpose)      ──▶  allocated                           an array that is no operation's result
+    Parameter.data             ──▶  parameter_read                      a parameter's array is read
+    a backward pass, per node  ──▶  input_gradient, weight_gradient     a product of backward is computed
 
-The watchers of a rank are a tuple in a ContextVar; without any, which is the default, nothing is called.
-
-`base/flop_counter.py` counts floating-point operations and bytes moved, and does not depend on who reads them:
-`PointToPoint.advance_clock` takes its `operations` and converts them into seconds of a virtual clock.
+The watchers of a rank are a tuple in a ContextVar; without any, which is the default, nothing is called. Among them
+are `MemoryAccount` (the bytes that are alive), `FlopCounter` (floating-point operations and bytes moved, which
+`PointToPoint.advance_clock` converts into seconds of a virtual clock) and that of `checkpoint` (what a segment uses).
 
 Proved by: tests/base/test_memory.py, tests/autograd/test_extending.py, tests/autograd/test_deferred_and_recorded.py
 """

@@ -13,7 +13,7 @@ ring.py.
 calls.py        the collectives as a user calls them
 registry.py     the algorithms of each collective
 operations.py   sum, avg, max, min, prod
-naive.py        everything through one rank
+naive.py        a broadcast from the root to each rank, and the pairwise all-to-all
 ring.py         the ring
 ordered.py      sums whose bits depend on no layout
 """

@@ -91,7 +91,7 @@ class PointToPoint:
     the number of each member in the communicator, which differs from its own only in a part of a collective call.
     name: of the communicator. context: messages of different contexts never meet. operation: for traces and reports.
     match_key: what both sides of a message must have equal. tag: that of messages that name none; in a collective call
-    its number, which all its messages carry. nodes: the ranks node by node, where a `TwoLevel` knows them.
+    its number, which all its messages carry. nodes: the ranks node by node, where the links (`TwoLevel`) say them.
     numbers, ended: of a `Comm`, its next call's numbers, and the calls that have ended, where they may serve again.
     choices: of a `Comm`, which algorithm "auto" has taken by measured times, by operation and bytes.
 

@@ -12,7 +12,7 @@ GPT and Llama have the output projection behind a decoder and the loss in common
                                   └──▶ loss_fn   ──▶ loss            model(tokens, targets)
 
 Where the vocabulary is split over ranks, `split_loss` of `minidist/core/parallel/tensor/vocabulary.py` replaces
-`loss_fn` and `logits_fn`.
+`loss_fn`, and `gather_logits` of `minidist/parallel/tensor/gathering.py` replaces `logits_fn`.
 
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py, tests/nn/test_llama.py
 """

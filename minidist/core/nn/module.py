@@ -5,7 +5,7 @@ dicts by key, so that `model.transformer.h[0].attn.c_attn.weight` is called "tra
 
     module(x)  =  forward pre-hooks ──▶ forward ──▶ forward hooks
 
-Parallelism changes a model in two ways only: it replaces a submodule by its parallel class, or registers a hook.
+Parallelism replaces a submodule, or a function that a module calls (`attention_fn`, `loss_fn`), or registers a hook.
 
 Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py, tests/nn/test_describe.py, tests/nn/test_module_to.py
 """

@@ -16,9 +16,8 @@ from typing import Any
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 
-NORM_BLOCK = (
-    1024  # elements: shards begin at multiples, so that the norm of a gradient has the same bits however it is cut
-)
+# Elements: shards begin at multiples, so that the norm of a gradient has the same bits however it is cut.
+NORM_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def as_slices(parameters: Any) -> Iterator[Any]:
 
 
 def have_gradient(source: Any, parameters: Sequence[Any]) -> list[bool]:
-    """Return which of the parameters of `source`, the source of a slice, have a gradient; [None]: the source."""
+    """Return which of the parameters of `source`, the source of a slice, have a gradient; [None] is `source` itself."""
     if hasattr(source, "have_grad") and parameters[0] is not None:
         return source.have_grad(parameters)  # type: ignore[no-any-return]
     # A parameter may lie in a flat array, which knows more of its gradient.

@@ -58,9 +58,9 @@ def fully_shard(
     with which a mesh may have two axes, and reshard_after_forward be a number.
 
     The arrays of parameters while they are whole are copies that the next gather replaces, and read-only. At
-    construction rank 0 sends its parameters, and 16 B for each unit (`Guard`), to all ranks (purpose `startup`). A
-    step with k micro-batches sends from each rank (n-1)/n of 2 k Psi elements (purpose `parameter_gather`) and of k Psi
-    (`gradient_reduce`).
+    construction rank 0 sends its parameters, and 16 B for each unit (`ReplicaGuard`), to all ranks (purpose `startup`).
+    A step with k micro-batches sends from each rank (n-1)/n of 2 k Psi elements (purpose `parameter_gather`) and of k
+    Psi (`gradient_reduce`).
     """
     op = operation_of(reduction)
     hooks.check_whole("prefetch", prefetch)

@@ -55,9 +55,9 @@ class FSDPState(BackwardObserver):
     def __init__(self, module: Module, comm: Comm, units: Sequence[FSDPUnit], guard: Guard, prefetch: int) -> None:
         self.guard, self.module, self.comm, self.units = guard, module, comm, units
         self.prefetch = prefetch
-        self.forward_order: list[FSDPState] = []  # as forwards began in the last pass, and how they ended: reversed,
-        self.ended_order: list[FSDPState] = []  # the order in which backward will reach them
-        self.began: list[FSDPState] = []  # the same of the pass that is running
+        self.forward_order: list[FSDPState] = []  # in which the modules' forwards began in the last forward pass
+        self.ended_order: list[FSDPState] = []  # in which they ended; backward reaches the modules in the reverse order
+        self.began: list[FSDPState] = []  # these two orders in the forward pass that is running
         self.ended: list[FSDPState] = []
         self.running: BackwardPass | None = None  # the backward pass; a forward inside it is a replayed one
         self.reducing: tuple[FSDPUnit, Work] | None = None  # the reduction in flight, and whose it is
@@ -179,7 +179,7 @@ class FSDPState(BackwardObserver):
         self._end_reductions(units_of(self.module))
 
     def _end_reductions(self, units: Sequence[FSDPUnit]) -> None:
-        """Reduce the units that the pass left out (an error, or a sum of zeros), and finish what is in flight."""
+        """Refuse units that the pass left out, or reduce them as zeros (`OptionalUnit`); finish what is in flight."""
         for unit in units:
             if unit.left:
                 unit.reduce_now(self, list(unit.left))

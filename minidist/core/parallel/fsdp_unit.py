@@ -43,10 +43,10 @@ class FSDPUnit:
         self.gather: tuple[Work, xp.Array] | None = None  # the gather in flight, and the array that it writes to
         self.version = -1  # of the values that were gathered last
         self.differentiating = False  # backward has reached the module's output and not yet its input
-        self.left = dict.fromkeys(self.trainable)  # in this pass neither reduced nor, where that is deferred, computed
+        self.left = dict.fromkeys(self.trainable)  # not reduced yet in this pass, or, if deferred, not computed yet
 
         # Rank 0's values count. From here on the shard has a separate array, and the whole exists only while it is
-        # gathered, where `device` is.
+        # gathered; `device`, an empty array, says on which device.
         with purpose("startup"):
             broadcast(shard.comm, self.flat.data)
         self.device = xp.empty(0, self.flat.dtype, self.flat.data)

@@ -4,7 +4,7 @@
     forward_backward(step)    this rank's micro-batches; gradients are summed over all ranks when it returns
     update(step)              let the optimizers step
 
-On a mesh without a pipeline each data-parallel rank runs its own micro-batches through the model:
+Without a pipeline each data-parallel rank runs its own micro-batches through the model (ZeRO 2 and 3 reduce in each):
 
     micro-batch i    forward, backward     while i is not the last: gradients are added on this rank (`no_sync`)
     the last one     forward, backward     buckets are reduced over the data axis while backward runs

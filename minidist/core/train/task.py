@@ -12,7 +12,7 @@ numbers in the same order. That is why losses are gathered and added, and not al
 
 How the ranks of a job share its model and its batch: a degree for each axis, and what is chosen on each of them.
 
-    symbol                 source
+    symbol                 what it divides                                    source
     pp, schedule, v        a pipeline of pp ranks with v stages each          GPipe; PipeDream; Megatron-LM
     dp, zero, reduction    replicas, and what they shard                      PyTorch DDP; ZeRO; FSDP
     cp, attention, u       parts of each sequence                             Ring Attention; DeepSpeed-Ulysses; USP

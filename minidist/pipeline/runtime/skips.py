@@ -21,7 +21,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.comm import Comm
 from minidist.core.comm.point_to_point import Request
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.messages import MAX_TAG, PURPOSES
+from minidist.core.pipeline.runtime.messages import PURPOSES, TAGS
 from minidist.core.pipeline.runtime.pipeline import Pipeline
 from minidist.core.pipeline.runtime.shapes import MESSAGE, pack, signature, unpack
 from minidist.core.pipeline.runtime.stages import PipelineStage
@@ -65,9 +65,9 @@ class SkipPipeline(Pipeline):
                     f"a connection from stage {source} to stage {target} skips none of {plan.stages} stages; give pairs"
                     " (from, to) with a stage between them"
                 )
-        if plan.microbatches * len(self.pairs) > MAX_TAG:
+        if plan.microbatches * len(self.pairs) > TAGS:
             raise UsageError(
-                f"with {len(self.pairs)} skip connections at most {MAX_TAG // len(self.pairs)} micro-batches fit, not"
+                f"with {len(self.pairs)} skip connections at most {TAGS // len(self.pairs)} micro-batches fit, not"
                 f" {plan.microbatches}; take fewer"
             )
         self.skips = comm.dup()

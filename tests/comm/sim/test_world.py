@@ -221,6 +221,11 @@ def test_a_deadlock_in_a_stream_names_the_collective_and_its_line():
     assert text.count(line(program, "all_reduce")) >= 2
 
 
+def test_a_thousand_ranks_wait_for_each_other():
+    """A rank that waits hands over to the next one; none of their stacks stands on another."""
+    SimWorld(1000, checks=False, record=False).run(lambda comm: comm.barrier())
+
+
 def test_a_report_of_many_ranks_is_short_and_quick():
     """A chain of 3,000 that ends at a rank that has returned: no circle, and no quadratic search for one."""
 

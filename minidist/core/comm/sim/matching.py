@@ -22,8 +22,8 @@ from minidist.core.comm.sim.state import Key, SimRequest, SimState
 class Matching:
     """The messages of a run. block: let other streams run until the request can go on.
 
-    cost_of, key_of: the (alpha, beta, overhead) of a message where they are not those of every message, and what a send
-    must share with its receive where that is not what it says (`FoldedWorld`).
+    cost_of: a message -> its (alpha, beta, overhead); None: the same for every message. key_of: a send -> what its
+    receive must have equal, where that is not its context, ranks and tag (`FoldedWorld`).
     """
 
     requests: type[SimRequest] = SimRequest  # what a message in flight is

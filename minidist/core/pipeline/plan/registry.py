@@ -1,7 +1,7 @@
 """Which file makes which schedule. A new schedule is one new file:
 
-@schedule("my-schedule")
-def my_schedule(p, m): ...      returns for each of the p ranks the list of its actions on m micro-batches
+    @schedule("my-schedule")
+    def my_schedule(p, m): ...      returns for each of the p ranks the list of its actions on m micro-batches
 
 `p` ranks, `m` micro-batches, and, for a function that takes it, `v` chunks per rank. Further keyword arguments are
 options.

@@ -26,7 +26,7 @@ from minidist.core.comm.point_to_point import Request
 from minidist.core.pipeline.plan import Action, Plan
 from minidist.core.pipeline.runtime.shapes import FLOATS, TENSORS, Boundaries, Key
 
-MAX_TAG = 2**14
+TAGS = 2**14  # between two ranks: one more than MAX_TAG of point_to_point.py
 PURPOSES = {"F": "pipeline_activation", "B": "pipeline_gradient"}
 Message = tuple[str, int, int]  # "F" or "B" for an activation or a gradient, the stage that gets it, micro-batch
 Orders = Sequence[Sequence[Sequence[Action]]]  # of all ranks, items as their actions
@@ -65,11 +65,11 @@ class Messages:
             for direction, source in (("F", stage - 1), ("B", stage + 1)):
                 if 0 <= source < self.plan.stages and self.rank_of[source, i] != rank:
                     pair = self.rank_of[source, i], rank
-                    tags[direction, stage, i] = counts.get(pair, 0) % MAX_TAG
+                    tags[direction, stage, i] = counts.get(pair, 0) % TAGS
                     counts[pair] = counts.get(pair, 0) + TENSORS
         # A stream takes its micro-batches in order at both ends, so a tag may come again: what is older arrives first.
         most = max(counts.values(), default=0)
-        hooks.pipeline_refusals().check_messages(self.plan, most // TENSORS, MAX_TAG // TENSORS)
+        hooks.pipeline_refusals().check_messages(self.plan, most // TENSORS, TAGS // TENSORS)
         return tags
 
     def know(self, boundaries: Boundaries) -> None:
