@@ -71,7 +71,7 @@ class JobFlags:
         "fused"
     )
     kernels: Annotated[
-        str, _option(CLUSTER, "of norms and activations of gated blocks, and the loss: fused, eager, fused-norms or any")
+        str, _option(CLUSTER, "of norms, activations and the loss of gated models: fused, eager, fused-norms or any")
     ] = "any"
     framework: Annotated[str, _option(CLUSTER, "megatron, pytorch, deepspeed, scaling or any")] = "any"
     dropout: Annotated[bool, _option(CLUSTER, "blocks keep masks of dropout", "--dropout")] = False
