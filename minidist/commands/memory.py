@@ -98,7 +98,10 @@ class StepFlags:
             raise UsageError(f"{split[0]} has no effect with --accounting deepspeed; leave one of them out")
 
     def refuse_activations(self, why: str, names: Sequence[str] = ACTIVATIONS) -> None:
-        """Raise UsageError for the first flag that has no use where activations are unknown. why: the rest of it."""
+        """Raise UsageError for the first flag that has no use where activations are unknown.
+
+        why: the rest of the sentence.
+        """
         for name in names:
             value = getattr(self, name)
             if value != getattr(StepFlags, name):
