@@ -300,4 +300,5 @@ story("00")
 # | `add_up` | MPI `Allreduce`; PyTorch `dist.all_reduce`; done for you by `DistributedDataParallel` |
 #
 # Next: [02 What a step costs](02_what_a_step_costs.ipynb). Side room: [00b Autograd in an
-# hour](00b_autograd_in_an_hour.ipynb). All of them are in the [index](README.md).
+# hour](00b_autograd_in_an_hour.ipynb). The evening goes on with 03. All of them are in the
+# [index](README.md).

@@ -13,7 +13,7 @@
 #
 # ## 1 The case
 #
-# A network shall tell ten digits apart. It has never been trained, so its 10 outputs are random;
+# A network is to tell ten digits apart. It has never been trained, so its 10 outputs are random;
 # for a picture of a 3 it gives every digit about the same probability. Its *loss* is the mean of
 # -log(probability of the right digit), with the natural logarithm. Training lowers the loss: it
 # needs the derivative of this one number by every weight, thousands of them.

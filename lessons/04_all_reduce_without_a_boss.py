@@ -288,4 +288,5 @@ story("04")
 # | `reduce_scatter`, `all_gather` | PyTorch `dist.reduce_scatter_tensor`, `dist.all_gather_into_tensor`; JAX `psum_scatter`, `all_gather` |
 #
 # Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb). Side room: [04b The order of
-# additions](04b_order_of_additions.ipynb). All of them are in the [index](README.md).
+# additions](04b_order_of_additions.ipynb). The evening goes on with 06. All of them are in the
+# [index](README.md).

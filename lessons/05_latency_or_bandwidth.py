@@ -223,7 +223,7 @@ for name, alpha, beta in (
 # %% [markdown]
 # **A ring cut into segments** hides its latencies: the first piece of a chunk travels on while the
 # next one still arrives. The sums and the bytes are the same, in more messages. On 8 ranks with a
-# latency of 20 µs and an array of 4 MB:
+# latency of 500 µs, as long as a chunk of the 4 MB takes:
 
 
 # %%
@@ -232,7 +232,7 @@ def ring_of(comm, algorithm):
 
 
 for algorithm in ("ring", "segmented_ring"):
-    world = SimWorld(8, links=LinkModel(alpha=2e-5, beta=1e-9, overhead=1e-6))
+    world = SimWorld(8, links=LinkModel(alpha=5e-4, beta=1e-9, overhead=1e-6))
     world.run(ring_of, algorithm)
     messages, leaving = len(world.traces[0].sent()), sum(m.nbytes for m in world.traces[0].sent())
     bandwidth = 4e6 / world.end_time * bus_factor("all_reduce", 8) / 1e9

@@ -13,7 +13,7 @@
 #
 # ## 1 The case
 #
-# Eight rows shall be one training step on two ranks. Rank 0 gets 5 of them and rank 1 gets 3,
+# Eight rows are one training step on two ranks. Rank 0 gets 5 of them and rank 1 gets 3,
 # because shards are seldom equal. Take one weight of the model. The mean of its gradient over rank
 # 0's rows is 1, over rank 1's rows it is 9. One device with all eight rows would get the mean over
 # the rows.
@@ -24,42 +24,10 @@
 # %%
 import numpy as np
 
-from minidist import (
-    MLP,
-    SGD,
-    DistributedDataParallel,
-    FlatParameters,
-    FlopCounter,
-    LinkModel,
-    MismatchError,
-    SimWorld,
-    Tensor,
-    TrainConfig,
-    all_reduce,
-    cross_entropy,
-)
-from minidist.collectives import volume
+from minidist import MLP, SGD, FlatParameters, SimWorld, Tensor, all_reduce, cross_entropy
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.course.story import story
-from minidist.job.equality.compare import compare_rank
-from minidist.job.train.trainer import train as train_job
 from minidist.report import draw, show
-
-# %% [markdown]
-# Eight rows of 16 numbers, four classes. Two ranks get 5 and 3 of them: shards are seldom equal.
-
-# %%
-rng = np.random.default_rng(0)
-rows, targets = rng.normal(size=(8, 16)), rng.integers(0, 4, 8)
-
-
-def shards(*counts):
-    """One (rows, targets) for each rank."""
-    ends = np.cumsum(counts)
-    return [
-        (rows[end - n : end], targets[end - n : end]) for n, end in zip(counts, ends, strict=True)
-    ]
-
 
 # %% [markdown]
 # ## 2 Predict
@@ -79,77 +47,86 @@ share = predict("bytes that leave a rank in a step, as a part of the model's", e
 # summed with an all-reduce. What it saves: time, as each rank computes on 1/n of the rows. What it
 # costs: the gradients travel in every step, and each rank holds the whole model.
 #
-# One step on two ranks. First rank 0 sends its weights, then each computes on its rows (5 rows take
-# longer than 3), then the gradients are summed round the ring. This function made it; part 4
-# explains it.
-
+# Eight rows of 16 numbers, four classes, and an ordinary training loop. Two lines of it know of other
+# ranks: the loss is divided by the rows of *all* ranks, and the gradients are summed over them.
 
 # %%
-def train(comm, shards, steps=20, reduction="sum", rows_of="all ranks"):
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(8, 16)), rng.integers(0, 4, 8)
+
+
+def shards(*counts):
+    """One (rows, targets) for each rank."""
+    cuts = np.cumsum(counts)[:-1]
+    return list(zip(np.split(rows, cuts), np.split(targets, cuts), strict=True))
+
+
+def train(comm, shards, steps=20, mean_of_means=False):
     """Returns this rank's part of the loss, and the weights, after each step."""
     x, y = shards[comm.rank]
-    total = sum(len(targets) for _, targets in shards)
-    divisor = {"all ranks": total, "this rank": len(y), "": None}[rows_of]  # None: a mean
-    # Rank 0's weights are sent to every rank.
-    model = MLP([16, 32, 4], dtype=np.float64, seed=comm.rank)
-    flat = FlatParameters(model.parameters())
-    parallel = DistributedDataParallel(model, comm, reduction=reduction, flat=flat)
+    flat = FlatParameters((model := MLP([16, 32, 4], dtype=np.float64)).parameters())
     optimizer = SGD(flat, lr=0.5)
+    divisor = sum(len(labels) for _, labels in shards)  # the rows of all ranks
+    if mean_of_means:
+        divisor = len(y) * comm.size  # part 6
     losses, weights = [], []
-    # Counts operations, so that the virtual clock knows what computing costs.
-    with FlopCounter() as counter:
-        for _ in range(steps):
-            flat.zero_grad()
-            loss = cross_entropy(parallel(Tensor(x)), y, divisor)
-            comm.compute(counter.take(), name="forward")
-            loss.backward()
-            comm.compute(counter.take(), name="backward")  # what the reducer has not charged yet
-            optimizer.step()
-            losses.append(loss.item())
-            weights.append(flat.data.copy())
+    for _ in range(steps):
+        flat.zero_grad()
+        loss = cross_entropy(model(Tensor(x)), y, divisor)
+        comm.compute(seconds=1e-6 * len(y), name="forward")  # for the picture: 1 µs for a row,
+        loss.backward()
+        comm.compute(seconds=2e-6 * len(y), name="backward")  # and twice that for its gradient
+        all_reduce(comm, flat.grad, algorithm="ring")
+        optimizer.step()
+        losses.append(loss.item())
+        weights.append(flat.data.copy())
     return losses, weights
 
 
+# %% [markdown]
+# One step on two ranks: 5 rows take longer than 3, so rank 1 waits before the gradients go round.
+
 # %%
-slow = LinkModel(flops=2e9, memory_bandwidth=4e9)  # a slow device, so that computing is seen
-world = SimWorld(2, links=slow)
+world = SimWorld(2)
 world.run(train, shards(5, 3), steps=1)
-command = (
-    "minidist train --model mlp --data glyphs --dp 2 --steps 1 --trace t.jsonl; minidist report "
-    "t.jsonl"
-)
-show(draw("space-time", world.traces, {"name": "a step on 2 ranks", "command": command}))
+header = {
+    "name": "a step on 2 ranks",
+    "command": "part 3 of lessons/06_data_parallel_is_one_big_batch.py",
+}
+show(draw("space-time", world.traces, header))
 
 # %% [markdown]
 # ## 4 The code
 #
-# In `train` above the loss of a rank is the sum over its rows, divided by the number of rows of
-# *all* ranks. `DistributedDataParallel(reduction="sum")` sums the gradients over the ranks while
-# `loss.backward()` runs. That is all.
-#
-# Without the wrapper it is one all-reduce of the gradients between backward and the optimizer:
-
+# You have read all of it. Others put the all-reduce into a wrapper of the model, and so does the
+# library: `DistributedDataParallel` sends rank 0's weights to all ranks at the start, and sums the
+# gradients while `loss.backward()` runs.
 
 # %%
-def by_hand(comm, shards, steps=20):
+from minidist import DistributedDataParallel, MismatchError
+
+
+def wrapped(comm, shards, steps=20, reduction="sum", divisor=8.0):
     x, y = shards[comm.rank]
-    flat = FlatParameters((model := MLP([16, 32, 4], dtype=np.float64, seed=0)).parameters())
+    model = MLP([16, 32, 4], dtype=np.float64, seed=comm.rank)  # rank 0's weights replace these
+    flat = FlatParameters(model.parameters())
+    parallel = DistributedDataParallel(model, comm, reduction=reduction, flat=flat)
     optimizer = SGD(flat, lr=0.5)
     for _ in range(steps):
         flat.zero_grad()
-        cross_entropy(model(Tensor(x)), y, sum(len(labels) for _, labels in shards)).backward()
-        all_reduce(comm, flat.grad)
+        cross_entropy(parallel(Tensor(x)), y, divisor).backward()
         optimizer.step()
     return flat.data
 
 
-wrapped = SimWorld(2).run(train, shards(5, 3))[0][1][-1]
-toy = SimWorld(2).run(by_hand, shards(5, 3))[0]
-print(f"max |by hand - wrapped| after 20 steps = {np.abs(toy - wrapped).max():.0e}")
+library = SimWorld(2).run(wrapped, shards(5, 3))[0]
+ours = SimWorld(2).run(train, shards(5, 3))[0][1][-1]
+print(f"max |wrapped - by hand| after 20 steps = {np.abs(library - ours).max():.0e}")
 
 # %% [markdown]
-# The library's version ([gradients.py](../minidist/core/parallel/gradients.py)) starts the all-reduce while
-# backward still runs, bucket by bucket: [lesson 06b](06b_buckets_and_overlap.ipynb).
+# How the wrapper begins to sum before backward has ended, bucket by bucket
+# ([gradients.py](../minidist/core/parallel/gradients.py)), is [lesson
+# 06b](06b_buckets_and_overlap.ipynb).
 
 # %% [markdown]
 # ## 5 Check
@@ -172,9 +149,7 @@ mean.judge(answer[0])
 
 # %%
 def compare(parallel, single):
-    """Return per step the loss of all ranks together, the loss of one device, and max |w_parallel
-    - w_single|.
-    """
+    """Return the losses of both, step by step, and max |w_parallel - w_single|."""
     losses = np.sum([losses for losses, _ in parallel], axis=0)
     alone, weights = single[0]
     difference = [
@@ -188,140 +163,89 @@ for counts in ((5, 3), (4, 4), (3, 1, 2, 2)):
     header = compare(SimWorld(len(counts)).run(train, shards(*counts)), single)
     print(f"shards {counts}: max |w_parallel - w_single| = {max(header['max_difference']):.1e}")
     assert max(header["max_difference"]) < 1e-12
-show(
-    draw(
-        "loss",
-        [],
-        {
-            **header,
-            "title": "shards (3, 1, 2, 2), divided by all rows",
-            "command": "part 5 of lessons/06_data_parallel_is_one_big_batch.py",
-        },
-    )
-)
+header["title"] = "shards (3, 1, 2, 2), divided by all rows"
+header["command"] = "part 5 of lessons/06_data_parallel_is_one_big_batch.py"
+show(draw("loss", [], header))
 
 # %% [markdown]
-# The bytes, counted by purpose, beside the closed forms. `startup` is rank 0's weights and a digest
-# of the model's shapes.
+# The bytes, counted from the messages of a step on four ranks, beside the ring's formula:
 
 # %%
 world = SimWorld(4)
-(_, weights), *_ = world.run(train, shards(3, 1, 2, 2), steps=5)
-size = weights[0].size
-reduce_elements = sum(volume("all_reduce", "ring", size, 4, rank).elements for rank in range(4))
-formula = {
-    "gradient_reduce": 5 * 8 * reduce_elements,
-    "startup": volume("broadcast", "naive", 1, 4, 0).elements * (8 * size + 16),
-}
-per_step = world.traces[0].bytes_by_purpose()["gradient_reduce"] // 5
-print(f"the model has {8 * size:,} B; rank 0 sends {per_step:,} B of gradients per step")
-share.judge(per_step / (8 * size), within=0.02)
-command = (
-    "minidist train --model mlp --data glyphs --dp 4 --steps 5 --trace t.jsonl; minidist report "
-    "t.jsonl"
+(_, weights), *_ = world.run(train, shards(3, 1, 2, 2), steps=1)
+size, sent = weights[0].nbytes, sum(message.nbytes for message in world.traces[0].sent())
+print(
+    f"the model has {size:,} B; rank 0 sends {sent:,} B; 2 (n-1)/n of it: {2 * 3 * size // 4:,} B"
 )
-header = {
-    "name": "5 steps on 4 ranks",
-    "closed_form": formula,
-    "command": f"{command} --picture bytes-by-purpose",
-}
-show(draw("bytes-by-purpose", world.traces, header))
+share.judge(sent / size, within=0.02)
 
 # %% [markdown]
-# **The batch has grown; which learning rate?** Four ranks of 2 rows each train on a batch of 8. A
-# rate that is right for 2 rows makes a quarter as many steps per row read, so it is taken four times
-# (Goyal et al. 2017): one step of 4 lr along the mean of four small gradients goes about as far as
-# four small steps do. At the start, while the weights change fast, that goes too far; so the rate
-# climbs to it by equal amounts over the first W steps, from the rate of the small batch.
-#
-#     minidist train --dp 4 --micro-batch 2 --base-batch 2 --lr-scaling linear:W
+# **The batch has grown; which learning rate?** Four ranks with 4 rows each make a step with 16 rows,
+# and a quarter as many steps for the same rows. Digits again, 1,600 pictures five times over: one
+# rank, then four with the rate of one, then four with four times the rate (Goyal et al. 2017). One
+# step of 4 lr along the mean of four gradients goes about as far as four steps of lr do.
 
 # %%
-GROWN = {"data": "markov", "layers": 1, "width": 16, "heads": 2, "context": 8, "dp": 4}
-GROWN |= {"micro_batch": 2, "optimizer": "sgd", "lr": 0.1, "steps": 5}
-GROWN |= {"base_batch": 2, "lr_scaling": "linear:3", "reduction": "ordered"}
+from minidist import glyphs
+
+pictures, digits = glyphs().rows(np.arange(2000))
+pictures = pictures.astype(np.float64)
 
 
-def rates(state):
-    """Print the learning rate of a step."""
-    if state.rank == 0:
-        rate = GROWN["lr"] * state.job.lr_factor(state.step)
-        print(f"step {state.step}: learning rate {rate:.2f}")
+def five_epochs(comm, lr):
+    """Returns the number of steps, and the loss on 400 pictures that were never trained on."""
+    flat = FlatParameters((model := MLP([144, 32, 10], dtype=np.float64)).parameters())
+    optimizer, batch = SGD(flat, lr=lr), 4 * comm.size
+    for step in range(steps := 5 * 1600 // batch):
+        first = step * batch + 4 * comm.rank
+        mine = np.arange(first, first + 4) % 1600
+        flat.zero_grad()
+        cross_entropy(model(Tensor(pictures[mine])), digits[mine], divisor=batch).backward()
+        all_reduce(comm, flat.grad)
+        optimizer.step()
+    return steps, cross_entropy(model(Tensor(pictures[1600:])), digits[1600:]).item()
 
 
-rates.reads_tensors = False
-SimWorld(4).run(train_job, TrainConfig.make(**GROWN), [rates])
-verdict = SimWorld(4).run(compare_rank, TrainConfig.make(**GROWN))[0]
-print(verdict.sentence())
-assert verdict.equal
+for ranks, lr in ((1, 0.1), (4, 0.1), (4, 0.4)):
+    steps, loss = SimWorld(ranks).run(five_epochs, lr)[0]
+    print(f"{ranks} rank{'s' * (ranks > 1)}, learning rate {lr}: {steps:,} steps, loss {loss:.2f}")
 
 # %% [markdown]
-# It is a rule of thumb that holds up to a batch that the noise of the gradient limits: [10b Batch
-# size and noise](10b_batch_size_and_noise.ipynb) measures where.
+# Equal weights were not the question here: a larger batch trains otherwise, on one device too. At the
+# start, while the weights change fast, the large rate can go too far, so it climbs by equal amounts
+# over the first W steps; and above some batch the rule fails: [10b Batch size and
+# noise](10b_batch_size_and_noise.ipynb) measures where. In a job it is
+#
+#     minidist train --dp 4 --micro-batch 2 --base-batch 2 --lr-scaling linear:W
 #
 # ## 6 Break it
 #
-# `reduction="mean"` is what PyTorch does: each rank takes the mean over its own rows, and the means
-# are averaged. For equal shards it is right. For shards of 5 and 3 it trains *another* problem, in
-# which the 3 rows weigh more. The loss knows over how many rows it is a mean, so the ranks compare
-# these numbers in the headers of their gradient messages, and such a job ends in its first step:
-
-# %%
-with expect(MismatchError):
-    SimWorld(2).run(train, shards(5, 3), reduction="mean", rows_of="")
-
-# %% [markdown]
-# PyTorch does not compare them. A divisor is taken as it is given, so dividing by the rank's own
-# rows shows what would happen. Look how healthy the loss is:
+# PyTorch's wrapper takes the mean over each rank's own rows, and averages the means. For equal shards
+# it is right. For shards of 5 and 3 it trains *another* problem, in which the 3 rows weigh more. Look
+# how healthy the loss is:
 
 # %%
 for counts in ((4, 4), (5, 3)):
-    parallel = SimWorld(2).run(train, shards(*counts), reduction="mean", rows_of="this rank")
-    header = compare(parallel, single)
-    header["losses"] = [loss / 2 for loss in header["losses"]]
-    print(
-        f"mean of means, shards {counts}: max |w_parallel - w_single| = "
-        f"{max(header['max_difference']):.1e}"
-    )
-show(
-    draw(
-        "loss",
-        [],
-        {
-            **header,
-            "title": "shards (5, 3), mean of means",
-            "command": "part 6 of lessons/06_data_parallel_is_one_big_batch.py",
-        },
-    )
-)
-
+    header = compare(SimWorld(2).run(train, shards(*counts), mean_of_means=True), single)
+    off = max(header["max_difference"])
+    print(f"mean of means, shards {counts}: max |w_parallel - w_single| = {off:.1e}")
+assert off > 0.01
+header["title"] = "shards (5, 3), mean of means"
+header["command"] = "part 6 of lessons/06_data_parallel_is_one_big_batch.py"
+show(draw("loss", [], header))
 
 # %% [markdown]
-# The other classic: a rank that forgets to synchronise. Here the loop calls the model and not its
-# wrapper; the replicas drift apart, and each loss on its own looks fine. (`no_sync()` with nothing
-# after it does the same in other libraries; here the optimizer refuses to step.)
-
+# Seven projects were told between 2024 and 2026 that they do this (lesson 28). In minidist a loss
+# knows over how many rows it is a mean, and the ranks compare these numbers in the headers of their
+# gradient messages; so such a job ends in its first step:
 
 # %%
-def forgotten(comm, shards, steps=20):
-    x, y = shards[comm.rank]
-    model = MLP([16, 32, 4], dtype=np.float64, seed=0)
-    flat = FlatParameters(model.parameters())
-    optimizer = SGD(flat, lr=0.5)
-    for _ in range(steps):
-        flat.zero_grad()
-        loss = cross_entropy(model(Tensor(x)), y)
-        loss.backward()
-        optimizer.step()
-    return loss.item(), flat.data.copy()
+with expect(MismatchError):
+    SimWorld(2).run(wrapped, shards(5, 3), reduction="mean", divisor=None)
 
-
-(loss_0, w_0), (loss_1, w_1) = SimWorld(2).run(forgotten, shards(5, 3))
-print(
-    f"losses {loss_0:.4f} and {loss_1:.4f}, but max |w_rank0 - w_rank1| = "
-    f"{np.abs(w_0 - w_1).max():.4f}"
-)
-assert np.abs(w_0 - w_1).max() > 0.01
+# %% [markdown]
+# The other classic is lesson 00's: no all-reduce at all. With a wrapper it takes one word, a loop that
+# calls `model(x)` and not `parallel(x)`.
 
 # %% [markdown]
 # ## 7 Exercise: a weighted average
@@ -378,4 +302,5 @@ story("06")
 # Next: [09 Mixed precision](09_mixed_precision.ipynb). Side rooms: [06b Buckets and
 # overlap](06b_buckets_and_overlap.ipynb), [06c Parameter server](06c_parameter_server.ipynb), [06d
 # Fewer bytes](06d_fewer_bytes.ipynb), [06e Local SGD and DiLoCo](06e_local_sgd_and_diloco.ipynb),
-# [06f Data: caching and loading](06f_loading.ipynb). All of them are in the [index](README.md).
+# [06f Data: caching and loading](06f_loading.ipynb). The evening goes on with 06b. All of them are
+# in the [index](README.md).

@@ -434,5 +434,6 @@ story("10")
 # | `--accumulation`, `--micro-batch` | DeepSpeed `gradient_accumulation_steps`, `train_micro_batch_size_per_gpu`; Megatron-LM `--micro-batch-size`, `--global-batch-size` |
 # | `no_sync()` | PyTorch `model.no_sync()`; Accelerate `accelerator.accumulate(model)` |
 #
-# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb). Side room: [10b Batch size and noise, uneven
-# ranks](10b_batch_size_and_noise.ipynb). All of them are in the [index](README.md).
+# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb). Side rooms: [10b Batch size and
+# noise](10b_batch_size_and_noise.ipynb), [10c Uneven ranks](10c_uneven_ranks.ipynb). All of them are
+# in the [index](README.md).

@@ -7,49 +7,49 @@
 # ---
 
 # %% [markdown]
-# # 10b Batch size and noise, uneven ranks
+# # 10b Batch size and noise
 #
-# *35 minutes. Before it: 06.*
+# *30 minutes. Before it: 06.*
 #
 # ## 1 The case
 #
-# Three ranks train on 36 rows, twelve each. The machine of the third is four times as slow, so the
-# other two wait for three quarters of every step. After two steps all tell each other how many
-# seconds a row takes them, and share the 36 rows anew, in proportion to their speeds.
+# A training step may have 4 samples or 4,000. The gradient of few samples is mostly noise; that of
+# many is nearly the true one, and then still more samples change nothing. Somewhere between lies the
+# batch that a gradient is worth. Two numbers that a data-parallel job has anyway tell it: the mean of
+# |g|^2 over the ranks' gradients of 4 samples is 3.0, and |g|^2 of their mean, a gradient of 16
+# samples, is 1.5. The squares of the noise of B samples are 1/B of those of one.
 #
-# How many rows does the slow rank get? And what part of its former time does a step take then?
+# At which batch are noise and gradient equally long? And of a small GPT: how many times as many
+# samples does the same progress take with a batch of 256 in place of 4, with the best rate for each?
 
 # %%
 import numpy as np
 
-from minidist import LinkModel, SimWorld, TrainConfig
-from minidist.course.lesson import check, predict, reveal, solution
-from minidist.data import weighted_shards
+from minidist import SimWorld, TrainConfig
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
+from minidist.job.train.update import NonFiniteError
 from minidist.report import draw, show
 from minidist.techniques.adaptive_batch.noise_scale import estimate, estimate_of_shares
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Everything else in a step takes a little time, too; a quarter off is good enough for the second.
+# The first is two equations with two unknowns. For the second a quarter off is good enough.
 
 # %%
-rows_guess = predict("rows of the slow rank", example=9)
-time_guess = predict("time of a step, over that with equal shares", example=0.75)
+batch_guess = predict("batch at which noise and gradient are equally long", example=16)
+samples_guess = predict("times as many samples with a batch of 256", example=64)
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Let the job choose its batch: **how many rows**, from the noise of the gradient, and **whose
-# rows**, from the speeds of the ranks. In both cases the step stays that of one device that is told
-# the same batches. What it saves: samples that a noisy gradient is not worth, and the time for
-# which fast ranks wait. What it costs: one number per step, and one per rank now and then. In a
-# pipeline every rank sees all rows, so there the **layers** follow the speeds (section 5).
+# **A batch is as large as its gradient is noisy.** What it saves: samples, where the batch is larger
+# than the noise asks for, and steps, where it is smaller. What it costs to know: one number per step.
 #
-# Two steps with equal shares; then the ranks exchange their seconds per row, and two steps with
-# shares in proportion to their speeds.
+# The same GPT with 4 samples per step and a learning rate of 0.2, and with 64 samples and a rate
+# three times as large. Sixteen times the samples buy a smoother curve and little else:
 
 # %%
 JOB = {
@@ -60,47 +60,26 @@ JOB = {
     "context": 8,
     "data": "markov",
     "reduction": "ordered",
+    "optimizer": "sgd",
 }
-SLOW = LinkModel(
-    alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: (1.0, 1.0, 4.0)[rank]
-)
-world = SimWorld(3, links=SLOW)
-result = world.run(
-    train, TrainConfig.make(**JOB, dp=3, global_batch=36, weights="measured:2", steps=4)
-)[0]
-command = (
-    "minidist train --dp 3 --global-batch 36 --weights measured:2 --steps 4 --trace t.jsonl;"
-    " minidist report t.jsonl --picture lanes"
-)
-show(
-    draw(
-        "lanes",
-        world.traces,
-        {"command": command, "title": "measured shares, rank 2 four times as slow"},
-    )
-)
+
+
+def losses(batch, lr, steps=60):
+    config = TrainConfig.make(**JOB, global_batch=batch, lr=lr, steps=steps)
+    return SimWorld(1).run(train, config)[0].losses
+
+
+header = {
+    "losses": losses(64, 0.6),
+    "reference_losses": losses(4, 0.2),
+    "command": "part 3 of lessons/10b_batch_size_and_noise.py",
+    "title": "16 times the samples, 3 times the rate",
+}
+show(draw("loss", [], header, names=("4 samples", "64 samples")))
 
 # %% [markdown]
 # ## 4 The code
 #
-# Every rank cuts the batch by the same weights, by largest remainders. The sum of shares of the
-# gradient, each divided by the rows of the whole batch, is the gradient of the batch.
-
-
-# %%
-def rows_of(rows, speeds):
-    exact = rows * np.array(speeds) / sum(speeds)
-    counts = np.floor(exact).astype(int)
-    short = rows - counts.sum()
-    counts[np.argsort(counts - exact, kind="stable")[:short]] += 1  # the largest remainders
-    return counts.tolist()
-
-
-for speeds in ([1, 1, 1], [1, 1, 0.5], [3, 2, 2]):
-    print(f"10 rows for speeds {speeds}: {rows_of(10, speeds)}")
-    assert rows_of(10, speeds) == [count for _, count in weighted_shards(10, speeds)]
-
-# %% [markdown]
 # The gradient of B rows is the true one, G, plus noise: E|g|^2 = |G|^2 + tr(Sigma)/B. Two batch
 # sizes give both numbers, and data parallelism has two at hand: a rank's share and the whole batch.
 # tr(Sigma)/|G|^2 is the batch at which noise and gradient are equally long. With it the batch
@@ -109,58 +88,12 @@ for speeds in ([1, 1, 1], [1, 1, 0.5], [3, 2, 2]):
 # %%
 squares = {4: 3.0, 16: 1.5}  # E|g|^2 of a share of 4 rows, and of the whole batch of 16
 G, noise = np.linalg.solve([[1, 1 / batch] for batch in squares], list(squares.values()))
-print(
-    f"|G|^2 = {G:g}, tr(Sigma) = {noise:g}: the batch that the gradient is worth is {noise / G:g}"
-)
+worth = noise / G
+print(f"|G|^2 = {G:g}, tr(Sigma) = {noise:g}")
 
 # %% [markdown]
 # ## 5 Check
 #
-# The shares, the time of a step, and both jobs against one device.
-
-# %%
-runs = [([sum(rows) for rows in shares.rows], steps) for shares, steps in result.runs]
-print("rows of the ranks, for so many steps:", runs)
-ends = [
-    max(s.end for t in world.traces for s in t.spans if s.name == f"step {i}") for i in range(4)
-]
-share = (ends[3] - ends[2]) / (ends[1] - ends[0])
-rows_guess.judge(runs[1][0][2])
-time_guess.judge(share, within=0.25)
-assert runs == [([12, 12, 12], 2), ([16, 16, 4], 2)]
-assert share < 0.5
-
-for values in (
-    {"dp": 3, "global_batch": 36, "weights": "measured:2", "steps": 4},
-    {"dp": 3, "global_batch": 8, "weights": "2,1,1", "zero": 3, "steps": 2},
-    {
-        "dp": 2,
-        "global_batch": 2,
-        "adaptive_batch": 16,
-        "lr_scaling": "linear:2",
-        "optimizer": "sgd",
-        "lr": 0.5,
-        "steps": 6,
-    },
-):
-    sim = SimWorld(values["dp"], links=SLOW)
-    verdict = sim.run(compare_rank, TrainConfig.make(**JOB, **values))[0]
-    print(
-        f"{verdict.sentence()}; max |w_parallel - w_single| = {verdict.max_difference['weights']:g}"
-    )
-    assert verdict.equal
-
-# %% [markdown]
-# The last one chose these batches, and with `--lr-scaling linear:2` the learning rate followed over
-# two steps (Goyal et al. 2017: as many times larger as the batch, with a gradual warm-up).
-
-# %%
-for shares, steps in sim.run(train, TrainConfig.make(**JOB, **values))[0].runs:
-    print(
-        f"{shares.samples} samples, {shares.accumulation} micro-batches per rank, for {steps} steps"
-    )
-
-# %% [markdown]
 # **How large a batch, and which rate?** McCandlish et al. 2018 answer both with the noise scale
 # N = tr(Sigma)/|G|^2. A step along the gradient of B samples, at the best rate for it, gains a part
 # 1 / (1 + N/B) of what the true gradient would gain, and that best rate is lr_max / (1 + N/B).
@@ -174,8 +107,9 @@ for shares, steps in sim.run(train, TrainConfig.make(**JOB, **values))[0].runs:
 # The job measures N, with the rate of a batch of 4 samples, and the table says what follows:
 
 # %%
+batch_guess.judge(worth)
 MEASURE = {**JOB, "dp": 2, "global_batch": 16, "noise_scale": True, "steps": 40}
-MEASURE |= {"optimizer": "sgd", "lr": 0.2}
+MEASURE |= {"lr": 0.2}
 noise = SimWorld(2).run(train, TrainConfig.make(**MEASURE))[0].measured["noise_scale"]["samples"]
 print(f"noise scale: {noise:.1f} samples")
 gains = {}
@@ -187,75 +121,40 @@ for batch in (4, 8, 16, 32, 64, 256):
         f" best rate x {rate:4.1f}, by the linear rule x {batch / 4:2.0f};"
         f" samples for the same progress x {batch / gains[batch] * gains[4] / 4:4.1f}"
     )
+samples_guess.judge(256 / gains[256] * gains[4] / 4, within=0.25)
 assert noise > 0
 assert gains[256] / gains[4] < 256 / 4
 
 # %% [markdown]
 # A batch of N samples costs twice the samples of the smallest batch and twice the steps of the
-# largest. That is where `--adaptive-batch` goes.
-#
-# A pipeline is as fast as its slowest stage, and a slow rank makes any stage slow. With
-# `--repartition-every K` the ranks measure their layers, exchange the times, and choose the cut
-# whose slowest stage is fastest. A layer's seconds are those on one rank; on another one it takes
-# others, by the ratio of their seconds per FLOP ([cut.py](../minidist/techniques/repartition/cut.py)).
-#
-# Two stages of four layers, the second rank four times as slow. After three steps layers move to
-# the fast rank, with their weights and Adam's two averages: one message. In the picture rank 0
-# waits before, and hardly any more after it.
+# largest. That is where `--adaptive-batch` goes: the job measures N while it trains, and the batch
+# grows with it by more micro-batches. With `--lr-scaling linear:2` the learning rate follows over two
+# steps (Goyal et al. 2017: as many times larger as the batch, with a gradual warm-up). One device
+# that is told these batches trains the same weights:
 
 # %%
-LAYERS = {
-    **JOB,
-    "layers": 8,
-    "pp": 2,
-    "microbatches": 8,
-    "micro_batch": 1,
-    "steps": 6,
-    "repartition_every": 3,
-}
-SLOW_STAGE = LinkModel(
-    alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: (1.0, 4.0)[rank]
-)
-world = SimWorld(2, links=SLOW_STAGE)
-cuts = world.run(train, TrainConfig.make(**LAYERS))[0].measured["partitions"]
-for partition, steps in cuts:
-    print(f"layers of the stages: {partition}, for {steps} steps")
-sent = [m for t in world.traces for m in t.sent("repartition")]
-(move,) = [m for m in sent if m.operation == "message"]
-print(f"one message of {move.nbytes:,} B, from rank {move.rank} to rank {move.peer}")
-ends = [
-    max(s.end for t in world.traces for s in t.spans if s.name == f"step {i}") for i in range(6)
-]
-share = (ends[5] - ends[4]) / (ends[2] - ends[1])
-print(f"a step takes {share:.2f} of its time")
-assert [partition for partition, _ in cuts] == ["4,4", "7,1"]
-assert share < 0.5
-
-command = (
-    "minidist train --layers 8 --pp 2 --microbatches 8 --micro-batch 1 --repartition-every 3"
-    " --steps 6 --trace t.jsonl; minidist report t.jsonl --picture lanes"
-)
-title = "stages cut anew after three steps, rank 1 four times as slow"
-show(draw("lanes", world.traces, {"command": command, "title": title}))
-
-verdict = SimWorld(2, links=SLOW_STAGE).run(compare_rank, TrainConfig.make(**LAYERS))[0]
-print(verdict.sentence())
+ADAPTIVE = {"dp": 2, "global_batch": 2, "adaptive_batch": 16, "lr_scaling": "linear:2"}
+ADAPTIVE |= {"lr": 0.5, "steps": 6}
+config = TrainConfig.make(**JOB, **ADAPTIVE)
+for shares, steps in SimWorld(2).run(train, config)[0].runs:
+    print(
+        f"{shares.samples} samples, {shares.accumulation} micro-batches per rank, for {steps} steps"
+    )
+verdict = SimWorld(2).run(compare_rank, config)[0]
+print(f"{verdict.sentence()}; max |w_parallel - w_single| = {verdict.max_difference['weights']:g}")
 assert verdict.equal
 
 # %% [markdown]
 # ## 6 Break it
 #
-# The mean of the ranks' means is the gradient of the batch where shares are equal, and only there.
-# Here a rank with one row counts as much as one with three:
+# The linear rule above the noise scale: sixteen times the samples, so sixteen times the rate.
 
 # %%
-rows = [[1.0, 1.0, 1.0], [5.0]]
-means = [sum(part) / len(part) for part in rows]
-print("mean of means", sum(means) / 2, "  mean of the batch", sum(map(sum, rows)) / 4)
-assert sum(means) / 2 != sum(map(sum, rows)) / 4
+with expect(NonFiniteError):
+    losses(64, 16 * 0.2)
 
 # %% [markdown]
-# And the noise of uneven shares by the formula for equal ones is another one. Four rows, of which
+# A quieter bug: ranks with unequal shares (lesson 10c), and the formula for equal ones. Four rows, of which
 # any may be the 5, have the variance 4; the mean of the estimates over these four cases shows which
 # formula is unbiased:
 
@@ -294,47 +193,18 @@ reveal("10b.gradient_and_noise")
 check("10b.gradient_and_noise", solution("10b.gradient_and_noise"))
 
 # %% [markdown]
-# And stages by time. Rank r has `sizes[r]` layers; `seconds` and `flops` are those of yours. Return
-# the number of layers of each stage with which the slowest stage is fastest, the same on every
-# rank. `minidist.pipeline.partition.by_slowest(costs, stages, paces)` cuts layers of given costs,
-# where stage s takes `paces[s]` times as long for each of its layers.
-
-
-# %%
-def stages_by_time(comm, sizes, seconds, flops):
-    return sizes
-
-
-check("10b.stages_by_time", stages_by_time)
-
-# %%
-reveal("10b.stages_by_time")
-check("10b.stages_by_time", solution("10b.stages_by_time"))
-
-# %% [markdown]
 # ## 8 Takeaway
 #
-# - Divide by the rows of the **whole batch** and add: then shares may be as uneven as the ranks
-#   are.
-# - Shares in proportion to measured speeds end the wait of fast ranks. Measure computing, not the
-#   time of a step: in a step everyone waits for the slowest.
-# - Seconds alone do not say whether a layer is expensive or its rank is slow. With seconds per FLOP
-#   a cut stays good when layers have moved.
-# - **tr(Sigma)/|G|^2** is the batch that the gradient is worth. It grows as the loss falls, and the
-#   batch with it.
-# - What the ranks choose is a part of the state: it is in the checkpoint, and one device has to be
-#   told.
+# - E|g|^2 = |G|^2 + tr(Sigma)/B: two batch sizes give both, and **tr(Sigma)/|G|^2** is the batch that
+#   the gradient is worth. It grows as the loss falls.
+# - A step with B samples gains **1 / (1 + N/B)** of the most that a step can gain. Below N take twice
+#   the rate for twice the batch; above N neither the rate nor the batch is worth it.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 3 minidist train --dp 3 --global-batch 8 --weights 2,1,1 --steps 5
-#     mpiexec -n 2 minidist compare --dp 2 --global-batch 12 --weights measured:2 --reduction ordered --steps 5
 #     mpiexec -n 4 minidist train --dp 4 --micro-batch 2 --adaptive-batch 64 --lr-scaling sqrt:5 --steps 20
-#     mpiexec -n 2 minidist compare --pp 2 --layers 8 --repartition-every 3 --reduction ordered --steps 8
 #     mpiexec -n 4 python mpi_examples/2_data_parallel/lr_scaling.py
-#     mpiexec -n 3 python mpi_examples/2_data_parallel/uneven_ranks.py
-#     mpiexec -n 2 python mpi_examples/6_pipeline/repartition.py
 #     mpiexec -n 4 python mpi_examples/7_more/adaptive_batch.py
 
 # %% [markdown]
@@ -342,10 +212,8 @@ check("10b.stages_by_time", solution("10b.stages_by_time"))
 #
 # | here | elsewhere |
 # |---|---|
-# | `--weights` | PyTorch `Join` for uneven inputs; "heterogeneous" data parallelism |
-# | `--repartition-every` | "dynamic load balancing" of pipelines; torchgpipe `balance_by_time`, once and before the training |
 # | noise scale | McCandlish et al. 2018, *simple* noise scale; GPT-NeoX `gradient_noise_scale` |
 # | `--adaptive-batch` | "batch size warm-up" of GPT-3 and Megatron-LM (`--rampup-batch-size`), there by a fixed plan |
 # | `--lr-scaling linear:STEPS` | linear scaling rule with gradual warm-up, Goyal et al. 2017 |
 #
-# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb). All of them are in the [index](README.md).
+# Next: [10c Uneven ranks](10c_uneven_ranks.ipynb). All of them are in the [index](README.md).

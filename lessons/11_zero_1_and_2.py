@@ -339,5 +339,6 @@ story("11")
 # | padding of the flat array | PyTorch `FlatParameter`; DeepSpeed aligns its flat buffers too |
 # | `clip_grad_norm_` over shards | PyTorch FSDP `model.clip_grad_norm_`; DeepSpeed `gradient_clipping` |
 #
-# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). Side room: [11b Optimizers: Adam, trust ratios
-# and Muon](11b_trust_ratios.ipynb). All of them are in the [index](README.md).
+# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). Side rooms: [11b Optimizers: Adam and trust
+# ratios](11b_trust_ratios.ipynb), [11c Muon: whole matrices](11c_muon.ipynb). All of them are in the
+# [index](README.md).

@@ -352,7 +352,7 @@ assert right.layout.tp == 1  # its messages are those that suffer
 
 # %%
 with expect(ValueError):
-    dims_of(12, pp=best[0], dp=max(best[1], 5), tp=best[2])
+    dims_of(12, pp=best[0], dp=best[1], tp=best[2])
 printed = ClusterLayout(dp=4, tp=8, pp=16, cp=16, zero=2, microbatches=32)
 with expect(UsageError):
     check_layout(printed, Job(named("llama-3.1-405b"), 131_072, 128, "bf16", 16_384))

@@ -80,16 +80,16 @@ class MemoryAccount(Watcher):
     allocated = track  # of an array that is not an operation's result
 
     def remember(self, buffer: xp.Array, purpose: str) -> None:
-        """Count the end of a buffer, whose beginning has been counted."""
+        """Count the release of a buffer whose allocation has been counted."""
         reference = self._live[id(buffer)] = _Buffer(buffer, self._release)
         reference.key, reference.nbytes, reference.purpose = id(buffer), buffer.nbytes, purpose
 
     def buffers(self) -> dict[int, _Buffer]:
-        """Return what is alive, by the id of the array that owns the memory."""
+        """Return the buffers that are alive, by the id of the array that owns the memory."""
         return self._live.copy()
 
     def forget(self, buffer: xp.Array) -> None:
-        """Do not count the end of a buffer, which is counted in another way."""
+        """Do not count the release of a buffer: it is counted in another way."""
         self._live.pop(id(buffer), None)
 
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[xp.Array]) -> None:
@@ -150,7 +150,7 @@ class MemoryAccount(Watcher):
         self.change(reference.purpose, -reference.nbytes)
 
     def change(self, purpose: str, nbytes: int) -> None:
-        """Count bytes that begin, or with a negative number end."""
+        """Count bytes that are allocated, or released where the number is negative."""
         self.current += nbytes
         live = self.by_purpose[purpose] = self.by_purpose.get(purpose, 0) + nbytes
         if nbytes > 0:

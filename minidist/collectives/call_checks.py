@@ -39,7 +39,7 @@ def check_call(
     """
     if not isinstance(comm, PointToPoint):
         check_communicator(comm, operation)
-    # A plain all_reduce, of which little can be wrong. A short message takes only a few times as long as this look.
+    # A plain all_reduce needs few checks. A short message takes only a few times as long as these.
     if operation == "all_reduce" and array.__class__ is np.ndarray and array.flags.carray and op.__class__ is str:
         check_op(op, array.dtype)
         return equal if array.ndim == 1 else _with_shape(operation, array, counts, equal)
@@ -60,7 +60,7 @@ def check_call(
 
 
 def _with_shape(operation: str, array: Any, counts: Any, equal: str) -> str:
-    """Return `equal` with the counts, of which some algorithms send none, and the shape: (2, 3) would meet (3, 2)."""
+    """Return `equal` with the counts, which some algorithms do not send, and the shape: (2, 3) would meet (3, 2)."""
     if operation == "reduce_scatter" and counts is not None:
         equal = f"{equal} {_counts_text(list(map(int, counts)))}".strip()
     return equal if array.ndim == 1 or operation not in SHAPED else f"{equal} {list(array.shape)}".lstrip()
@@ -90,7 +90,7 @@ def _check_array(comm: PointToPoint, operation: str, array: Any) -> None:
 
 
 def _check_reduction(comm: PointToPoint, operation: str, array: Any, op: Any) -> None:
-    """Refuse an `op` that is no name, as in MPI's order of arguments, or not for these numbers, and no place for it."""
+    """Refuse an `op` that is not a name or not for this dtype, and a read-only array that would get the sum."""
     if not isinstance(op, str):
         raise UsageError(
             f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"

@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 @lru_cache(2**14)
 def place_of(ranks: int, rank: int) -> Place:
-    """Return the part of one of `ranks` ranks; remembered, because a short message takes no longer than this."""
+    """Return the part of one of `ranks` ranks; cached, because this takes as long as a short message."""
     fold = Fold(ranks)
     rounds, number = fold.power.bit_length() - 1, fold.number(rank)
     partners = tuple(fold.rank(number ^ 1 << i) for i in range(rounds))

@@ -101,7 +101,7 @@ def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.
     fold, rank, start = Fold(comm.size), comm.rank, offsets(sizes)
     # This rank's shard goes to its place in `out`, from where it is sent.
     mine = out[start[rank] : start[rank + 1]]
-    mine[...] = shard.reshape(-1)  # where it lies there, NumPy copies nothing
+    mine[...] = shard.reshape(-1)  # if it lies there already, NumPy copies nothing
 
     # Fold: a rank that gives waits for the whole; its neighbour brings in both shards.
     if fold.gives(rank):

@@ -9,11 +9,11 @@ fastest one. Therefore the first call of an operation with `algorithm="auto"` me
     recursive_doubling   6.0e-6   1.0e-5         3.3e-4
     ...
 
-On a busy machine one call takes many times as long as the next, and for a while all of them take longer. So every
-algorithm is called once in each of 5 to 100 rounds, and the median of its shares of the rounds' times counts. The
-algorithm that was taken for the size before (for the first size the formulas' choice) is taken again, unless another
-one was faster in clearly more than half of the rounds. An algorithm that has clearly lost is not called any more, which
-leaves the time to the others.
+On a busy machine one call may take many times as long as the next, and for a while all of them take longer. So each of
+5 to 100 rounds calls every algorithm, and the median of an algorithm's shares of the rounds' times counts. The
+algorithm that was chosen for the size before (for the first size the formulas' choice) is chosen again, unless another
+one was faster in clearly more than half of the rounds. An algorithm that is clearly slower is not called any more,
+which leaves the time to the others.
 
 This takes about BUDGET seconds. Sizes for which there is no time are left out, and formulas choose for them. Rank 0
 reports the measurement in one line and stores the table in the user's cache directory (see `base.cache`). Its key has
@@ -62,7 +62,7 @@ CALLS = 4  # in a row, where there is time
 BUDGET = 2.0  # seconds
 VERSION = 2  # of what is measured, and how
 TOLERANCE = 1.1  # a ratio of two algorithms' times that matters
-CHECKED = 10  # rounds after which those that have lost are left out
+CHECKED = 10  # rounds after which algorithms that are clearly slower are left out
 MEASURE, FORMULAS = -1.0, -2.0  # sent in place of seconds: there is no table; no table is to be used
 
 # Variables that choose how messages travel: of UCX, libfabric, MPICH and Open MPI.
@@ -223,7 +223,7 @@ def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) ->
 
 
 def _scores(rounds: np.ndarray) -> tuple[np.ndarray, int, float]:
-    """Return each algorithm's share of the time of a round, its median; the algorithm with the least; a round's time.
+    """Return the median of each algorithm's share of a round's time, the algorithm with the least, and a round's time.
 
     rounds: seconds, a row per round and a column per algorithm; NaN from the round on in which it was left out. The
     time of a round is the geometric mean of those that were called in all rounds.
@@ -237,7 +237,8 @@ def _scores(rounds: np.ndarray) -> tuple[np.ndarray, int, float]:
 def _lead(rounds: np.ndarray, first: int) -> np.ndarray:
     """Return by how much the first algorithm is ahead of each, by a sign test: above 1 it is clearly faster.
 
-    It is faster in so many rounds more than it is slower, in units of twice the standard deviation of equal algorithms.
+    The rounds in which it is faster minus those in which it is slower, divided by twice the standard deviation that
+    this difference has for equal algorithms.
     """
     differences = rounds - rounds[:, first : first + 1]
     wins, losses = (differences > 0).sum(axis=0), (differences < 0).sum(axis=0)
@@ -253,10 +254,10 @@ def _lost(rounds: np.ndarray) -> np.ndarray:
 
 
 def _judged(rounds: np.ndarray, incumbent: int) -> tuple[np.ndarray, int]:
-    """Return the seconds of each algorithm in these rounds, and which one is taken: it has the least.
+    """Return the seconds of each algorithm in these rounds, and which one is chosen: it has the least.
 
-    incumbent: that of the size before, which is taken again unless it has lost or another one is clearly faster, for
-    which a smaller lead is enough where the ratio is above TOLERANCE.
+    incumbent: that of the size before, which is chosen again unless it was left out or another one is clearly faster;
+    a smaller lead is enough where the ratio of their times is above TOLERANCE.
     """
     scores, taken, time_of_round = _scores(rounds)
     if not np.isnan(rounds[-1, incumbent]):
@@ -264,14 +265,14 @@ def _judged(rounds: np.ndarray, incumbent: int) -> tuple[np.ndarray, int]:
         able = (_lead(rounds, incumbent) < -enough) & ~np.isnan(rounds[-1])
         taken = int(np.where(able, scores, inf).argmin()) if able.any() else incumbent
 
-    # What seems faster than the one that is taken gets a hair more than its time.
+    # An algorithm that seems faster than the chosen one gets a slightly longer time, so that the table says the choice.
     result = np.maximum(scores, scores[taken] * (1 + 1e-6))
     result[taken] = scores[taken]
     return time_of_round * result, taken
 
 
 def _usual(operation: str, ranks: int) -> int:
-    """Return the row of the algorithm that the formulas take for the shortest arrays, on links of the default cost."""
+    """Return the row of the formulas' choice for the shortest arrays, on links of the default cost."""
     links = LinkModel()
     names = list(candidates(operation))
     costs = [seconds(operation, name, SIZES[0], ranks, links.alpha, links.beta, links.overhead) for name in names]

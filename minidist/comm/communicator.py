@@ -89,7 +89,7 @@ class CheckedComm(CheckedMessages, Comm):
         sends_itself: bool = False,
         array: np.ndarray | None = None,
     ) -> CheckedCall:
-        """Return this rank's next collective call, which knows its line."""
+        """Return this rank's next collective call, with the line of the program that makes it."""
         call = cast(CheckedCall, super().collective(operation, equal, root))
         call.site, call.opened = self.world.lines_of_call(sys._getframe(1), sends_itself)
         self.world.called(self, call, array, root)
@@ -99,7 +99,7 @@ class CheckedComm(CheckedMessages, Comm):
         try:
             check_group(self, ranks)
         except UsageError:
-            self._children += 1  # a program that catches it has made its call, as the other members have
+            self._children += 1  # a program that catches the error has made the call, as the other members have
             raise
         return super().group(ranks, label)
 

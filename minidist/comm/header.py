@@ -56,7 +56,7 @@ def header_of(operation: str, array: np.ndarray) -> Header:
 
 @lru_cache(4096)
 def packed(operation: str, dtype: np.dtype[Any], nbytes: int, shape: tuple[int, ...]) -> bytes:
-    """Return the packed header of one side of a message: remembered, because a short message takes no longer."""
+    """Return the packed header of one side of a message; cached, because this takes as long as a short message."""
     return pack(Header(operation, dtype_name(dtype), nbytes, shape))
 
 

@@ -43,7 +43,7 @@ class StepFlags:
         str, typer.Option(help="with --model: fused, flash-1, flash-2 (scores are never stored) or unfused")
     ] = "fused"
     kernels: Annotated[
-        str, typer.Option(help="with --gpu: of norms and activations of gated blocks: fused, eager or any (unknown)")
+        str, typer.Option(help="with --gpu: of norms and activations of gated blocks: fused, eager, fused-norms or any")
     ] = "any"
     dropout: Annotated[bool, typer.Option("--dropout", help="with --model: blocks keep masks of dropout")] = False
     accounting: Annotated[
@@ -98,7 +98,10 @@ class StepFlags:
             raise UsageError(f"{split[0]} has no effect with --accounting deepspeed; leave one of them out")
 
     def refuse_activations(self, why: str, names: Sequence[str] = ACTIVATIONS) -> None:
-        """Raise UsageError for the first flag that has no use where activations are unknown. why: the rest of it."""
+        """Raise UsageError for the first flag that has no use where activations are unknown.
+
+        why: the rest of the sentence.
+        """
         for name in names:
             value = getattr(self, name)
             if value != getattr(StepFlags, name):

@@ -1,4 +1,4 @@
-"""What holds an optimizer and steps it, such as an outer optimizer, has the attributes of the optimizer.
+"""A class that holds an optimizer and steps it, such as an outer optimizer, has the attributes of the optimizer.
 
 Proved by: tests/optim/test_optimizers.py, tests/parallel/test_zero.py
 """
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class OptimizerWrapper:
-    """Base class of what has an optimizer and steps it: `optimizer`, whose attributes are found here, too.
+    """Base class of classes that have an optimizer and step it: `optimizer`, whose attributes are found here, too.
 
     A setting (`lr`, `lr_factor`, ...) or `grad_scale` that is set here is set there; it would be ignored otherwise.
     """

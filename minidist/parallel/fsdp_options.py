@@ -237,7 +237,7 @@ class OptionalUnit(FSDPUnit):
         return super().reduce_scatter(track(downcast(whole, out.dtype), "communication"), counts, out, equal)
 
     def finish_reduce(self, root: Any, piece: xp.Array) -> None:
-        """Sum what a reduction has brought over the replicas, and bring the sum to where the shard lives."""
+        """Sum a reduction's result over the replicas, and move the sum to the device of the shard."""
         if self.find_unused:
             used = self.brought
             for comm in filter(None, (self.shard.comm, self.replicas)):

@@ -69,13 +69,13 @@ class Architecture:
 
     gated: a LLaMA block (RMS norms, no biases, a gated MLP, rotary positions, no dropout). tied: the output projection
     is the embedding (default: where the block is not gated). learned_positions: an embedding per position (default:
-    where the block is not gated). experts, top_k: of each layer from `dense_layers` on; expert_groups: into how many
-    groups they are divided, and of how many a token's experts are; expert_inner: their width; shared_experts: how many
-    of them every token uses.
+    where the block is not gated). experts, top_k: of each layer from `dense_layers` on; expert_groups: the
+    number of groups of experts, and of those from which a token chooses; expert_inner: their width; shared_experts: the
+    number of them that every token uses.
 
     A model from a file also has its kinds of layers, `blocks`, and the kind of each layer, `pattern`; without them the
-    fields above say what a layer is. first: what the first stage has beside the embeddings of tokens and positions;
-    last: what the last stage has beside the output projection (default: a norm). approximations: sentences that say
+    fields above say what a layer is. first: what the first stage has next to the embeddings of tokens and positions;
+    last: what the last stage has next to the output projection (default: a norm). approximations: sentences that say
     what times and activations leave out. projection_alone: the parameters of an output projection that is planned, and
     that transformers' AutoModel, by which the parameters of the file are counted, does not build.
     """

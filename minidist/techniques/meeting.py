@@ -86,5 +86,5 @@ class Replay:
         raise NotImplementedError
 
     def held(self, device: Any) -> dict[str, Any]:
-        """Return what the optimizer of a replica's rank holds beside the state of the device's, as PARAMETER.KEY."""
+        """Return what the optimizer of a replica's rank holds and that of the device does not, as PARAMETER.KEY."""
         return {}

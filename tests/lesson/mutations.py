@@ -105,7 +105,7 @@ MUTATIONS = {
         (
             "(rank - 1 - step) % n], chunks[(rank - 2 - step) % n]",
             "(rank - step) % n], chunks[(rank - 1 - step) % n]",
-            "the numbers are those of single ranks: in",
+            "every number is that of one rank: nothing is",
         ),
     ],
     "05.halving_doubling": [
@@ -566,7 +566,7 @@ MUTATIONS = {
             "the norm of a layer is the root of the sum",
         ),
     ],
-    "11b.owners_compute": [
+    "11c.owners_compute": [
         (
             "for k in range(len(parts))]\n\n\nSOL",
             "for k in order]\n\n\nSOL",
@@ -596,7 +596,7 @@ MUTATIONS = {
         ("[big - noise / batch, noise]", "[big, noise]", "the square without noise alone is wrong: it"),
         ("(1 / (s * batch) - 1 / batch)", "(1 / s - 1)", "the gradient is right and the noise is not:"),
     ],
-    "10b.stages_by_time": [
+    "10c.stages_by_time": [
         (
             "float(times.sum() / operations.sum())",
             "float(operations.sum() / times.sum())",

@@ -629,7 +629,7 @@ def with_bincount(comm, sizes, weights, update):
     return weights - update * np.take(ratio, layer)
 
 
-@right("11b.owners_compute")
+@right("11c.owners_compute")
 def by_point_to_point(comm, parts, rows, orthogonalize):
     n, r, requests, pieces = comm.size, comm.rank, [], defaultdict(dict)
     for k, part in enumerate(parts):
@@ -681,7 +681,7 @@ def by_two_equations(comm, shares, rows):
     return [*total[:-1], square, noise]
 
 
-@right("10b.stages_by_time")
+@right("10c.stages_by_time")
 def by_trying_all(comm, sizes, seconds, flops):
     of = np.split(
         all_gather(comm, np.stack([seconds, flops], 1).ravel(), counts=[2 * s for s in sizes]).reshape(-1, 2),

@@ -16,7 +16,7 @@ from minidist.course.lesson import solution
 _with_gaps = inspect.getmodule(solution("19b.building_block"))._with_gaps
 our_cross_entropy_backward = solution("00b.cross_entropy_backward")
 our_ring_all_reduce = solution("04.ring_all_reduce")
-our_stages_by_time = solution("10b.stages_by_time")
+our_stages_by_time = solution("10c.stages_by_time")
 our_halving_doubling = solution("05.halving_doubling")
 our_ssp = solution("06c.ssp")
 our_pick_segments = solution("10.pick_segments")
@@ -1328,19 +1328,19 @@ WRONG = [
     ("10b.gradient_and_noise", lambda *a: noise_by(*a), "right for equal shares"),
     ("10b.gradient_and_noise", lambda *a: noise_by(*a, twice=True), "both at once"),
     ("10b.gradient_and_noise", gathers_all_rows, "not the rows"),
-    ("10b.stages_by_time", takes_itself_for_the_slowest, "gather them first"),
-    ("10b.stages_by_time", lambda comm, sizes, *_: sizes, "takes other seconds"),
-    ("10b.stages_by_time", lambda comm, sizes, *_: [sum(sizes), *[0] * (comm.size - 1)], "every stage has a layer"),
-    ("10b.stages_by_time", lambda *_: 3, "a list of whole numbers"),
-    ("10b.stages_by_time", tells_everything_twice, "too many bytes"),
+    ("10c.stages_by_time", takes_itself_for_the_slowest, "gather them first"),
+    ("10c.stages_by_time", lambda comm, sizes, *_: sizes, "takes other seconds"),
+    ("10c.stages_by_time", lambda comm, sizes, *_: [sum(sizes), *[0] * (comm.size - 1)], "every stage has a layer"),
+    ("10c.stages_by_time", lambda *_: 3, "a list of whole numbers"),
+    ("10c.stages_by_time", tells_everything_twice, "too many bytes"),
     ("11b.trust_ratio_step", each_rank_its_own_ratio, "several rates"),
     ("11b.trust_ratio_step", one_ratio_for_the_model, "each layer has its own"),
     ("11b.trust_ratio_step", zeros_never_move, "never move"),
     ("11b.trust_ratio_step", a_message_per_layer, "one all-reduce"),
     ("11b.trust_ratio_step", gathers_all_elements, "too many bytes"),
-    ("11b.owners_compute", orthogonalizes_own_rows, "not the shard of Newton-Schulz"),
-    ("11b.owners_compute", lambda comm, parts, rows, orthogonalize: parts, "the rows that came in"),
-    ("11b.owners_compute", gathers_all_matrices, "too many bytes"),
+    ("11c.owners_compute", orthogonalizes_own_rows, "not the shard of Newton-Schulz"),
+    ("11c.owners_compute", lambda comm, parts, rows, orthogonalize: parts, "the rows that came in"),
+    ("11c.owners_compute", gathers_all_matrices, "too many bytes"),
     ("16b.sync_batch_norm", normalises_its_own_rows, "normalises by its own rows"),
     ("16b.sync_batch_norm", mean_over_no_rows, "0/0 spreads"),
     ("16b.sync_batch_norm", mean_of_the_variances, "is more than the mean"),

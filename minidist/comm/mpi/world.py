@@ -313,7 +313,7 @@ class MPIWorld(FindsLines):
         if handle is None or threading.get_ident() != self.thread:
             raise self._cannot_be_used(comm, request.site)
 
-        # The place is the rank in MPI's communicator, which a part of a collective call numbers otherwise.
+        # The rank in MPI's communicator; a part of a collective call has other numbers.
         place = comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
         if kind == "send":
             self._start_send(request, handle, place, nonblocking)

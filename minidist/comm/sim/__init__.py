@@ -1,10 +1,10 @@
 """What a simulated world can do in addition: kill ranks, explore orders of messages, let one rank stand for many.
 
-sim_world.py         the world that programs run in: with everything that watches
+sim_world.py         the world that programs run in: it checks and records messages
 folded.py            one rank of each class runs, and stands for all of them
-state.py            what these share of a run
+state.py            the state of a run that these share
 any_source.py       receives from any rank
-watched.py          messages of a run that somebody watches
+watched.py          messages of a run with watchers
 choosers.py          which message a wildcard receive gets
 nodes.py             ranks that the fastest links join
 checks/              what watches the messages of a run

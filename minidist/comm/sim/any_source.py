@@ -74,7 +74,7 @@ class AnySource(Matching):
             return False
         chosen = self.state.chooser([candidate for candidate, _ in found])
 
-        # The wildcard now has a source, and meets the oldest message of it.
+        # The wildcard receive now has a source, and meets the oldest message from it.
         context, source, destination, tag = key = found[chosen][1]
         receive: Any = self.open[context, destination, tag][0]
         receive.peer, receive.other = receive.comm.members.index(source), source

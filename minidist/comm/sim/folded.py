@@ -83,7 +83,7 @@ class Computed:
     name: str
 
     def again(self, world: "FoldedWorld") -> None:
-        """Compute as long."""
+        """Compute for the same time."""
         world.compute((), self.seconds, self.name)
 
 
@@ -120,7 +120,7 @@ class FoldedWorld(SimWorld):
     rank is that of the first one of its class, whose trace has the totals of the whole class; the others' are empty.
 
     log: while a rank notes what it does (`pipeline/runtime/repeated.py`), its calls and computations. It becomes None
-    when the rank sends a message, meets another class, or lets other streams run: then others have a part in it.
+    when the rank sends a message, meets another class, or lets other streams run: then others take part.
     """
 
     folds = unchecked = True

@@ -18,7 +18,7 @@ class RunState(SimState):
     """One run of a `SimWorld`."""
 
     chooser: Any = None  # see any_source.py
-    eager_limit: int = -1  # sends of at most so many bytes are buffered; -1: none, not even an empty one
+    eager_limit: int = -1  # sends of at most this size in bytes are buffered; -1: none, not even an empty one
     open: dict[AnyKey, list[SimRequest]] = field(default_factory=dict)  # receives from any rank, and those behind them
     returned: set[int] = field(default_factory=set)
     dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died

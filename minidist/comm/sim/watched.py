@@ -1,4 +1,4 @@
-"""The messages of a run that somebody watches.
+"""The messages of a run with watchers.
 
 An object that checks or records messages, or ends ranks, is a *watcher* of the run (core/base/watchers.py has those of
 operations): it has some of these methods, which are called here. A run without watchers has another class, so that they
@@ -7,7 +7,7 @@ cost nothing there.
     posting(stream, comm)      before a message is posted         queued(request)   its other side is not there yet:
     posted(request)            it has been posted                                   request.error keeps it out
     meet(send, receive)        before the array is copied;        waiting(request)  its wait begins
-                               True: a watcher has seen to that   ended(request)    its wait ends
+                               True: a watcher has copied it   ended(request)    its wait ends
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_failures.py
 """
@@ -97,7 +97,7 @@ class Watched(AnySource):
                 raise request.error
             Matching.wait(self, request)
         except RankDeadError:
-            # The rank that it waits for has died: the news has come at `arrival`.
+            # The rank that it waits for has died; the waiting rank is told at `arrival`.
             stream = request.stream
             stream.time = max(stream.time, request.arrival)
             for ended in self.on_ended:

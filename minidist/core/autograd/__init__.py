@@ -1,6 +1,6 @@
 """Reverse-mode automatic differentiation: tensors, operations, the backward pass, and the hooks that strategies use.
 
-tensor.py          a tensor, a node, `record`, the one way to make nodes, and whether it makes them
+tensor.py          a tensor, a node, `record`, which makes all nodes, and whether operations are recorded
 parameter.py       a leaf that outlives the graph
 backward.py        the backward pass
 operators.py       the operators and methods of a tensor, and what they make of their operands

@@ -66,7 +66,7 @@ def backward(
         if gradient.shape != data.shape:
             raise ShapeError(f"backward: gradient of shape {gradient.shape} for a tensor of shape {data.shape}")
 
-    # Observers join before anything is visited, and hear at the end that everything was.
+    # Observers join before the first node is visited, and are told at the end that all nodes were.
     running = BackwardPass(observers, weight_gradients)
     if root.__class__ is not Node:  # backward from a parameter itself
         root.accumulate(gradient)

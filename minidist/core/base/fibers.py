@@ -8,7 +8,7 @@ fibers. Two backends have the same interface, and `sys.platform` decides between
     fiber = spawn(program, argument, context, hub)     nothing runs yet; control goes to the hub when it ends
     fiber.switch()        called on the hub: run it until it pauses or ends; raises what it raises
     hub.switch()          called in a fiber: pause
-    DIRECT                whether a fiber may also be switched to in another one, which pauses then
+    DIRECT                whether switch() may be called in another fiber, too, which then pauses
     throw(fiber, error)   raise `error` where the fiber has paused, and return when it has ended; FiberExit ends it and
                           is not raised here. A fiber that is thrown at by another one must not pause again
     fiber.dead            whether it has ended

@@ -152,8 +152,8 @@ def run_call(
     if comm.world.folds:
         function = partial(hooks.one_event[-1]().run_as_one_event, operation, chosen)
 
-    # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or noted, equal
-    # calls differ by it alone, so the object of one that has ended serves again.
+    # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or recorded, equal
+    # calls differ by it alone, so the object of one that has ended is used again.
     ended, key = comm.ended, (operation, chosen.name, op)
     call = ended.pop(key, None) if ended and not async_op else None
     if call is not None:

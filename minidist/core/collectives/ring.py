@@ -63,7 +63,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
 def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Send every chunk but the next rank's to the next rank, in n-1 messages."""
     chunks = cut(out, sizes)
-    # The own shard goes to its place in `out`, from where it is sent. Where it lies there, NumPy copies nothing.
+    # The own shard goes to its place in `out`, from where it is sent. If it lies there already, NumPy copies nothing.
     chunks[comm.rank][...] = shard.reshape(-1)
     circulate(comm, chunks)
     return out

@@ -92,7 +92,7 @@ class PointToPoint:
     name: of the communicator. context: messages of different contexts never meet. operation: for traces and reports.
     match_key: what both sides of a message must have equal. tag: that of messages that name none; in a collective call
     its number, which all its messages carry. nodes: the ranks node by node, where the links (`TwoLevel`) say them.
-    numbers, ended: of a `Comm`, its next call's numbers, and the calls that have ended, where they may serve again.
+    numbers, ended: of a `Comm`, its next call's numbers, and the calls that have ended, where they may be used again.
     choices: of a `Comm`, which algorithm "auto" has taken by measured times, by operation and bytes.
 
     Arrays must be C-contiguous; nothing is copied.
@@ -117,7 +117,7 @@ class PointToPoint:
         return self._post("send", array, dest, tag, True)
 
     def irecv(self, array: np.ndarray, source: int, tag: int | None = None) -> Request:
-        """Start receiving into `array` from rank `source` (or ANY); do not touch it before `wait`."""
+        """Start receiving into `array` from rank `source` (or ANY, but in a `Sim`); do not touch it before `wait`."""
         return self._post("receive", array, source, tag, True)
 
     def wait(self, request: Request) -> np.ndarray:

@@ -57,7 +57,7 @@ class Assignment:
             slots = xp.where(place < capacity, expert * capacity + place, -1)
             counts.append(counts[-1] + mine.sum(axis=0))
 
-            # The same the other way round: which token is at a slot.
+            # The inverse: which token is at a slot.
             tokens = xp.full(experts * capacity, -1, xp.int64, slots)
             tokens[slots[slots >= 0]] = rows[slots >= 0]
             self.choices.append((expert, slots))
@@ -80,7 +80,7 @@ def _rows(x: xp.Array, index: xp.Array) -> xp.Array:
 def take_rows(name: str, x: Tensor, there: xp.Array, back: Sequence[xp.Array]) -> Tensor:
     """x (n, D) -> (len(there), D): the row of x that each entry of `there` names, zeros where it is -1.
 
-    back: for each row of x the row of the result that it has become, or -1; several such lists where it is there twice.
+    back: for each row of x its row in the result, or -1; several such arrays where a row of x is there several times.
     """
     edge = x, lambda g: functools.reduce(operator.iadd, [_rows(g, index) for index in back])
     return record(name, _rows(x.data, there), (edge,), cost=0)

@@ -146,8 +146,8 @@ def with_own_weight(head: Any) -> Any:
 class LanguageModel(Module):
     """Base of GPT and Llama. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
 
-    Subclasses set `lm_head`, which takes the decoder's output to logits, and have the names of the decoder and of its
-    blocks, as published state dicts have them, and the class of a stage.
+    Subclasses set `lm_head`, which computes logits from the decoder's output, the names that published state dicts give
+    to the decoder and to its blocks, and the class of a stage.
     """
 
     decoder_name: ClassVar[str]

@@ -113,7 +113,7 @@ class MLP(Sequential):
         dtype: Any = xp.float32,
         seed: int = 0,
     ) -> None:
-        # Classes or values come out of the last layer, which has no activation.
+        # The last layer gives logits or values, so it has no activation.
         last = len(sizes) - 2
         layers = [
             Linear(n, m, bias, activation if i < last else None, dtype, seed=None)

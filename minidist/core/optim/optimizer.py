@@ -80,7 +80,7 @@ class Optimizer:
         self.lr_factor = 1.0
         self.grad_scale = 1.0
         self.weight_decay = weight_decay
-        self.groups = [*groups, Group(bool)]  # every name is true
+        self.groups = [*groups, Group(bool)]  # bool(name) is True for every name
         self.step_count = 0
         self._runs: list[_Run] = []
         self._work: dict[Any, list[xp.Array]] = {}

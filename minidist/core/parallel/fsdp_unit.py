@@ -100,7 +100,7 @@ class FSDPUnit:
         if not self.differentiating:
             return
         self.differentiating = False
-        # A pass with a store leaves the weight gradients to it, which need no weights.
+        # In a pass with a store the weight gradients are computed later; they need no weights.
         if root.running.store is None and self.trainable:
             self.reduce_now(root, [parameter for parameter in self.trainable if parameter.gradient.local is None])
         self.release()

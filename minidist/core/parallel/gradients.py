@@ -36,7 +36,7 @@ BUCKET_MEGABYTES = 25.0  # PyTorch's default
 
 
 class Guard:
-    """What checks the ranks that train one model. Each wrapper has one, which `new_guard` makes; this one is silent.
+    """Checks the ranks that train one model. Each wrapper has a guard, made by `new_guard`; this class checks nothing.
 
     op: "sum" or "avg", of the gradients. comms: over which they are summed, one after the other. A wrapper tells it
     what happens, and gets from `of_bucket`, `of_weights` and `of_unit` a text that every rank must have equal, which a
@@ -167,7 +167,7 @@ class GradientReducer(BackwardObserver):
         self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
         self.works: list[Any] = []  # of the buckets launched so far
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
-        self.graph_synchronizes: bool | None = None  # the same of the running pass, where that is known; goes first
+        self.graph_synchronizes: bool | None = None  # of the running pass; where it is known, it takes precedence
         self.manually = False  # does the caller call `ready` and `finish`, after any number of passes?
         self._taking_part = False  # did a parameter get ready in the running pass?
 

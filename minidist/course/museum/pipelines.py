@@ -97,7 +97,7 @@ def validated() -> Recording:
 
 
 def two_stages(comm: Comm, plan: Plan, rows: int, kind: type[Pipeline] = Pipeline) -> Pipeline:
-    """Return this rank's stages of a GPT that two ranks train; the divisor of its loss counts so many rows."""
+    """Return a pipeline of a GPT on two ranks. rows: of the batch; the loss is the mean over their tokens."""
     model = GPT(GPTConfig(jobs.WORDS, jobs.LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
     stages, tied = split_model(model, plan.stages, plan.stages_of(comm.rank))
     return kind(comm, plan, stages, lambda y, t: cross_entropy(y, t, rows * jobs.LENGTH), tied=tied)

@@ -79,7 +79,7 @@ def _devices(config: TrainConfig, batches: Batches, rows: Sequence[int]) -> list
 
 
 def _adding(job: Job, ranks: int) -> Add:
-    """Return how a replica of so many data-parallel ranks adds its micro-batches: as ZeRO and its pipeline do."""
+    """Return how a replica of `ranks` data-parallel ranks adds its micro-batches: as ZeRO and its pipeline do."""
     if job.config.pp == 1:
         # ZeRO 2 and 3 add the ranks in every micro-batch.
         order = GradientOrder(ranks, (tuple(range(job.batches.accumulation)),), job.config.zero >= 2)

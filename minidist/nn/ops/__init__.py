@@ -7,7 +7,7 @@ pooling.py         maximum pooling over images
 grouped_attention.py     attention of separate heads, and of heads that share keys and values
 rotary.py          rotary position embedding
 swiglu.py          the gate of a SwiGLU layer
-tensor_methods.py  a tensor's methods that the core does without
+tensor_methods.py  methods of a tensor that the core does not have
 function.py        operations that a user defines
 functions.py       functions of each element, and maxima
 shaping.py         transpose, stretch, join, stack and split

@@ -1,4 +1,4 @@
-"""Operations on each element, maxima, and the logarithm of a softmax: a tensor's methods that the core does without.
+"""Operations on each element, maxima, and the logarithm of a softmax: methods of a tensor that the core does not have.
 
 Proved by: tests/autograd/test_operations.py, tests/autograd/test_half.py
 """

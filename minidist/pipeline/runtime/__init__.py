@@ -2,7 +2,7 @@
 
 replica_reducers.py  what sums gradients over the replicas of stages
 refusals.py          what a pipeline refuses
-clip.py              clipping by it
+clip.py              the gradient norm over all stages, and clipping by it
 early_release.py     when what was sent has arrived
 evaluation.py        the forward passes alone
 layer_profile.py     how long each layer takes in the steps that train
@@ -10,7 +10,7 @@ post_validation.py   the optimizer's step without a global barrier
 versioned.py         a pipeline whose weights change while micro-batches are on their way
 pipedream.py         PipeDream: which weights each action uses, and when they change
 versions.py          the versions of weights that are still needed
-skips.py             connections that go past stages
-repeated.py          equal micro-batches of a dry run, of which a few are computed
+skips.py             skip connections: a stage's output goes to a later stage
+repeated.py          a dry run that computes only a few of equal micro-batches
 stream.py            an asynchronous pipeline step by step, beyond the end of its plan
 """

@@ -6,7 +6,7 @@
     other rank        0B0  ..  0F2 0SEND_F2 ───┘         sent after 0B0 has used the gradient
 
 The plan says it, so no rank asks another one, and the wait takes no time. In an evaluation no gradient says that an
-activation has arrived: two on their way keep the receiver busy, and a rank waits for the older one.
+activation has arrived: at most two are on their way, and a rank waits for the older one before it sends the next.
 
 Proved by: tests/pipeline/test_messages.py
 """

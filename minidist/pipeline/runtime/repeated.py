@@ -1,8 +1,9 @@
-"""The pipeline of a folded dry run: of equal micro-batches a few are computed, and the others repeat what these did.
+"""The pipeline of a folded dry run: a few of equal micro-batches are computed, and the others repeat what these did.
 
-In its steady state a stage does the same for each micro-batch: it allocates and frees as many bytes, computes for as
-long, and makes the same collective calls. Arrays without data have nothing else. So what a forward and a backward do is
-noted, and when two micro-batches in a row did the same, the next ones do it again, without the model:
+In its steady state a stage does the same for each micro-batch: it allocates and releases the same bytes, computes for
+the same time, and makes the same collective calls. With arrays without data there is nothing else. So what a forward
+and a backward do is noted, and when two micro-batches in a row did the same, the next ones repeat it without the
+model:
 
     F of stage 2, noted     computing 1.3 ms    +25 MB activation    all_gather    -201 MB workspace    ...
     F of stage 2, again     the seconds on the clock, the bytes in the account, the calls' messages, and new outputs
@@ -54,7 +55,7 @@ class Note:
 
     shapes: of the arrays that it gets. log: its changes of memory, (purpose, bytes), and its `FoldedWorld.log`, in
     order. left: operations that it has counted and that are not on the clock yet. made: what leaves the stage, by the
-    stage that it goes to. loss: of the last stage. again: did the micro-batch before do the same?
+    stage that it goes to. loss: of the last stage. again: whether the micro-batch before did the same.
     """
 
     shapes: list[Any]
@@ -66,7 +67,7 @@ class Note:
 
 
 class Kept(list[Any]):
-    """What a repeated forward keeps for its backward: arrays that came in, and of those that went out some."""
+    """What a repeated forward keeps for its backward: the arrays that came in, and some of those that went out."""
 
 
 class RepeatedPipeline(Pipeline):
@@ -78,7 +79,7 @@ class RepeatedPipeline(Pipeline):
         self.account = cast(MemoryAccount, current(MemoryAccount))
         self.counter = cast(FlopCounter, current(FlopCounter))
         self.notes: dict[tuple[str, int], Note] = {}  # of the last micro-batch that was computed
-        self.own: dict[Key, Buffers] = {}  # of forwards that were noted: the memory that they got and began
+        self.own: dict[Key, Buffers] = {}  # of forwards that were noted: the memory that they got and allocated
         self.steady = self._steady() if {type(one) for one in watchers.get()} == {MemoryAccount, FlopCounter} else set()
 
     def _steady(self) -> set[Key]:
@@ -102,7 +103,7 @@ class RepeatedPipeline(Pipeline):
             with self._noting("B", stage, i, arrays):
                 super().backward(stage, i, arrays, weights)
             return
-        # The log has the end of what the forward got and made.
+        # The note has the release of what the forward got and made.
         for array in self.alive.pop((stage, i))[1]:
             self.account.forget(xp.owner(array))
         self._again("B", stage, i, self.notes["B", stage], arrays)
@@ -159,10 +160,10 @@ class RepeatedPipeline(Pipeline):
             self.notes[direction, stage] = note
 
     def _closed(self, direction: str, stage: int, i: int, arrays: list[Any], before: Buffers, log: list[Any]) -> bool:
-        """Return whether a computation has ended and begun no other memory than that of its micro-batch.
+        """Return whether a computation has released and allocated no other memory than that of its micro-batch.
 
-        before: what was alive before it. A forward ends nothing. A backward ends all that its forward got and began,
-        and leaves gradients for other stages.
+        before: what was alive before it. A forward releases nothing. A backward releases all that its forward got and
+        allocated, and leaves gradients for other stages.
         """
         after = self.account.buffers()
         ended, begun = _only_in(before, after), _only_in(after, before)
@@ -170,7 +171,7 @@ class RepeatedPipeline(Pipeline):
             for at, array in enumerate(arrays):
                 one = after.get(id(xp.owner(array)))
                 if one is not None and stage == 0 and begun.pop(id(one), None):
-                    # The step keeps its inputs, so their end is not a backward's.
+                    # The step keeps its inputs, so no backward releases them.
                     log[log.index((one.purpose, one.nbytes))] = Given(at, one.purpose)
                 elif one is not None:
                     begun[id(one)] = one
@@ -183,7 +184,7 @@ class RepeatedPipeline(Pipeline):
         return bool(own) and ended.keys() <= own.keys() and not left and begun.keys() == made
 
     def _made(self, direction: str, stage: int, i: int) -> dict[int, list[Made]] | None:
-        """Return what a computation left for other stages; None where an array has a part of other memory."""
+        """Return what a computation left for other stages; None where an array is a part of other memory."""
         outputs = self.alive[stage, i][1] or [] if direction == "F" else []
         held = [xp.owner(tensor.data) for tensor in outputs]
         target = stage + 1 if direction == "F" else stage - 1

@@ -32,7 +32,7 @@ Way = tuple[int, int, int]  # from stage, to stage, micro-batch
 
 @dataclass(frozen=True)
 class SkipConnection:
-    """An output for `stage`, past the neighbour: that stage gets it behind what its own neighbour sends."""
+    """An output for `stage`, which is not the next one: it gets the tensor after those of the stage before it."""
 
     stage: int
     tensor: Tensor
@@ -44,9 +44,10 @@ class SkipPipeline(Pipeline):
     skips: (from stage, to stage) of each. A stage's module gets the tensors of the stage before it, then those of its
     skip connections in the order of the stages that they come from. For the others see `Pipeline`.
 
-    Sends, in addition, each skip connection's activation and gradient of every micro-batch, behind a message of 640 B
-    that tells its shape. Raises UsageError for skips that do not go forward past a stage, or need too many tags, and
-    for a stage that returns other ones.
+    Sends, in addition, each skip connection's activation and gradient of every micro-batch to a stage on another rank,
+    each after a message of 640 B with its shape. When the shapes of an input are exchanged (startup), activations for
+    stages before the last one are sent, too. Raises UsageError for skips that do not go forward past a stage, or need
+    too many tags, and for a stage that returns other ones.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class SkipPipeline(Pipeline):
             raise UsageError(f"stage {stage} skips to stages {found}, and skips= has {expected}; give all of them")
 
     def backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:
-        # The gradients of what has left, which has arrived: a stage that trains nothing takes them, too.
+        # Take the gradients of what was sent, which has arrived then; a stage that trains nothing takes them, too.
         self.gradients: dict[Way, Any] = {}
         for way in [(source, target, i) for source, target in self.pairs if source == stage]:
             self.gradients[way] = self._receive("B", way)
@@ -141,7 +142,7 @@ class SkipPipeline(Pipeline):
             self.comm.waitall(self.sent.popitem()[1])
 
     def send(self, direction: str, way: Way, array: Any) -> None:
-        """Send an activation ("F") or a gradient ("B") past stages, once: a second forward finds it on its way."""
+        """Send an activation ("F") or a gradient ("B") past stages, once: a second forward sends nothing."""
         source, target, i = way
         # The shapes of the last stage's outputs need not be learned, so it does not run before the plan does.
         if target + 1 == self.plan.stages and not self.plan_runs:
@@ -186,7 +187,7 @@ class _Skipping:
 
 
 class _Departure(Function):
-    """The next stage's tensor as it is; with it a skip connection's leaves, and in backward its gradient comes."""
+    """Returns the next stage's tensor unchanged. Forward sends a skip connection; backward takes its gradient."""
 
     @staticmethod
     def forward(ctx: Any, following: Any, tensor: Any, pipe: SkipPipeline, way: Way) -> Any:

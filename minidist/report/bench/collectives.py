@@ -206,7 +206,7 @@ def _cost_of_choosing(auto: list[dict[str, Any]]) -> list[str]:
         f" chose, called by name: at most {choice['choice_to_best']:.2f}, at {choice['bytes']:,} B"
     ]
     if choice["choice_to_best"] > TOLERANCE:
-        lines.append("auto has lost: with MINIDIST_TUNING=refresh the next run measures the algorithms anew")
+        lines.append("auto chose a slower algorithm: with MINIDIST_TUNING=refresh the next run measures them anew")
     return lines
 
 

@@ -7,7 +7,7 @@ of a replica follows from the speed of its ranks (`plan.py`).
 A rank sends per step: for the noise scale 2 (n-1)/n of 8 B per step, or of 16 B where gradients are sharded; for the
 speeds of the ranks 8 (n-1) B every K steps.
 Equal to: one device that is told the batches, bit for bit.
-Lesson: 10b_batch_size_and_noise, 06d_fewer_bytes.
+Lesson: 10b_batch_size_and_noise, 10c_uneven_ranks, 06d_fewer_bytes.
 
 Proved by: tests/techniques/test_noise_scale.py, tests/techniques/test_batch_plan.py
 """

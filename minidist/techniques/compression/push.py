@@ -57,7 +57,7 @@ class CompressedPush:
 
 
 class PushCompression:
-    """Makes and keeps what compresses a worker's pushes to all servers; one object a rank.
+    """Makes and keeps what compresses a worker's pushes to all servers; one object per rank.
 
     text: the --compression. done: steps before a resume. residual: what the worker has not pushed yet, by key; queries:
     its Q of PowerSGD, by key.

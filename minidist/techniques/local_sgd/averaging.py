@@ -10,9 +10,9 @@ Ranks with different numbers of rows are averaged with weights in proportion to 
 the sum of n_r / n w_r. A replica may be several ranks that share its weights (ZeRO, FSDP): each averages its shard with
 the ranks that have the same shard of the other replicas, before the weights are gathered inside the replica.
 
-DiLoCo takes the way from the last common weights to the average as a gradient, of an outer optimizer: SGD with
-Nesterov's momentum, which all ranks step alike, so that H may be in the hundreds. The ranks' own optimizers, AdamW as a
-rule, are the inner ones and keep their state.
+DiLoCo takes the difference of the last common weights and the average as the gradient of an outer optimizer, SGD with
+Nesterov's momentum, whose step is the same on all ranks, so that H may be in the hundreds. The ranks' own optimizers,
+usually AdamW, are the inner ones and keep their state.
 
     common weights ── H inner steps on each rank ── average ── common -= outer lr (d + mu b),  d = common - average,
                                                                b = mu b + d
@@ -53,7 +53,7 @@ class PeriodicModelAverager:
     `shard` of a `ZeroOptimizer`); `comm` then has the ranks with the same shards.
     module: whose running statistics of batch normalisation are averaged, too; without it each rank keeps its own.
     share: this rank's rows over those of all ranks, where ranks train on different numbers of rows; the shares of all
-    ranks are the weights of the average. Default: all ranks count alike.
+    ranks are the weights of the average. Default: all ranks count equally.
     At construction rank 0's weights are sent to all ranks (purpose startup). An average sends the all-reduce's volume
     of the weights, 2 (n-1)/n of their bytes, from each rank (purpose parameter_gather).
     """
@@ -94,7 +94,7 @@ class PeriodicModelAverager:
     def average(self) -> None:
         """Average the weights now (at the end of training, when `every` does not divide the steps)."""
         for part in self.parts:
-            # Ranks that have made unlike steps, or by other settings, would be averaged all the same.
+            # Ranks with different numbers of steps, or with different settings, would be averaged without an error.
             equal = f"model {self.number} after {flat_of(part).updates}{mode_of(self.module)}"
             with purpose("parameter_gather"):
                 self._average(part.data, equal)

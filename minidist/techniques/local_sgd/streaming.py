@@ -108,7 +108,7 @@ class Piece:
 
 def pieces_of(parts: Sequence[Part], turns: Turns) -> list[Piece]:
     """Return the pieces of all fragments that this rank holds, in the order of the fragments."""
-    # Which fragment has each parameter, in the order of the whole model.
+    # The fragment of each parameter, in the order of the whole model.
     given = [p for part in parts for p in flat_of(part).parameters]
     order = list(turns.parameters or given)
     offsets = [0, *accumulate(p.size for p in order)]
@@ -143,11 +143,11 @@ class StreamingOuterOptimizer(OptimizerWrapper):
         optimizer.wait()        # at the end, or before the weights are saved
 
     weights: as for `PeriodicModelAverager`. lr, momentum: of the outer optimizer. share: this rank's rows over those of
-    all ranks; default: all ranks count alike. common: the common weights of what this rank holds, 1-D, part after part.
+    all ranks; default: all count equally. common: the common weights of what this rank holds, 1-D, part after part.
 
     All ranks must begin with the same weights. Every `turns.every` steps each rank sends the all-reduce's volume of the
-    parameters once, fragment by fragment (purpose `parameter_gather`). Held beside the inner state: the common weights,
-    the momentum, and the outer gradients on their way.
+    parameters once, fragment by fragment (purpose `parameter_gather`). Held in addition to the inner state: the common
+    weights, the momentum, and the outer gradients on their way.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class StreamingOuterOptimizer(OptimizerWrapper):
     # --- in a checkpoint ---
 
     def _outer_state(self, part: Part, parameter: Parameter) -> dict[str, xp.Array]:
-        """Return views of what is held beside the inner state of a parameter's elements, by name."""
+        """Return views of the outer state of a parameter's elements, by name."""
         here, place = place_of(part, parameter), self.places[id(part)]
         return {OUTER: self.momentum_buffer[place][here], SENT: self.sent[place][here], OWN: part.data[here]}
 

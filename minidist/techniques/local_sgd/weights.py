@@ -26,7 +26,7 @@ def parts_of(weights: Part | Iterable[Part]) -> list[Part]:
 
 
 def flat_of(part: Part) -> FlatParameters:
-    """Return the flat parameters of which the part is all, or a shard."""
+    """Return the part itself, or the flat parameters that it is a shard of."""
     return part.flat if isinstance(part, Shard) else part
 
 

@@ -9,7 +9,7 @@ A rank sends per step: ZeRO: twice the parts of each matrix that its owner does 
 where each is spread evenly), or (n-1)/n of them everywhere; replicas (n-1)/n, or nothing; tensor parallelism (t-1)/t of
 each matrix.
 Equal to: one device, bit for bit, 1e-12 with `--tp`.
-Lesson: 11b_trust_ratios.
+Lesson: 11c_muon.
 
 Proved by: tests/parallel/test_muon.py
 """

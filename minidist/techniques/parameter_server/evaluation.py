@@ -39,7 +39,7 @@ def held_out_losses(
     """Return the losses on held-out data by name, by steps done. Every rank calls it; the model changes.
 
     final: the weights at the end. copies: of a server, its keys' weights by steps done. Sends, with purpose evaluation,
-    the copies and every worker's losses (8 B each) to all other ranks.
+    the copies and every worker's losses (8 B each) to all other ranks, and an all-reduce of the running statistics.
     """
     job, result = worker.job, {}
     config: Any = job.config

@@ -18,7 +18,9 @@ This file has what a worker computes, what a server holds, and what both send; t
                                                    rows of the tokens that occur, with 8 B per row for its number, and
                                                    8 B more in the header
     parameter_pull   W (T - 1) D + (W + S - 1) D   weights after every push but the last; at the end to every rank
-    evaluation       E (W + S - 1) (D + 8 B W k)   E evaluations: weights, and losses of k micro-batches, to every rank
+    metrics          T (W + S - 1) 8 B W k         the losses of k micro-batches of each worker, to every rank
+    evaluation       E (W + S - 1) (D + 8 B W k)   E evaluations: weights and such losses to every rank; with batch
+                                                   norms also an all-reduce of their running statistics
 
 Proved by: tests/train/test_servers.py
 """
@@ -198,7 +200,7 @@ def evaluated_steps(config: Any, done: int) -> range:
 def sparse_keys(config: Any) -> frozenset[str]:
     """Return the matrices with sparse gradients, row by row: an embedding that is not the output layer too.
 
-    With what compresses a gradient as a whole there is none: the embedding's is a part of it.
+    A compressor of whole gradients has none: the embedding's gradient is a part of the whole.
     """
     return frozenset({"model.embed_tokens.weight"} if config.model == "llama" and only_casts(config) else ())
 

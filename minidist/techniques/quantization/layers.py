@@ -119,7 +119,7 @@ class QATLinear(Module):
 
 
 class RoundedAgain(Tensor):
-    """`rounded`, of which a node saves what it would save of its source."""
+    """`rounded`, for which a node saves what it would save for `source`, and rounds it again in backward."""
 
     __slots__ = ("_kept",)
 
@@ -132,7 +132,7 @@ class RoundedAgain(Tensor):
 
 
 class RoundAgain(NamedTuple):
-    """What a node has saved of a source, and the values rounded to the grid when backward reads them."""
+    """What a node has saved for a source; its values are rounded to the grid when backward reads them."""
 
     source: Any
     grid: Grid

@@ -80,7 +80,7 @@ def prepare_split_qat(model: Module, names: Collection[str], observer: str, per_
         kind = QATSplitLinear if isinstance(layer, SPLIT) else QATLinear
         return kind(layer, OBSERVERS[observer](layer.weight.dtype), per_channel)
 
-    # A tied head is split, too, and is no layer of its own on one device.
+    # A tied head is split, too, and is not a separate layer on one device.
     replace_layers(model, lambda layer: isinstance(layer, (*SPLIT, Linear, Conv1D)) and layer.name in names, make)
 
 

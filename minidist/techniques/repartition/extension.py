@@ -14,7 +14,7 @@ is, so the weights stay those of one device. The cut is in checkpoints.
 A rank sends per step: every K steps 16 (n-1) (L+1) B for L layers; weights and optimizer state of the layers that move,
 once per replica.
 Equal to: one device, bit for bit.
-Lesson: 10b_batch_size_and_noise.
+Lesson: 10c_uneven_ranks.
 
 Proved by: tests/techniques/test_repartition.py
 """

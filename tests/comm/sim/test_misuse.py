@@ -435,6 +435,11 @@ def test_a_run_inside_itself_is_refused_and_the_world_can_be_used_again():
     assert world.run(lambda comm: comm.rank) == [0, 1]
 
 
+def test_a_run_takes_a_function():
+    with pytest.raises(UsageError, match=r"SimWorld\.run\('train'\); pass a function"):
+        SimWorld(2).run("train")
+
+
 def test_a_communicator_of_another_rank():
     def program(comm):
         kept.append(comm)

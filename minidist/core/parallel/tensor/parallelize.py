@@ -45,7 +45,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
         check("parallelize_module", module, comm, plan)
     context = ShardContext(comm, axis)
     for pattern, styles in plan.items():
-        # It may name a module inside of one that has taken another's place.
+        # It may name a module inside one that has replaced another.
         known = list(dict(module.named_modules()))
         names = fnmatch.filter(known, pattern)
         if not names:

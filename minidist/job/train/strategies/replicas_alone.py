@@ -2,11 +2,11 @@
 
                           parameters    gradients     optimizer
     ReplicaAlone          its own       its own       its own         a replica is one rank
-    ZeroReplicaAlone      its own       1/s           1/s             ... is s neighbours: ZeRO 1 (gradients whole), 2
+    ZeroReplicaAlone      its own       1/s           1/s             ... is s neighbours: ZeRO 2 (1: whole gradients)
     ShardedReplicaAlone   1/s           1/s           1/s             ... ZeRO 3, FSDP
 
-Inside a replica of several ranks, ZeRO works as over all data-parallel ranks otherwise. The rank updates its shard,
-lets it meet the same shard of the other replicas, and then (ZeRO 1, 2) the replica's ranks gather the weights:
+Inside a replica of several ranks, ZeRO works as it otherwise does over all data-parallel ranks. A rank updates its
+shard, lets it meet the same shard of the other replicas, and then (ZeRO 1, 2) the replica's ranks gather the weights:
 
     replica 0    ranks 0 1    reduce-scatter ─▶ step ─▶ meet ─▶ gather            ranks 0 and 2 meet,
     replica 1    ranks 2 3    reduce-scatter ─▶ step ─▶ meet ─▶ gather            and so do ranks 1 and 3
@@ -68,7 +68,7 @@ class ReplicaAlone(DataAxis):
         self.meeting.step()
 
     def replicas_on(self, comm: Comm) -> Replicas:
-        # All ranks have the weights of a checkpoint, and each an optimizer state of its own.
+        # All ranks have the weights of a checkpoint, and each has its own optimizer state.
         return Replicas(ReplicaId(comm.rank, comm.size), prefix=f"replica/{comm.rank:05d}/")
 
     def weights(self) -> list[LocalShard]:

@@ -1,4 +1,4 @@
-"""Lesson 10b: stages cut by measured times, on ranks of different speeds.
+"""Lesson 10c: stages cut by measured times, on ranks of different speeds.
 
 Proved by: tests/lesson/test_exercises.py
 """
@@ -67,7 +67,7 @@ def least(case: Case) -> Least:
 
 EXERCISES = [
     Exercise(
-        name="10b.stages_by_time",
+        name="10c.stages_by_time",
         arguments=lambda case, rank: (sizes_of(case), *own(case, rank)),
         check_answers=check_answers,
         cases=lambda: [
@@ -78,6 +78,6 @@ EXERCISES = [
         par=Case(3, 8),
         label=lambda case: f"{case.size} layer{'s' * (case.size != 1)} on {case.ranks} rank{'s' * (case.ranks != 1)}",
         limits=("bytes",),
-        hints=hints_of(globals(), "10b.stages_by_time"),
+        hints=hints_of(globals(), "10c.stages_by_time"),
     )
 ]

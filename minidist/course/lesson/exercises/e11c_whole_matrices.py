@@ -1,4 +1,4 @@
-"""Lesson 11b: Muon's step of matrices whose rows lie on several ranks, each computed by one owner.
+"""Lesson 11c: Muon's step of matrices whose rows lie on several ranks, each computed by one owner.
 
 Proved by: tests/lesson/test_exercises.py
 """
@@ -48,7 +48,7 @@ def of_own_rows(case: Case) -> list[tuple[np.ndarray, ...]]:
 
 EXERCISES = [
     Exercise(
-        name="11b.owners_compute",
+        name="11c.owners_compute",
         arguments=lambda case, rank: (list(shards(case, matrices(case))[rank]), rows_of(case), newton_schulz),
         expected=lambda case: shards(case, [newton_schulz(matrix) for matrix in matrices(case)]),
         least=least,
@@ -60,7 +60,7 @@ EXERCISES = [
         limits=("bytes",),
         hints=hints_of(
             globals(),
-            "11b.owners_compute",
+            "11c.owners_compute",
             shards_of_the_whole=lambda f: f.answers_are(shards(f.case, matrices(f.case))),
         ),
     )

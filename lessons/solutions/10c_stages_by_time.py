@@ -1,4 +1,4 @@
-"""Our solutions of lesson 10b; they are not a part of the package."""
+"""Our solutions of lesson 10c; they are not a part of the package."""
 
 import numpy as np
 
@@ -25,4 +25,4 @@ def stages_by_time(
     return [stage.last - stage.first + 1 for stage in by_slowest(work, comm.size, paces)]
 
 
-SOLUTIONS = {"10b.stages_by_time": stages_by_time}
+SOLUTIONS = {"10c.stages_by_time": stages_by_time}

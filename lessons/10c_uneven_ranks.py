@@ -1,0 +1,236 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 10c Uneven ranks
+#
+# *30 minutes. Before it: 06.*
+#
+# ## 1 The case
+#
+# Three ranks train on 36 rows, twelve each. The machine of the third is four times as slow, so the
+# other two wait for three quarters of every step. After two steps all tell each other how many
+# seconds a row takes them, and share the 36 rows anew, in proportion to their speeds.
+#
+# How many rows does the slow rank get? And what part of its former time does a step take then?
+
+# %%
+import numpy as np
+
+from minidist import LinkModel, SimWorld, TrainConfig
+from minidist.course.lesson import check, predict, reveal, solution
+from minidist.data import weighted_shards
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 Predict
+#
+# Everything else in a step takes a little time, too; a quarter off is good enough for the second.
+
+# %%
+rows_guess = predict("rows of the slow rank", example=9)
+time_guess = predict("time of a step, over that with equal shares", example=0.75)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **Rows go where they are computed fastest.** The step stays that of one device. What it saves: the
+# time for which fast ranks wait. What it costs: one number per rank now and then. In a pipeline every
+# rank sees all rows, so there the **layers** follow the speeds (section 5, after lesson 16).
+#
+# Two steps with equal shares; then the ranks exchange their seconds per row, and two steps with
+# shares in proportion to their speeds.
+
+# %%
+JOB = {
+    "model": "gpt",
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+    "context": 8,
+    "data": "markov",
+    "reduction": "ordered",
+}
+SLOW = LinkModel(
+    alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: (1.0, 1.0, 4.0)[rank]
+)
+world = SimWorld(3, links=SLOW)
+result = world.run(
+    train, TrainConfig.make(**JOB, dp=3, global_batch=36, weights="measured:2", steps=4)
+)[0]
+command = (
+    "minidist train --dp 3 --global-batch 36 --weights measured:2 --steps 4 --trace t.jsonl;"
+    " minidist report t.jsonl --picture lanes"
+)
+show(
+    draw(
+        "lanes",
+        world.traces,
+        {"command": command, "title": "measured shares, rank 2 four times as slow"},
+    )
+)
+
+# %% [markdown]
+# ## 4 The code
+#
+# Every rank cuts the batch by the same weights, by largest remainders. The sum of shares of the
+# gradient, each divided by the rows of the whole batch, is the gradient of the batch.
+
+
+# %%
+def rows_of(rows, speeds):
+    exact = rows * np.array(speeds) / sum(speeds)
+    counts = np.floor(exact).astype(int)
+    short = rows - counts.sum()
+    counts[np.argsort(counts - exact, kind="stable")[:short]] += 1  # the largest remainders
+    return counts.tolist()
+
+
+for speeds in ([1, 1, 1], [1, 1, 0.5], [3, 2, 2]):
+    print(f"10 rows for speeds {speeds}: {rows_of(10, speeds)}")
+    assert rows_of(10, speeds) == [count for _, count in weighted_shards(10, speeds)]
+
+# %% [markdown]
+# ## 5 Check
+#
+# The shares, the time of a step, and jobs with uneven shares against one device.
+
+# %%
+runs = [([sum(rows) for rows in shares.rows], steps) for shares, steps in result.runs]
+print("rows of the ranks, for so many steps:", runs)
+ends = [
+    max(s.end for t in world.traces for s in t.spans if s.name == f"step {i}") for i in range(4)
+]
+share = (ends[3] - ends[2]) / (ends[1] - ends[0])
+rows_guess.judge(runs[1][0][2])
+time_guess.judge(share, within=0.25)
+assert runs == [([12, 12, 12], 2), ([16, 16, 4], 2)]
+assert share < 0.5
+
+for values in (
+    {"dp": 3, "global_batch": 36, "weights": "measured:2", "steps": 4},
+    {"dp": 3, "global_batch": 8, "weights": "2,1,1", "zero": 3, "steps": 2},
+):
+    sim = SimWorld(values["dp"], links=SLOW)
+    verdict = sim.run(compare_rank, TrainConfig.make(**JOB, **values))[0]
+    print(
+        f"{verdict.sentence()}; max |w_parallel - w_single| = {verdict.max_difference['weights']:g}"
+    )
+    assert verdict.equal
+
+# %% [markdown]
+# A pipeline is as fast as its slowest stage, and a slow rank makes any stage slow. With
+# `--repartition-every K` the ranks measure their layers, exchange the times, and choose the cut
+# whose slowest stage is fastest. A layer's seconds are those on one rank; on another one it takes
+# others, by the ratio of their seconds per FLOP ([cut.py](../minidist/techniques/repartition/cut.py)).
+#
+# Two stages of four layers, the second rank four times as slow. After three steps layers move to
+# the fast rank, with their weights and Adam's two averages: one message. In the picture rank 0
+# waits before, and hardly any more after it.
+
+# %%
+LAYERS = {
+    **JOB,
+    "layers": 8,
+    "pp": 2,
+    "microbatches": 8,
+    "micro_batch": 1,
+    "steps": 6,
+    "repartition_every": 3,
+}
+SLOW_STAGE = LinkModel(
+    alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: (1.0, 4.0)[rank]
+)
+world = SimWorld(2, links=SLOW_STAGE)
+cuts = world.run(train, TrainConfig.make(**LAYERS))[0].measured["partitions"]
+for partition, steps in cuts:
+    print(f"layers of the stages: {partition}, for {steps} steps")
+sent = [m for t in world.traces for m in t.sent("repartition")]
+(move,) = [m for m in sent if m.operation == "message"]
+print(f"one message of {move.nbytes:,} B, from rank {move.rank} to rank {move.peer}")
+ends = [
+    max(s.end for t in world.traces for s in t.spans if s.name == f"step {i}") for i in range(6)
+]
+share = (ends[5] - ends[4]) / (ends[2] - ends[1])
+print(f"a step takes {share:.2f} of its time")
+assert [partition for partition, _ in cuts] == ["4,4", "7,1"]
+assert share < 0.5
+
+command = (
+    "minidist train --layers 8 --pp 2 --microbatches 8 --micro-batch 1 --repartition-every 3"
+    " --steps 6 --trace t.jsonl; minidist report t.jsonl --picture lanes"
+)
+title = "stages cut anew after three steps, rank 1 four times as slow"
+show(draw("lanes", world.traces, {"command": command, "title": title}))
+
+verdict = SimWorld(2, links=SLOW_STAGE).run(compare_rank, TrainConfig.make(**LAYERS))[0]
+print(verdict.sentence())
+assert verdict.equal
+
+# %% [markdown]
+# ## 6 Break it
+#
+# The mean of the ranks' means is the gradient of the batch where shares are equal, and only there.
+# Here a rank with one row counts as much as one with three:
+
+# %%
+rows = [[1.0, 1.0, 1.0], [5.0]]
+means = [sum(part) / len(part) for part in rows]
+print("mean of means", sum(means) / 2, "  mean of the batch", sum(map(sum, rows)) / 4)
+assert sum(means) / 2 != sum(map(sum, rows)) / 4
+
+# %% [markdown]
+# ## 7 Exercise: stages by time
+#
+# Rank r has `sizes[r]` layers; `seconds` and `flops` are those of yours. Return
+# the number of layers of each stage with which the slowest stage is fastest, the same on every
+# rank. `minidist.pipeline.partition.by_slowest(costs, stages, paces)` cuts layers of given costs,
+# where stage s takes `paces[s]` times as long for each of its layers.
+
+
+# %%
+def stages_by_time(comm, sizes, seconds, flops):
+    return sizes
+
+
+check("10c.stages_by_time", stages_by_time)
+
+# %%
+reveal("10c.stages_by_time")
+check("10c.stages_by_time", solution("10c.stages_by_time"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - Divide by the rows of the **whole batch** and add: then shares may be as uneven as the ranks
+#   are.
+# - Shares in proportion to measured speeds end the wait of fast ranks. Measure computing, not the
+#   time of a step: in a step everyone waits for the slowest.
+# - Seconds alone do not say whether a layer is expensive or its rank is slow. With seconds per FLOP
+#   a cut stays good when layers have moved.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 3 minidist train --dp 3 --global-batch 8 --weights 2,1,1 --steps 5
+#     mpiexec -n 2 minidist compare --dp 2 --global-batch 12 --weights measured:2 --reduction ordered --steps 5
+#     mpiexec -n 2 minidist compare --pp 2 --layers 8 --repartition-every 3 --reduction ordered --steps 8
+#     mpiexec -n 3 python mpi_examples/2_data_parallel/uneven_ranks.py
+#     mpiexec -n 2 python mpi_examples/6_pipeline/repartition.py
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `--weights` | PyTorch `Join` for uneven inputs; "heterogeneous" data parallelism |
+# | `--repartition-every` | "dynamic load balancing" of pipelines; torchgpipe `balance_by_time`, once and before the training |
+#
+# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb). All of them are in the [index](README.md).

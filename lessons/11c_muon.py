@@ -1,0 +1,251 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 11c Muon: whole matrices
+#
+# *30 minutes. Before it: 11b.*
+#
+# ## 1 The case
+#
+# An optimizer of single elements steps a shard as if it had the whole, and a trust ratio needs two
+# numbers of a layer. *Muon* needs the whole matrix: it changes the step so that every direction in
+# which the matrix acts moves about as far. The largest singular value of a step may be sixty times
+# the smallest; five rounds of matrix products bring all of them near to 1. How many times the
+# smallest is the largest one then?
+#
+# Eight ranks train with ZeRO 3 (lesson 12: each has an eighth of every layer). To orthogonalise a
+# step every rank may gather all matrices. Or each matrix has one *owner*: the ranks send their parts
+# to it, and it sends the results back. How many times fewer bytes travel then?
+
+# %%
+from unittest.mock import patch
+
+import numpy as np
+
+from minidist import (
+    MLP,
+    LinkModel,
+    SimWorld,
+    TrainConfig,
+    UsageError,
+    all_gather,
+    fully_shard,
+    sharded_parameters,
+)
+from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train
+from minidist.optim import Muon, newton_schulz
+from minidist.parallel import WholeMatrices
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 Predict
+#
+# Count for one matrix what n ranks send in all: every part to every other rank, or every part to one
+# rank and back. A quarter off is good enough for both.
+
+# %%
+values_guess = predict("largest singular value over the smallest, after five rounds", example=1.0)
+bytes_guess = predict("times fewer bytes with an owner for each matrix, 8 ranks", example=8.0)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **What needs a whole matrix goes to one rank that has it.** The momentum stays where it is, in
+# shards, and only the matrices of one step travel. What the owners save: bytes, and n - 1 of n
+# computations of the same product. What it costs: an owner waits for the parts, and the others for
+# its result.
+#
+# A step of ZeRO 1 on four ranks. Between the gradients and the gather of the parameters are two
+# all-to-alls, the parts on their way to the owners and the results on their way back:
+
+# %%
+MUON = {
+    "model": "gpt",
+    "layers": 2,
+    "width": 32,
+    "heads": 2,
+    "context": 16,
+    "data": "markov",
+    "optimizer": "muon",
+    "momentum": 0.95,
+    "nesterov": True,
+    "lr": 0.02,
+    "reduction": "ordered",
+}
+world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
+world.run(train, TrainConfig.make(**MUON, micro_batch=2, dp=4, zero=1, steps=1))
+command = (
+    "minidist train --optimizer muon --dp 4 --zero 1 --steps 1 --trace t.jsonl; minidist report "
+    "t.jsonl --picture lanes"
+)
+show(draw("lanes", world.traces, {"command": command, "title": "ZeRO 1 with Muon"}))
+
+# %% [markdown]
+# ## 4 The code
+#
+# The momentum of a matrix is dominated by a few directions. Muon makes all of its singular values
+# about 1, so that each direction moves as far; five rounds of matrix products do it (Newton-Schulz). Vectors, embeddings and the output layer take AdamW's step.
+
+
+# %%
+def toy_newton_schulz(matrix, rounds=5):
+    a, b, c = 3.4445, -4.7750, 2.0315  # a s + b s^3 + c s^5 brings singular values s near to 1
+    x = matrix / np.linalg.norm(matrix)
+    for _ in range(rounds):
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return x
+
+
+momentum = np.outer(np.arange(1.0, 5), np.arange(1.0, 7)) + np.random.default_rng(0).normal(
+    size=(4, 6)
+)
+print("singular values before:", np.round(np.linalg.svd(momentum, compute_uv=False), 2))
+print(
+    "and after:             ",
+    np.round(np.linalg.svd(toy_newton_schulz(momentum), compute_uv=False), 2),
+)
+print(
+    "max |toy - library| =",
+    f"{np.abs(toy_newton_schulz(momentum) - newton_schulz(momentum)).max():.0e}",
+)
+
+# %% [markdown]
+# The simplest way with shards, with every message: gather the rows of all ranks, orthogonalise, and
+# keep the own rows. The library's version is
+# [whole_matrices.py](../minidist/parallel/whole_matrices.py).
+
+
+# %%
+def everywhere(comm, part):
+    whole = all_gather(comm, part.reshape(-1)).reshape(-1, part.shape[1])
+    return np.split(toy_newton_schulz(whole), comm.size)[comm.rank]
+
+
+parts = SimWorld(2).run(lambda comm: everywhere(comm, np.split(momentum, 2)[comm.rank].copy()))
+off = np.abs(np.concatenate(parts) - toy_newton_schulz(momentum)).max()
+print(f"max |parallel - single| = {off:.0e}")
+
+# %% [markdown]
+# ## 5 Check
+#
+# The singular values of the toy, and the bytes of a step of eight ranks, both ways. For n ranks that
+# have equal parts of every matrix it is n - 1 of the matrices' bytes everywhere, and 2 (n-1)/n of
+# them with owners, so n/2 times fewer:
+
+# %%
+values = np.linalg.svd(toy_newton_schulz(momentum), compute_uv=False)
+values_guess.judge(values.max() / values.min(), within=0.25)
+bytes_of = {}
+for form in ("everywhere", "owner"):
+    world = SimWorld(8)
+    config = TrainConfig.make(**MUON, global_batch=8, steps=1, dp=8, zero=3, orthogonalize=form)
+    world.run(train, config)
+    bytes_of[form] = sum(trace.bytes_by_purpose()["muon"] for trace in world.traces)
+    print(f"{form:10} {bytes_of[form]:9,} B from all ranks in a step")
+bytes_guess.judge(bytes_of["everywhere"] / bytes_of["owner"], within=0.25)
+
+# %% [markdown]
+# (A little less than n/2: small matrices do not lie on all ranks.) Only values move, so the bits are
+# those of one device, for every stage. With ZeRO 1 and 2 a shard begins anywhere in the list of all
+# parameters, so many matrices lie on one rank alone, and need not travel to an owner:
+
+# %%
+for zero in (0, 1, 2, 3):
+    for form in ("owner", "everywhere"):
+        world = SimWorld(4)
+        verdict = world.run(
+            compare_rank,
+            TrainConfig.make(**MUON, micro_batch=2, steps=2, dp=4, zero=zero, orthogonalize=form),
+        )[0]
+        sent = sum(trace.bytes_by_purpose().get("muon", 0) for trace in world.traces) / 2
+        print(
+            f"ZeRO {zero}, {form:10} {sent:9,.0f} B per step in all; equal to one device: "
+            f"{verdict.equal}"
+        )
+        assert verdict.equal
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Newton-Schulz of a shard is not the shard of Newton-Schulz. Here each of two tensor-parallel ranks
+# orthogonalises its own columns:
+
+
+# %%
+def own_shard(self, parameter, update, shapes):
+    return newton_schulz(update.reshape(parameter.shape)).reshape(-1)
+
+
+with patch.object(WholeMatrices, "_orthogonal", own_shard):
+    wrong = SimWorld(2).run(
+        compare_rank, TrainConfig.make(**MUON, micro_batch=2, steps=2, tp=2, precision="fp64")
+    )[0]
+print(f"losses {', '.join(f'{loss:.3f}' for loss in wrong.losses)}; {wrong.first_difference}")
+assert not wrong.equal
+
+# %% [markdown]
+# In a loop of your own minidist does not let that happen in silence:
+
+
+# %%
+def forgets(comm):
+    model = MLP([6, 8, 3])
+    fully_shard(model, mesh=comm)
+    Muon(sharded_parameters(model), lr=0.01)
+
+
+with expect(UsageError):
+    SimWorld(2).run(forgets)
+
+# %% [markdown]
+# ## 7 Exercise: each matrix at its owner
+#
+# The rows of several matrices lie on the ranks: `parts[k]` are yours of matrix
+# k, `rows[k][r]` says how many rank r has. Matrix k belongs to rank k % n. Return your rows of
+# `orthogonalize(matrix k)` for every k; no other rank than the owner needs the whole matrix.
+
+
+# %%
+def owners_compute(comm, parts, rows, orthogonalize):
+    return [orthogonalize(part) if len(part) else part for part in parts]
+
+
+check("11c.owners_compute", owners_compute)
+
+# %%
+reveal("11c.owners_compute")
+check("11c.owners_compute", solution("11c.owners_compute"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - Muon: momentum with singular values of about 1. It needs **whole matrices**, and Newton-Schulz of
+#   a shard is not the shard of Newton-Schulz.
+# - Gathered everywhere, n - 1 times the matrices' bytes travel and every rank computes all of them;
+#   at one owner each it is **2 (n-1)/n** of their bytes, and 1/n of the arithmetic.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --optimizer muon --momentum 0.95 --nesterov --lr 0.02 --dp 4 --zero 1 --steps 20
+#     mpiexec -n 4 python mpi_examples/7_more/muon.py
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `Muon` | Jordan et al. 2024, `torch.optim.Muon`; the factor 0.2 sqrt(max(m, n)) is Moonlight's, others take sqrt(max(1, m/n)) |
+# | `WholeMatrices` | Moonlight's Distributed Muon (everywhere), K. Jordan's and Dion's owner-computes |
+# | `--nesterov` | PyTorch `SGD(nesterov=True)` |
+#
+# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). All of them are in the [index](README.md).
