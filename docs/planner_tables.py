@@ -560,8 +560,8 @@ def fits_markdown() -> str:
         "",
         *(f"- {one.what}: it says that it {'fits' if one.predicted else 'does not fit'}" for one in wrong),
         "",
-        "Few published jobs are too large, so this comparison mostly measures false refusals; it says little about",
-        "layouts that are wrongly reported to fit.",
+        "Few of these jobs are too large, so this comparison mostly measures false refusals. For the other kind see",
+        "[Out of memory](#out-of-memory).",
     ]
     return "\n".join(lines) + "\n"
 

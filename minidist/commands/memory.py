@@ -43,7 +43,7 @@ class StepFlags:
         str, typer.Option(help="with --model: fused, flash-1, flash-2 (scores are never stored) or unfused")
     ] = "fused"
     kernels: Annotated[
-        str, typer.Option(help="with --gpu: of norms and activations of gated blocks: fused, eager or any (unknown)")
+        str, typer.Option(help="with --gpu: of norms and activations of gated blocks: fused, eager, fused-norms or any")
     ] = "any"
     dropout: Annotated[bool, typer.Option("--dropout", help="with --model: blocks keep masks of dropout")] = False
     accounting: Annotated[

@@ -71,9 +71,9 @@ class JobFlags:
         "fused"
     )
     kernels: Annotated[
-        str, _option(CLUSTER, "of norms and activations of gated blocks, and the loss: fused, eager or any (unknown)")
+        str, _option(CLUSTER, "of norms, activations and the loss of gated models: fused, eager, fused-norms or any")
     ] = "any"
-    framework: Annotated[str, _option(CLUSTER, "megatron, pytorch, deepspeed or any: its kernels")] = "any"
+    framework: Annotated[str, _option(CLUSTER, "megatron, pytorch, deepspeed, scaling or any")] = "any"
     dropout: Annotated[bool, _option(CLUSTER, "blocks keep masks of dropout", "--dropout")] = False
     grad_accum_dtype: Annotated[str, _option(CLUSTER, "of the sum of gradients: fp32, bf16 or fp16")] = "fp32"
     expert_imbalance: Annotated[

@@ -102,6 +102,7 @@ def test_a_region_does_what_its_name_says_and_backward_its_conjugate(case, ranks
     def main(comm):
         x = Tensor(integers(comm.rank, 2, 12, 12), requires_grad=True)
         y = region(x, comm)
+        assert np.array_equal(region(x.data, comm).data, y.data)  # an array is a tensor without a gradient
         g = integers(50 + comm.rank, *y.shape)
         y.backward(g)
         return x.data, y.data, g, x.grad
@@ -180,6 +181,7 @@ def test_whole_inputs_and_outputs(ranks):
     def main(comm):
         column = integer_model(Linear(12, 12, dtype=np.float64))
         column = ColumnParallelLinear(column, ShardContext(comm), gather_output=True)
+        assert np.array_equal(column(x).data, y)  # it takes arrays as `Linear` does
         return exact_step(column, x, g), full_state_dict(column, {"tp": comm})
 
     for (ty, tdx), state in SimWorld(ranks).run(main):

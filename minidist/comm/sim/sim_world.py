@@ -110,6 +110,8 @@ class SimWorld(FindsLines, Sim):
                 f"SimWorld.run inside its own run, at {call_site(sys._getframe(1))}; make another SimWorld for a run "
                 "inside a run"
             )
+        if not callable(main):
+            raise UsageError(f"SimWorld.run({quoted(main)}); pass a function, which each rank calls with its comm")
         self.place, self.looking_ahead, self.in_run = "", False, True
         self.thread = get_ident()  # that runs the ranks
         self.programs: dict[int, int] = {}  # ranks whose program runs in another thread: its identifier

@@ -117,7 +117,7 @@ class PointToPoint:
         return self._post("send", array, dest, tag, True)
 
     def irecv(self, array: np.ndarray, source: int, tag: int | None = None) -> Request:
-        """Start receiving into `array` from rank `source` (or ANY); do not touch it before `wait`."""
+        """Start receiving into `array` from rank `source` (or ANY, but in a `Sim`); do not touch it before `wait`."""
         return self._post("receive", array, source, tag, True)
 
     def wait(self, request: Request) -> np.ndarray:

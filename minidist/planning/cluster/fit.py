@@ -4,13 +4,14 @@ What is counted from shapes is not all that a GPU holds.
 
     kernels     fused ones of norms and activation functions keep what is counted, eager ones more (`eager_bytes`): the
                 range is from one to the other, and the central estimate is in the middle, unless the job says which
-    allocator   keeps freed blocks: 0.95 to 1.1 times the whole (`Calibration.memory_range`)
+    allocator   keeps freed blocks: 0.95 to 1.1 times the whole (`Calibration.memory_range`); of a job that is known to
+                have eager kernels 1.18 times (`Calibration.eager_reserved`)
     device      its context and the buffers of the communication library: 1 GB (`Calibration.reserved_bytes`)
 
 Proved by: tests/planning/test_cluster.py, tests/planning/test_zero_stages.py
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.gpus import Machine
@@ -20,12 +21,16 @@ from minidist.planning.cluster.memory import RankMemory
 
 @dataclass(frozen=True)
 class Fit:
-    """The bytes that a GPU must have, as a range with its central estimate, beside those of a machine."""
+    """The bytes that a GPU must have, as a range with its central estimate, and the machine that has it.
+
+    reserved: what the allocator reserves, as a multiple of the central estimate of what is allocated.
+    """
 
     machine: Machine
     low: float
     central: float
     high: float
+    reserved: float = 1.0
 
     @classmethod
     def of_peak(
@@ -45,17 +50,22 @@ class Fit:
     def of_rank(cls, machine: Machine, rank: RankMemory, job: Job, calibration: Calibration = CALIBRATION) -> "Fit":
         """Return the fit of a rank's memory."""
         low, likely, high = (share * rank.eager for share in job.eager_shares)
-        return cls.of_peak(machine, rank.peak, (low, likely, high), calibration)
+        fit = cls.of_peak(machine, rank.peak, (low, likely, high), calibration)
+        if not low:
+            return fit
+        return replace(
+            fit, high=max(fit.high, calibration.eager_reserved * fit.central), reserved=calibration.eager_reserved
+        )
 
     @property
     def fits(self) -> bool:
-        """Return whether the central estimate fits."""
-        return self.central <= self.machine.memory
+        """Return whether the central estimate fits, with what the allocator reserves."""
+        return self.margin >= 0
 
     @property
     def margin(self) -> float:
         """Return the bytes that the central estimate leaves, below 0 when it does not fit."""
-        return self.machine.memory - self.central
+        return self.machine.memory - self.reserved * self.central
 
     @property
     def verdict(self) -> str:

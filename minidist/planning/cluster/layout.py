@@ -17,8 +17,12 @@ from minidist.planning.architecture import Architecture
 RECOMPUTE = ("none", "selective", "full", "sqrt")
 ATTENTION = ("fused", "unfused", "flash-1", "flash-2")
 # What kernels keep of a gated block -> the shares of what eager ones keep in addition: least, likely, most.
-KERNELS = {"any": (0.0, 0.5, 1.0), "fused": (0.0, 0.0, 0.0), "eager": (1.0, 1.0, 1.0)}
-FRAMEWORKS = {"any": "any", "megatron": "fused", "pytorch": "eager", "deepspeed": "eager"}  # -> its kernels
+KERNELS = {
+    "any": (0.0, 0.5, 1.0),
+    "fused": (0.0, 0.0, 0.0),
+    "fused-norms": (1.0, 1.0, 1.0),  # of what is eager there: the activation function and the loss
+    "eager": (1.0, 1.0, 1.0),
+}
 MAX_LENGTH = 10**8
 
 # Bytes per parameter of the value, the gradient and the optimizer's states, below ZeRO 3 and with ZeRO 3.
@@ -26,6 +30,29 @@ ACCOUNTINGS = {
     "megatron": ((2, 4, 12), (4, 4, 8)),  # float32 sums of gradients; the shard of FSDP is value and master copy in one
     "zero": ((2, 2, 12), (2, 2, 12)),  # Rajbhandari et al., SC 2020, section 3.1
     "fp32-accumulation": ((2, 6, 12), (2, 6, 12)),  # 2-byte gradients and their float32 sums (Ultra-Scale Playbook)
+    "float32-shard": ((2, 2, 16), (2, 2, 16)),  # 2-byte gradients, of which the optimizer's shard has a float32 copy
+}
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a program does. kernels and accounting: where the job does not say them.
+
+    whole_logits: each tensor-parallel rank gathers the logits of the whole vocabulary before the loss.
+    """
+
+    kernels: str
+    accounting: str = "megatron"
+    whole_logits: bool = False
+
+
+FRAMEWORKS = {
+    "any": Framework("any"),
+    "megatron": Framework("fused"),
+    "pytorch": Framework("eager"),
+    "deepspeed": Framework("eager"),
+    # Aleph Alpha's scaling: TransformerLMHead and ParameterGroup of its public source.
+    "scaling": Framework("eager", "float32-shard", whole_logits=True),
 }
 
 
@@ -71,7 +98,7 @@ class ClusterLayout:
 
     @property
     def axes(self) -> int:
-        """Return how many kinds of parallelism are used beside data parallelism."""
+        """Return how many kinds of parallelism are used in addition to data parallelism."""
         return sum(degree > 1 for degree in (self.tp, self.pp, self.cp, self.ep)) + (self.zero > 1)
 
     @property
@@ -108,9 +135,10 @@ class Job:
     fused_attention: the scores are never stored (FlashAttention); without it a step keeps them. gradient_bytes: of an
     element of the gradients' sum, 4 (float32, as in Megatron-LM) or 2. expert_imbalance: the tokens of the busiest
     rank's experts, as a multiple of the mean. accounting: which source's bytes per parameter are counted. prefetch: the
-    blocks that ZeRO 3 gathers ahead. kernels: of norms, activation functions and the loss: fused, eager, or any when
-    unknown. attention_kernel: flash-1, flash-2, or any. framework: one of `FRAMEWORKS`. It decides the kernels when
-    they are "any". With deepspeed, as Narayanan et al. measured it, ZeRO 3 uses one network adapter of each node.
+    blocks that ZeRO 3 gathers ahead. kernels: of norms, activation functions and the loss: fused, eager, fused-norms
+    (the others are eager), or any when unknown. attention_kernel: flash-1, flash-2, or any. framework: one of
+    `FRAMEWORKS`. It decides the kernels when they are "any", and the accounting where the job does not. With deepspeed,
+    as Narayanan et al. measured it, ZeRO 3 uses one network adapter of each node.
     """
 
     model: Architecture
@@ -143,12 +171,18 @@ class Job:
         """Return the kernels: what is given, or else those of the framework; 8-bit floats come with fused ones."""
         if self.kernels != "any":
             return self.kernels
-        return "fused" if self.precision == "fp8" else FRAMEWORKS[self.framework]
+        return "fused" if self.precision == "fp8" else FRAMEWORKS[self.framework].kernels
+
+    @property
+    def has_whole_logits(self) -> bool:
+        """Return whether each tensor-parallel rank of the last stage has the logits of the whole vocabulary."""
+        return FRAMEWORKS[self.framework].whole_logits
 
     def state_bytes(self, zero: int) -> tuple[int, int, int]:
         """Return the bytes per parameter of the value, the gradient and the optimizer's states at a ZeRO stage."""
-        value, gradient, optimizer = ACCOUNTINGS[self.accounting][zero == 3]
-        return value, min(gradient, self.gradient_bytes) if self.accounting == "megatron" else gradient, optimizer
+        accounting = FRAMEWORKS[self.framework].accounting if self.accounting == "megatron" else self.accounting
+        value, gradient, optimizer = ACCOUNTINGS[accounting][zero == 3]
+        return value, min(gradient, self.gradient_bytes) if accounting == "megatron" else gradient, optimizer
 
 
 def check_length(length: int, model: Architecture) -> None:

@@ -11,7 +11,7 @@
     reducing      ZeRO 3: the float32 gradients of a block
     workspace     of the block at work: what its backward needs in addition to what was kept; of the last stage only
                   what is more than the logits, which are gone by then
-    constant      what is allocated beside these (calibration.py)
+    constant      what is allocated in addition to these (calibration.py)
 
 With 1F1B the first of p stages keeps p micro-batches, stage r keeps p - r; with v chunks per rank the warm-up has
 2 (p - r - 1) + (v - 1) p + 1 chunks (Korthikanti et al., section 4.2.3).
@@ -29,6 +29,7 @@ from minidist.planning.cluster.shared import shared
 from minidist.planning.parts import Parameters
 
 EAGER_LOGIT_BYTES = 12.0  # of each logit, at the moment when PyTorch's cross-entropy computes its gradient
+WHOLE_LOGIT_BYTES = 16.0  # of each logit that is gathered: these, and in 2 bytes the logit and its gradient
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: st
     model, t = job.model, layout.tp
     recompute = layout.recompute if recompute is None else recompute
     tokens = layout.micro_batch * job.length // layout.cp
-    # What sequence parallelism divides beside what tensor parallelism divides.
+    # What sequence parallelism divides in addition to what tensor parallelism divides.
     outer = t if layout.sequence_parallel else 1
     if recompute == "full":
         return 2 * tokens * model.width // outer
@@ -216,14 +217,16 @@ def eager_bytes(layout: ClusterLayout, job: Job, layer: int) -> int:
     inner: float = model.inner
     if model.is_sparse(layer):
         inner = (busiest(layout, job) * model.top_k + model.shared_experts) * (model.expert_inner or model.inner)
-    return 8 * tokens * model.width // outer + round(2 * tokens * inner) // layout.tp
+    norms = 0 if job.likely_kernels == "fused-norms" else 8 * tokens * model.width // outer
+    return norms + round(2 * tokens * inner) // layout.tp
 
 
 def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int], host: str = "activations") -> int:
     """Return what eager kernels of a rank hold at the fullest moment in addition to fused ones.
 
     What blocks keep (`eager_bytes`), and the loss: of each logit a fused cross-entropy has `logit_bytes`, and PyTorch's
-    three float32 values at one time, the log-softmax, its gradient, and the gradient of the logit.
+    three float32 values at one time, the log-softmax, its gradient, and the gradient of the logit. Where each
+    tensor-parallel rank gathers all logits, it has these of all, and the gathered logits and their gradient in 2 bytes.
     """
     model, tokens = job.model, layout.micro_batch * job.length // layout.cp
     blocks = _of_a_kind(job, layers)
@@ -234,7 +237,9 @@ def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int]
         kept = int(sum(count * eager_bytes(layout, job, layer) for layer, count in blocks) * in_flight(layout, rank))
     if rank < layout.pp - 1:
         return kept
-    return kept + int((EAGER_LOGIT_BYTES - CALIBRATION.logit_bytes) * tokens * model.vocabulary / layout.tp)
+    counted = CALIBRATION.logit_bytes / layout.tp
+    each = WHOLE_LOGIT_BYTES if job.has_whole_logits else EAGER_LOGIT_BYTES / layout.tp
+    return kept + int((each - counted) * tokens * model.vocabulary)
 
 
 def in_flight(layout: ClusterLayout, rank: int) -> float:

@@ -37,7 +37,7 @@ def unlike_groups(comm, ranks):
     ids=str,
 )
 def test_ranks_that_make_a_group_of_unlike_members_are_told(ranks):
-    """Each of [0, 1] and [1, 0] would be rank 0 of a group of its own, and take the other's messages for its own."""
+    """Each of [0, 1] and [1, 0] would be rank 0 of a separate group, and take the other's messages for its own."""
     words = r"^members differ: rank \d makes the communicator world\.1part of the world's ranks"
     with pytest.raises(MismatchError, match=words) as got:
         SimWorld(len(ranks)).run(unlike_groups, ranks)
@@ -433,6 +433,11 @@ def test_a_run_inside_itself_is_refused_and_the_world_can_be_used_again():
     with pytest.raises(UsageError, match=r"SimWorld\.run inside its own run, at .*test_misuse.*make another SimWorld"):
         world.run(outer)
     assert world.run(lambda comm: comm.rank) == [0, 1]
+
+
+def test_a_run_takes_a_function():
+    with pytest.raises(UsageError, match=r"SimWorld\.run\('train'\); pass a function"):
+        SimWorld(2).run("train")
 
 
 def test_a_communicator_of_another_rank():

@@ -24,13 +24,14 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 
 
-def copy_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
-    """f: return x as it is; backward sums its gradient over `comm`.
+def copy_to_tensor_parallel_region(x: Any, comm: Comm) -> Tensor:
+    """f: return x, a tensor or an array, as it is; backward sums its gradient over `comm`.
 
     Also for a replicated parameter that is used on split data: each rank then has a part of its gradient.
     """
     if comm.size == 1:
         return x
+    x = x if isinstance(x, Tensor) else Tensor(x)
     # A node that saves the result saves x instead: of a parameter the parameter itself, with its version.
     return _Alias(_Copy.apply(x, comm, 0), x)
 
@@ -81,8 +82,9 @@ class Border:
     back: Callable[[Comm, xp.Array, int, str], xp.Array]
 
     @classmethod
-    def apply(cls, x: Tensor, comm: Comm, dim: int) -> Tensor:
-        """Return the tensor behind the border."""
+    def apply(cls, x: Any, comm: Comm, dim: int) -> Tensor:
+        """Return the tensor behind the border; x: a tensor, or an array, which needs no gradient."""
+        x = x if isinstance(x, Tensor) else Tensor(x)
         # A view of the gradient: nothing may be added in place to what a collective has returned.
         result, edge = cls.there(comm, x.data, dim, "tensor_forward"), (x, lambda grad: grad[...])
         return record(
