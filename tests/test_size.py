@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_843,
     "comm": 6_326,
     "commands": 5_319,
-    "course": 12_689,
+    "course": 12_682,
     "core": 10_918,
     "data": 1_610,
     "debug": 9_999,
