@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from minidist.base.file_format import format_of
 from minidist.commands.output import say
 from minidist.core.base.errors import UsageError, quoted_path
 
@@ -36,8 +37,8 @@ Form = Annotated[
     typer.Option(
         "--format",
         help=(
-            "files for another tool instead, one per rank: chakra (MLCommons, for ASTRA-sim) or hta"
-            " (HolisticTraceAnalysis)"
+            "gif: the steps as a moving picture; or files for another tool, one per rank: chakra (MLCommons, for"
+            " ASTRA-sim) or hta (HolisticTraceAnalysis)"
         ),
     ),
 ]
@@ -70,6 +71,8 @@ def report(
 
     from minidist.report.from_file import draw_report, export_trace
 
+    if form == "gif" and picture in (None, "steps"):
+        picture, output, form = "steps", _moving_picture(trace, output), None
     if form is not None:
         if picture is not None:
             raise UsageError(f"--format {form} with --picture {picture}; give one of them")
@@ -78,3 +81,10 @@ def report(
     if messages:
         raise UsageError("--messages without --format chakra; add it")
     say(f"written: {draw_report(trace, picture, output, steps, say)}")
+
+
+def _moving_picture(trace: Path, output: Path | None) -> Path:
+    """Return the file of the moving picture: the one that is given, or one in the folder of the trace."""
+    output = output or trace.with_name(f"{trace.stem}-steps.gif")
+    format_of(output, "gif", {"gif": (".gif",)})
+    return output

@@ -85,7 +85,7 @@ def export_trace(
     messages: of "chakra", write the messages of collectives instead of the calls.
     """
     if form not in FORMS:
-        raise UsageError(f"--format {quoted(form)}{nearest(form, FORMS)}; there are {', '.join(FORMS)}")
+        raise UsageError(f"--format {quoted(form)}{nearest(form, FORMS)}; there are gif, {', '.join(FORMS)}")
     if messages and form != "chakra":
         raise UsageError(f"--messages with --format {form}, which has messages only; leave it out")
     if folder is not None and any(folder.suffix in endings for endings in ENDINGS.values()):

@@ -120,6 +120,7 @@ def test_an_unknown_ending_is_one_sentence_with_those_there_are(command, name, r
         (["report", "t.jsonl", "--picture", "page"], "a.svg"),
         (["report", "t.jsonl", "--picture", "lanes"], "a.html"),
         (["report", "t.jsonl", "--format", "hta"], "a.svg"),
+        (["report", "t.jsonl", "--format", "gif"], "a.svg"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else value,
 )
@@ -140,6 +141,7 @@ def test_a_format_that_contradicts_the_ending_is_one_sentence(words, name, run):
         (["memory", "--params", "1e6", "--format", "svg"], "m.png"),
         (["report", "t.jsonl", "--picture", "lanes"], "l.png"),
         (["report", "t.jsonl", "--picture", "steps"], "s.html"),
+        (["report", "t.jsonl", "--format", "gif"], "s.gif"),
         (["schedule", "1f1b", *PLAN], "s.html"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else value,
