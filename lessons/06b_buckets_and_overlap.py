@@ -23,6 +23,17 @@
 # bucket the sum starts when backward has ended. With 16 it starts after the first layer, and every
 # bucket pays for 6 latencies. Which number gives the shortest step?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Write down what is left to do after backward for 1 bucket and for 16, then guess where the least
+# is.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+buckets_guess = predict("best number of buckets", example=16)
+
 # %%
 from itertools import pairwise
 
@@ -42,17 +53,7 @@ from minidist import (
     all_reduce,
     cross_entropy,
 )
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.report import draw, show
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Write down what is left to do after backward for 1 bucket and for 16, then guess where the least
-# is.
-
-# %%
-buckets_guess = predict("best number of buckets", example=16)
 
 # %% [markdown]
 # ## 3 The idea and its picture

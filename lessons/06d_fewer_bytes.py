@@ -24,6 +24,20 @@
 # and add it to the next gradient. After 120 steps with a learning rate at which the uncompressed
 # training is smooth, how large is the loss without memory, over that with memory?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# The ring sends 2 (n-1)/n of 4 bytes for an element. A tenth off is good enough.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+guess = {
+    4: predict("times fewer bytes than the ring, on 4 ranks", example=32),
+    64: predict("times fewer bytes than the ring, on 64 ranks", example=32),
+}
+memory_guess = predict("loss without memory, over that with memory", example=1.0)
+
 # %%
 import numpy as np
 
@@ -43,21 +57,8 @@ from minidist import (
     make_buckets,
     purpose,
 )
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.report import draw, show
 from minidist.techniques.compression import QSGD, Cast, PowerSGD, Sign, TopK, compress
-
-# %% [markdown]
-# ## 2 Predict
-#
-# The ring sends 2 (n-1)/n of 4 bytes for an element. A tenth off is good enough.
-
-# %%
-guess = {
-    4: predict("times fewer bytes than the ring, on 4 ranks", example=32),
-    64: predict("times fewer bytes than the ring, on 64 ranks", example=32),
-}
-memory_guess = predict("loss without memory, over that with memory", example=1.0)
 
 # %% [markdown]
 # ## 3 The idea and its picture

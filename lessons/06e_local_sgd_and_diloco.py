@@ -24,6 +24,17 @@
 # 4 (w - 10)²/2. The sum of both losses is least at w = 8, where data parallelism ends. Where does w
 # end when the ranks average only every 50 steps?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Where is each of the two ranks after 50 steps alone?
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+bytes_guess = predict("bytes that leave a rank per step", example=30_000, unit="B")
+end_guess = predict("w, averaged every 50 steps", example=8.0)
+
 # %%
 import numpy as np
 
@@ -40,19 +51,9 @@ from minidist import (
     cross_entropy,
     glyphs,
 )
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.report import draw, show
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Where is each of the two ranks after 50 steps alone?
-
-# %%
-bytes_guess = predict("bytes that leave a rank per step", example=30_000, unit="B")
-end_guess = predict("w, averaged every 50 steps", example=8.0)
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -21,6 +21,17 @@
 # For how much of the time does the training still wait with one loader? And how many loaders are
 # needed until it does not wait any more?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# A loader makes one batch after the other.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+waits_guess = predict("of the time with one loader is waiting", example=60, unit="%")
+loaders_guess = predict("loaders until no step waits", example=4)
+
 # %%
 import hashlib
 import tempfile
@@ -31,7 +42,6 @@ import numpy as np
 
 from minidist import SimWorld, TrainConfig, UsageError
 from minidist.base.cache import content_hash, key_of
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.data import (
     GlobalBatchSampler,
     PrefetchingSampler,
@@ -43,15 +53,6 @@ from minidist.data.workers import open_sampler
 from minidist.job.train.trainer import train
 from minidist.report import draw, show
 from minidist.report.frame import new_figure
-
-# %% [markdown]
-# ## 2 Predict
-#
-# A loader makes one batch after the other.
-
-# %%
-waits_guess = predict("of the time with one loader is waiting", example=60, unit="%")
-loaders_guess = predict("loaders until no step waits", example=4)
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -22,6 +22,18 @@
 # afterwards, in float32. The numbers in between are 1,024 times larger. What part of the gradient's
 # entries becomes zero without that, and with it?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# In percent of the entries that are not zero in float32. Three percentage points off is good
+# enough.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+plain = predict("entries that become zero in float16", example=1, unit="%")
+scaled = predict("entries that become zero with the loss times 1,024", example=1, unit="%")
+
 # %%
 import numpy as np
 
@@ -42,23 +54,12 @@ from minidist import (
 from minidist.base.exponents import count_exponents, flushed_share
 from minidist.base.half import named_dtype
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.course.story import story
 from minidist.data import GlobalBatchSampler
 from minidist.nn.ops.precision import RULES
 from minidist.optim import DynamicLossScaler
 from minidist.parallel import scaled_step
 from minidist.report import draw, show
-
-# %% [markdown]
-# ## 2 Predict
-#
-# In percent of the entries that are not zero in float32. Three percentage points off is good
-# enough.
-
-# %%
-plain = predict("entries that become zero in float16", example=1, unit="%")
-scaled = predict("entries that become zero with the loss times 1,024", example=1, unit="%")
 
 # %% [markdown]
 # ## 3 The idea and its picture

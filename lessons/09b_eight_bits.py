@@ -23,8 +23,20 @@
 # use the same grid. The network has two layers. How many bytes do the three ranks send in a step, in
 # all, to agree on the grids, with numbers of 8 B? And how many times fewer bytes do its weights take?
 
-# %%
+# %% [markdown]
+# ## 2 Predict
+#
+# Five of 100 off is good enough for the first. Two numbers are agreed on for each layer's inputs; a
+# maximum over three ranks is an all-reduce.
 
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+right_guess = predict("right with 3 bits, rounded in every step", example=60, unit="%")
+sent_guess = predict("bytes from all ranks in a step, to agree on the grids", example=64, unit="B")
+times_guess = predict("times fewer bytes of weights and biases", example=2.5)
+
+# %%
 import numpy as np
 
 from minidist import (
@@ -40,7 +52,6 @@ from minidist import (
     no_grad,
 )
 from minidist.core.autograd import linear
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.nn import relu
 from minidist.report import draw, show
 from minidist.techniques.quantization.fake_quantize import (
@@ -57,17 +68,6 @@ from minidist.techniques.quantization.layers import (
     prepare_qat,
 )
 from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Five of 100 off is good enough for the first. Two numbers are agreed on for each layer's inputs; a
-# maximum over three ranks is an all-reduce.
-
-# %%
-right_guess = predict("right with 3 bits, rounded in every step", example=60, unit="%")
-sent_guess = predict("bytes from all ranks in a step, to agree on the grids", example=64, unit="B")
-times_guess = predict("times fewer bytes of weights and biases", example=2.5)
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -22,8 +22,21 @@
 # where all ranks know which weights are zero, their gradients need not travel. How many times less
 # does a rank send in a step at the end?
 
-# %%
+# %% [markdown]
+# ## 2 Predict
+#
+# Eight percentage points off is good enough.
 
+# %%
+from minidist.course.lesson import check, predict, reveal, solution
+
+guess = {
+    "at once": predict("right after pruning at once", example=40, unit="%"),
+    "little by little": predict("right after pruning little by little", example=82, unit="%"),
+}
+bytes_guess = predict("times fewer bytes in a step at the end", example=2.0)
+
+# %%
 import numpy as np
 
 from minidist import (
@@ -37,24 +50,11 @@ from minidist import (
     glyphs,
     no_grad,
 )
-from minidist.course.lesson import check, predict, reveal, solution
 from minidist.parallel.compressor import compress
 from minidist.report import draw, show
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable
 from minidist.techniques.pruning.schedule import SparsitySchedule
 from minidist.techniques.pruning.selection import keep_largest, magnitude_keys, selection_bytes
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Eight percentage points off is good enough.
-
-# %%
-guess = {
-    "at once": predict("right after pruning at once", example=40, unit="%"),
-    "little by little": predict("right after pruning little by little", example=82, unit="%"),
-}
-bytes_guess = predict("times fewer bytes in a step at the end", example=2.0)
 
 # %% [markdown]
 # ## 3 The idea and its picture

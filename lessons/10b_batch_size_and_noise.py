@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10b Batch size and noise
 #
-# *30 minutes. Before it: 06.*
+# *35 minutes. Before it: 06 and 10.*
 #
 # ## 1 The case
 #
@@ -23,6 +23,9 @@
 # samples does the same progress take with a batch of 256 in place of 4, with the best rate for each?
 
 # %%
+import tempfile
+from pathlib import Path
+
 import numpy as np
 
 from minidist import SimWorld, TrainConfig
@@ -32,6 +35,7 @@ from minidist.job.train.trainer import train
 from minidist.job.train.update import NonFiniteError
 from minidist.report import draw, show
 from minidist.techniques.adaptive_batch.noise_scale import estimate, estimate_of_shares
+from minidist.techniques.memory_trials.trials import fit_micro_batch
 
 # %% [markdown]
 # ## 2 Predict
@@ -145,6 +149,48 @@ print(f"{verdict.sentence()}; max |w_parallel - w_single| = {verdict.max_differe
 assert verdict.equal
 
 # %% [markdown]
+# **How many of them at a time?** A batch is cut into micro-batches (lesson 10), whose size changes no
+# gradient, so memory alone decides it. `--micro-batch auto` tries the sizes from the
+# largest to the smallest, on arrays without data, and takes the first one with which every rank fits
+# `--memory-budget`:
+
+# %%
+SMALL = {"layers": 2, "width": 32, "context": 32, "data": "markov", "global_batch": 32, "steps": 2}
+auto = TrainConfig.make(**SMALL, dp=2, micro_batch="auto", memory_budget=1.5e6)
+fitted, line = fit_micro_batch(auto, ranks=2)
+print(line)
+for micro, fits in ((fitted.micro_batch, True), (2 * fitted.micro_batch, False)):
+    results = SimWorld(2).run(train, TrainConfig.make(**SMALL, dp=2, micro_batch=micro))
+    peak = max(result.peak_bytes for result in results)
+    print(f"--micro-batch {micro}: {peak:,} B in use at the same time")
+    assert (peak <= auto.memory_budget) == fits
+
+# %% [markdown]
+# A machine that is shared has more memory at one time than at another. `--memory-budget-file` names
+# a file with the bytes that a rank may hold, which every rank reads between two steps. The samples of
+# a step stay, and only their cut into micro-batches changes:
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "budget"
+    file.write_text("1.5e6")
+
+    def another_program(state):
+        if state.rank == 0 and state.step in (2, 5):
+            file.write_text("8e5" if state.step == 2 else "1.5e6")
+
+    another_program.reads_tensors = False
+    shared = {**SMALL, "steps": 9, "dp": 2, "micro_batch": 4}
+    config = TrainConfig.make(**shared, memory_budget_file=str(file))
+    result = SimWorld(2).run(train, config, [another_program])[0]
+    same = SimWorld(2).run(train, TrainConfig.make(**shared))[0]
+for micro, steps in result.measured["micro_batches"]:
+    print(f"micro-batches of {micro:2} samples for {steps} step{'s' * (steps != 1)}")
+print(
+    f"loss {result.losses[-1]:.5f}, and {same.losses[-1]:.5f} with micro-batches of 4 in all steps"
+)
+
+# %% [markdown]
 # ## 6 Break it
 #
 # The linear rule above the noise scale: sixteen times the samples, so sixteen times the rate.
@@ -206,6 +252,8 @@ check("10b.gradient_and_noise", solution("10b.gradient_and_noise"))
 #     mpiexec -n 4 minidist train --dp 4 --micro-batch 2 --adaptive-batch 64 --lr-scaling sqrt:5 --steps 20
 #     mpiexec -n 4 python mpi_examples/2_data_parallel/lr_scaling.py
 #     mpiexec -n 4 python mpi_examples/7_more/adaptive_batch.py
+#     mpiexec -n 2 minidist train --dp 2 --global-batch 32 --micro-batch auto --memory-budget 1e7 --steps 5
+#     mpiexec -n 2 python mpi_examples/7_more/memory_budget.py --pp 2
 
 # %% [markdown]
 # ## 10 What others call it

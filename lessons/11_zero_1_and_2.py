@@ -23,6 +23,17 @@
 # with data parallelism? And a gather of the parameters has been added: how many bytes does a rank
 # send in a step, compared?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# 1 means: as much as in data parallelism. Think of what an all-reduce consists of (lesson 04).
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+state_guess = predict("optimizer state of a rank, over data parallelism's", example=1.0)
+bytes_guess = predict("bytes that a rank sends, over data parallelism's", example=1.5)
+
 # %%
 import numpy as np
 
@@ -44,20 +55,10 @@ from minidist import (
     reduce_scatter,
 )
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.course.story import story
 from minidist.planning.zero_stages import model_states
 from minidist.report import draw, show
 from minidist.report.zero_bars import zero_bars
-
-# %% [markdown]
-# ## 2 Predict
-#
-# 1 means: as much as in data parallelism. Think of what an all-reduce consists of (lesson 04).
-
-# %%
-state_guess = predict("optimizer state of a rank, over data parallelism's", example=1.0)
-bytes_guess = predict("bytes that a rank sends, over data parallelism's", example=1.5)
 
 # %% [markdown]
 # ## 3 The idea and its picture

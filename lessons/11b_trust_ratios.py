@@ -23,6 +23,18 @@
 # decides how large it may be. How many times further does it move than the one that moves least, each
 # as a part of its norm?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Adam divides by the root of an average of squares. The second is worth a guess; half as much or
+# half as much again is good enough.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+adam_guess = predict("first step of Adam along y, over that along x", example=100)
+spread_guess = predict("largest move of a matrix over the smallest, SGD", example=2.0)
+
 # %%
 from unittest.mock import patch
 
@@ -43,22 +55,11 @@ from minidist import (
     fully_shard,
     sharded_parameters,
 )
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim import LAMB, RMSProp
 from minidist.parallel import LayerSums
 from minidist.report import draw, show
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Adam divides by the root of an average of squares. The second is worth a guess; half as much or
-# half as much again is good enough.
-
-# %%
-adam_guess = predict("first step of Adam along y, over that along x", example=100)
-spread_guess = predict("largest move of a matrix over the smallest, SGD", example=2.0)
 
 # %% [markdown]
 # ## 3 The idea and its picture

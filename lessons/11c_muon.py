@@ -23,6 +23,18 @@
 # step every rank may gather all matrices. Or each matrix has one *owner*: the ranks send their parts
 # to it, and it sends the results back. How many times fewer bytes travel then?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Count for one matrix what n ranks send in all: every part to every other rank, or every part to one
+# rank and back. A quarter off is good enough for both.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+values_guess = predict("largest singular value over the smallest, after five rounds", example=1.0)
+bytes_guess = predict("times fewer bytes with an owner for each matrix, 8 ranks", example=8.0)
+
 # %%
 from unittest.mock import patch
 
@@ -38,22 +50,11 @@ from minidist import (
     fully_shard,
     sharded_parameters,
 )
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim import Muon, newton_schulz
 from minidist.parallel import WholeMatrices
 from minidist.report import draw, show
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Count for one matrix what n ranks send in all: every part to every other rank, or every part to one
-# rank and back. A quarter off is good enough for both.
-
-# %%
-values_guess = predict("largest singular value over the smallest, after five rounds", example=1.0)
-bytes_guess = predict("times fewer bytes with an owner for each matrix, 8 ranks", example=8.0)
 
 # %% [markdown]
 # ## 3 The idea and its picture

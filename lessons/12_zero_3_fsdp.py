@@ -22,6 +22,17 @@
 # here? A gather takes time, so let it start one layer ahead, while the layer before computes. How
 # many whole layers are in memory at the peak then?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Count gathers and reduce-scatters; each sends (n-1)/n of a layer from a rank.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+traffic_guess = predict("bytes that a rank sends in a step, over (n-1)/n Ψ", example=2)
+layers_guess = predict("whole layers at the peak, with one layer gathered ahead", example=1)
+
 # %%
 from dataclasses import replace
 
@@ -45,18 +56,8 @@ from minidist import (
     shards_of,
 )
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.course.story import story
 from minidist.report import draw, show
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Count gathers and reduce-scatters; each sends (n-1)/n of a layer from a rank.
-
-# %%
-traffic_guess = predict("bytes that a rank sends in a step, over (n-1)/n Ψ", example=2)
-layers_guess = predict("whole layers at the peak, with one layer gathered ahead", example=1)
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -22,6 +22,17 @@
 # device computes. How many times as long as without offloading does a step take? And how many bytes
 # cross for one parameter in a step, both ways together?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# The host itself is quick. A quarter off is good enough for the time.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+time_guess = predict("time of a step, over one without offloading", example=3.0)
+bytes_guess = predict("bytes that cross per parameter and step", example=16)
+
 # %%
 from functools import partial
 
@@ -41,22 +52,12 @@ from minidist import (
     fully_shard,
 )
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.train.trainer import train as train_job
 from minidist.nn import checkpoint
 from minidist.parallel import CPUOffloadPolicy, HostPool
 from minidist.report import draw, show
 from minidist.techniques.offload.activations import HostCopy
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
-
-# %% [markdown]
-# ## 2 Predict
-#
-# The host itself is quick. A quarter off is good enough for the time.
-
-# %%
-time_guess = predict("time of a step, over one without offloading", example=3.0)
-bytes_guess = predict("bytes that cross per parameter and step", example=16)
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -23,6 +23,17 @@
 # many bytes does a rank send in one forward and backward of the block? And what part of the block's
 # parameters does it hold?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# The norms and two of the biases are whole on every rank. 5 % off is good enough.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+bytes_guess = predict("bytes that a rank sends in forward and backward", example=16_384, unit="B")
+share_guess = predict("parameters that a rank holds, in percent", example=50, unit="%")
+
 # %%
 import numpy as np
 
@@ -42,7 +53,6 @@ from minidist import (
     parallelize_module,
 )
 from minidist.core.parallel.tensor import layers
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.course.story import story
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
@@ -50,15 +60,6 @@ from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import full_state_dict
 from minidist.report import draw, show
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
-
-# %% [markdown]
-# ## 2 Predict
-#
-# The norms and two of the biases are whole on every rank. 5 % off is good enough.
-
-# %%
-bytes_guess = predict("bytes that a rank sends in forward and backward", example=16_384, unit="B")
-share_guess = predict("parameters that a rank holds, in percent", example=50, unit="%")
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -22,6 +22,17 @@
 # With t = 4, how much does a block then keep, compared with lesson 14? And how many bytes does a
 # rank send? An all-reduce is a reduce-scatter and an all-gather.
 
+# %% [markdown]
+# ## 2 Predict
+#
+# 1 means: as much as with tensor parallelism alone. 5 % off is good enough.
+
+# %%
+from minidist.course.lesson import check, predict, reveal, solution
+
+kept_guess = predict("bytes that a block keeps, over tensor parallelism's", example=0.9)
+sent_guess = predict("bytes that a rank sends, over tensor parallelism's", example=1.0)
+
 # %%
 import numpy as np
 
@@ -40,20 +51,10 @@ from minidist import (
     vocab_range,
 )
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, predict, reveal, solution
 from minidist.nn import causal_attention_composite
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import full_state_dict, sequence_parallel
 from minidist.report import draw, show
-
-# %% [markdown]
-# ## 2 Predict
-#
-# 1 means: as much as with tensor parallelism alone. 5 % off is good enough.
-
-# %%
-kept_guess = predict("bytes that a block keeps, over tensor parallelism's", example=0.9)
-sent_guess = predict("bytes that a rank sends, over tensor parallelism's", example=1.0)
 
 # %% [markdown]
 # ## 3 The idea and its picture

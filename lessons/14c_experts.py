@@ -22,6 +22,17 @@
 # its choices are random. A token that finds its expert full is *dropped*. What part of the tokens
 # is dropped? And if there are twice as many slots, how many times as many bytes travel?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# The second number is easier than it looks: does an empty slot travel?
+
+# %%
+from minidist.course.lesson import check, predict, reveal, solution
+
+dropped_guess = predict("tokens dropped at capacity factor 1.0, in percent", example=1, unit="%")
+bytes_guess = predict("bytes with twice the slots, over those before", example=1.0)
+
 # %%
 import numpy as np
 
@@ -42,7 +53,6 @@ from minidist import (
     parallelize_module,
 )
 from minidist.core.parallel.expert import dispatch
-from minidist.course.lesson import check, predict, reveal, solution
 from minidist.data import GlobalBatchSampler
 from minidist.job.config.models import make_model
 from minidist.job.equality.compare import compare_rank
@@ -50,15 +60,6 @@ from minidist.parallel.expert import ExpertDataParallel
 from minidist.parallel.tensor import full_tensor
 from minidist.report import draw, show
 from minidist.report.tiles import model_tiles, tiles_figure
-
-# %% [markdown]
-# ## 2 Predict
-#
-# The second number is easier than it looks: does an empty slot travel?
-
-# %%
-dropped_guess = predict("tokens dropped at capacity factor 1.0, in percent", example=1, unit="%")
-bytes_guess = predict("bytes with twice the slots, over those before", example=1.0)
 
 # %% [markdown]
 # ## 3 The idea and its picture

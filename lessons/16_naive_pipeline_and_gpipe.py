@@ -22,6 +22,17 @@
 # the step, and wait only at its beginning and at its end. What part of the time between the first
 # action of a step and its last is a rank idle?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Draw it for one micro-batch, then for two: how many columns does the picture have, and how many of
+# them does a stage fill?
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+idle_guess = predict("idle part of the time, 4 stages and 12 micro-batches", example=0.75)
+
 # %%
 from itertools import combinations
 
@@ -39,7 +50,6 @@ from minidist import (
     split_model,
 )
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.course.story import story
 from minidist.pipeline.partition import Layer, partition, pipedream
 from minidist.pipeline.passes import recompute
@@ -49,15 +59,6 @@ from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report import draw, show
 from minidist.report.gantt import gantt
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Draw it for one micro-batch, then for two: how many columns does the picture have, and how many of
-# them does a stage fill?
-
-# %%
-idle_guess = predict("idle part of the time, 4 stages and 12 micro-batches", example=0.75)
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -23,6 +23,17 @@
 # number of its rows (8 B) and two numbers of 8 B per channel to every other rank. How many bytes do
 # all ranks together send, for one norm of 4 channels in a forward pass?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# What is the mean of one image, and what is left when it is subtracted?
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+difference_guess = predict("gradient of 16 micro-batches, different by", example=1, unit="%")
+bytes_guess = predict("bytes of one norm in a forward pass, all ranks", example=100, unit="B")
+
 # %%
 from unittest.mock import patch
 
@@ -38,22 +49,12 @@ from minidist import (
     cross_entropy,
     glyphs,
 )
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.nn import CNN
 from minidist.parallel.running_statistics import RunningStatistics
 from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
 from minidist.report import draw, show
-
-# %% [markdown]
-# ## 2 Predict
-#
-# What is the mean of one image, and what is left when it is subtracted?
-
-# %%
-difference_guess = predict("gradient of 16 micro-batches, different by", example=1, unit="%")
-bytes_guess = predict("bytes of one norm in a forward pass, all ranks", example=100, unit="B")
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -22,6 +22,19 @@
 # can, it frees a micro-batch before it takes the next one. How many micro-batches are alive at the
 # peak, on stage 0 and on stage 3? And how much longer does the step take than GPipe's?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Follow micro-batch 0 on its way from stage 0 to stage 3 and back. How many forwards has stage 0
+# begun by then?
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+first_guess = predict("micro-batches alive on stage 0", example=8)
+last_guess = predict("micro-batches alive on stage 3", example=8)
+time_guess = predict("time of the step, over GPipe's", example=1.5)
+
 # %%
 import numpy as np
 
@@ -37,24 +50,12 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.core.pipeline.plan.one_f_one_b import stage_order
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.course.story import story
 from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report import draw, show
 from minidist.report.gantt import gantt
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Follow micro-batch 0 on its way from stage 0 to stage 3 and back. How many forwards has stage 0
-# begun by then?
-
-# %%
-first_guess = predict("micro-batches alive on stage 0", example=8)
-last_guess = predict("micro-batches alive on stage 3", example=8)
-time_guess = predict("time of the step, over GPipe's", example=1.5)
 
 # %% [markdown]
 # ## 3 The idea and its picture

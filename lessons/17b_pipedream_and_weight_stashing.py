@@ -23,6 +23,18 @@
 # freshest weights for mini-batch 7 are version 7: those that have learned from mini-batches 0 to 6.
 # Which version does it find on stage 3, and which on stage 0?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# How many mini-batches are on their way, begun on stage 0 and not yet back, when mini-batch 7
+# enters?
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+last_guess = predict("version that mini-batch 7 uses on stage 3", example=6)
+first_guess = predict("version that mini-batch 7 uses on stage 0", example=6)
+
 # %%
 import math
 
@@ -40,23 +52,12 @@ from minidist import (
     split_model,
 )
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report import draw, show
 from minidist.report.version_gantt import version_gantt
-
-# %% [markdown]
-# ## 2 Predict
-#
-# How many mini-batches are on their way, begun on stage 0 and not yet back, when mini-batch 7
-# enters?
-
-# %%
-last_guess = predict("version that mini-batch 7 uses on stage 3", example=6)
-first_guess = predict("version that mini-batch 7 uses on stage 0", example=6)
 
 # %% [markdown]
 # ## 3 The idea and its picture

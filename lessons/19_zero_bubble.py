@@ -24,6 +24,17 @@
 #
 # How long does the worst rank wait with ZB-H1, and how long with ZB-H2?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# The wait of 1F1B is (p-1)(F + I + W). Take away from it what W fills.
+
+# %%
+from minidist.course.lesson import check, predict, reveal, solution
+
+h1_guess = predict("wait of the worst rank with ZB-H1", example=6)
+h2_guess = predict("wait of the worst rank with ZB-H2", example=3)
+
 # %%
 from functools import partial
 
@@ -31,7 +42,6 @@ import numpy as np
 
 from minidist import MLP, SGD, LinkModel, Pipeline, SimWorld, Tensor, get_schedule, split_model
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, predict, reveal, solution
 from minidist.course.story import story
 from minidist.pipeline.runtime.clip import clip_grad_norm_
 from minidist.pipeline.runtime.post_validation import PostValidation
@@ -39,15 +49,6 @@ from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import draw, show
 from minidist.report.gantt import gantt
-
-# %% [markdown]
-# ## 2 Predict
-#
-# The wait of 1F1B is (p-1)(F + I + W). Take away from it what W fills.
-
-# %%
-h1_guess = predict("wait of the worst rank with ZB-H1", example=6)
-h2_guess = predict("wait of the worst rank with ZB-H2", example=3)
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -29,6 +29,17 @@
 # need less memory. 1F1B keeps up to p micro-batches alive on p ranks. There is a V-shaped schedule,
 # V-Half, in which they live half as long. How many micro-batches does it keep alive on 32 ranks?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Count the boundaries between two stages that are on different ranks.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+traffic_guess = predict("activations sent in the loop, over 1F1B's", example=2)
+alive_guess = predict("micro-batches alive with V-Half on 32 ranks", example=32)
+
 # %%
 import numpy as np
 
@@ -42,20 +53,10 @@ from minidist import (
     get_schedule,
     split_model,
 )
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
 from minidist.report.gantt import gantt
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Count the boundaries between two stages that are on different ranks.
-
-# %%
-traffic_guess = predict("activations sent in the loop, over 1F1B's", example=2)
-alive_guess = predict("micro-batches alive with V-Half on 32 ranks", example=32)
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -22,11 +22,21 @@
 # Rank 5 has the place (1, 0, 1). With how many ranks does it exchange anything during a step, and
 # to which one does it send most?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# On an axis of two a rank has one neighbour. Its number differs in one of the three places.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+peers_guess = predict("ranks to which rank 5 sends during a step", example=7)
+most_guess = predict("number of the rank to which rank 5 sends most", example=6)
+
 # %%
 import numpy as np
 
 from minidist import LinkModel, SimWorld, TrainConfig, UsageError, all_gather
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.course.story import story
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
@@ -39,15 +49,6 @@ from minidist.planning.cluster.layout import Job
 from minidist.planning.cluster.search import search
 from minidist.planning.volumes import closed_form_bytes
 from minidist.report import draw, show
-
-# %% [markdown]
-# ## 2 Predict
-#
-# On an axis of two a rank has one neighbour. Its number differs in one of the three places.
-
-# %%
-peers_guess = predict("ranks to which rank 5 sends during a step", example=7)
-most_guess = predict("number of the rank to which rank 5 sends most", example=6)
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -28,18 +28,30 @@
 # Data parallelism sends the gradient once per step; tensor parallelism sends activations four times
 # per layer; a pipeline sends little, and waits at both ends of the step.
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Of the large job: into how many parts does the fastest layout divide each layer (tp), and into how
+# many stages the model (pp)? Of the small one: the degrees of data and of tensor parallelism of the
+# fastest mesh; then pp is what is left of 8.
+
 # %%
-import tempfile
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+large_tp_guess = predict("tp of the fastest layout of the large job", example=8)
+large_pp_guess = predict("pp of the fastest layout of the large job", example=1)
+dp_guess = predict("dp of the fastest mesh", example=2)
+tp_guess = predict("tp of the fastest mesh", example=1)
+
+# %%
 from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import cache
 from io import StringIO
-from pathlib import Path
 
 from minidist import FlopCounter, LinkModel, SimWorld, TrainConfig, UsageError, get_schedule
 from minidist.base.trace_file import only_steps
 from minidist.cli import main
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
@@ -56,20 +68,6 @@ from minidist.planning.cluster.search import plan_layout, search
 from minidist.report import draw, show
 from minidist.report.frontier import frontier
 from minidist.report.gantt import gantt
-from minidist.techniques.memory_trials.trials import fit_micro_batch
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Of the large job: into how many parts does the fastest layout divide each layer (tp), and into how
-# many stages the model (pp)? Of the small one: the degrees of data and of tensor parallelism of the
-# fastest mesh; then pp is what is left of 8.
-
-# %%
-large_tp_guess = predict("tp of the fastest layout of the large job", example=8)
-large_pp_guess = predict("pp of the fastest layout of the large job", example=1)
-dp_guess = predict("dp of the fastest mesh", example=2)
-tp_guess = predict("tp of the fastest mesh", example=1)
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -277,47 +275,6 @@ print(f"max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
 assert verdict.equal
 
 # %% [markdown]
-# The largest micro-batch can be chosen by memory alone. `--micro-batch auto` tries the sizes from the
-# largest to the smallest, on arrays without data, and takes the first one with which every rank fits
-# `--memory-budget`:
-
-# %%
-SMALL = {"layers": 2, "width": 32, "context": 32, "data": "markov", "global_batch": 32, "steps": 2}
-auto = TrainConfig.make(**SMALL, dp=2, micro_batch="auto", memory_budget=1.5e6)
-fitted, line = fit_micro_batch(auto, ranks=2)
-print(line)
-for micro, fits in ((fitted.micro_batch, True), (2 * fitted.micro_batch, False)):
-    results = SimWorld(2).run(train, TrainConfig.make(**SMALL, dp=2, micro_batch=micro))
-    peak = max(result.peak_bytes for result in results)
-    print(f"--micro-batch {micro}: {peak:,} B in use at the same time")
-    assert (peak <= auto.memory_budget) == fits
-
-# %% [markdown]
-# A machine that is shared has more memory at one time than at another. `--memory-budget-file` names
-# a file with the bytes that a rank may hold, which every rank reads between two steps. The samples of
-# a step stay, and only their cut into micro-batches changes:
-
-# %%
-with tempfile.TemporaryDirectory() as folder:
-    file = Path(folder) / "budget"
-    file.write_text("1.5e6")
-
-    def another_program(state):
-        if state.rank == 0 and state.step in (2, 5):
-            file.write_text("8e5" if state.step == 2 else "1.5e6")
-
-    another_program.reads_tensors = False
-    shared = {**SMALL, "steps": 9, "dp": 2, "micro_batch": 4}
-    config = TrainConfig.make(**shared, memory_budget_file=str(file))
-    result = SimWorld(2).run(train, config, [another_program])[0]
-    same = SimWorld(2).run(train, TrainConfig.make(**shared))[0]
-for micro, steps in result.measured["micro_batches"]:
-    print(f"micro-batches of {micro:2} samples for {steps} step{'s' * (steps != 1)}")
-print(
-    f"loss {result.losses[-1]:.5f}, and {same.losses[-1]:.5f} with micro-batches of 4 in all steps"
-)
-
-# %% [markdown]
 # ## 6 Break it
 #
 # A model of the machine is only as good as its numbers. Take messages as free, and another mesh seems best:
@@ -398,8 +355,6 @@ check("20b.min_max_split", solution("20b.min_max_split"))
 #     mpiexec -n 2 python mpi_examples/6_pipeline/repartition.py
 #     mpiexec -n 2 python mpi_examples/7_more/device.py            # --device cuda: with CuPy and a GPU
 #     minidist train --config mpi_examples/job.toml
-#     mpiexec -n 2 minidist train --dp 2 --global-batch 32 --micro-batch auto --memory-budget 1e7 --steps 5
-#     mpiexec -n 2 python mpi_examples/7_more/memory_budget.py --pp 2
 
 # %% [markdown]
 # ## 10 What others call it

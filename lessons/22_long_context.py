@@ -21,6 +21,19 @@
 # What part of the time are the ranks idle, on average? And if each rank has two pieces of 64 tokens
 # instead, number r from the front and number r from the back (*zig-zag*)?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Count pairs of a token and a token that it sees, in a triangle of four columns.
+
+# %%
+from minidist.course.lesson import check, predict, reveal, solution
+
+guess = {
+    "contiguous": predict("idle with one part per rank, in percent", example=10, unit="%"),
+    "zigzag": predict("idle with zig-zag, in percent", example=10, unit="%"),
+}
+
 # %%
 import numpy as np
 
@@ -43,7 +56,6 @@ from minidist import (
     sequence_positions,
 )
 from minidist.commands.generation import generate
-from minidist.course.lesson import check, predict, reveal, solution
 from minidist.course.story import story
 from minidist.nn.kv_cache import kv_cache_bytes
 from minidist.parallel.context import (
@@ -53,17 +65,6 @@ from minidist.parallel.context import (
     documents,
 )
 from minidist.report import draw, show
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Count pairs of a token and a token that it sees, in a triangle of four columns.
-
-# %%
-guess = {
-    "contiguous": predict("idle with one part per rank, in percent", example=10, unit="%"),
-    "zigzag": predict("idle with zig-zag, in percent", example=10, unit="%"),
-}
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -21,6 +21,19 @@
 # After how many hours of work should the job save? And on four times as many machines, which fail
 # four times as often?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# Per hour of work: what do the saves cost, what do the failures cost, and when is the sum least? A
+# fifth off is good enough.
+
+# %%
+from minidist.course.lesson import check, expect, predict, reveal, solution
+
+WORK, SAVE, MTBF = 1000.0, 0.1, 20.0  # hours of work, of one save, and between failures
+interval_guess = predict("best interval between two saves", example=1.0, unit="h")
+often_guess = predict("best interval with four times the failures", example=0.25, unit="h")
+
 # %%
 import re
 import shutil
@@ -29,23 +42,11 @@ from pathlib import Path
 import numpy as np
 
 from minidist import MinidistError, SimWorld, TrainConfig, UsageError
-from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.course.story import story
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, Storage, save
 from minidist.job.train.trainer import train
 from minidist.report import draw, show
 from minidist.report.frame import new_figure, tidy
-
-# %% [markdown]
-# ## 2 Predict
-#
-# Per hour of work: what do the saves cost, what do the failures cost, and when is the sum least? A
-# fifth off is good enough.
-
-# %%
-WORK, SAVE, MTBF = 1000.0, 0.1, 20.0  # hours of work, of one save, and between failures
-interval_guess = predict("best interval between two saves", example=1.0, unit="h")
-often_guess = predict("best interval with four times the failures", example=0.25, unit="h")
 
 # %% [markdown]
 # ## 3 The idea and its picture

@@ -260,11 +260,17 @@ def main(comm):
     parts = contributions(range(5), layers=n)
     assert np.array_equal(one_f_one_b(comm), in_order([parts[s, i] for i in range(5)]))
 
-    # PipeDream: stage s uses weights that are p-1-s updates old, once the pipeline is full.
-    _, used = weight_stashing(comm)
+    # PipeDream: stage s uses weights that are p-1-s updates old, once the pipeline is full. One device with the weights
+    # of these versions makes the same updates.
+    history, used = weight_stashing(comm)
     assert used == [max(0, t - (n - 1 - s)) for t in range(6)]
+    versions = all_gather(comm, np.stack(history)).reshape(n, *np.shape(history))  # stage, version, parameter
+    weights = [[versions[stage, max(0, t - (n - 1 - stage))] for stage in range(n)] for t in range(6)]
+    parts = contributions(range(6), weights, layers=n)
+    for t in range(6):
+        assert np.array_equal(history[t + 1], history[t] - LEARNING_RATE * parts[s, t])
 
-    print(f"rank {s} of {n}: ZeRO 3 and 1F1B equal one device bit for bit; weight versions used {used}", flush=True)
+    print(f"rank {s} of {n}: all three equal one device bit for bit; weight versions used {used}", flush=True)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def pytest_configure(config):
 
 @pytest.fixture
 def comm(request):
-    """A communicator over all ranks of an `mpi` test, of a world of its own.
+    """A communicator over all ranks of an `mpi` test, of a separate world.
 
     After a test that passed the world is finished, so a request that was never waited for, or a message that was never
     received, fails the test. After a failure that question would wait for ranks that no longer answer.
@@ -144,7 +144,7 @@ class Rank:
 
 
 def mpiexec():
-    """The launcher beside this Python (a wheel puts it there), else the first one on PATH, else None."""
+    """The launcher next to this Python (a wheel puts it there), else the first one on PATH, else None."""
     return shutil.which("mpiexec", path=Path(sys.executable).parent) or shutil.which("mpiexec")
 
 

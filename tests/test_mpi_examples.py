@@ -1,6 +1,6 @@
 """The examples are the same programs in both worlds: each is run with --ranks and in the ranks of a test under MPI.
 
-Both run in the process of the test, which has imported NumPy and minidist already: a process of its own takes half a
+Both run in the process of the test, which has imported NumPy and minidist already: a separate process takes half a
 second for each rank. The first example, and those whose process ends with a report, are started as a user does. What
 differs between the worlds is how messages travel, so under MPI `make test` runs one or two examples of each chapter,
 and `make exhaustive` all. Of those that train for longest, and whose technique other tests train, `make test` runs the
@@ -34,7 +34,7 @@ needs_mpi = pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mp
 
 
 def started(world, ranks, name, *flags):
-    """(exit code, output) of an example in processes of its own."""
+    """(exit code, output) of an example in separate processes."""
     program = [sys.executable, str(path_of(name)), *flags]
     command = [mpiexec(), "-n", str(ranks), *program] if world == "mpi" else [*program, "--ranks", str(ranks)]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -241,7 +241,7 @@ def test_gpipe(world, example):
 def test_library_in_200_lines(world, example):
     code, output = example(world, 3, "library_in_200_lines")
     assert code == 0, output
-    assert output.count("ZeRO 3 and 1F1B equal one device bit for bit") == 3
+    assert output.count("all three equal one device bit for bit") == 3
     for rank, used in enumerate(([0, 0, 0, 1, 2, 3], [0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5])):
         assert re.search(rf"rank {rank} of 3: .*weight versions used {re.escape(str(used))}", output)
 

@@ -1,6 +1,6 @@
 """The runner of `mpi` tests, run on small modules: what passes, what fails, what hangs, and what is said about it.
 
-Each module goes through a pytest of its own (a subprocess), because the runner is a plugin of a whole session. What
+Each module goes through a separate pytest (a subprocess), because the runner is a plugin of a whole session. What
 happens before any rank starts is tried in `make exhaustive`.
 """
 

@@ -82,7 +82,7 @@ def in_process(folder, monkeypatch, capfd):
 
 
 def started(command, folder):
-    """(exit code, output) of a command in a process of its own, as a reader starts it."""
+    """(exit code, output) of a command in a separate process, as a reader starts it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("OPENBLAS_NUM_THREADS", None)  # a reader has not set it
     answer = subprocess.run(

@@ -176,7 +176,7 @@ def test_a_command_enters_few_functions_before_the_first_product(monkeypatch, ca
     words = ["train", "--tp", "2", "--steps", "1", "--data", "markov", "--layers", "1", "--trace", "none", "--json"]
     found, train = [], runner.train
 
-    # A rank has a stack of its own, in which nothing is counted unless it is said there.
+    # A rank has a separate stack, in which nothing is counted unless it is said there.
     def counted(*arguments):
         with UntilProduct() as entered:
             found.append(entered)

@@ -29,7 +29,7 @@ MAX_DIGITS = 18  # of a whole number that is written as text
 
 
 def check_ranks(ranks: int, flag: str = "--ranks", most: int = MAX_RANKS) -> None:
-    """Raise UsageError unless a simulated world can have so many ranks."""
+    """Raise UsageError unless a simulated world can have this number of ranks."""
     if not 1 <= ranks <= most:
         raise UsageError(f"{flag} {quoted(ranks)}; a simulated world has 1 to {most:,} ranks here")
 

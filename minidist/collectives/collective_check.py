@@ -151,7 +151,7 @@ class Case:
 
 
 def cases(operation: str, algorithm: str, ranks: int) -> Iterator[Case]:
-    """Yield the cases for so many ranks, the simplest first."""
+    """Yield the cases for this number of ranks, the simplest first."""
     n = ranks
     sizes = sorted({0, 1, n - 1, n, n + 1, 3 * n + 2})
     if operation == "all_to_all":  # equal chunks, then ragged ones
@@ -193,7 +193,7 @@ class CollectiveReport:
     wrong: list[int] = field(default_factory=list)
     first: str = ""  # the first thing that is wrong, as a sentence
     refused: dict[str, str] = field(default_factory=dict)  # reductions that it does not take, and what it raised
-    cost: str = ""  # what it sends and how long it takes, beside the best of minidist
+    cost: str = ""  # what it sends and how long it takes, next to the best of minidist
 
     @property
     def passed(self) -> bool:
@@ -339,7 +339,7 @@ def _compare_seconds(operation: str, name: str, ranks: int) -> None:
 
 
 def _cost(operation: str, entry: Algorithm, ranks: int = 8, elements: int = 8192) -> str:
-    """Return in a sentence what a rank sends and how long a call takes, beside the best algorithm of minidist."""
+    """Return in a sentence what a rank sends and how long a call takes, next to the best algorithm of minidist."""
     found = {}
     for name, other in ALGORITHMS[operation].items():
         if other is not entry and other.is_users:

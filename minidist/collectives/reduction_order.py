@@ -47,7 +47,7 @@ Reduction = Callable[[Comm, np.ndarray], Any]  # one rank's terms, of shape (its
 
 @dataclass(frozen=True)
 class Found:
-    """The orders on so many ranks; of_ranks[r][k]: of the k-th number that rank r gets."""
+    """The orders on this number of ranks; of_ranks[r][k]: of the k-th number that rank r gets."""
 
     ranks: int
     of_ranks: list[list[Order]]

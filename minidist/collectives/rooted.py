@@ -1,4 +1,4 @@
-"""Collectives in which one rank has a part of its own: reduce and gather to a root, scatter from it.
+"""Collectives in which one rank has a separate part: reduce and gather to a root, scatter from it.
 
 They are made of point-to-point messages as those of the core, and take an algorithm by its name as those do.
 

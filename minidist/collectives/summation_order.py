@@ -92,7 +92,7 @@ def find_orders_on_ranks(add: Sum, terms: int, dtype: str = "float64", elements:
 
 
 def check_terms(terms: int, most: int) -> None:
-    """Raise UsageError unless the order of so many terms can be found."""
+    """Raise UsageError unless the order of this number of terms can be found."""
     if not 1 <= terms <= most:
         raise UsageError(f"--terms {terms}; the order of 1 to {most} terms can be found here")
 
@@ -153,13 +153,13 @@ def find_tree(terms: int, met: Met) -> Tree | None:
 
 def subtree(members: Sequence[int], met: Met) -> Tree:
     """Return the tree that adds these terms; NoOrder when more than two partial sums are added at once."""
-    # The terms beside the first one, by the size of the partial sum in which they meet it.
+    # The terms other than the first one, by the size of the partial sum in which they meet it.
     first, *others = members
     beside: dict[int, list[int]] = {}
     for other in others:
         beside.setdefault(met(first, other), []).append(other)
 
-    # From the inside to the outside: what the first term's partial sum is added to is a tree of its own.
+    # From the inside to the outside: what the first term's partial sum is added to is a separate tree.
     tree: Tree = first
     size = 1
     for total, group in sorted(beside.items()):

@@ -2,10 +2,9 @@
 
     ddp.register_comm_hook(state, compress)       state: a `Compressor`, whose `reduce` sends and adds
 
-Techniques have the compressors: `techniques/compression` sends less of each gradient, `techniques/pruning` what its
-masks keep.
+minidist/techniques has the compressors.
 
-Proved by: tests/techniques/test_compressors.py, tests/techniques/test_pruner.py
+Proved by: tests/techniques/test_compressors.py
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """The sizes of a transformer: its parameters and floating-point operations, counted exactly from what describes it.
 
-A model is described by a name, by sizes given as flags, or by the `config.json` that Hugging Face stores beside the
+A model is described by a name, by sizes given as flags, or by the `config.json` that Hugging Face stores next to the
 weights (huggingface_config.py), whose layers may be of several kinds. The counts equal those of the published
 checkpoints to the last parameter.
 

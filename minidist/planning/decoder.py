@@ -186,7 +186,7 @@ OUTSIDE: Mapping[str, Callable[[Family], tuple[Part, Part]]] = {
 
 
 def _outside(family: Family, positions: int) -> tuple[Part, Part]:
-    """Return what stands beside the embedding of tokens and positions, and beside the output projection."""
+    """Return what stands next to the embedding of tokens and positions, and next to the output projection."""
     rule = family.row.get("outside")
     first, last = OUTSIDE[rule](family) if rule else (NOTHING, family.norm())
     return first, together(last, vector(family.has("head_bias") * family.keys.size("vocab_size")))

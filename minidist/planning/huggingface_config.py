@@ -1,4 +1,4 @@
-"""Reads the `config.json` that Hugging Face stores beside a model's weights into an `Architecture`.
+"""Reads the `config.json` that Hugging Face stores next to a model's weights into an `Architecture`.
 
 The count is that of the module that `transformers` 5.24 makes of the file, to the last parameter: the language model
 (AutoModelForCausalLM) where it has one of this kind, else the model with its vision tower (AutoModel), whose output

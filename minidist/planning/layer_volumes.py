@@ -78,7 +78,7 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
 def _of_rows(
     layers: "Layers", config: TrainConfig, stages: int, pipeline: bool, passes: int, empty_passes: int
 ) -> Elements:
-    """Return what so many forward and backward passes of micro-batches of the same rows send inside layers."""
+    """Return what this number of forward and backward passes of micro-batches of the same rows send inside layers."""
     total: Elements = Counter()
     again, stages_again = recomputed(config), replayed(config)
     for stage, blocks in enumerate(blocks_of_stages(config, stages)):
@@ -118,7 +118,7 @@ def _times(elements: Elements, factor: int) -> Elements:
 
 
 class Layers:
-    """What one replica's ranks send for a micro-batch of so many rows: the sum of what each technique states.
+    """What one replica's ranks send for a micro-batch of this number of rows: the sum of what each technique states.
 
     loss: what the loss function sends; that of held-out data is cross-entropy.
     """
@@ -155,7 +155,7 @@ class Layers:
         )
 
     def attention(self, blocks: int) -> Elements:
-        """Return the elements that attention alone sends in the forward pass of so many blocks."""
+        """Return the elements that attention alone sends in the forward pass of this number of blocks."""
         return Counter({FORWARD: self._attention().forward * blocks})
 
     def _tensor(self, blocks: range, first: bool, last: bool) -> Volume:

@@ -53,7 +53,7 @@ class Part(NamedTuple):
         return self.split + self.replicated + self.expert
 
     def times(self, count: int) -> "Part":
-        """Return so many equal parts."""
+        """Return this number of equal parts."""
         return Part._make([*(count * number for number in self[:-1]), self.largest])
 
 

@@ -111,7 +111,7 @@ def _asynchronous_gradients(
     An all-reduce over a stage's replicas, or to and from the first rank that has a shared parameter.
     """
     sent: Counter[str] = Counter()
-    # Of the stages whose replicas reduce by an algorithm with a formula of its own: once for all their parameters.
+    # Of the stages whose replicas reduce by an algorithm with a separate formula: once for all their parameters.
     reduced = {axis.stage: axis.reduced for axes in pipeline for axis in axes if axis.reduced is not None}
     updates_of: dict[int, int] = {}
     for shared in sites.values():
@@ -193,7 +193,7 @@ def _copied_units(plan: Plan, pipeline: Sizes, batches: Batches, axes: Sequence[
         for name in axis.parameters
     }
     for axis in axes:
-        # A tied weight has a unit of its own, which is summed over its stages, too, and counted there.
+        # A tied weight has a separate unit, which is summed over its stages, too, and counted there.
         tied = [_shard(size, shards) * shards for name, size in axis.parameters.items() if len(stages_of[name]) > 1]
         units = 0 if len(tied) == len(axis.parameters) else sum(axis.units) - sum(tied)
         _, groups = group_of(batches, axis)

@@ -1,4 +1,4 @@
-"""What a job must send, by purpose, in closed form: printed beside what the trace counted, and asserted.
+"""What a job must send, by purpose, in closed form: printed next to what the trace counted, and asserted.
 
 With Psi elements (padded) on a data axis of n ranks and k micro-batches, each rank sends (n-1)/n of, per step:
 

@@ -264,7 +264,7 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     ("techniques/parameter_server/ranks.py", "unique"),
     ("techniques/asynchronous/replay.py", "zeros_like"),  # of one device, on the host
     ("core/collectives/ring.py", "ctypes"),  # addresses of two arrays of NumPy's
-    ("parallel/host_pool.py", "cupy"),  # copies between a GPU and the host in streams of their own
+    ("parallel/host_pool.py", "cupy"),  # copies between a GPU and the host in separate streams
 }
 # Attributes of NumPy's arrays that other objects have too: files, queues, strings, tensors, JSON, settings.
 OTHERS = {"clip", "data", "device", "dumps", "flat", "partition", "prod", "put", "sort", "take", "to_device", "trace"}

@@ -1,4 +1,4 @@
-"""Process settings, in a process of their own."""
+"""Process settings, in a separate process."""
 
 import ctypes
 import gc

@@ -35,7 +35,7 @@ def test_a_new_run_does_not_move_latest(command, tmp_path):
     assert "holds checkpoints of an earlier run (the last one is step-00000004); continue it with --resume" in said
     assert (tmp_path / "c" / "latest").read_text() == "step-00000004"
 
-    # Asked for, the new run stands beside the old one.
+    # Asked for, the new run stands next to the old one.
     assert command("--steps", "2", "--overwrite")[0] == 0
     assert (tmp_path / "c" / "latest").read_text() == "step-00000002"
     assert (tmp_path / "c" / "step-00000004").is_dir()

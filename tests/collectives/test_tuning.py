@@ -27,7 +27,7 @@ def table(*fastest):
 
 
 def pretended(monkeypatch, tmp_path, ranks, hosts=None, library="MPICH 5"):
-    """What `measured_times` needs of an MPI world, so that simulated ranks may be measured; a cache of its own."""
+    """What `measured_times` needs of an MPI world, so that simulated ranks may be measured; a separate cache."""
     monkeypatch.setenv("MINIDIST_CACHE", str(tmp_path))
     monkeypatch.delenv("MINIDIST_TUNING", raising=False)
     MPI = SimpleNamespace(Get_library_version=lambda: library)
@@ -122,7 +122,7 @@ def test_on_a_busy_machine_the_choice_is_within_a_tenth_of_the_best(spread, monk
 
 
 def test_equal_algorithms_do_not_take_turns(monkeypatch):
-    """Within noise the algorithm of the size before stays: at no two sizes another one is taken."""
+    """Within noise the algorithm of the size before stays, so all sizes have the same one."""
     monkeypatch.setattr(tuning, "BUDGET", inf)
     true = {name: dict.fromkeys(SIZES, 1.0 if name in ("ring", "rabenseifner") else 2.0) for name in NAMES}
     monkeypatch.setattr(tuning, "_seconds", on_a_busy_machine(1, true, 0.05))
@@ -247,7 +247,7 @@ def test_real_ranks_choose_by_the_clock_and_groups_of_them_by_formula(comm, monk
     taken = [m.operation for m in comm.trace.messages if m.purpose == "user"]
     assert set(taken) == {"all_reduce/two_level"}
 
-    # A second communicator reads the file of rank 0; the others have a folder of their own.
+    # A second communicator reads the file of rank 0; the others have a separate folder.
     monkeypatch.setattr(tuning, "_measure", None)
     assert auto.choose(comm.dup(), "all_reduce", SIZES[1]) == "naive"
     part = comm.split(comm.rank // 2)

@@ -76,7 +76,7 @@ def groups_and_streams(comm):
             algorithm = ("ring", "ordered")[i % 2]
             works.append(all_reduce(comms[i % 6], array, algorithm=algorithm, async_op=True))
             comm.progress()
-    gathered = all_gather(odd, arrays[0].copy() * 0 + comm.rank)  # beside the streams
+    gathered = all_gather(odd, arrays[0].copy() * 0 + comm.rank)  # next to the streams
     for i in (5, 11, 0, 6, 1, 7, 10, 4, 9, 3, 2, 8):
         works[i].wait()
     return digest([*arrays, gathered])

@@ -25,7 +25,7 @@ SMALL = [
 
 @pytest.fixture
 def here(capfd, monkeypatch, tmp_path):
-    """Call the command line in this process, in an empty folder: a tenth of a second less than a process of its own."""
+    """Call the command line in this process, in an empty folder: a tenth of a second less than a separate process."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
@@ -42,7 +42,7 @@ def here(capfd, monkeypatch, tmp_path):
 
 
 def minidist(*arguments, cwd=None, **environment):
-    """The command line in a process of its own."""
+    """The command line in a separate process."""
     path = os.pathsep.join(p for p in (os.getcwd(), os.environ.get("PYTHONPATH", "")) if p)
     return subprocess.run(
         [sys.executable, "-m", "minidist", *map(str, arguments)],

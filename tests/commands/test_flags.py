@@ -176,7 +176,7 @@ def test_numbers_in_texts_and_of_counts(words, capsys, monkeypatch, tmp_path):
 
 LONG = "x" * 10_000
 MODEL = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "4", "--steps", "1"]
-# What a command needs beside the flag, so that it is right without it, and quick.
+# What a command needs in addition to the flag, so that it is right without it, and quick.
 NEEDED = {
     "train": [*MODEL, "--trace", "t.jsonl"],
     "compare": MODEL,

@@ -96,7 +96,7 @@ PLAN_TYPES = {
     "parameters_active": int,
     "commands": {str: str},
 }
-MORE = {"peak_bytes_by_pipeline_rank", "etp"}  # beside what the list above has
+MORE = {"peak_bytes_by_pipeline_rank", "etp"}  # in addition to what the list above has
 
 
 def check_types(value, types, at="plan"):

@@ -435,7 +435,7 @@ def test_parameters_are_offloaded_with_their_optimizer(order):
     ]
 
 
-# What must stand beside a key so that it means something.
+# What must stand next to a key so that it means something.
 BESIDE = {
     "optimizer": {"type": "Adam", "params": {}},
     "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01}},

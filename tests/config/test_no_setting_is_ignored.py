@@ -221,7 +221,7 @@ def what_happens(*settings):
     ranks = ranks_of(config)
     check_rules(config, resolve_batches(config, ranks))
 
-    # Checkpoints go into a directory of their own, "used" has one of an earlier run.
+    # Checkpoints go into a separate directory, "used" has one of an earlier run.
     directory = Path(tempfile.mkdtemp()) if config.save or config.init_from or config.distill_from else None
     if config.distill_from:
         same = {name: getattr(config, name) for name in ("model", "data", "context", "heads", "seed")}

@@ -18,7 +18,7 @@ from minidist.base.array_interface import ArrayInterface, ArrayModule
 
 INTERFACE = json.loads((Path(__file__).parent / "interface.json").read_text())
 UFUNCS, FUNCTIONS, METHODS = set(INTERFACE["ufuncs"]), INTERFACE["functions"], INTERFACE["methods"]
-# What base/ itself uses of CuPy beside the list: host copies, arrays like others, and the pieces of its own functions.
+# What base/ uses of CuPy in addition to the list: host copies, arrays like others, and the pieces of its functions.
 BASE_METHODS, BASE_FUNCTIONS = {"get", "set"}, {"empty", "zeros"}
 UFUNC_PARAMETERS = {"out", "dtype", "casting", "where"}
 # matmul is a function of CuPy's that NumPy has as a ufunc.

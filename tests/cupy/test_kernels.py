@@ -1,4 +1,4 @@
-"""The kernels in CUDA C compute what the array functions beside them do, and sums have the same bits in each run."""
+"""The kernels in CUDA C compute what the array functions next to them do, and sums have the same bits in each run."""
 
 import ast
 import inspect

@@ -78,6 +78,49 @@ def test_both_formats_have_the_right_choice():
         assert list(labels.values()) == question.choices()
 
 
+# The elements of our quiz -> their children in order, and their attributes: what the schema of QTI 1.2.1 allows, in the
+# profile of Common Cartridge 1.2 (ccv1p2_qtiasiv1p2p1_v1p0.xsd), which platforms check. `!` marks what must be there.
+QTI_SCHEMA = {
+    "questestinterop": ("assessment ", ""),
+    "assessment": ("(qtimetadata )?section ", "ident! title!"),
+    "section": ("(item )+", "ident! title"),
+    "item": ("(itemmetadata )?(presentation )?(resprocessing )*(itemfeedback )*", "ident! title"),
+    "itemmetadata": ("(qtimetadata )+", ""),
+    "qtimetadata": ("(qtimetadatafield )+", ""),
+    "qtimetadatafield": ("fieldlabel fieldentry ", ""),
+    "presentation": ("((material|response_lid) )+", "label"),
+    "material": ("(mattext )+", "label"),
+    "response_lid": ("(material )?render_choice (material )?", "ident! rcardinality"),
+    "render_choice": ("((material|response_label) )*", "shuffle"),
+    "response_label": ("((material|flow_mat) )*", "ident!"),
+    "resprocessing": ("outcomes (respcondition )+", ""),
+    "outcomes": ("decvar ", ""),
+    "respcondition": ("conditionvar (setvar )*(displayfeedback )*", "title continue"),
+    "conditionvar": ("((and|other|varequal) )+", ""),
+    "itemfeedback": ("((flow_mat|material|solution|hint) )+", "ident! title"),
+    "flow_mat": ("((flow_mat|material) )+", "class"),
+    "decvar": ("", "varname! vartype minvalue maxvalue"),
+    "setvar": ("", "varname action"),
+    "varequal": ("", "respident! case"),
+    "displayfeedback": ("", "feedbacktype! linkrefid!"),
+    "mattext": ("", "texttype label"),
+    "fieldlabel": ("", ""),
+    "fieldentry": ("", ""),
+    "other": ("", ""),
+}
+
+
+def test_the_quiz_is_valid_by_the_schema_of_qti():
+    root = ElementTree.fromstring(as_qti(questions(), "a title"))
+    for node in root.iter():
+        name = node.tag.removeprefix("{http://www.imsglobal.org/xsd/ims_qtiasiv1p2}")
+        children, attributes = QTI_SCHEMA[name]
+        found = "".join(f"{child.tag.rpartition('}')[2]} " for child in node)
+        assert re.fullmatch(children, found), (name, found)
+        allowed = attributes.replace("!", "").split()
+        assert set(re.findall(r"(\w+)!", attributes)) <= set(node.attrib) <= set(allowed), (name, node.attrib)
+
+
 def test_gift_has_the_right_choice_and_no_open_character():
     blocks = as_gift(questions()).split("\n\n")
     assert len(blocks) == len(questions())

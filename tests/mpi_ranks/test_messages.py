@@ -169,7 +169,7 @@ def test_an_object_is_not_received_into_a_buffer_of_numbers():
         with pytest.raises(MismatchError, match=found):
             run(send, receive)
 
-    # A program may unpickle for itself, and receive an object into a buffer of its own.
+    # A program may unpickle for itself, and receive an object into a separate buffer.
     def unpickle(comm):
         buffer = bytearray(1000)
         comm.Recv(buffer, 0)

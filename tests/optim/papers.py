@@ -21,7 +21,7 @@ def sgd(p, lr, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
 
 
 def adagrad(p, lr, lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0, eps=1e-10):
-    """Duchi et al. 2011, diagonal; eps beside the root, the rate divided by 1 + (t - 1) lr_decay."""
+    """Duchi et al. 2011, diagonal; eps next to the root, the rate divided by 1 + (t - 1) lr_decay."""
     total, t = initial_accumulator_value, 0
     g = yield p
     while True:
@@ -33,7 +33,7 @@ def adagrad(p, lr, lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0
 
 
 def rmsprop(p, lr, alpha=0.99, eps=1e-8, weight_decay=0.0, momentum=0.0, centered=False):
-    """Graves 2013, equations 38 to 41; eps beside the root and the rate outside the buffer."""
+    """Graves 2013, equations 38 to 41; eps next to the root and the rate outside the buffer."""
     n = mean = delta = 0.0
     g = yield p
     while True:

@@ -77,7 +77,7 @@ def test_equals_the_algorithm_of_the_paper_layer_by_layer(optimizer, settings):
 
 
 def test_settings_of_groups_and_layers_of_zeros():
-    """A bias that begins as zeros moves by the plain learning rate; a group has a rate and a decay of its own."""
+    """A bias that begins as zeros moves by the plain learning rate; a group has a separate rate and decay."""
     weight, bias = Parameter(np.full(4, 2.0), name="weight"), Parameter(np.zeros(4), name="bias")
     weight.grad, bias.grad = np.full(4, 4.0), np.full(4, 4.0)
     LARS([weight, bias], lr=0.5, trust_coefficient=0.25, weight_decay=1.0, groups=[NO_DECAY]).step()

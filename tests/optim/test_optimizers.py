@@ -265,7 +265,7 @@ def test_flat_parameters_are_updated_by_name_and_frozen_ones_are_not():
 
 @given(st.sets(st.integers(1, 17), max_size=3))
 def test_shards_of_a_flat_unit_equal_the_unit(cuts):
-    """As in ZeRO: each rank has its own optimizer on its range of elements, with gradients in an array of its own."""
+    """As in ZeRO: each rank has its own optimizer on its range of elements, with gradients in a separate array."""
 
     class Shard:
         def __init__(self, flat, start, stop, grad):

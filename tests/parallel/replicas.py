@@ -23,7 +23,7 @@ class Block(Module):
 
 
 class Nested(Module):
-    """A parameter of its own, a list of blocks, and one layer that is used twice (tied)."""
+    """A separate parameter, a list of blocks, and one layer that is used twice (tied)."""
 
     def __init__(self, dtype=np.float32, seed=0):
         self.scale = Parameter(np.ones((1, WIDTH), dtype), init=("uniform", 1.0))

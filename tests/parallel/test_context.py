@@ -421,7 +421,7 @@ def test_rounds_are_charged_between_their_messages_and_hide_them():
     slow = SimWorld(ranks, links=LinkModel(alpha=0.0, beta=0.0, flops=1e6))
     each = slow.run(main)
     assert len({tuple(one.items()) for one in each}) == 1  # all ranks compute the same
-    reshapes = 3 * 3 * width * length  # beside the node: heads taken apart, one FLOP an element
+    reshapes = 3 * 3 * width * length  # in addition to the node: heads taken apart, one FLOP an element
     for kind in ("forward", "input_gradient"):
         assert 0 <= ranks * each[0][kind] - alone[kind] <= reshapes, kind
     links = LinkModel(alpha=0.0, beta=1e-9, flops=1e6)  # a block takes much longer to compute than to travel

@@ -33,7 +33,7 @@ from tests.parallel.replicas import (
 )
 
 RANKS = [1, 2, 3, 4, 5, 8]
-TINY = 1e-4  # MB: 100 B, so that every parameter is a bucket of its own
+TINY = 1e-4  # MB: 100 B, so that every parameter is a separate bucket
 
 
 def trained(comm, model, arrays, scale=1.0, **options):

@@ -420,7 +420,7 @@ def test_prefetch_hides_the_link_to_the_host_too(ratio, ranks, prefetch):
 
     for forward, backward in SimWorld(ranks, links=LinkModel(alpha, beta)).run(main):
         assert forward == pytest.approx(link + gather + layers * seconds)  # only the first one shows
-        # and at the end the last reduction beside the way down of the gradient before it, then that of the last one
+        # and at the end the last reduction next to the way down of the gradient before it, then that of the last one
         assert backward == pytest.approx(link + gather + layers * seconds + max(gather, link) + link)
 
 

@@ -104,7 +104,7 @@ def test_the_bias_of_a_row_parallel_layer_on_every_rank(monkeypatch):
 
 def test_a_sum_that_is_not_reduced(monkeypatch):
     monkeypatch.setattr(layers, "row_parallel_sum", lambda product, bias, comm: product)
-    assert "counts 2 times: add it after the reduction" in error_of(tp=2)  # the residual stream beside summands
+    assert "counts 2 times: add it after the reduction" in error_of(tp=2)  # the residual stream next to summands
 
 
 def test_a_summand_in_a_nonlinear_operation(monkeypatch):

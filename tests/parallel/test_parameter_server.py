@@ -1,4 +1,4 @@
-"""The parameter server: bsp is one device, the others are a replay of their own order, for every order there is.
+"""The parameter server: bsp is one device, the others are a replay of their order, for every order there is.
 
 The gradient is nonlinear in the weights and unlike for every (worker, clock), so that a stale read, a lost, doubled or
 misplaced update changes bits.
@@ -236,7 +236,7 @@ def test_the_rate_is_divided_by_the_staleness():
 
 @pytest.mark.parametrize("consistency", ["ssp:1", "asp"])
 def test_the_rate_is_that_of_the_pushs_clock(consistency):
-    """Not that of the update's number: three workers' pushes of one clock count alike."""
+    """Not that of the update's number: three workers' pushes of one clock count equally."""
     shapes, seen = {"b": (1,)}, []
     cfg = ps.ServerConfig(1, consistency, OPTIMIZERS["sgd"], rate=lambda clock: 0.5**clock)
     world = SimWorld(4, chooser=seeded(1))

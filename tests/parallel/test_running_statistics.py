@@ -185,7 +185,7 @@ def test_running_statistics_are_saved_and_loaded():
     loss_of(other, 1, 2, 1)  # of a step that comes again, and that it must not remember
     other.load_state_dict(model.state_dict())
     assert np.array_equal(evaluate(model), evaluate(other))
-    # Training goes on from them, with a mini-batch of its own, though its step has the same number.
+    # Training goes on from them, with a separate mini-batch, though its step has the same number.
     for one in (model, other):
         loss_of(one, 1, 1, 1)
     assert np.array_equal(evaluate(model), evaluate(other))

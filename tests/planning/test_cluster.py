@@ -437,7 +437,7 @@ def test_all_ranks_wait_for_the_busiest_expert():
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "mixtral-8x7b"])
 def test_what_layouts_share_is_what_each_has_alone(model):
-    """A search computes shared parts once; a job of its own for each layout shares nothing with the others."""
+    """A search computes shared parts once; a separate job for each layout shares nothing with the others."""
     of_all = Job(replace(named(model), layers=7), 4096, 64, "bf16", 16)
     found = search(of_all, MACHINES["h100"], {})
     for plan in random.Random(0).sample(found.plans + found.too_large, 300):

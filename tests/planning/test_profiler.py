@@ -22,7 +22,7 @@ SMALL = {"width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "mi
 
 
 class Slow(Module):
-    """A layer that takes so many milliseconds longer each way."""
+    """A layer that takes this number of milliseconds longer each way."""
 
     def __init__(self, layer, milliseconds):
         self.layer, self.seconds = layer, milliseconds / 1000

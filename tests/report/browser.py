@@ -51,7 +51,7 @@ def browser():
 
 
 def run(folder, *arguments, size="1200,3400"):
-    """Start the browser with a profile of its own; returns its process."""
+    """Start the browser with a separate profile; returns its process."""
     command = [
         browser(),
         "--headless",
@@ -77,7 +77,7 @@ def run(folder, *arguments, size="1200,3400"):
 def look(page: Path, folder: Path, script="", size="1200,3400", dark=False):
     """(facts measured in the browser, lines on its console).
 
-    script: an element that may set `window.extra`, a fact of its own. dark: with the user's wish for a dark page.
+    script: an element that may set `window.extra`, a separate fact. dark: with the user's wish for a dark page.
     """
     copy = folder / "measured.html"
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", script + MEASURE + "</body>"), encoding="utf-8")

@@ -34,7 +34,7 @@ def numbers(text):
 
 
 def beside(text):
-    """The number of arrows of collective calls beside the main streams."""
+    """The number of arrows of collective calls next to the main streams."""
     return len(json.loads(re.search(r'id="space-time-data">(.*?)</script>', text, re.DOTALL)[1])["beside"]) // 5
 
 

@@ -36,7 +36,7 @@ SECTIONS = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Traces: a pipeline with two replicas; data parallel beside one device."""
+    """Traces: a pipeline with two replicas; data parallel next to one device."""
     folder = tmp_path_factory.mktemp("runs")
     mixed = TrainConfig.make(**JOB, pp=2, dp=2, microbatches=4)
     run_training(mixed, None, 60.0, folder / "mixed.jsonl", command="minidist train <&> --pp 2 --dp 2")

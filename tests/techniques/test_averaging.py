@@ -1,4 +1,4 @@
-"""Averages of weights every so many steps: their replay on one device, their bytes, and what is refused."""
+"""Averages of weights every N steps: their replay on one device, their bytes, and what is refused."""
 
 import numpy as np
 import pytest

@@ -202,7 +202,7 @@ PIPELINE = {"pp": 2, "layers": 2, "microbatches": 2, "check_replicas": True}  # 
     [(method, 3, {"accumulation": 2}) for method in METHODS]
     + [(method, 4, PIPELINE) for method in ("sign", "powersgd:1")]
     + [("topk:0.05", 2, {"synchronize_each": True, "accumulation": 2}), ("qsgd:15", 1, {})]
-    # Residuals in float32 beside gradients of 16 bits, and a rank that keeps its shard of the sum.
+    # Residuals in float32 next to gradients of 16 bits, and a rank that keeps its shard of the sum.
     + [(method, 2, {"precision": "bf16", "accumulation": 2}) for method in METHODS if method != "topk:7"]
     + [(method, 3, ZERO_1) for method in METHODS if method != "topk:7"]
     + [(method, 3, {"accumulation": 2, **ZERO_2}) for method in METHODS if method != "topk:7"]

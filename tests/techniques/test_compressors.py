@@ -264,7 +264,7 @@ def test_orthonormal_columns_and_dependent_ones():
 
 
 def test_columns_that_nearly_depend_on_each_other_become_orthonormal():
-    """After one projection the third one would keep 1e-6 of the others: rounding of 1e-16 beside a rest of 1e-10."""
+    """After one projection the third one would keep 1e-6 of the others: rounding of 1e-16 next to a rest of 1e-10."""
     a, b, c = np.random.default_rng(1).standard_normal((3, 9))
     q = orthonormal(np.stack([a, b, a + b + 1e-10 * c], axis=1))
     np.testing.assert_allclose(q.T @ q, np.eye(3), rtol=0, atol=1e-14)

@@ -59,7 +59,7 @@ CASES = [
     ({**EIGHT, "schedule": "zb-v"}, EIGHTH),
     ({"pp": 3, "layers": 6, "steps": 6, "model": "llama"}, {2: [1, 1, 1, 1, 1, 9], 4: [9, 1, 1, 1, 1, 1]}),
 ]
-BESIDE = {  # what a layer has beside its weights
+BESIDE = {  # what a layer has in addition to its weights
     # Two steps overflow, so the moved layers have masks and no optimizer state yet.
     "masks": ({"dp": 2, **FP16, "loss_scale": 2.0**19, **SPARSE}, ONE),
     "ranges": ({"quantize": "int8", "steps": 5, "evaluate_every": 1}, ONE),

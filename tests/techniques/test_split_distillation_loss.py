@@ -1,4 +1,4 @@
-"""The loss of a student with its vocabulary split, beside `distillation_loss` on whole rows."""
+"""The loss of a student with its vocabulary split, next to `distillation_loss` on whole rows."""
 
 import numpy as np
 import pytest

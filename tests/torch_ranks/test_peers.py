@@ -1,6 +1,6 @@
 """The programs of peers/, one for each kind that people write: what they print does not depend on the device they name.
 
-Their numbers beside those of real processes: `python -m tests.torch_ranks.against_gloo`.
+Their numbers next to those of real processes: `python -m tests.torch_ranks.against_gloo`.
 """
 
 import pytest

@@ -138,7 +138,7 @@ class KilledError(Exception):
 
 
 def kill_after(steps):
-    """Return an observer that ends the job, with micro-batches on their way, after so many steps."""
+    """Return an observer that ends the job, with micro-batches on their way, after this number of steps."""
 
     def observer(state):
         if state.step + 1 == steps:

@@ -99,7 +99,7 @@ def stuck(comm):
 
 
 def in_the_background(comm):
-    """Run the ring as an asynchronous work, in a stream of its own."""
+    """Run the ring as an asynchronous work, in a separate stream."""
     part = comm.dup()
     return comm.run_async(lambda: ring(part)).wait()
 

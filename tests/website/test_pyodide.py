@@ -53,7 +53,7 @@ def archive() -> bytes:
 @pytest.fixture(scope="module")
 def expected() -> str:
     """What CPython's greenlets give."""
-    # In a process of its own: here NumPy is the real one.
+    # In a separate process: here NumPy is the real one.
     command = [sys.executable, "-m", "tests.website.pyodide_programs"]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return next(line for line in lines if line.startswith("results"))

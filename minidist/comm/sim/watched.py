@@ -1,7 +1,8 @@
 """The messages of a run with watchers.
 
-An object that checks or records messages, or ends ranks, is a *watcher*: it has some of these methods, which are called
-here. A run without watchers has another class, so that they cost nothing there.
+An object that checks or records messages, or ends ranks, is a *watcher* of the run (core/base/watchers.py has those of
+operations): it has some of these methods, which are called here. A run without watchers has another class, so that they
+cost nothing there.
 
     posting(stream, comm)      before a message is posted         queued(request)   its other side is not there yet:
     posted(request)            it has been posted                                   request.error keeps it out

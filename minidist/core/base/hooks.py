@@ -101,8 +101,8 @@ def _not_in_the_core(*_: Any) -> Any:
     )
 
 
-# Looks at a call of a collective before it is made: (comm, operation, array, op, out, root, counts, equal), the
-# last five by their names where they are given -> what must be equal on both sides of its messages.
+# Looks at a call of a collective before it is made: (comm, operation, array, and where they are given op, out, root,
+# counts and equal) -> what must be equal on both sides of its messages.
 check_call: Callable[..., Any] = _nothing
 # The module minidist/comm/communicator.py: what a mesh, a cost model and a wrapper refuse.
 comm_checks: Callable[[], Any] = _NoChecks

@@ -76,7 +76,7 @@ class MessageEvent:
     """One side of one message. Times are seconds on the world's clock (virtual or real)."""
 
     rank: int
-    lane: str
+    lane: str  # the stream that posted it: "main", or "lane:" and the name of its communicator
     kind: str  # "send" | "receive"
     peer: int  # world rank; -1 while a wildcard receive has not matched
     tag: int
@@ -118,7 +118,7 @@ class Trace:
     size: int = 1
     messages: list[MessageEvent] = field(default_factory=list)
     spans: list[SpanEvent] = field(default_factory=list)
-    memory: list[tuple[float, dict[str, int]]] = field(default_factory=list)
+    memory: list[tuple[float, dict[str, int]]] = field(default_factory=list)  # seconds, and live bytes by purpose
     totals: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     keeps_events: bool = True

@@ -204,7 +204,7 @@ class HuggingFaceFolder:
     def _value(self, key: str, wanted: Mapping[str, Any]) -> Any:
         """Return what config.json says of a key; what is missing has the value that transformers takes."""
         content = self.content
-        # transformers 5 keeps the rotary settings in a table of their own.
+        # transformers 5 keeps the rotary settings in a separate table.
         rope = content.get("rope_parameters")
         if key in ("rope_theta", "rope_scaling") and isinstance(rope, dict):
             scaled = rope if rope.get("rope_type", "default") != "default" else None

@@ -5,7 +5,7 @@ gradient_order.py   these orders                    one_device.py       the stra
 replicas_alone.py   that of replicas that train alone
 bucket_sums.py      the gradients of replicas whose buckets a technique sums
 snapshot.py         all tensors of a step by name   expected.py         those that a run must equal
-compare.py          every tensor of every step of every rank beside the reference's
+compare.py          every tensor of every step of every rank next to the reference's
 rounding.py         the tolerance of lower precision, measured on one device
 layout_sweep.py     the same for all layouts of some ranks
 difference_patterns.py  how a wrong gradient was made of the right one

@@ -4,7 +4,7 @@ Here is which gradients of which replica lie in a bucket, one after the other; h
 technique's. Backward fills buckets from the last parameter on:
 
     parameters   | wte | wpe | h.0 | h.1 | ln_f |        each replica's gradients, without those of other stages
-    buckets      |  2        |  1        |  0   |        of at most so many elements, or of one larger parameter
+    buckets      |  2        |  1        |  0   |        of at most this number of elements, or of one larger parameter
 
 Proved by: tests/techniques/test_compression.py
 """

@@ -27,7 +27,7 @@ MOST_FACTOR = 4096  # a larger one is not recognised
 
 @dataclass(frozen=True)
 class Context:
-    """What a pattern may use beside the two tensors.
+    """What a pattern may use in addition to the two tensors.
 
     tolerance: of the relative distance. mesh: sizes of the axes, which explain factors. rows: our gradient of each row
     of the batch. before: our gradient of the batch before. heads: of this tensor along dim `axis`, 0 for none. parts:
@@ -112,7 +112,7 @@ def rows(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
 
 
 def _counted(multiples: np.ndarray, context: Context) -> str:
-    """Return how often each row counts; "" where all count alike."""
+    """Return how often each row counts; "" where all count equally."""
     count = len(multiples)
     missing = [r for r in range(count) if abs(multiples[r]) < 1e-2]
     present = [r for r in range(count) if r not in missing]

@@ -26,7 +26,7 @@ def expected_snapshots(
     """Return the reference's snapshots, one per step. rank: whose, where replicas train alone and differ.
 
     observers: of the reference's steps; where replicas train alone, of the first one's. told: as for `reference`.
-    Where the tolerance is what rounding does, it is beside each snapshot's kinds (rounding.py).
+    Where the tolerance is what rounding does, it is next to each snapshot's kinds (rounding.py).
     """
     batches = resolve_batches(config, ranks)
     if is_rounded(config, batches.dims):

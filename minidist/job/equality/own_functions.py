@@ -70,7 +70,7 @@ class ReturnedComparison:
         return {"equal": self.equal, **kept}
 
     def sentence(self) -> str:
-        """Return the verdict as a sentence, with the largest difference on a line of its own."""
+        """Return the verdict as a sentence, with the largest difference on a separate line."""
         how = "bit for bit" if self.tolerance == 0 else f"within {self.tolerance:g} of a tensor's largest entry"
         ranks = f"{self.ranks} ranks" if self.ranks > 1 else "one rank"
         largest = f"\nlargest difference {self.max_difference:.3g} of a tensor's largest entry"

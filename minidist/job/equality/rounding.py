@@ -2,7 +2,7 @@
 
 A bound such as 1e-12 needs float64. In 16 bits a sum in another order differs in the third digit, and each step makes
 more of it. So the tolerance is measured, tensor by tensor and step by step, as `compare --theirs` does: one device in
-the job's precision beside one device in float64, with the same batches, and a margin.
+the job's precision next to one device in float64, with the same batches, and a margin.
 
     tolerance of a tensor = MARGIN x the largest of its distance, the distances of the tensors of its kind that are
                             more than rounding, and the error of one rounding
@@ -32,7 +32,7 @@ from minidist.techniques import sums_buckets
 
 MARGIN = 8.0  # times the distance between two of our own runs
 UNIT = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}  # the largest relative error of one rounding
-TOLERANCES = "tolerances"  # beside the kinds of a snapshot: "kind/name" -> the tolerance
+TOLERANCES = "tolerances"  # next to the kinds of a snapshot: "kind/name" -> the tolerance
 
 
 def is_rounded(config: TrainConfig, dims: ParallelDims) -> bool:

@@ -1,8 +1,8 @@
-"""The loss on data that is never trained on: the last tenth, every so many steps, the same digits on every rank.
+"""The loss on data that is never trained on: the last tenth, every N steps, the same digits on every rank.
 
 Each rank computes its micro-batches of one held-out global batch, forward only and without dropout, in the layout that
 trains: shards are summed, sequences exchanged, units gathered, and a pipeline runs its plan's forward passes alone. The
-losses of all ranks are added in their global order, as those of training are. All messages have a purpose of their own,
+losses of all ranks are added in their global order, as those of training are. All messages have a separate purpose,
 so the volumes of training stay what they are.
 
 Proved by: tests/train/test_evaluate.py

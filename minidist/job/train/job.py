@@ -154,7 +154,7 @@ class Job(Task):
         return loss
 
     def saved_model(self, flag: str, directory: str) -> SavedModel:
-        """Return the model of a checkpoint, which a technique uses beside the job's. flag: what names it."""
+        """Return the model of a checkpoint, which a technique uses next to the job's. flag: what names it."""
         return SavedModel(flag, directory)
 
     @contextmanager

@@ -5,9 +5,9 @@
     after_forward_backward  techniques
     is_updated              techniques; a loss that is not finite ends the job
     after_step              the clock and the trace; the observers
-        evaluate                every so many steps: the loss on held-out data
+        evaluate                every N steps: the loss on held-out data
         change_layout           techniques may give the next steps another layout
-        save                    every so many steps, and at the end: a checkpoint
+        save                    every N steps, and at the end: a checkpoint
     result                  what `train` returns
 
 Proved by: tests/train/test_account.py, tests/checkpoint/test_resume.py, tests/techniques/test_repartition.py

@@ -98,7 +98,7 @@ class ClusterLayout:
 
     @property
     def axes(self) -> int:
-        """Return how many kinds of parallelism are used beside data parallelism."""
+        """Return how many kinds of parallelism are used in addition to data parallelism."""
         return sum(degree > 1 for degree in (self.tp, self.pp, self.cp, self.ep)) + (self.zero > 1)
 
     @property

@@ -196,7 +196,7 @@ def _values(plan: Plan, what: str) -> tuple[float, float, float]:
 
 
 def compare(rows: Sequence[Mapping[str, Any]], path: str | Path) -> tuple[list[Comparison], list[str]]:
-    """Return every measured value beside its prediction, and a sentence for each row that cannot be planned."""
+    """Return every measured value next to its prediction, and a sentence for each row that cannot be planned."""
     found, left_out = [], []
     for number, row in enumerate(rows, 1):
         try:

@@ -11,7 +11,7 @@
     reducing      ZeRO 3: the float32 gradients of a block
     workspace     of the block at work: what its backward needs in addition to what was kept; of the last stage only
                   what is more than the logits, which are gone by then
-    constant      what is allocated beside these (calibration.py)
+    constant      what is allocated in addition to these (calibration.py)
 
 With 1F1B the first of p stages keeps p micro-batches, stage r keeps p - r; with v chunks per rank the warm-up has
 2 (p - r - 1) + (v - 1) p + 1 chunks (Korthikanti et al., section 4.2.3).
@@ -134,7 +134,7 @@ def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: st
     model, t = job.model, layout.tp
     recompute = layout.recompute if recompute is None else recompute
     tokens = layout.micro_batch * job.length // layout.cp
-    # What sequence parallelism divides beside what tensor parallelism divides.
+    # What sequence parallelism divides in addition to what tensor parallelism divides.
     outer = t if layout.sequence_parallel else 1
     if recompute == "full":
         return 2 * tokens * model.width // outer

@@ -20,7 +20,7 @@ from minidist.planning.cluster.layout import ClusterLayout, Job
 
 MAX_TOP_K = 2  # experts per token that minidist trains with
 PRECISIONS = {"fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
-STEPS = 2  # the optimizer's states exist from the first step's end on, beside activations in the second one
+STEPS = 2  # the optimizer's states exist from the first step's end on, next to activations in the second one
 
 
 def dry_run_command(layout: ClusterLayout, job: Job, gpu: str) -> str:
@@ -62,7 +62,7 @@ def _recompute(layout: ClusterLayout, job: Job) -> str:
 
 
 def compare_command(layout: ClusterLayout, job: Job) -> str:
-    """Return the command that trains a small copy of the layout, at most two ranks per axis, beside one device."""
+    """Return the command that trains a small copy of the layout, at most two ranks per axis, next to one device."""
     small = replace(
         layout,
         dp=min(layout.dp, 2) if layout.ep == 1 else 2,

@@ -98,7 +98,7 @@ class Plan:
 
     @cached_property
     def fit(self) -> Fit:
-        """Return what the fullest rank needs beside what a GPU has."""
+        """Return what the fullest rank needs next to what a GPU has."""
         return Fit.of_rank(self.machine, self.fullest, self.job, self.calibration)
 
     @property
@@ -165,7 +165,7 @@ class Plan:
         return self.model_flops + tokens * again
 
     def utilization(self, flops: float) -> float:
-        """Return the share of the peak that so many FLOPs per step are."""
+        """Return the share of the peak that this number of FLOPs per step is."""
         return flops / (self.time.seconds * self.job.gpus * self.machine.peak(self.job.precision))
 
     def as_dict(self) -> dict[str, Any]:

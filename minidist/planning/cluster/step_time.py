@@ -124,7 +124,7 @@ class StepModel:
         return shares[self.machine.family]
 
     def moved_seconds(self, nbytes: float) -> float:
-        """Return the seconds in which operations that compute little read and write so many bytes."""
+        """Return the seconds in which operations that compute little read and write this number of bytes."""
         return nbytes / (self.machine.memory_bandwidth * self.calibration.memory_efficiency)
 
     @shared(

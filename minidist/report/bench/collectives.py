@@ -47,7 +47,7 @@ SIZES = (4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 16384 *
 ROUND_SECONDS, MAX_CALLS = 0.1, 1000  # a side's share of a round: its time, and its number of calls at most
 OPPONENTS = ("MPI_Allreduce", "mpi4py", "gloo")
 BEST = "best of ours"  # the algorithm with the least median
-# The goals of its ratio to MPI_Allreduce: up to so many bytes, and above them.
+# The goals of its ratio to MPI_Allreduce: up to this number of bytes, and above them.
 GOALS, GOAL_ABOVE = {64 * KIB: 1.3, 1024 * KIB: 1.1}, 0.8
 
 Side = Callable[[np.ndarray], object]

@@ -121,7 +121,7 @@ class AsynchronousPipeline(MeshStrategy):
             reduction=config.reduction,
             keep_gradients=self.keeps_gradients,
         )
-        # On a communicator of its own: receives are posted ahead while others use that of the axis between two steps.
+        # On a separate communicator: receives are posted ahead while others use that of the axis between two steps.
         self.pipe = VersionedPipeline(
             axes.pp.dup(),
             plan,

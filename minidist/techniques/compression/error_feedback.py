@@ -112,6 +112,6 @@ class GradientCompressor(Compressor):
 def wide(dtype: Any) -> Any:
     """Return the dtype in which gradients of `dtype` are compressed: float32 for 16-bit ones.
 
-    A residual in 16 bits would lose what is small beside the gradient, which is what it is there to keep.
+    A residual in 16 bits would lose what is small next to the gradient, which is what it is there to keep.
     """
     return np.dtype(np.float32) if is_half(dtype) else dtype

@@ -194,7 +194,7 @@ def digest(numbers: Numbers) -> int:
 
 
 def data_check_volume(ranks: int, checks: int) -> int:
-    """Return the bytes that all ranks together send for so many checks: a row from each rank to every other."""
+    """Return the bytes that all ranks together send for this number of checks: a row from each rank to every other."""
     return checks * ranks * (ranks - 1) * ROW
 
 

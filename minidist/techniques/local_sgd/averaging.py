@@ -42,7 +42,7 @@ from minidist.techniques.local_sgd.weights import Part, flat_of, parts_of, slice
 
 
 def local_sgd_volume(parameters: int, ranks: int) -> dict[str, int]:
-    """Return the elements that all `ranks` together send per average of so many parameters: an all-reduce."""
+    """Return the elements that all `ranks` together send per average of this number of parameters: an all-reduce."""
     return {"parameter_gather": 2 * (ranks - 1) * parameters}
 
 

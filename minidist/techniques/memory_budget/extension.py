@@ -17,7 +17,7 @@ micro-batch trains on, and one line says so; so does a file that holds no number
 
 A rank sends per step: 24 (P-1) B on P ranks.
 Equal to: one device that is told the size of the micro-batches, bit for bit.
-Lesson: 20b_plan_it.
+Lesson: 10b_batch_size_and_noise.
 
 Proved by: tests/techniques/test_memory_budget_file.py
 """

@@ -13,7 +13,7 @@ the chosen --micro-batch or --recompute gives.
 
 A rank sends per step: nothing.
 Equal to: the job that is given the chosen flags, bit for bit.
-Lesson: 20b_plan_it.
+Lesson: 10b_batch_size_and_noise.
 
 Proved by: tests/commands/test_memory_budget.py
 """

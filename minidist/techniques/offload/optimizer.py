@@ -3,7 +3,7 @@
     device   [1] gradients  ──2 B per element in half precision, 4 in float32──▶ host   [2] the step, slice by slice
     device   [3] parameters ◀──as many────────────────────────────────────────── host
 
-The link carries both directions at once, each in a stream of its own, so a transfer is hidden behind whatever computes
+The link carries both directions at once, each in a separate stream, so a transfer is hidden behind whatever computes
 in the meantime: the optimizer steps one slice while the next gradient comes and the values before go back. The
 arithmetic is the same, and so are the bits.
 
@@ -88,7 +88,7 @@ class OffloadedOptimizer(HostOptimizer):
         self._going: dict[int, Transfer] = {}
         self._stepping: int | None = None
 
-        # Their copies on the host, which the optimizer steps instead, with its state beside them.
+        # Their copies on the host, which the optimizer steps instead, with its state next to them.
         self.host = [
             HostSlice(self, i, pool.copy(piece.data.reshape(-1), "parameter"), piece.name)
             for i, piece in enumerate(self.device)

@@ -2,7 +2,8 @@
 
 Its ranks have no common step, so the technique has a training loop in place of the job's: `loop.py`.
 
-A rank sends per step: a worker its gradient, and 16 B to each server; the servers together the weights to each worker.
+A rank sends per step: a worker its gradient, perhaps compressed, and 16 B to each server; the servers together the
+weights to each worker.
 Equal to: one device, bit for bit, or a replay of the recorded order.
 Lesson: 06c_parameter_server.
 

@@ -17,7 +17,7 @@ def pruned_weights(schedule: SparsitySchedule, sizes: Sequence[int], together: b
 
 
 def reduction_bytes(run: Run, axis: AxisRun, elements: int) -> int:
-    """Return the bytes of reducing so many elements, as the layout of the run does it."""
+    """Return the bytes of reducing this number of elements, as the layout of the run does it."""
     sent = gradient_volume(run.config.zero, elements, axis.ranks, run.config.dp_replicate)
     return axis.groups * sent * run.itemsize
 

@@ -3,7 +3,7 @@
     rank 0   rows 0..3: layer 0 in [-1.0, 2.5] ──┐  all-reduce (maximum) of
     rank 1   rows 4..7: layer 0 in [-3.0, 2.0] ──┴─ (-smallest, largest) of all layers ──▶ [-3.0, 2.5] on both
 
-Without it every rank has a range of its own rows, and so a model of its own, which no single device would train. A
+Without it every rank has the range of its rows alone, and so a separate model, which no single device would train. A
 maximum is exact and has no order, so the grid has the same bits on any number of ranks. Weights need no agreement: all
 replicas have the same ones.
 

@@ -17,7 +17,7 @@ from minidist.core.base.arrays import Array, is_half
 from minidist.core.comm import Comm
 from minidist.parallel.redistribute import Piece, lacking_bytes, redistribute
 
-Shards = dict[str, list[Any]]  # what a technique keeps beside the weights of a data axis, by kind
+Shards = dict[str, list[Any]]  # what a technique keeps next to the weights of a data axis, by kind
 
 
 def move_state(comm: Comm, before: Any, after: Any, done: int, stride: int) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def move_state(comm: Comm, before: Any, after: Any, done: int, stride: int) -> t
 
 
 def _pieces(strategy: Any, beside: Sequence[Sequence[Shards]], buffers: Sequence[tuple[Any, ...]]) -> list[Piece]:
-    """Return weights, what techniques keep beside them, and running statistics of a rank.
+    """Return weights, what techniques keep next to them, and running statistics of a rank.
 
     beside: of each data axis, what each technique keeps.
     """

@@ -46,7 +46,7 @@ def test_two_settings_under_mpiexec(one, other, sentence, tmp_path):
 
 
 def test_other_content_under_the_same_name(tmp_path, monkeypatch):
-    """Two hosts, each with a file of its own: the content must be equal, the path need not."""
+    """Two hosts, each with a separate file: the content must be equal, the path need not."""
     monkeypatch.setattr(runner, "under_mpiexec", lambda: True)
     settings = []
     for name, text in (("a", b"x" * 400), ("b", b"x" * 400), ("c", b"x" * 399 + b"y")):

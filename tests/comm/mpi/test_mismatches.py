@@ -6,7 +6,7 @@ from tests.comm.mismatches import TABLE
 
 
 def test_mpi_ranks_that_disagree(run):
-    """All rows in which both ranks raise, in one launch: each on a communicator of its own."""
+    """All rows in which both ranks raise, in one launch: each on a separate communicator."""
     rows = [row for row in TABLE if row.both]
     program = """
 from minidist.core.base.errors import CommunicationError

@@ -37,7 +37,7 @@ def unlike_groups(comm, ranks):
     ids=str,
 )
 def test_ranks_that_make_a_group_of_unlike_members_are_told(ranks):
-    """Each of [0, 1] and [1, 0] would be rank 0 of a group of its own, and take the other's messages for its own."""
+    """Each of [0, 1] and [1, 0] would be rank 0 of a separate group, and take the other's messages for its own."""
     words = r"^members differ: rank \d makes the communicator world\.1part of the world's ranks"
     with pytest.raises(MismatchError, match=words) as got:
         SimWorld(len(ranks)).run(unlike_groups, ranks)

@@ -222,7 +222,7 @@ def test_a_deadlock_in_a_stream_names_the_collective_and_its_line():
 
 
 def test_a_thousand_ranks_wait_for_each_other():
-    """A rank that waits hands over to the next one; none of their stacks stands on another."""
+    """A rank that waits switches to the next one, and starts none: no stack lies on top of another."""
     SimWorld(1000, checks=False, record=False).run(lambda comm: comm.barrier())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Failure, drawing
+from minidist.course.lesson.exercise import Case, Exercise, drawing
 from minidist.course.lesson.hint_file import hints_of
 
 OFFSETS = {"V-Min": (1, 1, 1, 1), "V-Half": (2, 1, 2, 1), "ZB-V": (4, 2, 4, 2)}
@@ -58,13 +58,6 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
     if lifetimes(rows) > best:
         return f"the chunks of rank 0 live {lifetimes(rows)} units together; {best} are possible"
     return ""
-
-
-def _says(text: str) -> Any:
-    def when(failure: Failure) -> bool:
-        return failure.kind == "wrong" and text in failure.message
-
-    return when
 
 
 EXERCISES = [

@@ -195,7 +195,7 @@ class MeshStrategy(strategy.Strategy):
         return True
 
     def buffers(self) -> list[Buffer]:
-        """Return what the modules of this rank keep beside parameters: running statistics of batch normalisation."""
+        """Return what modules of this rank keep next to parameters: running statistics of batch normalisation."""
         replica = ReplicaId(self.axes.comm.rank, self.axes.comm.size)
         return [(name, array, replica) for name, array in named_buffers(self.job.model)]
 

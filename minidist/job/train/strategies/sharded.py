@@ -138,7 +138,7 @@ def unit_parameters(
 ) -> list[list[Parameter]]:
     """Return the parameters of each unit, the module's own first; a parameter belongs to the first unit that has it.
 
-    A unit's parameters of fewer than `persistence_threshold` elements are a unit of their own, after the others.
+    A unit's parameters of fewer than `persistence_threshold` elements are a separate unit, after the others.
     """
     units: list[list[Parameter]] = []
     seen: set[Parameter] = set()
