@@ -18,7 +18,7 @@ LINES = {
     "base": 3_433,
     "collectives": 3_843,
     "comm": 6_326,
-    "commands": 5_319,
+    "commands": 5_329,
     "course": 12_682,
     "core": 10_918,
     "data": 1_610,
