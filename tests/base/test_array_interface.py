@@ -240,7 +240,10 @@ ON_THE_HOST = {f"collectives/{name}.py" for name in ("collective_check", "reduct
 MAKERS = {"array", "asarray", "zeros", "empty", "ones", "full", "arange", "frombuffer"}  # of numbers, on the host
 # Tables of measured times, and numbers of samples, which are on the host.
 TABLES = {
-    "collectives/tuning.py": ("__version__", "argmin", "full_like", "interp", "isfinite", "quantile"),
+    "collectives/tuning.py": (
+        *("__version__", "any", "argmin", "exp", "flatnonzero", "full_like", "interp", "isfinite", "isnan", "log"),
+        *("maximum", "median", "nanmedian", "sqrt", "where"),
+    ),
     "pipeline/runtime/layer_profile.py": ("concatenate", "median", "zeros_like"),
     "techniques/repartition/cut.py": ("concatenate", "max"),
     "techniques/data_ledger/ledger.py": ("bincount", "repeat", "concatenate", "unique", "flatnonzero", "any"),
@@ -263,7 +266,7 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     ("techniques/pruning/selection.py", "append"),
     ("techniques/parameter_server/ranks.py", "unique"),
     ("techniques/asynchronous/replay.py", "zeros_like"),  # of one device, on the host
-    ("core/collectives/ring.py", "ctypes"),  # addresses of two arrays of NumPy's
+    ("comm/message_checks.py", "may_share_memory"),  # of two arrays of NumPy's
     ("parallel/host_pool.py", "cupy"),  # copies between a GPU and the host in separate streams
 }
 # Attributes of NumPy's arrays that other objects have too: files, queues, strings, tensors, JSON, settings.

@@ -115,7 +115,7 @@ def test_while_the_command_line_is_parsed(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(app, "command_line", lambda first: interrupted)
+    monkeypatch.setattr(app, "command_line", lambda first, words: interrupted)
     with pytest.raises(SystemExit) as end:
         app.main(["doctor"])
     ignored = signal.signal(signal.SIGINT, before)

@@ -154,7 +154,7 @@ def test_the_stability_bound_of_delayed_gradients(p):
 
 def test_a_stream_longer_than_there_are_tags(monkeypatch):
     expected = SimWorld(2).run(run, plan_of("pipedream", 2, 20), "adam")
-    monkeypatch.setattr(messages, "MAX_TAG", 32)  # four messages of eight tensors
+    monkeypatch.setattr(messages, "TAGS", 32)  # four messages of eight tensors
     results = SimWorld(2).run(run, plan_of("pipedream", 2, 20), "adam")
     for (_, mine, *_), (_, theirs, *_) in zip(results, expected, strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))

@@ -151,7 +151,7 @@ class SkipPipeline(Pipeline):
         if rank == self.comm.rank:
             self.here[direction, way] = array
         elif (direction, way) not in self.sent:
-            array, tag = np.ascontiguousarray(array), self._tag(way)
+            array, tag = array if array.flags.c_contiguous else array.copy(), self._tag(way)
             with purpose(PURPOSES[direction]):
                 told = self.skips.isend(pack([signature(array)]), rank, tag)
                 self.sent[direction, way] = [told, self.skips.isend(array, rank, tag)]

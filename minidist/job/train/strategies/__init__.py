@@ -5,4 +5,5 @@ pipeline.py         a pipeline
 data_axis.py        a stage's parameters on one data axis
 data_parallel.py    the same, replicated
 sharded.py          the same with ZeRO 1 to 3
+replicas_alone.py   the same for replicas that train alone and meet
 """
