@@ -7,7 +7,7 @@ import pytest
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray, creating_meta
-from minidist.comm.sim.folded import FoldedWorld
+from minidist.comm.sim.folded import FoldedWorld, _FoldedMatching
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
@@ -65,16 +65,19 @@ def test_the_event_has_the_times_bytes_and_peaks_of_the_messages(ranks, links, h
     assert expected[1]
 
 
-def test_a_second_call_posts_nothing_and_unequal_parts_are_refused_as_before():
-    def main(comm, length):
-        attention = RingAttentionEvent(comm, length)
-        rows, posted, matching = attention.rows[0], [], comm.world.matching
-        for _ in range(2):
-            posted, post = [], matching.post
-            matching.post = lambda *message, post=post, posted=posted: posted.append(message) or post(*message)
-            attention(*(on_no_device(Tensor(np.zeros((1, rows, 2, 4)))) for _ in range(3)))
-        return len(posted)
+def test_a_second_call_posts_nothing_and_unequal_parts_are_refused_as_before(monkeypatch):
+    posted, post = [], _FoldedMatching.post
+    monkeypatch.setattr(_FoldedMatching, "post", lambda *message: posted.append(message) or post(*message))
 
-    assert FoldedWorld(4, [range(4)]).run(main, 16) == [0] * 4
+    def main(comm, length, kind=RingAttentionEvent):
+        attention = kind(comm, length)
+        rows = attention.rows[0]
+        for _ in range(2):
+            attention(*(on_no_device(Tensor(np.zeros((1, rows, 2, 4)))) for _ in range(3)))
+
+    FoldedWorld(4, [range(4)]).run(main, 16)
+    assert posted == []
+    FoldedWorld(4, [range(4)]).run(main, 16, RingAttention)
+    assert len(posted) > 0
     with pytest.raises(UsageError, match="cannot stand for the ranks"):
         FoldedWorld(4, [range(4)]).run(main, 15)
