@@ -138,7 +138,7 @@ def check_divisible(
     """Raise a UsageError with the nearest numbers that work unless `number` can be cut into `ranks` equal parts.
 
     what: the things that are divided ("heads of attn"). group: the kind of ranks ("tensor-parallel"). blocks: the
-    things lie in this number of equal blocks, each of which is cut. or_else: another remedy ("use ring attention").
+    things lie in this number of equal blocks, and each block is cut. or_else: another remedy ("use ring attention").
     """
     unit = ranks * blocks
     if number % unit == 0:

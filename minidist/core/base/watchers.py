@@ -1,7 +1,7 @@
 """Watchers are told of every recorded operation, so that the tape itself only records.
 
     record(...)                ──▶  recorded                            an operation has been made
-    track(array, purpose)      ──▶  allocated                           an array that is no operation's result
+    track(array, purpose)      ──▶  allocated                           an array that no operation returned
     Parameter.data             ──▶  parameter_read                      a parameter's array is read
     a backward pass, per node  ──▶  input_gradient, weight_gradient     a product of backward is computed
 

@@ -30,7 +30,7 @@ ACCOUNTINGS = {
     "megatron": ((2, 4, 12), (4, 4, 8)),  # float32 sums of gradients; the shard of FSDP is value and master copy in one
     "zero": ((2, 2, 12), (2, 2, 12)),  # Rajbhandari et al., SC 2020, section 3.1
     "fp32-accumulation": ((2, 6, 12), (2, 6, 12)),  # 2-byte gradients and their float32 sums (Ultra-Scale Playbook)
-    "float32-shard": ((2, 2, 16), (2, 2, 16)),  # 2-byte gradients, of which the optimizer's shard has a float32 copy
+    "float32-shard": ((2, 2, 16), (2, 2, 16)),  # 2-byte gradients, and a float32 copy of the optimizer's shard of them
 }
 
 
