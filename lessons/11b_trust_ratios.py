@@ -30,7 +30,7 @@
 # half as much again is good enough.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 adam_guess = predict("first step of Adam along y, over that along x", example=100)
 spread_guess = predict("largest move of a matrix over the smallest, SGD", example=2.0)
@@ -59,7 +59,6 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim import LAMB, RMSProp
 from minidist.parallel import LayerSums
-from minidist.report import draw, show
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -87,11 +86,12 @@ JOB = {
 }
 world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
 world.run(train, TrainConfig.make(**JOB, dp=4, zero=1, steps=1))
-command = (
-    "minidist train --optimizer lamb --dp 4 --zero 1 --steps 1 --trace t.jsonl; minidist report "
-    "t.jsonl --picture lanes"
+picture(
+    "lanes",
+    world,
+    "minidist train --optimizer lamb --dp 4 --zero 1 --steps 1",
+    title="ZeRO 1 with LAMB",
 )
-show(draw("lanes", world.traces, {"command": command, "title": "ZeRO 1 with LAMB"}))
 
 # %% [markdown]
 # ## 4 The code

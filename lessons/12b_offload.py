@@ -28,7 +28,7 @@
 # The host itself is quick. A quarter off is good enough for the time.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 time_guess = predict("time of a step, over one without offloading", example=3.0)
 bytes_guess = predict("bytes that cross per parameter and step", example=16)
@@ -55,7 +55,6 @@ from minidist.base.memory import account_memory
 from minidist.job.train.trainer import train as train_job
 from minidist.nn import checkpoint
 from minidist.parallel import CPUOffloadPolicy, HostPool
-from minidist.report import draw, show
 from minidist.techniques.offload.activations import HostCopy
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
 
@@ -114,13 +113,7 @@ def train(comm, offload="none", bandwidth=2e8, steps=2, dtype=np.float32, prefet
 
 world = SimWorld(1, links=links)
 world.run(train, "optimizer", steps=1)
-show(
-    draw(
-        "lanes",
-        world.traces,
-        {"name": "the optimizer on the host", "command": "part 3 of lessons/12b_offload.py"},
-    )
-)
+picture("lanes", world, "part 3 of lesson 12b", name="the optimizer on the host")
 
 # %% [markdown]
 # ## 4 The code
@@ -261,13 +254,7 @@ for prefetch in (0, 1):
     )
 world = SimWorld(1, links=links)
 world.run(train, "activations", 1e9, steps=1)
-show(
-    draw(
-        "lanes",
-        world.traces,
-        {"name": "activations on the host", "command": "part 5 of lessons/12b_offload.py"},
-    )
-)
+picture("lanes", world, "part 5 of lesson 12b", name="activations on the host")
 
 # %% [markdown]
 # So far every layer is recomputed, and only its input leaves. Without recomputation all that

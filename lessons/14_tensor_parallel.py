@@ -29,7 +29,7 @@
 # The norms and two of the biases are whole on every rank. 5 % off is good enough.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 bytes_guess = predict("bytes that a rank sends in forward and backward", example=16_384, unit="B")
 share_guess = predict("parameters that a rank holds, in percent", example=50, unit="%")
@@ -58,7 +58,7 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import full_state_dict
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 
 # %% [markdown]
@@ -118,8 +118,9 @@ def one_block(comm, compute=True):
 
 world = SimWorld(2, links=LinkModel(alpha=2e-6, beta=1e-10, flops=2e11, memory_bandwidth=1e11))
 world.run(one_block)
-command = "minidist train --tp 2 --layers 1 --steps 1 --trace t.jsonl; minidist report t.jsonl"
-show(draw("space-time", world.traces, {"name": "a block on 2 ranks", "command": command}))
+picture(
+    "space-time", world, "minidist train --tp 2 --layers 1 --steps 1", name="a block on 2 ranks"
+)
 
 # %% [markdown]
 # ## 4 The code

@@ -28,7 +28,7 @@
 # 1 means: as much as with tensor parallelism alone. 5 % off is good enough.
 
 # %%
-from minidist.course.lesson import check, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 kept_guess = predict("bytes that a block keeps, over tensor parallelism's", example=0.9)
 sent_guess = predict("bytes that a rank sends, over tensor parallelism's", example=1.0)
@@ -54,7 +54,6 @@ from minidist.base.memory import account_memory
 from minidist.nn import causal_attention_composite
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import full_state_dict, sequence_parallel
-from minidist.report import draw, show
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -112,13 +111,7 @@ for split in (False, True):
         "t.jsonl --picture bytes-by-purpose"
     )
     title = "tensor parallel" + (" and sequence parallel" if split else "")
-    show(
-        draw(
-            "bytes-by-purpose",
-            worlds[split].traces,
-            {"command": command, "title": title, "closed_form": closed_form},
-        )
-    )
+    picture("bytes-by-purpose", worlds[split], command, title=title, closed_form=closed_form)
 
 # %% [markdown]
 # ## 4 The code

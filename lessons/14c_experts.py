@@ -28,7 +28,7 @@
 # The second number is easier than it looks: does an empty slot travel?
 
 # %%
-from minidist.course.lesson import check, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 dropped_guess = predict("tokens dropped at capacity factor 1.0, in percent", example=1, unit="%")
 bytes_guess = predict("bytes with twice the slots, over those before", example=1.0)
@@ -58,7 +58,7 @@ from minidist.job.config.models import make_model
 from minidist.job.equality.compare import compare_rank
 from minidist.parallel.expert import ExpertDataParallel
 from minidist.parallel.tensor import full_tensor
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.tiles import model_tiles, tiles_figure
 
 # %% [markdown]
@@ -103,11 +103,12 @@ def one_layer(comm, factor=1.0, top_k=1, spread=0.3):
 
 world = SimWorld(RANKS)
 world.run(one_layer)
-command = (
-    "minidist train --experts 8 --dp 4 --ep 4 --steps 1 --trace t.jsonl; minidist report t.jsonl "
-    "--picture bytes-matrix"
+picture(
+    "bytes-matrix",
+    world,
+    "minidist train --experts 8 --dp 4 --ep 4 --steps 1",
+    name="8 experts on 4 ranks",
 )
-show(draw("bytes-matrix", world.traces, {"name": "8 experts on 4 ranks", "command": command}))
 
 # %% [markdown]
 # Tokens on their way to experts: each rank has one token for each expert, and the all-to-all puts the

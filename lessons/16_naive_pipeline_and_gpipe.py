@@ -29,7 +29,7 @@
 # them does a stage fill?
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 idle_guess = predict("idle part of the time, 4 stages and 12 micro-batches", example=0.75)
 
@@ -57,7 +57,7 @@ from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.times import GivenTimes, Times, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.gantt import gantt
 
 # %% [markdown]
@@ -121,16 +121,7 @@ milliseconds = uniform(p, F=1e-3, I=1e-3, W=1e-3)  # of each stage: 1 ms forward
 fast = LinkModel(alpha=1e-6, beta=1e-10)
 world = SimWorld(p, links=fast)
 world.run(step, plans[1], milliseconds)
-show(
-    draw(
-        "space-time",
-        world.traces,
-        {
-            "name": "GPipe, 4 micro-batches",
-            "command": "part 3 of lessons/16_naive_pipeline_and_gpipe.py",
-        },
-    )
-)
+picture("space-time", world, "part 3 of lesson 16", name="GPipe, 4 micro-batches")
 
 # %% [markdown]
 # The schedules as a page to step through, one time after the other:

@@ -28,7 +28,7 @@
 # On an axis of two a rank has one neighbour. Its number differs in one of the three places.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 peers_guess = predict("ranks to which rank 5 sends during a step", example=7)
 most_guess = predict("number of the rank to which rank 5 sends most", example=6)
@@ -48,7 +48,6 @@ from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import Job
 from minidist.planning.cluster.search import search
 from minidist.planning.volumes import closed_form_bytes
-from minidist.report import draw, show
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -62,16 +61,12 @@ from minidist.report import draw, show
 # numbers.
 
 # %%
-show(
-    draw(
-        "mesh",
-        [],
-        {
-            "name": "8 ranks",
-            "mesh": {"pp": 2, "dp": 2, "tp": 2},
-            "command": "minidist report t.jsonl --picture mesh",
-        },
-    )
+picture(
+    "mesh",
+    [],
+    "minidist report t.jsonl --picture mesh",
+    name="8 ranks",
+    mesh={"pp": 2, "dp": 2, "tp": 2},
 )
 
 # %% [markdown]
@@ -91,11 +86,12 @@ JOB = {
 job = TrainConfig.make(**JOB, pp=2, dp=2, tp=2, steps=1)
 world = SimWorld(8)
 results = world.run(train, job)
-command = (
-    "minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 1 --trace t.jsonl; minidist report "
-    "t.jsonl --picture bytes-matrix"
+picture(
+    "bytes-matrix",
+    world,
+    "minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 1",
+    name="pp 2, dp 2, tp 2",
 )
-show(draw("bytes-matrix", world.traces, {"name": "pp 2, dp 2, tp 2", "command": command}))
 
 # %% [markdown]
 # ## 4 The code
@@ -147,16 +143,12 @@ assert most == 4
 
 # %%
 closed = closed_form_bytes(job, resolve_batches(job, 8), [result.sizes for result in results])
-show(
-    draw(
-        "bytes-by-purpose",
-        world.traces,
-        {
-            "name": "pp 2, dp 2, tp 2",
-            "closed_form": closed,
-            "command": "minidist report t.jsonl --picture bytes-by-purpose",
-        },
-    )
+picture(
+    "bytes-by-purpose",
+    world,
+    "minidist report t.jsonl --picture bytes-by-purpose",
+    name="pp 2, dp 2, tp 2",
+    closed_form=closed,
 )
 
 # %% [markdown]

@@ -36,7 +36,7 @@
 # fastest mesh; then pp is what is left of 8.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 large_tp_guess = predict("tp of the fastest layout of the large job", example=8)
 large_pp_guess = predict("pp of the fastest layout of the large job", example=1)
@@ -65,7 +65,7 @@ from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job, check_layout
 from minidist.planning.cluster.ready_commands import compare_command
 from minidist.planning.cluster.search import plan_layout, search
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.frontier import frontier
 from minidist.report.gantt import gantt
 
@@ -139,11 +139,12 @@ def measured(pp, dp, tp):
 
 for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
     seconds, traces = measured(*layout)
-    header = {
-        "title": f"pp, dp, tp = {layout}: {1e3 * seconds:.2f} ms",
-        "command": "part 3 of lessons/20b_plan_it.py",
-    }
-    show(draw("gantt", traces, header))
+    picture(
+        "gantt",
+        traces,
+        "part 3 of lesson 20b",
+        title=f"pp, dp, tp = {layout}: {1e3 * seconds:.2f} ms",
+    )
 
 # %% [markdown]
 # ## 4 The code

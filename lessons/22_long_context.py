@@ -27,7 +27,7 @@
 # Count pairs of a token and a token that it sees, in a triangle of four columns.
 
 # %%
-from minidist.course.lesson import check, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 guess = {
     "contiguous": predict("idle with one part per rank, in percent", example=10, unit="%"),
@@ -64,7 +64,7 @@ from minidist.parallel.context import (
     document_ids,
     documents,
 )
-from minidist.report import draw, show
+from minidist.report import show
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -110,9 +110,8 @@ command = (
     "minidist train --model llama --cp 4 --attention ring --layers 1 --steps 1 --trace t.jsonl; "
     "minidist report t.jsonl"
 )
-show(draw("space-time", world.traces, {"name": "ring attention", "command": command}))
-header = {"name": "ring attention", "command": f"{command} --picture bytes-matrix"}
-show(draw("bytes-matrix", world.traces, header))
+picture("space-time", world, command, name="ring attention")
+picture("bytes-matrix", world, f"{command} --picture bytes-matrix", name="ring attention")
 
 # %% [markdown]
 # The ring, message by message, with 2 numbers in place of a block of K and V: every rank sees every

@@ -28,7 +28,7 @@
 # fifth off is good enough.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 WORK, SAVE, MTBF = 1000.0, 0.1, 20.0  # hours of work, of one save, and between failures
 interval_guess = predict("best interval between two saves", example=1.0, unit="h")
@@ -45,7 +45,7 @@ from minidist import MinidistError, SimWorld, TrainConfig, UsageError
 from minidist.course.story import story
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, Storage, save
 from minidist.job.train.trainer import train
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.frame import new_figure, tidy
 
 # %% [markdown]
@@ -247,13 +247,7 @@ for at in range(3):
 # to; every rank has written; every rank may continue.
 
 # %%
-show(
-    draw(
-        "space-time",
-        world.traces,
-        {"name": "a save", "command": "part 5 of lessons/26_it_will_fail.py"},
-    )
-)
+picture("space-time", world, "part 5 of lesson 26", name="a save")
 
 # %% [markdown]
 # ## 6 Break it
