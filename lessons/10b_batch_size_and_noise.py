@@ -107,7 +107,7 @@ print("batch  gain of a step  best rate  linear rule  samples for the same progr
 for batch in (4, 8, 16, 32, 64, 256):
     gains[batch] = 1 / (1 + noise / batch)
     rate = gains[batch] / gains[4]
-    print(f"{batch:5} {gains[batch]:8.0%} {rate:12.1f} {batch / 4:12.0f} {batch / 4 / rate:12.1f}")
+    print(f"{batch:5} {gains[batch]:15.0%} {rate:10.1f} {batch / 4:12.0f} {batch / 4 / rate:30.1f}")
 samples_guess.judge(256 / gains[256] * gains[4] / 4, within=0.25)
 assert noise > 0
 assert gains[256] / gains[4] < 256 / 4

@@ -149,13 +149,8 @@ def step(comm, plan):
         stages, _ = split_model(
             MLP([WIDTH] * 9, dtype=np.float64), plan.stages, plan.stages_of(comm.rank)
         )
-        pipe = Pipeline(
-            comm,
-            plan,
-            stages,
-            loss,
-            observers=[GivenTimes(comm, uniform(plan.stages, *[p / plan.stages] * 3))],
-        )  # of a stage: 1/chunks of a rank's
+        times = GivenTimes(comm, uniform(plan.stages))  # F, I and W of a stage take 1 each
+        pipe = Pipeline(comm, plan, stages, loss, observers=[times])
         begin = comm.time()
         pipe.step(batches, batches)
     spans = [s for s in comm.trace.spans if s.name[:1].isdigit()]
