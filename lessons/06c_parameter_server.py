@@ -71,7 +71,7 @@ def gradient(worker, clock, weights):
 
 
 def run(consistency, steps=4, **options):
-    """Return the world, what each rank returned, and the config. The last worker is the slow one."""
+    """Return the world, what each rank returned, and the config. The last worker is slow."""
     config = ps.ServerConfig(1, consistency, lambda slices: SGD(slices, lr=0.1))
     world = SimWorld(4, links=LinkModel(alpha=0.05, beta=0), **options)
     seconds = lambda worker, clock: float(SLOW) if worker == 2 else 1.0  # noqa: E731

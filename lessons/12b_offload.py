@@ -72,7 +72,7 @@ links = LinkModel(flops=5e10, memory_bandwidth=2e11)
 
 
 def train(comm, bandwidth=None, steps=2):
-    """Returns weights and the host's pool; without a bandwidth the optimizer stays on the device."""
+    """Returns weights and the host's pool. Without a bandwidth there is no offloading."""
     model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float32)
     flat, pool = FlatParameters(model.parameters()), None
     if bandwidth is None:

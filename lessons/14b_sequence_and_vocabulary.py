@@ -91,14 +91,18 @@ def one_block(comm, split, dropout=0.1):
     return kept
 
 
-worlds, kept = {}, {}
+# A gather, or a reduce-scatter, of all four ranks together: (t-1)/t of an activation from each. With
+# the sequence split the gradients of two norms (weight, bias) and two biases are summed, too.
+once, worlds, kept = 3 * BATCH * LENGTH * WIDTH * 4, {}, {}
+closed_form = {"tensor_forward": 4 * once, "tensor_backward": 4 * once}
 for split, flag in ((False, ""), (True, " --sequence-parallel")):
     worlds[split] = SimWorld(4)
     kept[split] = worlds[split].run(one_block, split)[0]
     title = "tensor parallel" + (" and sequence parallel" if split else "")
-    picture(
-        "bytes-by-purpose", worlds[split], f"minidist train --tp 4{flag} --steps 1", title=title
-    )
+    if split:
+        closed_form |= {"tensor_backward": 4 * once + 6 * 2 * 3 * WIDTH * 4, "regather": 2 * once}
+    command = f"minidist train --tp 4{flag} --steps 1"
+    picture("bytes-by-purpose", worlds[split], command, title=title, closed_form=closed_form)
 
 # %% [markdown]
 # ## 4 The code

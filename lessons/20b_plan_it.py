@@ -210,10 +210,8 @@ assert verdict.equal
 print("seconds of a step   fullest GPU   tp  pp  cp  dp")
 for plan in found.plans[:5]:
     of, (low, high) = plan.layout, plan.seconds_range
-    print(
-        f"{low:8.0f} to {high:3.0f} {plan.fullest.peak / 1e9:12.0f} GB {of.tp:4} {of.pp:3} {of.cp:3}"
-        f" {of.dp:3}"
-    )
+    fullest = plan.fullest.peak / 1e9
+    print(f"{low:8.0f} to {high:3.0f} {fullest:12.0f} GB {of.tp:4} {of.pp:3} {of.cp:3} {of.dp:3}")
 first = found.plans[0]
 large_tp_guess.judge(first.layout.tp)
 assert first.fit.fits

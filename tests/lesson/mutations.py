@@ -287,6 +287,7 @@ MUTATIONS = {
         ),
     ],
     "14b.split_cross_entropy": [
+        ('"max")', '"avg")', "overflows exp, or its logarithm"),
         (
             "gradient[rows[mine], targets[mine] - first] -= 1",
             "gradient[rows[mine], targets[mine] - first] -= 0",
@@ -381,7 +382,7 @@ MUTATIONS = {
         (
             "return all_to_all(comm, done.reshape(-1)).reshape",
             "return done.reshape",
-            "compare with the picture: from rank r you",
+            "a second all-to-all must bring them back",
         ),
         (
             "run_expert(comm.rank * here + local, rows)",
@@ -459,6 +460,11 @@ MUTATIONS = {
         ("result = np.zeros_like(gradient)", "result = gradient.copy()", "what is pruned keeps this rank's own"),
     ],
     "09d.distil": [
+        (
+            "scores / scores.sum(axis=1, keepdims=True), teachers",
+            "scores * 0 + 0.25, teachers",
+            "as if nothing had come from its teacher",
+        ),
         (
             "scores.sum(axis=1, keepdims=True)",
             "scores.sum(axis=0, keepdims=True)",
