@@ -21,12 +21,11 @@ from minidist.core.comm import Comm
 from minidist.data import load_dataset
 from minidist.data.workers import open_sampler
 from minidist.parallel.replica_guard import startup_bytes
+from minidist.techniques import Extension, Rule, Run, Settings, Value, without_effect
 from minidist.techniques.distillation.split_loss import distillation_volume
 from minidist.techniques.distillation.student import DistillationLoss, SoftTargets
 from minidist.techniques.distillation.teacher import Teacher, find_teacher, teacher_bytes
 from minidist.techniques.distillation.teacher_ranks import place_teacher, serve_logits
-from minidist.techniques.extension import Extension, Run, Settings
-from minidist.techniques.rule import Rule, Value, without_effect
 
 
 class DistillationSettings(Settings):
@@ -84,7 +83,6 @@ RULES = (
             _given(name, lambda j: j.pp > 1),
             f"{flag} needs ranks that use logits at the same time, and with --pp {{pp}} the schedule decides"
             " which rank computes a loss, and when",
-            "leave it out",
         )
         for name, flag in PLACES.items()
     ),

@@ -26,9 +26,8 @@ from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
 from minidist.optim import DynamicLossScaler, StaticLossScaler
 from minidist.parallel import agree_on_overflow
-from minidist.techniques.extension import Extension, Run, Settings
+from minidist.techniques import Extension, Rule, Run, Settings, without_effect
 from minidist.techniques.loss_scaling.deepspeed import DeepSpeedLossScale
-from minidist.techniques.rule import Rule, without_effect
 
 PREFIX = "loss_scale."  # of the numbers in a checkpoint
 

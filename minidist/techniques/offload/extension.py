@@ -26,11 +26,9 @@ from minidist.core.comm import Comm
 from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.optim.named import optimizer_named
 from minidist.parallel import CPUOffloadPolicy, HostPool
-from minidist.techniques import recomputed
-from minidist.techniques.extension import Extension, Settings
+from minidist.techniques import Extension, Rule, Settings, recomputed
 from minidist.techniques.offload.activations import HostCopy, SavedOnHost
 from minidist.techniques.offload.optimizer import HostOptimizer, OffloadedOptimizer
-from minidist.techniques.rule import Rule
 
 
 class OffloadSettings(Settings):
@@ -60,7 +58,6 @@ RULES = (
         "server-with-offload",
         lambda j: j.server and j.offload != "none",
         "not implemented: --offload {offload} on the workers and servers of --strategy ps",
-        "leave it out",
     ),
     Rule(
         "offloaded-parameters-need-zero-3",

@@ -16,10 +16,8 @@ from pydantic import Field
 
 from minidist.base.limits import MAX_RANKS
 from minidist.core.base.errors import UsageError
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.own_loop import OwnLoop
+from minidist.techniques import Extension, OwnLoop, Rule, Settings
 from minidist.techniques.parameter_server.server_config import parse_consistency
-from minidist.techniques.rule import Rule
 
 
 class ServerSettings(Settings):
@@ -101,21 +99,18 @@ RULES = (
         "server-with-synchronize-each",
         lambda j: serves(j) and j.optional("synchronize_each"),
         "--synchronize-each does not combine with --strategy ps: a worker pushes once per step",
-        "leave it out",
     ),
     Rule(
         "server-with-bucket-cap-mb",
         lambda j: serves(j) and j.is_changed("bucket_cap_mb"),
         "--bucket-cap-mb {bucket_cap_mb} does not apply to --strategy ps, whose workers push one gradient per step,"
         " without buckets",
-        "leave it out",
     ),
     Rule(
         "server-with-reduction",
         lambda j: serves(j) and j.is_changed("reduction"),
         "--reduction {reduction} does not apply to --strategy ps, whose servers add gradients in the order that"
         " --consistency sets",
-        "leave it out",
     ),
     Rule(
         "sync-batch-norm-with-server",

@@ -21,7 +21,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.parallel.dims import Axes
-from minidist.techniques.extension import Extension, Moment, Run, Settings
+from minidist.techniques import Extension, Moment, Rule, Run, Settings, without_effect
 from minidist.techniques.quantization.layers import (
     convert,
     converted,
@@ -33,7 +33,6 @@ from minidist.techniques.quantization.layers import (
 )
 from minidist.techniques.quantization.ranges import doubling_volume, ranges_volume, update_ranges
 from minidist.techniques.quantization.split_layers import agree_on_weights, prepare_split_qat, split_layers
-from minidist.techniques.rule import Rule, without_effect
 
 HELD_OUT = "held_out_loss_int8"
 

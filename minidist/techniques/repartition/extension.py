@@ -32,10 +32,9 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.parallel.redistribute import NUMBER, table_bytes
 from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
-from minidist.techniques.extension import Extension, Run, Settings
+from minidist.techniques import Extension, Rule, Run, Settings
 from minidist.techniques.repartition.cut import choose_sizes, exchange_volume
 from minidist.techniques.repartition.moving import move_state
-from minidist.techniques.rule import Rule
 
 new_purpose("repartition")
 
