@@ -6,12 +6,12 @@ Proved by: tests/comm/mpi/test_failures.py
 import sys
 from typing import Any, Protocol
 
+from minidist.base.traces import Trace
 from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import call_site
 from minidist.comm.communicator import Claim
 from minidist.comm.mpi.stream import Stream
 from minidist.core.base.fibers import Fiber
-from minidist.core.base.trace import Trace
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 
 

@@ -21,6 +21,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
+from minidist.base.traces import MessageEvent
 from minidist.comm.call_site import CallSite
 from minidist.comm.communicator import Claim
 from minidist.comm.mpi.hints import History, hints
@@ -29,7 +30,6 @@ from minidist.comm.mpi.stream import MPIRequest
 from minidist.comm.mpi.waits import Entering, Exchanging, Watched
 from minidist.comm.program_lines import call_site_of_thread
 from minidist.comm.waiting import Waiting, circle_text, error_line, find_cycle
-from minidist.core.base.trace import MessageEvent
 from minidist.core.comm.point_to_point import ANY, Request, Work
 
 INTERVAL = 1.0  # seconds between two looks

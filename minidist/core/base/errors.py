@@ -42,34 +42,12 @@ class MismatchError(CommunicationError):
     """Two sides of one message disagree: another operation, dtype, shape or size."""
 
 
-class UnmatchedMessageError(CommunicationError):
-    """A message was sent and never received."""
-
-
-class UnwaitedRequestError(CommunicationError):
-    """A nonblocking operation was started and never waited for."""
-
-
-class BufferReuseError(CommunicationError):
-    """A buffer changed while a nonblocking operation still used it."""
-
-
-class RankTimeoutError(CommunicationError):
-    """A rank computed, or waited, longer than --timeout."""
-
-
 class RankDeadError(CommunicationError):
     """A rank was killed. rank: the world rank that is dead."""
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
         self.rank = rank
-
-
-class LauncherError(CommunicationError):
-    """There is no launcher, it does not belong to the MPI library, or it could not start the ranks."""
-
-    exit_code = 2
 
 
 MAX_QUOTED = 80  # characters of a user's value in a message
