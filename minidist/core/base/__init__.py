@@ -2,8 +2,7 @@
 
 arrays.py         the array functions
 layout.py         where the pieces of a global array are
-random.py         random numbers that depend on their use, not on the rank
-fingerprint.py    short hashes that ranks exchange to compare long data
+random.py         random numbers that depend on their use, not on the rank, and fingerprints
 watchers.py       objects that are told of every recorded operation
 trace.py          what messages are for
 lazy.py           names of a package that are imported when they are used

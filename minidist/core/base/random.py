@@ -8,7 +8,10 @@ are the same numbers under every strategy and every number of ranks.
 The generator is Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): counter-based, so
 skipping is free. NumPy's `Philox.advance(k)` skips 4k doubles.
 
-Proved by: tests/base/test_random.py
+A fingerprint is such a hash of long data, which ranks exchange to learn whether they hold the same model, plan or
+weights. Two different inputs have the same fingerprint with probability 2^-128 (16 bytes) or 2^-64 (8 bytes).
+
+Proved by: tests/base/test_random.py, tests/base/test_fingerprint.py
 """
 
 import hashlib
@@ -23,6 +26,17 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import quoted
 
 
+def fingerprint(data: bytes | str, size: int = 16) -> np.ndarray:
+    """Return `size` bytes, as a new array that can be sent, which are equal where the data are equal."""
+    raw = data.encode() if isinstance(data, str) else data
+    return np.frombuffer(hashlib.blake2b(raw, digest_size=size).digest(), np.uint8).copy()
+
+
+def fingerprint_number(data: bytes | str, dtype: type[np.signedinteger] | type[np.unsignedinteger] = np.uint64) -> int:
+    """Return a fingerprint of 8 bytes as one number, for a table of numbers: uint64, or int64."""
+    return int(fingerprint(data, 8).view(dtype)[0])
+
+
 @dataclass(frozen=True)
 class Key:
     """What a stream of draws is for. Two keys that differ anywhere give independent streams."""
@@ -35,8 +49,7 @@ class Key:
 
     def words(self) -> np.ndarray:
         """The 128-bit key of the generator."""
-        text = repr((self.seed, self.purpose, self.step, self.name, self.call)).encode()
-        return np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), dtype=np.uint64)
+        return fingerprint(repr((self.seed, self.purpose, self.step, self.name, self.call))).view(np.uint64)
 
 
 class _Seed(ISeedSequence):
