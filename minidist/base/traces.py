@@ -79,8 +79,8 @@ class Trace:
         """Record what a simulated stream of this rank has computed since `start`, for `seconds` on its clock."""
         self.computed += seconds
         self.busy += seconds if stream.is_main else 0.0
-        if stream.time > start:
-            self.add_span(SpanEvent(self.rank, stream.name, name, start, stream.time))
+        if self.keeps_events and stream.time > start:
+            self.spans.append(SpanEvent(self.rank, stream.name, name, start, stream.time))
 
     def add_span(self, span: SpanEvent) -> None:
         """Record a span, where events are kept."""

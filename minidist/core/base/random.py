@@ -38,8 +38,11 @@ def fingerprint_number(data: bytes | str, dtype: type[np.signedinteger] | type[n
 
 
 @dataclass(frozen=True)
-class Key:
-    """What a stream of draws is for. Two keys that differ anywhere give independent streams."""
+class Key(ISeedSequence):
+    """What a stream of draws is for. Two keys that differ anywhere give independent streams.
+
+    It is the seed of a Philox. `Philox(key=...)` takes 128 bits, too, but asks the operating system for entropy first.
+    """
 
     seed: int
     purpose: str
@@ -47,39 +50,24 @@ class Key:
     name: str = ""
     call: int = 0
 
-    def words(self) -> np.ndarray:
-        """The 128-bit key of the generator."""
-        return fingerprint(repr((self.seed, self.purpose, self.step, self.name, self.call))).view(np.uint64)
-
-
-class _Seed(ISeedSequence):
-    """Gives Philox its key. `Philox(key=...)` does, too, but asks the operating system for entropy first."""
-
-    def __init__(self, key: Key) -> None:
-        self.words = key.words()
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
-        """Return the 128 bits of the key, which is all that Philox asks for."""
-        return self.words
-
-
-def _generator(key: Key, skip: int) -> np.random.Generator:
-    seed: Any = _Seed(key)  # NumPy takes it, and its annotation does not name it
-    bits = np.random.Philox(seed)
-    bits.advance(skip // 4)
-    generator = np.random.Generator(bits)
-    generator.random(skip % 4)
-    return generator
+    def generate_state(self, n_words: int = 2, dtype: Any = np.uint64) -> np.ndarray:
+        """Return the 128-bit key of the generator, which is all that Philox asks for."""
+        return fingerprint(repr((self.seed, self.purpose, self.step, self.name, self.call))).view(dtype)
 
 
 def uniform(key: Key, start: int, count: int) -> np.ndarray:
     """Elements `start` to `start + count` of the key's stream of float64 uniforms in [0, 1)."""
-    return _generator(key, start).random(count)
+    # NumPy takes such a seed, and its annotation does not name it.
+    bits = np.random.Philox(key)  # type: ignore[arg-type]
+    bits.advance(start // 4)
+    generator = np.random.Generator(bits)
+    generator.random(start % 4)
+    return generator.random(count)
 
 
 def normal(key: Key, shape: tuple[int, ...]) -> np.ndarray:
     """The global array of standard normals of `shape`, float64. (Not sliceable without drawing it whole.)"""
-    return _generator(key, 0).standard_normal(shape)
+    return np.random.Generator(np.random.Philox(key)).standard_normal(shape)  # type: ignore[arg-type]
 
 
 def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale: float) -> xp.Array:
