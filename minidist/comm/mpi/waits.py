@@ -9,6 +9,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, NoReturn, Protocol
 
+from minidist.base.traces import MessageEvent, Trace
 from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.communicator import Claim
@@ -16,7 +17,6 @@ from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.program_lines import call_site_of_thread
 from minidist.comm.waiting import error_line
 from minidist.core.base.fibers import Fiber
-from minidist.core.base.trace import MessageEvent, Trace
 from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
 
 _FIELDS = tuple(field.name for field in fields(MessageEvent))

@@ -29,10 +29,12 @@ import numpy as np
 
 from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
+from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm, Claim
+from minidist.comm.errors import BufferReuseError, UnmatchedMessageError, UnwaitedRequestError
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import (
     EQUAL_BYTES,
@@ -63,16 +65,9 @@ from minidist.comm.mpi.waits import Entering, Returned, Wait, doing, state_of
 from minidist.comm.mpi.watchdog import Watchdog
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import (
-    BufferReuseError,
-    MismatchError,
-    RankDeadError,
-    UnmatchedMessageError,
-    UnwaitedRequestError,
-    UsageError,
-)
+from minidist.core.base.errors import MismatchError, RankDeadError, UsageError
 from minidist.core.base.fibers import current, spawn
-from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
+from minidist.core.base.trace import current_purpose
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request, Work
 
 HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from greenlet import getcurrent
 
+from minidist.base.traces import Trace
 from minidist.comm import SimWorld
 from minidist.comm.mpi import ending, job_folder, waits
 from minidist.comm.mpi import world as mpi_world
@@ -19,7 +20,6 @@ from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_
 from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.watchdog import Watchdog
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import Trace
 from tests.cases import each
 
 
