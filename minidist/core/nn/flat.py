@@ -17,7 +17,7 @@ from typing import Any
 from minidist.core.autograd import AutogradError, Parameter, ShapeError
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.watchers import track, watchers
+from minidist.core.base.watchers import track
 
 
 class FlatParameters:
@@ -163,25 +163,19 @@ class FlatParameters:
     @property
     def grad_buffer(self) -> xp.Array:
         """The flat gradient as it is: before its first contribution a parameter's slice holds old values."""
-        return self._make_grad() if self._grad is None else self._grad
+        return FlatParameters.make_grad_of(self) if self._grad is None else self._grad
 
-    def _make_grad(self) -> xp.Array:
-        """Allocate the gradient buffer and make the parameters' gradients views of it."""
-        self._grad = xp.empty(self.padded_numel, self.dtype, self._data)
-        for watcher in watchers.get():
-            watcher.allocated(self._grad, "gradient")
+    def make_grad_of(self, parameter: Parameter | None = None) -> xp.Array:
+        """Make the gradient buffer before the first contribution to `parameter`: all get theirs, slices of one array.
+
+        ZeRO 2, which makes one buffer per bucket, puts another function in the place of this one.
+        """
+        self._grad = track(xp.empty(self.padded_numel, self.dtype, self._data), "gradient")
         # Only the padding is cleared: a first contribution overwrites, `grad` fills in what has none.
         self._grad[self.numel :] = 0
         for parameter, place in self._places.items():
             parameter.gradient.buffer = self._grad[place].reshape(parameter.shape)
         return self._grad
-
-    def make_grad_of(self, parameter: Parameter) -> None:
-        """Give `parameter` a gradient buffer, before its first contribution: all get theirs, slices of one array.
-
-        ZeRO 2, which makes one buffer per bucket, puts another function in the place of this one.
-        """
-        self._make_grad()
 
     def zero_grad(self) -> None:
         """Forget all gradients. No memory is cleared: the next contribution overwrites, `grad` fills in zeros."""

@@ -60,7 +60,7 @@ class ShardReducer(GradientReducer):
         self.send = self.reduce_scatter
         self.scatter: Callable[..., Any] = self._scatter
         if not keep_whole:
-            flat.make_grad_of = self._make_bucket  # type: ignore[method-assign]
+            flat.make_grad_of = self._make_bucket  # type: ignore[assignment, method-assign]
 
     def forget(self, bucket: Bucket) -> None:
         """Mark the bucket's local gradients as empty (stage 1), or drop the parameters' views of it (stage 2)."""

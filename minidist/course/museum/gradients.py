@@ -113,17 +113,17 @@ def incomplete_buckets_are_forgotten(patch: Patch) -> None:
 @replaces(WeightGradStore, "put")
 def twice(put: Any, self: Any, parameter: Any, *rest: Any) -> None:
     """the deferred weight-gradient pass counts a weight again at its second site"""
-    if any(work[0] is parameter for work in self._work):
+    if any(work[0] is parameter for work in self.work):
         put(self, parameter, *rest)
         with contextlib.suppress(KeyError):
             self._owner.sites[parameter] += 1
     put(self, parameter, *rest)
 
 
-@replaces(BackwardPass, "contribute")
+@replaces(BackwardPass, "site_done")
 def twice_at_once(once: Any, self: Any, parameter: Any, *work: Any) -> None:
     """each site of a weight adds its contribution, and then once more for each other site"""
-    for _ in range(2):
+    for _ in range(2 if work else 1):
         with contextlib.suppress(KeyError):
             once(self, parameter, *work)
 
