@@ -180,7 +180,7 @@ class Parameter(Tensor):
         """Number of updates of the values now bound."""
         return self._version if self.flat is None else self.flat.version
 
-    def updated(self, by: str = "") -> None:
+    def updated(self, by: Any = None) -> None:
         """Say that the values changed: nodes recorded before may no longer run their backward.
 
         by: what an optimizer's step says of itself, see `FlatParameters.updated`.

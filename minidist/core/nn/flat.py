@@ -46,7 +46,7 @@ class FlatParameters:
         self.padded_numel = -(-self.numel // pad_to) * pad_to
         self.version = 0
         self.version_is_given = False  # has the owner said which version it bound?
-        self.updates = "0 updates"  # what the last optimizer's step said of itself; replicas compare it
+        self.updates: Any = "0 updates"  # what the last optimizer's step said of itself; replicas compare it
         self.unsynchronized = False  # are there gradients of passes under `no_sync` alone?
         self.shard: Any = None  # holds the reduced gradient, so that `zero_grad` and `Parameter.zero_grad` reach it
         self._filled: set[Parameter] = set()  # whose gradient is zeros because `grad` was read
@@ -125,7 +125,7 @@ class FlatParameters:
             parameter.release()
         return data
 
-    def updated(self, by: str = "") -> None:
+    def updated(self, by: Any = None) -> None:
         """Note that the values changed: one more version. by: what an optimizer's step says of itself."""
         self.version += 1
         self.updates = by or self.updates
