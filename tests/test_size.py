@@ -15,7 +15,7 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 3_538,
+    "base": 3_539,
     "collectives": 3_843,
     "comm": 6_413,
     "commands": 5_329,
