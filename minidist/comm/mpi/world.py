@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
@@ -60,7 +61,7 @@ from minidist.comm.mpi.membership import Membership
 from minidist.comm.mpi.staging import fetch, is_device_array, pinned_like, put
 from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
-from minidist.comm.mpi.waits import Entering, Returned, Wait
+from minidist.comm.mpi.waits import Entering, Returned, Wait, doing, state_of
 from minidist.comm.mpi.watchdog import Watchdog
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base import arrays as xp
@@ -102,10 +103,11 @@ class MPIWorld(FindsLines):
         check_checks(checks)
         # Nothing in here waits for ever: a limit on the start ends it, and later the watchdog does.
         self.rank, self.size, self.place = launched_rank(), launched_size() or 1, ""
+        self.state = "starting"
         self.watchdog: Watchdog | None = None
         self.folder = JobFolder(None)
         with Starting(start_limit() if timeout else 0.0) as starting:
-            self.interrupts = InterruptWatch(self._interrupted, self._terminated)
+            self.interrupts = InterruptWatch(self._interrupted, self._terminated, self._orphaned)
             MPI = starting.start_mpi()
             if starting.initialized:
                 finalize_at_exit(MPI)
@@ -246,6 +248,23 @@ class MPIWorld(FindsLines):
             (self.watchdog or self.folder).discard()
         finally:
             os._exit(EXIT_CODE)
+
+    def _orphaned(self) -> NoReturn:
+        """End this process when its launcher has ended: nobody else would, and what it waits for may never come."""
+        try:
+            text = f"minidist: rank {self.rank} of {self.size}: the launcher that started it has ended, and so it ends;"
+            text += f" it {doing(state_of(self)).replace('computing', 'is computing')}; start the job again\n"
+            print(text, end="", file=sys.stderr, flush=True)
+        except OSError:
+            say_past_the_launcher(text, ())  # standard error was a pipe to the launcher
+        finally:
+            with suppress(Exception):
+                (self.watchdog or self.folder).discard()
+            os._exit(1)
+
+    def abort(self, code: int) -> NoReturn:
+        """End this process at once, and with it the job. Called from any thread."""
+        abort(code)
 
     # messages ---------------------------------------------------------------------------------------------------------
 
