@@ -224,7 +224,7 @@ class Parameter(Tensor):
             local.fill(0)
 
     def accumulate(self, contribution: Any) -> None:
-        """Add one contribution: an array of this shape, or a function compute(out) that returns it, in `out` when given.
+        """Add one contribution: an array of this shape, or a function compute(out) that returns it, in `out` if given.
 
         The first one is written straight into the buffer; a later one is computed whole and then added. With a
         `contribution_recorder` set, the recorder gets it as a separate array, and the gradient stays as it is.

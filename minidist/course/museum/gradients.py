@@ -9,7 +9,7 @@ from typing import Any
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.core.autograd.backward import BackwardPass, WeightGradStore
 from minidist.core.comm.mesh import Mesh
-from minidist.core.optim import Adam
+from minidist.core.optim import AdamW
 from minidist.core.parallel import data_parallel, gradients, zero
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, replaces
@@ -64,7 +64,7 @@ def no_broadcast(patch: Patch) -> None:
     patch.setattr(data_parallel, "broadcast", lambda comm, array: array)
 
 
-@replaces(Adam, "_step_runs")
+@replaces(AdamW, "_step_runs")
 def counted_once_per_parameter(_: Any, self: Any, runs: list[Any]) -> None:
     """Adam's bias correction counts the ranges of parameters that it has updated, not the steps"""
     for run in runs:
