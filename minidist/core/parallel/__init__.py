@@ -5,8 +5,7 @@ model_parallel.py       model parallelism applied to a whole model, one function
 data_parallel.py        data parallelism
 gradients.py            gradients summed while backward runs
 zero.py                 ZeRO 1 and 2
-fsdp.py                 ZeRO 3: `fully_shard`
-fsdp_state.py           when FSDP gathers, releases and reduces
+fsdp.py                 ZeRO 3: `fully_shard`, and when it gathers, releases and reduces
 fsdp_unit.py            the parameters that FSDP gathers together
 flat_shards.py          one rank's shard of a flat unit
 tensor/parallelize.py   `parallelize_module`: a model split by a plan
