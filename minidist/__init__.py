@@ -51,7 +51,7 @@ _MODULES = {
     "minidist.core.parallel.dims": ("ParallelDims",),
     "minidist.core.parallel.expert.dispatch": ("ExpertParallel",),
     "minidist.core.parallel.fsdp": ("fully_shard", "sharded_parameters", "shards_of"),
-    "minidist.core.parallel.gradients": ("GradientReducer", "UnusedParameterError", "make_buckets"),
+    "minidist.core.parallel.gradients": ("GradientReducer", "make_buckets"),
     "minidist.core.parallel.tensor.layers": ("RowParallelLinear",),
     "minidist.core.parallel.tensor.parallelize": ("parallelize_module",),
     "minidist.core.parallel.tensor.regions": ("copy_to_tensor_parallel_region",),
@@ -73,6 +73,7 @@ _MODULES = {
         "gather_from_sequence_parallel_region",
         "reduce_scatter_to_sequence_parallel_region",
     ),
+    "minidist.parallel.unreduced": ("UnusedParameterError",),
     "minidist.parallel.zero": ("ZeroOptimizer",),
     "minidist.pipeline.schedules": ("get_schedule",),
 }

@@ -21,7 +21,7 @@ from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, broadcast, reduce_scatter
 from minidist.core.comm import Comm, Work
 from minidist.core.parallel.flat_shards import Shard
-from minidist.core.parallel.gradients import Guard, UnusedParameterError
+from minidist.core.parallel.gradients import Guard
 
 
 class FSDPUnit:
@@ -104,9 +104,10 @@ class FSDPUnit:
 
     def reduce_now(self, root: Any, missing: list[Parameter]) -> None:
         """Start the reduction; parameters that got no gradient are an error."""
-        if missing:
-            so, freeze = "its unit cannot be reduced", "freeze it before fully_shard"
-            raise UnusedParameterError(self.shard.comm.rank, missing[0], so, freeze)
+        for parameter in missing:
+            self.guard.unused(
+                self.shard.comm.rank, parameter, "its unit cannot be reduced", "freeze it before fully_shard"
+            )
         self.start_reduce(root)
 
     def start_reduce(self, root: Any) -> None:
