@@ -53,7 +53,7 @@ _MODULES = {
     "minidist.core.parallel.fsdp": ("fully_shard", "sharded_parameters", "shards_of"),
     "minidist.core.parallel.gradients": ("GradientReducer", "make_buckets"),
     "minidist.core.parallel.tensor.layers": ("RowParallelLinear",),
-    "minidist.core.parallel.tensor.parallelize": ("parallelize_module",),
+    "minidist.core.parallel.model_parallel": ("parallelize_module",),
     "minidist.core.parallel.tensor.regions": ("copy_to_tensor_parallel_region",),
     "minidist.core.parallel.tensor.vocabulary": ("vocab_parallel_cross_entropy", "vocab_range"),
     "minidist.core.pipeline.runtime": ("Pipeline", "PipelineStage", "Reduction", "split_model"),

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from minidist.core.base import hooks
+from minidist.core.base.errors import UsageError, nearest, quoted
 
 # Hooks that return a module, and the module.
 MODULES = {
@@ -185,14 +186,12 @@ def _plan(model: Any, sequence_parallel: bool) -> Any:
 
 
 def _ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
-    """Return ring attention, where one rank stands for many as one event."""
-    if comm.world.folds:
-        from minidist.parallel.context.ring_event import RingAttentionEvent
+    """Return ring attention as one event, where one rank stands for many."""
+    if not comm.world.folds:
+        return None
+    from minidist.parallel.context.ring_event import RingAttentionEvent
 
-        return RingAttentionEvent(comm, length)
-    from minidist.core.parallel.context.ring_attention import RingAttention
-
-    return RingAttention(comm, length)
+    return RingAttentionEvent(comm, length)
 
 
 def _all_gather(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
@@ -213,6 +212,15 @@ def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
     return UlyssesRingAttention(comm, length, neighbours)
 
 
+def _attention(name: str, *arguments: Any) -> Any:
+    kinds = {"ring": _ring, "all-gather": _all_gather, "ulysses": _ulysses, "ulysses-ring": _ulysses_ring}
+    if name not in kinds:
+        raise UsageError(
+            f"unknown attention {quoted(name)}{nearest(name, kinds)}; there are {', '.join(sorted(kinds))}"
+        )
+    return kinds[name](*arguments)
+
+
 for _name, _path in MODULES.items():
     setattr(hooks, _name, _module(_name, _path))
 for _name, _path in FUNCTIONS.items():
@@ -224,7 +232,7 @@ hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
 hooks.model_checks.append(_check_weights)
 hooks.plan_sources.append(_plan)
-hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses": _ulysses, "ulysses-ring": _ulysses_ring})
+hooks.split_attention = _attention
 hooks.guards.append(_guard)
 hooks.one_event.append(_one_event)
 hooks.kernels_of = _kernels_of

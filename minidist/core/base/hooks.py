@@ -41,10 +41,6 @@ model_checks: list[Callable[..., None]] = []
 # Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
 plan_sources: list[Callable[[Any, bool], Any]] = []
 
-# Attention of split sequences, by name: (comm, tokens of a sequence, the model's attention so far, neighbours that
-# exchange heads) -> the module that takes the place of every `attention_fn`.
-attentions: dict[str, Callable[[Any, int, Any, int], Any]] = {}
-
 
 class _NoChecks:
     """A module of checks that checks nothing."""
@@ -154,6 +150,9 @@ optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
 describe: Callable[[Any], str] = object.__repr__
 # (module, device) -> None: moves a model's parameters, gradients and buffers.
 move: Callable[[Any, Any], None] = _not_in_the_core
+# Attention of split sequences: (name, comm, tokens of a sequence, the model's attention so far, neighbours that exchange
+# heads) -> the module that takes the place of every `attention_fn`, or None for ring attention.
+split_attention: Callable[[str, Any, int, Any, int], Any] = _nothing
 # (layout, communicator): UsageError where the degrees of a `ParallelLayout` do not fit the ranks.
 refuse_layout: Callable[[Any, Any], None] = _nothing
 # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.

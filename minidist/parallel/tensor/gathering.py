@@ -20,9 +20,9 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MLP
 from minidist.core.nn.module import Module
+from minidist.core.parallel.model_parallel import Plan, Styles
 from minidist.core.parallel.tensor import layers as split
 from minidist.core.parallel.tensor import parallelize
-from minidist.core.parallel.tensor.parallelize import Plan, Styles
 from minidist.core.parallel.tensor.regions import Border, contiguous
 from minidist.core.parallel.tensor.sharding import ShardContext
 
