@@ -215,9 +215,8 @@ def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
 def _attention(name: str, *arguments: Any) -> Any:
     kinds = {"ring": _ring, "all-gather": _all_gather, "ulysses": _ulysses, "ulysses-ring": _ulysses_ring}
     if name not in kinds:
-        raise UsageError(
-            f"unknown attention {quoted(name)}{nearest(name, kinds)}; there are {', '.join(sorted(kinds))}"
-        )
+        known = ", ".join(sorted(kinds))
+        raise UsageError(f"unknown attention {quoted(name)}{nearest(name, kinds)}; there are {known}")
     return kinds[name](*arguments)
 
 

@@ -150,8 +150,8 @@ optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
 describe: Callable[[Any], str] = object.__repr__
 # (module, device) -> None: moves a model's parameters, gradients and buffers.
 move: Callable[[Any, Any], None] = _not_in_the_core
-# Attention of split sequences: (name, comm, tokens of a sequence, the model's attention so far, neighbours that exchange
-# heads) -> the module that takes the place of every `attention_fn`, or None for ring attention.
+# Attention of split sequences: (name, comm, tokens of a sequence, the model's attention so far, neighbours that
+# exchange heads) -> the module that takes the place of every `attention_fn`, or None for ring attention.
 split_attention: Callable[[str, Any, int, Any, int], Any] = _nothing
 # (layout, communicator): UsageError where the degrees of a `ParallelLayout` do not fit the ranks.
 refuse_layout: Callable[[Any, Any], None] = _nothing

@@ -148,8 +148,8 @@ def apply_context_parallel(
 ) -> xp.Array:
     """Split sequences of `length` tokens over `comm`; returns the positions (T_local,) of this rank's tokens.
 
-    attention: "ring", or another name that `hooks.split_attention` knows. ulysses: how many neighbours exchange heads in one that
-    has rings, too. Every attention module gets the attention as its `attention_fn`.
+    attention: "ring", or another name that `hooks.split_attention` knows. ulysses: how many neighbours exchange heads
+    in one that has rings, too. Every attention module gets the attention as its `attention_fn`.
     """
     for check in hooks.model_checks:
         check("apply_context_parallel", model, comm)
