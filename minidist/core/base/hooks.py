@@ -153,8 +153,8 @@ move: Callable[[Any, Any], None] = _not_in_the_core
 # Attention of split sequences: (name, comm, tokens of a sequence, the model's attention so far, neighbours that
 # exchange heads) -> the module that takes the place of every `attention_fn`, or None for ring attention.
 split_attention: Callable[[str, Any, int, Any, int], Any] = _nothing
-# (layout, communicator): UsageError where the degrees of a `ParallelLayout` do not fit the ranks.
-refuse_layout: Callable[[Any, Any], None] = _nothing
+# (layout, communicator): UsageError where the degrees of `ParallelDims` do not fit the ranks.
+check_layout: Callable[[Any, Any], None] = _nothing
 # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
 check_schedule: Callable[..., None] = _nothing
 # (plan, allow_wrong_gradients): PlanError for a plan that cannot be executed, or whose result would be wrong.
