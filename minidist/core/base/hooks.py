@@ -169,6 +169,6 @@ pipeline_refusals: Callable[[], Any] = _NoChecks
 shard_with_options: Callable[..., None] = _not_in_the_core
 # (flat parameters by stage, communicator, algorithm) -> by stage what sums their gradients over replicas.
 replica_reducers: Callable[..., Any] = _not_in_the_core
-# (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
-# its layers after a step, or None.
-combine_statistics: Callable[..., Callable[[], None] | None] = _nothing
+# (stages by number, communicator, its ranks that compute each stage, data axis) -> what combines the running statistics
+# of their layers after a step.
+combine_statistics: Callable[..., list[Callable[[], None]] | None] = _nothing

@@ -86,11 +86,6 @@ class Bucket:
         """The number of elements."""
         return int(self.slice.stop - self.slice.start)
 
-    @property
-    def equal(self) -> str:
-        """What every rank must have equal when it reduces the bucket: see `Guard`."""
-        return self.guard.of_bucket(self)
-
 
 def make_buckets(flat: FlatParameters, cap_bytes: float, guard: Guard | None = None) -> list[Bucket]:
     """Cut the trainable parameters, from the end, into buckets of at most `cap_bytes` (a larger parameter is alone)."""

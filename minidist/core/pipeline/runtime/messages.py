@@ -152,21 +152,19 @@ class Messages:
                     watcher.allocated(buffer, "communication")
                 requests.append(self.comm.irecv(buffer, rank, tag + len(requests)))
 
-    def wait(self, message: Message) -> None:
-        """Wait for what an F, or an I or B, of a stage needs."""
+    def take(self, message: Message) -> list[Any]:
+        """Wait for what an F, or an I or B, of a stage needs and return the arrays."""
         if message in self.posted:
-            arrays = self.ready[message] = []
+            arrays = []
             for request in self.posted.pop(message):
                 arrays.append(self.comm.wait(request))
+        else:
+            arrays = self.ready.pop(message)
         # The gradient has come back, so the activation has arrived: its array need not wait for the step's end.
         direction, stage, i = message
         if direction == "B":
             self.comm.waitall(self.sends.pop(("F", stage + 1, i), []))
-
-    def take(self, message: Message) -> list[Any]:
-        """Wait for what an F, or an I or B, of a stage needs and return the arrays."""
-        self.wait(message)
-        return self.ready.pop(message)
+        return arrays
 
     # --- sending ---
 

@@ -180,7 +180,9 @@ class Pipeline:
             # An overlapped pair starts when both of its actions have what they need.
             if len(item) == 2:
                 for kind, stage, i, _ in item:
-                    messages.wait(("F" if kind == "F" else "B", stage, i))
+                    message = "F" if kind == "F" else "B", stage, i
+                    if message in messages.posted:
+                        messages.ready[message] = messages.take(message)
 
             for step in item:
                 kind, stage, i, _ = step

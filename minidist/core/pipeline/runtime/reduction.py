@@ -22,7 +22,7 @@ the replicas are summed first, whole, and over the data axis afterwards.
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py, tests/train/test_pipelines.py
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -77,13 +77,7 @@ class Reduction:
             self.reducers = hooks.replica_reducers(stages, self.data, self.algorithm)
         # Shared parameters are summed over their places first, at the end of the step.
         self.early = set() if self.each else {n for n in self.reducers if n not in self.shared.stages}
-        # Statistics of a rank's rows become those of all ranks of its stage (two in DualPipe), then of its replicas.
-        self.at_end: list[Callable[[], None]] = []
-        ranks_of = plan.holders()
-        for n, stage in sorted(stages.items()):
-            if len(ranks_of[n]) > 1 or self.data is not None:
-                combine = hooks.combine_statistics(stage.module, self.shared.comm, ranks_of[n], self.data)
-                self.at_end += [] if combine is None else [combine]
+        self.at_end = hooks.combine_statistics(stages, self.shared.comm, plan.holders(), self.data) or ()
 
     def finish(self) -> None:
         """End a step: sum shared parameters over their places, then everything over the replicas."""
