@@ -265,7 +265,7 @@ def summed_over(mesh, names):
         for case in (((1, 2, 2), 1, 1.0), ((2, 1, 2), 2, 12.0), ((1, 2, 2), 2, 1.0), ((1, 1, 4), 1, 12.0))
         for cut in (False, True)
     ],
-    sampled=3,
+    sampled=6,
 )
 def test_experts_and_tensor_parallel_together(shape, top_k, factor, sequence_parallel):
     """Experts cut twice: gathered over tp and then over ep they are the whole, and so are gradients and optimizer

@@ -85,7 +85,7 @@ def equal_gpt(plan, optimizer="adam", steps=2, dropout=0.0, layers=None, cuts=No
     )
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_mlp_in_the_exact_tier(name, optimizer):
@@ -132,7 +132,7 @@ def sample(name):
                 )
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_gpt_with_tied_embeddings_in_the_ordered_tier(name):
     for p, m, optimizer, empty in sample(name):

@@ -13,8 +13,7 @@ from pydantic import Field
 
 from minidist.core.base.watchers import watching
 from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class LayoutCheckSettings(Settings):
