@@ -11,7 +11,7 @@ from minidist.core.comm import init_device_mesh
 from minidist.core.nn import Linear, Module
 from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.core.parallel.tensor.parallelize import parallelize_module
+from minidist.core.parallel.model_parallel import parallelize_module
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
 from minidist.optim import LAMB, Muon, clip_by_norm_
 from minidist.optim.adam import Adam
