@@ -17,7 +17,7 @@ from typing import Any
 from minidist.core.autograd import AutogradError, Parameter, ShapeError
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.watchers import track
+from minidist.core.base.watchers import track, watchers
 
 
 class FlatParameters:
@@ -170,7 +170,9 @@ class FlatParameters:
 
         ZeRO 2, which makes one buffer per bucket, puts another function in the place of this one.
         """
-        self._grad = track(xp.empty(self.padded_numel, self.dtype, self._data), "gradient")
+        self._grad = xp.empty(self.padded_numel, self.dtype, self._data)
+        for watcher in watchers.get():
+            watcher.allocated(self._grad, "gradient")
         # Only the padding is cleared: a first contribution overwrites, `grad` fills in what has none.
         self._grad[self.numel :] = 0
         for parameter, place in self._places.items():
