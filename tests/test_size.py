@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_413,
     "commands": 5_329,
     "course": 12_686,
-    "core": 10_457,
+    "core": 10_459,
     "data": 1_610,
     "debug": 9_998,
     "job": 8_841,
