@@ -85,9 +85,9 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
-    """Let the cycle collector pass over all that from here on, and look for garbage after 7,000 objects, not 700."""
+    """Let the cycle collector pass over all that from here on, and look for garbage after 50,000 objects, not 700."""
     gc.freeze()
-    gc.set_threshold(7000)
+    gc.set_threshold(50_000, 20, 100)
     gc.enable()
 
 
@@ -108,6 +108,9 @@ def no_algorithm_stays():
             there.aliases.clear()
             there.aliases.update(aliases)
 
+
+# Wait for no disk: that a file outlives its process needs none, and a thousand checkpoints wait for a minute.
+os.fsync = lambda descriptor: None
 
 # A shell starts a background job with Ctrl-C ignored, and every program that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

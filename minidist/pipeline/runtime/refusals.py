@@ -15,7 +15,7 @@ from minidist.comm.message_checks import CheckedMessages
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, UsageError, nearest
-from minidist.core.base.fingerprint import fingerprint
+from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm, PointToPoint
@@ -23,7 +23,7 @@ from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.pipeline import Pipeline
-from minidist.core.pipeline.runtime.shared import Place, Row, digest_of, word_of
+from minidist.core.pipeline.runtime.reduction import Place, Row, digest_of, word_of
 
 
 def check_flushes(plan: Plan) -> None:

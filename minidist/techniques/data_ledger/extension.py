@@ -14,13 +14,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from minidist.core.comm import Comm
+from minidist.techniques import Extension, Moment, Run, Settings
 from minidist.techniques.data_ledger.ledger import DataLedger, data_check_volume
-from minidist.techniques.extension import Extension, Moment, Run, Settings
 
 
 class DataLedgerSettings(Settings):
-    """The flag."""
-
     check_data: bool = Field(
         False, description="after every step, check that all ranks together read each sample once per epoch"
     )

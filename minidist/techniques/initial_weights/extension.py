@@ -20,13 +20,10 @@ from typing import Any
 from pydantic import Field
 
 from minidist.core.comm import Comm
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class InitialWeightsSettings(Settings):
-    """The flag."""
-
     init_from: str | None = Field(
         None,
         description="begin a new job with the weights of a checkpoint, a --save directory or a folder in it, or of a"

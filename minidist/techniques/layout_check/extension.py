@@ -13,13 +13,10 @@ from pydantic import Field
 
 from minidist.core.base.watchers import watching
 from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class LayoutCheckSettings(Settings):
-    """The flag."""
-
     check_layouts: bool = Field(
         False,
         description="check what the tensor-parallel ranks hold of every result: the same values, parts or summands",

@@ -22,8 +22,7 @@ from typing import Any
 
 from pydantic import Field
 
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule, without_effect
+from minidist.techniques import Extension, Rule, Settings, without_effect
 
 
 class MemoryTrialsSettings(Settings):

@@ -17,8 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from minidist.base.limits import is_size
 from minidist.optim.named import takes
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class OptimizerArguments(Settings):

@@ -23,8 +23,7 @@ from pydantic import Field
 
 from minidist.base.limits import MAX_COUNT, whole_number
 from minidist.core.base.errors import UsageError, quoted
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule, without_effect
+from minidist.techniques import Extension, Rule, Settings, without_effect
 
 
 class ShardedUnitsSettings(Settings):

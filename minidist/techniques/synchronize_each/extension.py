@@ -14,13 +14,10 @@ Proved by: tests/config/test_rules.py, tests/train/test_sharded.py, tests/equali
 
 from pydantic import Field
 
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class SynchronizeEachSettings(Settings):
-    """The flag."""
-
     synchronize_each: bool = Field(
         False, description="reduce after every micro-batch instead of once per step (without no_sync)"
     )
@@ -36,7 +33,6 @@ class SynchronizeEach(Extension):
             "synchronize-each-in-a-pipeline",
             lambda j: j.pp > 1 and j.synchronize_each,
             "--synchronize-each does not apply to a pipeline, which reduces a stage's gradients once",
-            "leave it out",
         ),
         Rule(
             "synchronize-each-with-zero",
