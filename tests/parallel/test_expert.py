@@ -18,7 +18,7 @@ from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, GPTConfig, cross_entropy
 from minidist.core.nn.experts import Assignment, MixtureOfExperts, expert_capacity
 from minidist.core.parallel.expert.dispatch import ExpertParallel, exchange
-from minidist.core.parallel.tensor.parallelize import parallelize_module
+from minidist.core.parallel.model_parallel import parallelize_module
 from minidist.parallel.expert import ExpertDataParallel, ExpertTensorParallel, expert_gpt_plan
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor.grad_norm import global_square_sum

@@ -168,9 +168,9 @@ def test_the_sample_is_stratified():
 
 
 @settings(max_examples=12)
-@given(random_plans(), st.integers(1, 2))
-def test_random_valid_plans_are_equal_too(plan, prefetch):
-    equal_mlp(lower(plan, prefetch))
+@given(random_plans())
+def test_random_valid_plans_are_equal_too(plan):
+    equal_mlp(lower(plan))
 
 
 @settings(max_examples=8)
@@ -451,7 +451,7 @@ def test_cutting_models():
 
 
 def test_lowered_and_hand_written_plans_run():
-    lowered = lower(plan_of("1f1b", 2, 3), 2)
+    lowered = lower(plan_of("1f1b", 2, 3))
     again = from_csv(lowered.to_csv())
     assert isinstance(again, Plan)
     equal_mlp(again)
