@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_843,
     "comm": 6_413,
     "commands": 5_330,
-    "course": 12_686,
+    "course": 12_499,
     "core": 10_447,
     "data": 1_610,
     "debug": 9_989,
