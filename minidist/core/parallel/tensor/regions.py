@@ -42,8 +42,12 @@ def reduce_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     return x if comm.size == 1 else border("_Reduce", x, comm, _summed, _unchanged)
 
 
-def border(name: str, x: Tensor, comm: Comm, there: Callable[..., xp.Array], back: Callable[..., xp.Array]) -> Tensor:
-    """Return a node: `there` of x, whose backward is `back` of the gradient; functions of (comm, array, why=)."""
+def border(name: str, x: Any, comm: Comm, there: Callable[..., xp.Array], back: Callable[..., xp.Array]) -> Tensor:
+    """Return a node: `there` of x, whose backward is `back` of the gradient; functions of (comm, array, why=).
+
+    x: a tensor, or an array, which needs no gradient.
+    """
+    x = x if isinstance(x, Tensor) else Tensor(x)
     # A view of the gradient: nothing may be added in place to what a collective has returned.
     result, edge = there(comm, x.data, why="tensor_forward"), (x, lambda grad: grad[...])
     return record(name, result, (edge,), prepare=lambda grad: back(comm, grad, why="tensor_backward"), cost=0)
