@@ -49,6 +49,10 @@ def load_state_dict(optimizer: Any, saved: dict[str, Any]) -> None:
     Without "counts" all parameters have had all steps. Raises UsageError for a state that is missing, unknown, or of
     another shape or dtype, with its parameter's name.
     """
+    if not isinstance(saved, Mapping) or not {"step", "state"} <= saved.keys():
+        raise UsageError(
+            "load_state_dict of an optimizer needs a dict with 'step' and 'state'; pass what its state_dict() returned"
+        )
     count = check_whole("step", saved["step"])
     counts_of = {name: check_whole(f"counts[{name!r}]", n) for name, n in saved.get("counts", {}).items()}
     # A state of an unknown parameter is a mistake of the caller; silence would lose it.
