@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-from minidist.core.comm import Comm
 from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
 from minidist.core.pipeline.plan import Plan, get_schedule
@@ -113,8 +112,8 @@ class PipelineStrategy(Strategy):
         self.current_step = 0
         flats, reducers, shards = (joined(of_stage, what) for what in ("flats", "reducers", "shards"))
         self.stages = [PipelineStage(modules[number], number, flats[number]) for number in own]
-        self.watching = self.observers(plan.stages, own)
         self.reduction: dict[str, Any] = {
+            "data": axes.data,
             "reducers": reducers if axes.data.size > 1 or layout.zero else {},
             "each": layout.zero == 2,
             "shards": shards if layout.zero >= 2 else None,
@@ -129,9 +128,8 @@ class PipelineStrategy(Strategy):
             self.stages,
             self._loss,
             tied=self.tied,
-            reduce=Reduction(self.same_step(), **self.reduction),
+            reduce=Reduction(**self.reduction),
             coordinates=self.coordinates,
-            observers=self.watching,
         )
 
     # --- what a subclass may choose -----------------------------------------------------------------------------------
@@ -143,14 +141,6 @@ class PipelineStrategy(Strategy):
     def cut(self, task: Task, stages: int) -> tuple[Sequence[Module], Sequence[str]]:
         """Return the model's stages, and the names of the parameters that several of them have."""
         return cut_model(task.model, stages)
-
-    def same_step(self) -> Comm:
-        """Return the ranks of the data axis that update a stage together with this one."""
-        return self.axes.data
-
-    def observers(self, stages: int, own: Collection[int]) -> Sequence[Any]:
-        """Return what watches the pipeline. own: the numbers of this rank's stages."""
-        return []
 
     # --- the phases of a step -----------------------------------------------------------------------------------------
 
