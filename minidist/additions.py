@@ -40,7 +40,7 @@ FUNCTIONS = {
     "combine_statistics": "minidist.parallel.running_statistics",
     "cut_run": "minidist.optim.runs",
     "describe": "minidist.nn.describe",
-    "describe_step": "minidist.optim.checks",
+    "describe_step": "minidist.optim.checks:StepDescription",
     "dropout": "minidist.nn.dropout:Dropout",
     "dropped_weights": "minidist.nn.ops.dropout",
     "load_state_dict": "minidist.nn.state",

@@ -18,8 +18,7 @@ from pydantic import ValidationError
 
 from minidist.base.user_file import load_function
 from minidist.core.base.errors import UsageError, quoted, quoted_path
-from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings, defaults_of
-from minidist.techniques.history import History
+from minidist.techniques.extension import AxisRun, Extension, History, Moment, Run, Settings, defaults_of
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule, Value, multiples, setting, without_effect
 

@@ -56,7 +56,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -66,7 +66,6 @@ from minidist.core.comm import Comm
 from minidist.data import Shares
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.deepspeed import DeepSpeedKeys
-from minidist.techniques.history import History
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule
@@ -129,6 +128,18 @@ class AxisRun:
     reduced: int
     microbatches: int
     replayed: bool
+
+
+class History(NamedTuple):
+    """Which checkpoints of a --save directory count.
+
+    keep: how many of a run are kept; None keeps all. from_step: which one a job goes on from; None: the latest one.
+    overwrite: whether a new run may begin in a directory with checkpoints.
+    """
+
+    keep: int | None = None
+    from_step: int | None = None
+    overwrite: bool = False
 
 
 class Settings(BaseModel):

@@ -132,7 +132,6 @@ def test_every_hook_of_the_core_is_set():
         hooks._unchanged,
         hooks._none,
         hooks._as_given,
-        hooks._no_text,
     )
     values = {name: value for name, value in vars(hooks).items() if name in hooks.__annotations__}
     assert len(values) > 20

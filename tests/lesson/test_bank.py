@@ -7,7 +7,7 @@ from tests.lesson.test_puzzles import OWN
 from tests.lesson.unusual_answers import RIGHT
 
 
-@each("entry", bank(), ids=lambda entry: f"{entry.exercise} {entry.title}", sampled=12)
+@each("entry", bank(), ids=lambda entry: f"{entry.exercise} {entry.title}", sampled=24)
 def test_the_judge_treats_an_answer_as_it_should(entry):
     assert entry.problem() == ""
 

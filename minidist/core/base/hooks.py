@@ -72,10 +72,6 @@ def _as_given(name: str, value: Any, *_: Any, **__: Any) -> Any:
     return value
 
 
-def _no_text(_: Any) -> str:
-    return ""
-
-
 class _NoDropout:
     """Dropout that drops nothing; heads: those of an attention whose weights it would drop."""
 
@@ -145,8 +141,8 @@ check_number: Callable[..., Any] = _as_given
 check_whole: Callable[..., Any] = _as_given
 # (rank, number of ranks) -> the record of what a simulated rank does.
 trace: Callable[..., Any] = _NoChecks
-# An optimizer -> what ranks compare of its step, in one line.
-describe_step: Callable[[Any], str] = _no_text
+# An optimizer -> what ranks compare of its step, an object whose text is one line.
+describe_step: Callable[[Any], Any] = _nothing
 # (run of an optimizer, whether each parameter has a gradient) -> runs whose parameters all have one, or none has.
 cut_run: Callable[[Any, list[Any]], list[Any]] = _not_in_the_core
 # (optimizer, name) -> an attribute that the core does without; AttributeError for any other.

@@ -50,7 +50,7 @@ class ShardReducer(GradientReducer):
         self.shard, self.keep_whole = shard, keep_whole
         self.arrays: dict[int, xp.Array] = {}
         if not keep_whole:
-            flat.make_grad_of = self._make_bucket  # type: ignore[method-assign]
+            flat.make_grad_of = self._make_bucket  # type: ignore[assignment, method-assign]
 
     def forget(self, bucket: Bucket) -> None:
         """Mark the bucket's local gradients as empty (stage 1), or drop the parameters' views of it (stage 2)."""
