@@ -14,11 +14,10 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from pydantic import ValidationError
-
+from minidist.base.records import Field, WrongValue
 from minidist.base.user_file import load_function
 from minidist.core.base.errors import UsageError, quoted, quoted_path
-from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings, defaults_of
+from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings
 from minidist.techniques.history import History
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule
@@ -26,6 +25,7 @@ from minidist.techniques.rule import Rule
 __all__ = [
     "AxisRun",
     "Extension",
+    "Field",
     "Moment",
     "OwnLoop",
     "Rule",
@@ -97,7 +97,10 @@ def touched(config: Any) -> Iterator[type[Extension]]:
 @cache
 def _quiet() -> tuple[tuple[type[Extension], tuple[tuple[str, Any], ...]], ...]:
     """Return each technique with the values of settings with which no job uses it."""
-    return tuple((kind, (*defaults_of(kind.Settings), *kind.switches)) for kind in installed())
+    return tuple(
+        (kind, (*((name, field.default) for name, field in kind.Settings.model_fields.items()), *kind.switches))
+        for kind in installed()
+    )
 
 
 def defaults() -> dict[str, Any]:
@@ -217,12 +220,11 @@ def of_users(config: Any) -> Iterator[Extension]:
         keys.add(kind.key)
         try:
             yield kind(kind.Settings(**values))
-        except ValidationError as error:
-            first = error.errors()[0]
+        except WrongValue as error:
             known = ", ".join(kind.Settings.model_fields) or "none"
             raise UsageError(
-                f"--extension {quoted(source)}: {'.'.join(map(str, first['loc']))}={quoted(first.get('input'))}:"
-                f" {first['msg'][0].lower()}{first['msg'][1:]}; its settings are: {known}"
+                f"--extension {quoted(source)}: {error.path}={quoted(error.value)}:"
+                f" {error.clause}; its settings are: {known}"
             ) from None
 
 

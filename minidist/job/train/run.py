@@ -145,8 +145,9 @@ class Run(Loop):
 
     def _phase(self, done: int) -> Phase:
         """Return the phase of the layout in use, which ends after `done` steps."""
+        settings = self.job.config.model_dump()
         return Phase(
-            {name: value for name, value in self.job.config if value != getattr(self.config, name)},
+            {name: value for name, value in settings.items() if value != getattr(self.config, name)},
             self.strategy.sizes(),
             done - self.done - sum(phase.steps for phase in self.phases),
             self.skipped - sum(phase.skipped for phase in self.phases),

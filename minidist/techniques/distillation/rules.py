@@ -7,9 +7,8 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 
 from typing import Literal
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_RANKS
+from minidist.base.records import Field
 from minidist.techniques.extension import Settings
 from minidist.techniques.rule import Rule, Value, without_effect
 

@@ -8,9 +8,8 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 
 from typing import Any, Literal
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_RANKS
+from minidist.base.records import Field
 from minidist.core.base.errors import UsageError
 from minidist.techniques.extension import Settings
 from minidist.techniques.parameter_server.server_config import parse_consistency

@@ -7,8 +7,7 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 
 from typing import Any, Literal
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.base.errors import quoted
 from minidist.techniques.extension import Settings
 from minidist.techniques.pruning.schedule import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
