@@ -13,6 +13,7 @@ __version__ = "0.2.0.dev0"
 
 # Where each name is.
 _MODULES = {
+    "minidist.comm.errors": ("BufferReuseError", "UnwaitedRequestError"),
     "minidist.comm": ("MPIWorld", "SimWorld", "launch"),
     "minidist.core.autograd": (
         "AutogradError",
@@ -29,18 +30,12 @@ _MODULES = {
     "minidist.base.flop_counter": ("FlopCounter", "current_flop_counter"),
     "minidist.base.coordinates": ("batch_coordinates",),
     "minidist.core.base.arrays": ("quiet_overflow",),
-    "minidist.core.base.errors": (
-        "BufferReuseError",
-        "DeadlockError",
-        "MinidistError",
-        "MismatchError",
-        "UnwaitedRequestError",
-        "UsageError",
-    ),
+    "minidist.core.base.errors": ("DeadlockError", "MinidistError", "MismatchError", "UsageError"),
     "minidist.collectives": ("gather", "scatter"),
     "minidist.collectives.algorithms": ("ALGORITHMS",),
     "minidist.core.base.layout": ("Layout", "chunk_sizes"),
-    "minidist.core.base.trace": ("Trace", "purpose"),
+    "minidist.base.traces": ("Trace",),
+    "minidist.core.base.trace": ("purpose",),
     "minidist.core.collectives": ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"),
     "minidist.core.comm": ("ANY", "Comm", "LinkModel", "init_device_mesh"),
     "minidist.core.nn": ("Block", "FlatParameters", "GPT", "GPTConfig", "Linear", "MLP", "MixtureOfExperts", "Module"),

@@ -50,6 +50,7 @@ FUNCTIONS = {
     "replica_reducers": "minidist.pipeline.runtime.replica_reducers",
     "saved_tensor": "minidist.nn.ops.in_place:SampledTensor",
     "shard_with_options": "minidist.parallel.fsdp_options",
+    "trace": "minidist.base.traces:Trace",
     "validate_plan": "minidist.pipeline.validate:validate",
 }
 # Functions that are called in every step, most of them for every operation or message.
@@ -62,6 +63,7 @@ OFTEN = {
     "dropout",
     "narrow_sum",
     "saved_tensor",
+    "trace",
 }
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (

@@ -109,6 +109,9 @@ def no_algorithm_stays():
             there.aliases.update(aliases)
 
 
+# Wait for no disk: that a file outlives its process needs none, and a thousand checkpoints wait for a minute.
+os.fsync = lambda descriptor: None
+
 # A shell starts a background job with Ctrl-C ignored, and every program that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

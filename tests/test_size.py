@@ -15,21 +15,21 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 3_433,
+    "base": 3_538,
     "collectives": 3_843,
-    "comm": 6_326,
+    "comm": 6_413,
     "commands": 5_329,
-    "course": 12_682,
-    "core": 10_928,
+    "course": 12_686,
+    "core": 10_762,
     "data": 1_610,
-    "debug": 9_999,
+    "debug": 9_998,
     "job": 8_899,
-    "nn": 3_437,
-    "optim": 1_627,
+    "nn": 3_435,
+    "optim": 1_625,
     "parallel": 4_988,
     "pipeline": 4_598,
     "planning": 5_878,
-    "report": 6_864,
+    "report": 6_865,
     "techniques": 12_427,
 }
 FOLDERS = 16

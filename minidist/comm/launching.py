@@ -25,8 +25,8 @@ from minidist.comm.program_lines import lines_of
 from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted_path
 
 if TYPE_CHECKING:
+    from minidist.base.traces import Trace
     from minidist.comm.sim.sim_world import SimWorld
-    from minidist.core.base.trace import Trace
 
 
 def launch(

@@ -29,8 +29,7 @@ from minidist.base.limits import check_flag, check_number
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.optim.adam import AdamW
-from minidist.core.optim.optimizer import State
-from minidist.core.optim.slices import FlatSlice
+from minidist.core.optim.optimizer import FlatSlice, State
 from minidist.optim.layerwise import is_shard
 
 Shape = tuple[int, ...]

@@ -25,7 +25,7 @@ from minidist.core.autograd import BackwardPass, MeanOfRows, Node, Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import MismatchError, UsageError
-from minidist.core.base.fingerprint import fingerprint
+from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm

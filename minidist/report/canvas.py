@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minidist.base.trace_file import only_steps, steps_of
-from minidist.core.base.trace import Trace
+from minidist.base.traces import Trace
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.space_time import MAX_BESIDE, Rows, latest, operation_text, rows_of
 from minidist.report.timeline import Pair, arrived, bands, compute_of, pairs, row_label, unanswered, waits, without

@@ -9,8 +9,8 @@ Proved by: tests/report/test_pictures.py
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
-from minidist.core.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.report.frame import Figure, Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.timeline import (

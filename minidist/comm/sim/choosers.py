@@ -12,9 +12,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from minidist.base.traces import Trace
 from minidist.comm.sim.any_source import Candidate, Chooser, earliest
 from minidist.core.base.errors import MismatchError
-from minidist.core.base.trace import Trace
 
 __all__ = ["Candidate", "Chooser", "drawn", "earliest", "explore", "replay", "seeded"]
 

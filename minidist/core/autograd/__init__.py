@@ -5,7 +5,6 @@ parameter.py       a leaf that outlives the graph
 backward.py        the backward pass
 operators.py       the operators and methods of a tensor, and what they make of their operands
 ops/               the operations, one file each, with their gradients
-errors.py          errors of operations and of backward passes
 """
 
 # mypy: implicit_reexport
@@ -28,7 +27,6 @@ from minidist.core.base.lazy import lazy_imports
 import minidist.core.autograd.ops.linear  # isort: skip  sets operators of a tensor
 
 if TYPE_CHECKING:
-    from minidist.core.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
     from minidist.core.autograd.operators import add, div, getitem, mean, mul, reshape, sum
     from minidist.core.autograd.ops.attention import causal_attention
     from minidist.core.autograd.ops.cross_entropy import cross_entropy, softmax
@@ -46,4 +44,5 @@ if TYPE_CHECKING:
         record,
         set_grad_enabled,
     )
+    from minidist.core.base.errors import AutogradError, DtypeError, ShapeError, VersionError
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

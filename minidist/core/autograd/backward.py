@@ -19,12 +19,11 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.parameter import BackwardObserver, Parameter
 from minidist.core.autograd.tensor import Node, Tensor, contribution_recorder, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import quoted
+from minidist.core.base.errors import AutogradError, ShapeError, quoted
 from minidist.core.base.watchers import watchers
 
 _creation = attrgetter("index")

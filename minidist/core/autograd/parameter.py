@@ -13,10 +13,10 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.tensor import SavedTensor, Tensor, contribution_recorder
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.errors import AutogradError, ShapeError
 from minidist.core.base.layout import Layout
 from minidist.core.base.watchers import track, watchers
 

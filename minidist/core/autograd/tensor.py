@@ -19,9 +19,9 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from minidist.core.autograd.errors import AutogradError, VersionError
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.errors import AutogradError, VersionError
 from minidist.core.base.watchers import watchers
 
 # --- a rank's state: whether operations are recorded, and who receives weight gradients ---

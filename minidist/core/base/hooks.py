@@ -47,7 +47,10 @@ attentions: dict[str, Callable[[Any, int, Any, int], Any]] = {}
 
 
 class _NoChecks:
-    """A module of checks that checks nothing."""
+    """A module of checks that checks nothing, and a trace that records nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take what a trace takes."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return _nothing
@@ -144,6 +147,8 @@ checked_setting: Callable[[str, Any], Any] = _as_given
 # (name, value, range of it) -> the number as it is kept; UsageError for what is none, or lies outside.
 check_number: Callable[..., Any] = _as_given
 check_whole: Callable[..., Any] = _as_given
+# (rank, number of ranks) -> the record of what a simulated rank does.
+trace: Callable[..., Any] = _NoChecks
 # An optimizer -> what ranks compare of its step, in one line.
 describe_step: Callable[[Any], str] = _no_text
 # (run of an optimizer, whether each parameter has a gradient) -> runs whose parameters all have one, or none has.

@@ -39,7 +39,7 @@ from minidist.base.read_file import parse_json
 from minidist.base.records import Field, Record, WrongValue
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path, reason
-from minidist.core.base.fingerprint import fingerprint
+from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import barrier, broadcast
 from minidist.core.comm import Comm

@@ -25,8 +25,8 @@ from typing import Any
 from minidist.base.exponents import count_exponents
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import MemoryAccount, account_memory, thinned
+from minidist.base.traces import SpanEvent
 from minidist.core.base import arrays as xp
-from minidist.core.base.trace import SpanEvent
 from minidist.core.comm import Comm
 from minidist.core.train.loop import Loop
 from minidist.job.checkpoint.resume import resume_job, resumed_config, save_job, saved_bytes, saving_alone

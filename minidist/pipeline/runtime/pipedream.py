@@ -27,9 +27,9 @@ from collections.abc import Callable, Sequence
 from math import lcm
 from typing import Any, cast
 
+from minidist.base.traces import SpanEvent
 from minidist.comm.communicator import CheckedComm
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import SpanEvent
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.gradients import GradientReducer

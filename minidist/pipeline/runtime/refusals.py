@@ -15,7 +15,7 @@ from minidist.comm.message_checks import CheckedMessages
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, UsageError, nearest
-from minidist.core.base.fingerprint import fingerprint
+from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm, PointToPoint

@@ -34,10 +34,11 @@ import numpy as np
 
 from minidist.base.read_file import parse_json
 from minidist.collectives.auto import virtual_seconds
+from minidist.comm.errors import LauncherError
 from minidist.comm.launcher import find_mpiexec, launcher_version
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core import collectives
-from minidist.core.base.errors import LauncherError, UsageError
+from minidist.core.base.errors import UsageError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, LinkModel
 from minidist.report.bench.harness import mpi_world, slowest

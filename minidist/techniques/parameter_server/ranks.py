@@ -37,9 +37,9 @@ import numpy as np
 from minidist.base import arrays as xp
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.half import DTYPES, named_dtype
+from minidist.base.traces import SpanEvent
 from minidist.core.base.arrays import Array
 from minidist.core.base.layout import cut
-from minidist.core.base.trace import SpanEvent
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters

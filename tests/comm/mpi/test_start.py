@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from minidist.comm.errors import LauncherError
 from minidist.comm.launched import check_family, launched_rank, launched_size
-from minidist.core.base.errors import LauncherError
 from tests.cases import each
 from tests.comm.mpi.conftest import UNRECEIVED
 
@@ -280,7 +280,7 @@ def test_no_rank_leaves_while_another_has_something_to_report(run):
         2,
         last="""
 from minidist.comm.mpi.world import MPIWorld
-from minidist.core.base.errors import UnmatchedMessageError
+from minidist.comm.errors import UnmatchedMessageError
 world = MPIWorld()
 try:
     world.run(main)

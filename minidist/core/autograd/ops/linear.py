@@ -13,13 +13,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError
 from minidist.core.autograd.operators import mismatch, operand, operands, pair, unbroadcast
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast
-from minidist.core.base.errors import quoted
+from minidist.core.base.errors import AutogradError, quoted
 
 Prepare = Callable[[xp.Array], xp.Array]
 

@@ -31,8 +31,8 @@ import numpy as np
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.fingerprint import fingerprint, fingerprint_number
 from minidist.core.base.layout import cut
+from minidist.core.base.random import fingerprint, fingerprint_number
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, PointToPoint
