@@ -15,7 +15,7 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 3_538,
+    "base": 3_852,
     "collectives": 3_843,
     "comm": 6_413,
     "commands": 5_329,
@@ -23,14 +23,14 @@ LINES = {
     "core": 10_762,
     "data": 1_610,
     "debug": 9_998,
-    "job": 8_899,
+    "job": 8_861,
     "nn": 3_435,
     "optim": 1_625,
     "parallel": 4_988,
     "pipeline": 4_598,
-    "planning": 5_878,
+    "planning": 5_879,
     "report": 6_865,
-    "techniques": 12_427,
+    "techniques": 12_387,
 }
 FOLDERS = 16
 SETTINGS = 40  # of every job; those of a technique are in its folder
