@@ -26,7 +26,7 @@ from minidist.collectives.tuning import BUDGET, TRANSPORT, entry_of, kept_times
 from minidist.comm.launched import check_family, load_mpi
 from minidist.comm.launcher import find_mpiexec, launcher_version
 from minidist.comm.mpi.start import Starting, start_limit
-from minidist.commands.output import Result, json_or_table
+from minidist.commands.command import Result, json_or_table
 from minidist.core.base.errors import LauncherError
 
 
