@@ -453,9 +453,11 @@ def _short(value: object) -> str:
 
 
 def check_saving(config: TrainConfig) -> None:
-    """Make the directory of --save; UsageError when nothing can be written there, or an earlier run would be hidden."""
-    if config.save is None:
-        return
+    """Make the directory of --save; UsageError when nothing can be written there, or an earlier run would be hidden.
+
+    The job has one.
+    """
+    assert config.save is not None
     step = history(config).from_step
     if step is not None:
         name_of_step(config.save, step)
