@@ -214,39 +214,57 @@ def arguments_of(function: Callable[..., Any], words: Sequence[str], first_ends:
 
     first_ends: whether all that follows the first word without a flag belongs to a script. UsageError: of a callback.
     """
-    parameters, flags, places, takes_unknown = parameters_of(function), {}, [], False
+    parameters = parameters_of(function)
+    found = _texts(parameters, words, first_ends)
+    if found is None:
+        return None
+    given, others = found
+    for one in parameters:
+        if (one.flag is None or one.flag.is_word) and others:
+            taken = len(others) if one.several else 1
+            given[one.name] = others[:taken]
+            del others[:taken]
+    return None if others else _values(parameters, given)
+
+
+def _texts(
+    parameters: Sequence[Parameter], words: Sequence[str], first_ends: bool
+) -> tuple[dict[str, list[Any]], list[str]] | None:
+    """Return the texts behind each flag, True or False for a bool, and the words without a flag."""
+    flags: dict[str, Parameter | None] = {}
+    takes_unknown = False
     for one in parameters:
         flags.update(dict.fromkeys((*one.on, *one.off), one))
         takes_unknown = takes_unknown or one.flag is None
-        if one.flag is None or one.flag.is_word:
-            places.append(one)
     given: dict[str, list[Any]] = {}
-    others: list[str] = []  # words without a flag
+    others: list[str] = []
     rest = list(reversed(words))
     while rest:
         word = rest.pop()
-        name, equals, text = word.partition("=") if word[:2] == "--" else (word, "", "")
-        parameter = flags.get(name)
-        if first_ends and (others or word[:1] != "-"):
+        parameter = flags.get(word.partition("=")[0] if word[:2] == "--" else word)
+        ends = first_ends and others
+        if ends or word[:1] != "-":
             others.append(word)
-        elif word in ("--", "--help", "-h"):
-            return None
-        elif word[:1] != "-" or (parameter is None and takes_unknown and others):
+        elif parameter is not None:
+            value = _text(parameter, word, rest)
+            if value is None:
+                return None
+            given.setdefault(parameter.name, []).append(value)
+        elif takes_unknown and others and word not in ("--", "--help", "-h"):
             others.append(word)
-        elif parameter is None or (parameter.kind is bool and equals):
-            return None
-        elif parameter.kind is bool:
-            given[parameter.name] = [name in parameter.on]
-        elif equals or (rest and rest[-1][:1] != "-"):
-            given.setdefault(parameter.name, []).append(text if equals else rest.pop())
         else:
             return None
-    for one in places:
-        taken = len(others) if one.several else 1
-        if others:
-            given[one.name] = others[:taken]
-        del others[:taken]
-    return None if others else _values(parameters, given)
+    return given, others
+
+
+def _text(parameter: Parameter, word: str, rest: list[str]) -> str | bool | None:
+    """Return what a flag's word gives, alone or with the next one, the last of `rest`; None for neither."""
+    name, equals, text = word.partition("=")
+    if parameter.kind is bool:
+        return None if equals else name in parameter.on
+    if equals:
+        return text
+    return rest.pop() if rest and rest[-1][:1] != "-" else None
 
 
 def _values(parameters: Sequence[Parameter], given: Mapping[str, Sequence[Any]]) -> dict[str, Any] | None:
