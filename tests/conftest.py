@@ -85,9 +85,9 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
-    """Let the cycle collector pass over all that from here on, and look for garbage after 7,000 objects, not 700."""
+    """Let the cycle collector pass over all that from here on, and look for garbage after 50,000 objects, not 700."""
     gc.freeze()
-    gc.set_threshold(7000)
+    gc.set_threshold(50_000, 20, 100)
     gc.enable()
 
 

@@ -50,6 +50,7 @@ class ReplicaGuard(Guard):
         forward_begins(module)                           a pass through it begins; None: through what is covered
         backward_begins(pass, again)                     its gradients will be reduced, again: with earlier ones
         backward_ended(), forget()                       the gradients of a pass are reduced; an error has ended it
+        frozen, unused(rank, parameter, ...)             it has no bucket and got a gradient, or the other way round
 
     Texts that every rank must have equal: of_bucket(bucket), of_weights(flat), and, of a unit or a shard that the guard
     `made` was told of, of_unit(flat, made) and of_copies(shard, made). `wraps` sends 16 B from rank 0 to each other
@@ -130,6 +131,16 @@ class ReplicaGuard(Guard):
 
     def forget(self) -> None:
         self.means = ""
+
+    def frozen(self, rank: int, parameter: Parameter) -> None:
+        from minidist.parallel.unreduced import was_frozen
+
+        raise was_frozen(rank, parameter)
+
+    def unused(self, *where: Any) -> None:
+        from minidist.parallel.unreduced import UnusedParameterError
+
+        raise UnusedParameterError(*where)
 
     # --- what every rank must have equal: it costs no message ---
 

@@ -20,17 +20,19 @@ from minidist.core.base.errors import UsageError, quoted, quoted_path
 from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings
 from minidist.techniques.history import History
 from minidist.techniques.own_loop import OwnLoop
-from minidist.techniques.rule import Rule
+from minidist.techniques.rule import Rule, Value, multiples, setting, without_effect
 
 __all__ = [
     "AxisRun",
     "Extension",
     "Field",
+    "History",
     "Moment",
     "OwnLoop",
     "Rule",
     "Run",
     "Settings",
+    "Value",
     "changes_batches",
     "defaults",
     "drains",
@@ -38,6 +40,7 @@ __all__ = [
     "installed",
     "joins_replicas",
     "model_options",
+    "multiples",
     "of_job",
     "of_users",
     "own_loop",
@@ -46,10 +49,12 @@ __all__ = [
     "recomputed",
     "reduces_each",
     "replayed",
+    "setting",
     "sums_buckets",
     "touched",
     "trains_alone",
     "weight_differences",
+    "without_effect",
     "wrapper_options",
 ]
 

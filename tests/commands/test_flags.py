@@ -38,7 +38,7 @@ def options(function):
 # --- help -------------------------------------------------------------------------------------------------------------
 
 
-@each("words", [[], *([name] for name in program.GROUPS), *(words for words, _ in commands())], ids=" ".join, sampled=3)
+@each("words", [[], *([name] for name in program.GROUPS), *(words for words, _ in commands())], ids=" ".join, sampled=6)
 @each("flag", ["--help", "-h"])
 def test_the_help_shows_no_type_beside_a_flag_that_takes_no_value(words, flag, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")

@@ -15,8 +15,8 @@ from minidist.core.base.errors import CommunicationError, MismatchError
 from minidist.core.collectives import all_reduce
 from minidist.core.nn import MLP, Linear, Module
 from minidist.core.optim import SGD
-from minidist.core.parallel.gradients import UnusedParameterError
 from minidist.parallel.data_parallel import DistributedDataParallel
+from minidist.parallel.unreduced import UnusedParameterError
 from minidist.parallel.zero import ZeroOptimizer
 from tests.cases import each
 from tests.parallel.replicas import (

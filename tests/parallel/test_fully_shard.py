@@ -18,15 +18,14 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import Linear, Module, Sequential
 from minidist.core.optim import SGD, AdamW
-from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.core.parallel.fsdp_state import FSDPState
+from minidist.core.parallel.fsdp import FSDPState, fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.fsdp_unit import FSDPUnit
-from minidist.core.parallel.gradients import UnusedParameterError
 from minidist.job.equality.gradient_order import add_in_order
 from minidist.nn import checkpoint
 from minidist.parallel import CPUOffloadPolicy, HostPool, gather_tensors
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.shards import clip_shards_
+from minidist.parallel.unreduced import UnusedParameterError
 from minidist.planning import block_bytes
 from tests.cases import each
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt

@@ -15,10 +15,10 @@ from minidist.core.base.errors import UsageError
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD, AdamW
 from minidist.core.parallel.flat_shards import Shard
-from minidist.core.parallel.gradients import UnusedParameterError
 from minidist.optim import clip_grad_norm_
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.shards import state_ranges
+from minidist.parallel.unreduced import UnusedParameterError
 from minidist.parallel.whole_tensors import gather_tensors
 from minidist.parallel.zero import ZeroOptimizer
 from minidist.planning import block_bytes

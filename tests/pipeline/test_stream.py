@@ -9,8 +9,8 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP
-from minidist.core.optim import Adam
 from minidist.core.pipeline.runtime import split_model
+from minidist.optim.adam import Adam
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.stream import Stream, plan_length
 from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline

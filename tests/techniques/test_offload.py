@@ -11,13 +11,13 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, no_grad
 from minidist.core.autograd.backward import backward_hook
 from minidist.core.base.errors import UsageError
-from minidist.core.optim import Adam
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train
 from minidist.nn import checkpoint
 from minidist.optim import ParameterSlice
+from minidist.optim.adam import Adam
 from minidist.parallel import HostPool
 from minidist.techniques.offload.activations import HostCopy, SavedOnHost
 from minidist.techniques.offload.optimizer import OffloadedOptimizer

@@ -7,7 +7,7 @@ from minidist.comm import SimWorld
 from minidist.comm.launching import execute
 from minidist.commands.runner import summarize
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.runtime.shared import SharedGradients
+from minidist.core.pipeline.runtime.reduction import SharedGradients
 from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.start import number_of_ranks

@@ -7,7 +7,7 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.layout import Layout
-from minidist.core.pipeline.runtime.shared import SharedGradients
+from minidist.core.pipeline.runtime.reduction import SharedGradients
 from minidist.job.checkpoint.parameter_shards import LocalShard
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train

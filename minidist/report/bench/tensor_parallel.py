@@ -22,7 +22,7 @@ from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn import Block, FlatParameters, GPTConfig, Sequential
 from minidist.core.optim import AdamW
-from minidist.core.parallel.tensor.parallelize import gpt_plan, parallelize_module
+from minidist.core.parallel.model_parallel import gpt_plan, parallelize_module
 from minidist.parallel.tensor.full_state import full_tensor
 from minidist.report.bench.environment import environment, has_torch
 from minidist.report.bench.harness import Step, interleave_ranks, median_ratio, mpi_world, report, run_ranks, warm_up

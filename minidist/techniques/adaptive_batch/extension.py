@@ -18,11 +18,11 @@ from typing import Any
 
 from minidist.core.comm import Comm
 from minidist.data import measured_every
+from minidist.techniques import Extension, Run
 from minidist.techniques.adaptive_batch.meter import NoiseMeter, shards_gradients
 from minidist.techniques.adaptive_batch.noise_scale import NoiseScale, sharded_estimate_volume
 from minidist.techniques.adaptive_batch.plan import VaryingPlan, load_balance_volume
 from minidist.techniques.adaptive_batch.rules import RULES, AdaptiveBatchSettings, changing
-from minidist.techniques.extension import Extension, Run
 
 NUMBER = 8  # bytes of a float64
 

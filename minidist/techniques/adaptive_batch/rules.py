@@ -9,8 +9,7 @@ from minidist.base.limits import MAX_BATCH
 from minidist.base.records import Field
 from minidist.core.pipeline.plan.registry import SCHEDULES
 from minidist.data import measured_every
-from minidist.techniques.extension import Settings
-from minidist.techniques.rule import Rule, multiples
+from minidist.techniques import Rule, Settings, multiples
 
 
 class AdaptiveBatchSettings(Settings):
@@ -140,6 +139,5 @@ RULES = (
         lambda j: j.optional("local_steps") and j.noise_scale,
         "--noise-scale does not combine with --local-steps {local_steps}: between two averages the replicas have"
         " different weights and gradients",
-        "leave it out",
     ),
 )

@@ -22,9 +22,7 @@ from minidist.base.records import Field
 from minidist.core.base.errors import UsageError
 from minidist.core.parallel.dims import Axes
 from minidist.parallel.sync_batch_norm import convert_sync_batchnorm, sync_batch_norm_bytes
-from minidist.techniques import changes_batches
-from minidist.techniques.extension import AxisRun, Extension, Run, Settings
-from minidist.techniques.rule import Rule, without_effect
+from minidist.techniques import AxisRun, Extension, Rule, Run, Settings, changes_batches, without_effect
 
 
 class BatchNormSettings(Settings):

@@ -14,9 +14,7 @@ Proved by: tests/checkpoint/test_resume.py, tests/config/test_rules.py
 
 from minidist.base.limits import MAX_COUNT
 from minidist.base.records import Field
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.history import History
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, History, Rule, Settings
 
 
 class CheckpointHistorySettings(Settings):

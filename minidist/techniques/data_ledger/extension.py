@@ -14,8 +14,8 @@ import numpy as np
 
 from minidist.base.records import Field, Record
 from minidist.core.comm import Comm
+from minidist.techniques import Extension, Moment, Run, Settings
 from minidist.techniques.data_ledger.ledger import DataLedger, data_check_volume
-from minidist.techniques.extension import Extension, Moment, Run, Settings
 
 
 class DataLedgerSettings(Settings):

@@ -20,8 +20,7 @@ from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.context.all_gather_attention import mask_documents
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class DocumentsSettings(Settings):

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minidist.base.records import Field
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class DropoutSettings(Settings):
@@ -36,13 +35,11 @@ class Dropouts(Extension):
             "dropout-gpt",
             lambda j: j.dropout and j.model != "gpt",
             "--dropout {dropout} belongs to --model gpt, and {model} has none",
-            "leave it out",
         ),
         Rule(
             "attention-dropout-mlp",
             lambda j: j.attention_dropout and j.is_classifier,
             "--attention-dropout {attention_dropout} is for attention, which --model {model} does not have",
-            "leave it out",
         ),
     )
     fixed = tuple(DropoutSettings.model_fields)

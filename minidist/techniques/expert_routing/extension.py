@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minidist.base.records import Field
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule, without_effect
+from minidist.techniques import Extension, Rule, Settings, without_effect
 
 
 class ExpertRoutingSettings(Settings):

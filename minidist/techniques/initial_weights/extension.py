@@ -19,8 +19,7 @@ from typing import Any
 
 from minidist.base.records import Field
 from minidist.core.comm import Comm
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class InitialWeightsSettings(Settings):

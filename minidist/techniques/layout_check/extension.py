@@ -12,8 +12,7 @@ from typing import Any
 from minidist.base.records import Field
 from minidist.core.base.watchers import watching
 from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class LayoutCheckSettings(Settings):

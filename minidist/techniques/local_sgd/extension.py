@@ -16,7 +16,7 @@ from typing import Any
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.parallel.replica_guard import startup_bytes
-from minidist.techniques.extension import Extension, Run
+from minidist.techniques import Extension, Run
 from minidist.techniques.local_sgd.averaging import local_sgd_volume
 from minidist.techniques.local_sgd.meetings import LocalSteps, StreamingSteps
 from minidist.techniques.local_sgd.replay import AveragingReplay, StreamingReplay

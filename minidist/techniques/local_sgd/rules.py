@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from minidist.base.limits import MAX_COUNT
 from minidist.base.records import Field
-from minidist.techniques.extension import Settings
-from minidist.techniques.rule import Rule, multiples, without_effect
+from minidist.techniques import Rule, Settings, multiples, without_effect
 
 
 class LocalSGDSettings(Settings):
@@ -88,14 +87,12 @@ RULES = (
         lambda j: j.local_steps and j.optional("clip"),
         "not implemented: --clip {clip} of each replica's own gradient, which with --local-steps {local_steps} is never"
         " summed over the replicas",
-        "leave it out",
     ),
     Rule(
         "local-steps-with-synchronize-each",
         lambda j: j.local_steps and j.optional("synchronize_each"),
         "--synchronize-each does not combine with --local-steps {local_steps}: between two averages the replicas have"
         " different weights and gradients",
-        "leave it out",
     ),
     Rule(
         "local-steps-with-sync-batch-norm",
@@ -140,13 +137,11 @@ RULES = (
         "local-steps-with-bucket-cap-mb",
         lambda j: j.local_steps and j.is_changed("bucket_cap_mb"),
         "--bucket-cap-mb {bucket_cap_mb} does not apply to --local-steps {local_steps}, which sends no gradients",
-        "leave it out",
     ),
     Rule(
         "local-steps-with-compression",
         lambda j: j.local_steps and j.optional("compression") not in (None, "none"),
         "--compression {compression} does not combine with --local-steps {local_steps}, which sends no gradients",
-        "leave it out",
     ),
     without_effect(LocalSGDSettings, "outer_optimizer", lambda j: bool(j.local_steps), "--local-steps"),
     *(

@@ -21,8 +21,7 @@ from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.optim import WarmupCosine
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import without_effect
+from minidist.techniques import Extension, Settings, without_effect
 
 
 class LrScheduleSettings(Settings):

@@ -40,8 +40,7 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.data import cut_batch
 from minidist.data.batch_plan import BatchPlan
-from minidist.techniques.extension import Extension, Run, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Run, Settings
 
 new_purpose("memory_budget")
 
@@ -66,7 +65,6 @@ RULES = (
         lambda j: j.memory_budget_file and (j.optional("prefetch_batches") or j.optional("loader_workers")),
         "--prefetch-batches and --loader-workers read the micro-batches of later steps, whose size"
         " --memory-budget-file has not chosen yet",
-        "leave it out",
     ),
     Rule(
         "memory-budget-file-with-adaptive-batch",
@@ -86,7 +84,6 @@ RULES = (
         lambda j: j.memory_budget_file and j.optional("teacher_ranks"),
         "--teacher-ranks {teacher_ranks} computes the logits of later steps, whose micro-batches --memory-budget-file"
         " has not chosen yet",
-        "leave it out",
     ),
 )
 

@@ -15,8 +15,7 @@ from typing import Any
 from minidist.base.limits import is_size
 from minidist.base.records import Field, WrongValue
 from minidist.optim.named import takes
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 def _two_betas(value: Any) -> str | None:

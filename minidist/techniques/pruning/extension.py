@@ -16,12 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from minidist.core.comm import Comm
-from minidist.techniques.extension import AxisRun, Extension, Moment, Run
+from minidist.techniques import AxisRun, Extension, Moment, Run, setting
 from minidist.techniques.pruning.layouts import exchange_masks, leave_out, parts, prunable_units, shard_comm
 from minidist.techniques.pruning.pruner import Pruner, check_prunable, prunable
 from minidist.techniques.pruning.rules import RULES, PruningSettings, prunes, pruning_flag, pruning_of
 from minidist.techniques.pruning.volumes import pruned_weights, pruning_bytes, reduction_bytes
-from minidist.techniques.rule import setting
 
 MASKS = "masks"  # the first part of their names in a checkpoint
 

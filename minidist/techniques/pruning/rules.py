@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from minidist.base.records import Field
 from minidist.core.base.errors import quoted
-from minidist.techniques.extension import Settings
+from minidist.techniques import Rule, Settings, without_effect
 from minidist.techniques.pruning.schedule import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
-from minidist.techniques.rule import Rule, without_effect
 
 
 class PruningSettings(Settings):

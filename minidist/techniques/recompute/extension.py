@@ -27,9 +27,7 @@ from minidist.core.parallel.dims import Axes
 from minidist.nn.buffers import named_buffers
 from minidist.nn.recompute import budget_of, recompute
 from minidist.parallel.fitting_dims import splits_sums
-from minidist.techniques import packs_inputs
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings, packs_inputs
 
 
 class RecomputeSettings(Settings):

@@ -24,22 +24,58 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+from minidist.base.limits import MAX_COUNT
 from minidist.base.records import Field, checked
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.parallel.redistribute import NUMBER, table_bytes
 from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
-from minidist.techniques.extension import Extension, Run
+from minidist.techniques import Extension, Rule, Run, Settings
 from minidist.techniques.repartition.cut import choose_sizes, exchange_volume
 from minidist.techniques.repartition.moving import move_state
-from minidist.techniques.repartition.rules import RULES, RepartitionSettings
 
 new_purpose("repartition")
 
 SIZES = list[Annotated[int, Field(ge=0)]] | None
 
 _profile: ContextVar[Callable[[], LayerProfile]] = ContextVar("profile", default=LayerProfile)
+
+
+class RepartitionSettings(Settings):
+    """The flag."""
+
+    repartition_every: int | None = Field(
+        None,
+        ge=2,
+        le=MAX_COUNT,
+        description="pipeline: every so many steps cut the stages anew, by the measured times of the layers",
+    )
+
+
+RULES = (
+    Rule(
+        "repartition-needs-pp",
+        lambda j: j.pp == 1 and j.repartition_every,
+        "--repartition-every {repartition_every} cuts a pipeline's stages",
+        "add --pp 2 or more",
+    ),
+    Rule(
+        "asynchronous-with-repartition",
+        lambda j: j.asynchronous and j.repartition_every,
+        "--schedule {schedule} delays the updates of a layer by the place of its stage, so with --repartition-every"
+        " {repartition_every} the weights would depend on measured times",
+        "use a synchronous schedule, such as 1f1b",
+    ),
+    Rule(
+        "repartition-with-one-cut",
+        lambda j: j.pp > 1 and j.repartition_every and j.blocks == j.plan.stages,
+        "--repartition-every {repartition_every} has only one way to cut {blocks} layers into {stages} stages, which is"
+        " one layer each",
+        "use more --layers, or leave it out",
+        {"stages": lambda j: j.plan.stages},
+    ),
+)
 
 
 @contextmanager

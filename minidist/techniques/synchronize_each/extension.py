@@ -13,8 +13,7 @@ Proved by: tests/config/test_rules.py, tests/train/test_sharded.py, tests/equali
 """
 
 from minidist.base.records import Field
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class SynchronizeEachSettings(Settings):
@@ -35,7 +34,6 @@ class SynchronizeEach(Extension):
             "synchronize-each-in-a-pipeline",
             lambda j: j.pp > 1 and j.synchronize_each,
             "--synchronize-each does not apply to a pipeline, which reduces a stage's gradients once",
-            "leave it out",
         ),
         Rule(
             "synchronize-each-with-zero",

@@ -22,8 +22,7 @@ from minidist.optim import LayerwiseOptimizer
 from minidist.optim.named import optimizer_named, takes
 from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
-from minidist.techniques.extension import AxisRun, Extension, Run, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import AxisRun, Extension, Rule, Run, Settings
 
 NUMBER = 8  # bytes of a sum of squares
 
