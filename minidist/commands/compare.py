@@ -95,7 +95,7 @@ def compare(
         _refuse(of_one_job, "is of one job, and --matrix runs many; leave one of the two out")
         return _sweep(config, 8 if ranks is None else ranks, sample, processes)
     _refuse(("sample", "processes"), "is a number of layouts or processes of --matrix; add --matrix, or leave it out")
-    config = with_deepspeed(config, deepspeed)
+    config = config if deepspeed is None else with_deepspeed(config, deepspeed)
 
     # Bits equal one device's only when gradients are summed in a fixed order, so that is the default here, where
     # gradients are summed by an all-reduce.

@@ -65,8 +65,11 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
     parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
     def command(*, config: Path | None, overrides: list[str] | None, print_config: bool, **values: Any) -> Any:
-        # A default needs no check.
-        settings = {name: value for name, default in defaults if (value := values.pop(name)) != default}
+        settings = {}
+        for name, default in defaults:
+            value = values.pop(name)
+            if value != default:  # which needs no check
+                settings[name] = value
         _written.set(frozenset())
         if config is not None or overrides:
             from minidist.job.config.config_file import read_config, read_overrides
@@ -146,10 +149,8 @@ def _parameter(name: str, kind: Any, option: Any, default: Any) -> inspect.Param
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
+def with_deepspeed(config: TrainConfig, path: Path) -> TrainConfig:
     """Return the job with the settings of a DeepSpeed file; the first process names the keys that do not apply."""
-    if path is None:
-        return config
     from minidist.comm.launched import launched_rank
     from minidist.job.config.deepspeed import apply_deepspeed, read_deepspeed
 

@@ -396,6 +396,7 @@ def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> 
 
 def _draw(found: "Search", job: "Job", output: Path) -> None:
     """Save the picture of the frontier."""
+    from minidist.planning.cluster.calibration import CALIBRATION
     from minidist.report.frame import save
     from minidist.report.frontier import frontier
 
@@ -404,7 +405,7 @@ def _draw(found: "Search", job: "Job", output: Path) -> None:
     layouts = [plan.as_dict() for plan in found.plans]
     title = f"{len(layouts):,} layouts of {job.gpus:,} GPUs"
     first = found.plans[0]
-    memory = first.machine.memory - first.calibration.reserved_bytes
+    memory = first.machine.memory - CALIBRATION.reserved_bytes
     say(f"written: {save(frontier(layouts, memory=memory, title=title, command=command_line()), output)}")
 
 

@@ -91,7 +91,7 @@ def train(
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
     from minidist.commands.runner import chosen, run_training
 
-    config = with_deepspeed(config, deepspeed)
+    config = config if deepspeed is None else with_deepspeed(config, deepspeed)
     path = _trace_path(trace, config, ranks, run.fold)
     run.check(trace)
     files.check()

@@ -17,8 +17,7 @@ from typing import Any
 from minidist.base.records import Field, WrongValue
 from minidist.base.user_file import load_function
 from minidist.core.base.errors import UsageError, quoted, quoted_path
-from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings
-from minidist.techniques.history import History
+from minidist.techniques.extension import AxisRun, Extension, History, Moment, Run, Settings
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule, Value, multiples, setting, without_effect
 

@@ -55,7 +55,7 @@ Proved by: tests/techniques/test_extensions.py
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -65,7 +65,6 @@ from minidist.core.comm import Comm
 from minidist.data import Shares
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.deepspeed import DeepSpeedKeys
-from minidist.techniques.history import History
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule
@@ -128,6 +127,18 @@ class AxisRun:
     reduced: int
     microbatches: int
     replayed: bool
+
+
+class History(NamedTuple):
+    """Which checkpoints of a --save directory count.
+
+    keep: how many of a run are kept; None keeps all. from_step: which one a job goes on from; None: the latest one.
+    overwrite: whether a new run may begin in a directory with checkpoints.
+    """
+
+    keep: int | None = None
+    from_step: int | None = None
+    overwrite: bool = False
 
 
 class Settings(Record, forbid=True):

@@ -26,8 +26,6 @@ from minidist.techniques import AxisRun, Extension, Rule, Run, Settings, changes
 
 
 class BatchNormSettings(Settings):
-    """The flags."""
-
     batch_norm: Literal["local", "sync", "none"] = Field(
         "local",
         description="cnn: statistics of each micro-batch (local), of all data-parallel ranks' (sync), or no norms",

@@ -24,8 +24,6 @@ from minidist.techniques import Extension, Rule, Settings, without_effect
 
 
 class BucketSettings(Settings):
-    """The flags."""
-
     bucket_cap_mb: float = Field(BUCKET_MEGABYTES, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes")
     reduce_bucket_size: int = Field(
         REDUCE_BUCKET_SIZE, ge=1, le=MAX_COUNT, description="ZeRO 1, 2: maximum elements of a gradient bucket"

@@ -25,8 +25,6 @@ NUMBER = 8  # bytes of a sum of squares
 
 
 class ClipSettings(Settings):
-    """The flags."""
-
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
 
 

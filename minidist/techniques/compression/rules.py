@@ -13,8 +13,6 @@ from minidist.techniques.compression.by_name import check_compression
 
 
 class CompressionSettings(Settings):
-    """The flag."""
-
     compression: str = Field(
         "none",
         description=(

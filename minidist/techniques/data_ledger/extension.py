@@ -19,8 +19,6 @@ from minidist.techniques.data_ledger.ledger import DataLedger, data_check_volume
 
 
 class DataLedgerSettings(Settings):
-    """The flag."""
-
     check_data: bool = Field(
         False, description="after every step, check that all ranks together read each sample once per epoch"
     )

@@ -28,8 +28,6 @@ from minidist.techniques.distillation.teacher_ranks import place_teacher, serve_
 
 
 class DistillationSettings(Settings):
-    """The flags."""
-
     distill_from: str | None = Field(
         None, description="knowledge distillation: the checkpoint of the teacher, a --save directory or a folder in it"
     )

@@ -24,8 +24,6 @@ from minidist.techniques import Extension, Rule, Settings
 
 
 class DocumentsSettings(Settings):
-    """The flags."""
-
     document_separator: int | None = Field(
         None, ge=0, description="token that ends a document, inside which attention stays"
     )

@@ -19,8 +19,6 @@ from minidist.techniques import Extension, Rule, Settings
 
 
 class DropoutSettings(Settings):
-    """The flags."""
-
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
 

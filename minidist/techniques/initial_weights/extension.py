@@ -23,8 +23,6 @@ from minidist.techniques import Extension, Rule, Settings
 
 
 class InitialWeightsSettings(Settings):
-    """The flag."""
-
     init_from: str | None = Field(
         None,
         description="begin a new job with the weights of a checkpoint, a --save directory or a folder in it, or of a"

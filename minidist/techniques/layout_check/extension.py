@@ -16,8 +16,6 @@ from minidist.techniques import Extension, Rule, Settings
 
 
 class LayoutCheckSettings(Settings):
-    """The flag."""
-
     check_layouts: bool = Field(
         False,
         description="check what the tensor-parallel ranks hold of every result: the same values, parts or summands",

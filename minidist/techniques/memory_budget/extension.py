@@ -48,8 +48,6 @@ NUMBERS = 3  # float64 that a rank tells every other one: its budget, what it ho
 
 
 class MemoryBudgetSettings(Settings):
-    """The flag."""
-
     memory_budget_file: str | None = Field(
         None,
         description=(

@@ -31,8 +31,6 @@ from minidist.techniques.offload.optimizer import HostOptimizer, OffloadedOptimi
 
 
 class OffloadSettings(Settings):
-    """The flag."""
-
     offload: Literal["none", "optimizer", "activations", "parameters"] = Field(
         "none", description="what is kept in host memory"
     )

@@ -20,8 +20,6 @@ from minidist.techniques.parameter_server.server_config import parse_consistency
 
 
 class ServerSettings(Settings):
-    """The flags."""
-
     strategy: Literal["auto", "ps"] = Field(
         "auto", description="auto, or ps: a parameter server in place of reductions"
     )

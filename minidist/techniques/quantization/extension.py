@@ -37,8 +37,6 @@ HELD_OUT = "held_out_loss_int8"
 
 
 class QuantizationSettings(Settings):
-    """The flags."""
-
     quantize: Literal["none", "int8"] = Field(
         "none", description="int8: train with weights and inputs of linear layers rounded to 8 bits, evaluate in INT8"
     )

@@ -31,8 +31,6 @@ from minidist.techniques import Extension, Rule, Settings, packs_inputs
 
 
 class RecomputeSettings(Settings):
-    """The flags."""
-
     recompute: str = Field(
         "none",
         description="activations recomputed in backward: none, full, selective, sqrt, budget:BYTES, or stages:LIST of a"

@@ -43,8 +43,6 @@ _profile: ContextVar[Callable[[], LayerProfile]] = ContextVar("profile", default
 
 
 class RepartitionSettings(Settings):
-    """The flag."""
-
     repartition_every: int | None = Field(
         None,
         ge=2,

@@ -14,8 +14,6 @@ NUMBER, ROW = 8, 16  # bytes: how many shards a rank holds; and which part of wh
 
 
 class ReplicaCheckSettings(Settings):
-    """The flag."""
-
     check_replicas: bool = Field(
         False, description="after every step, compare all copies of every parameter bit for bit"
     )

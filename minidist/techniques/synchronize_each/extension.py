@@ -17,8 +17,6 @@ from minidist.techniques import Extension, Rule, Settings
 
 
 class SynchronizeEachSettings(Settings):
-    """The flag."""
-
     synchronize_each: bool = Field(
         False, description="reduce after every micro-batch instead of once per step (without no_sync)"
     )
