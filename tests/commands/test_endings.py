@@ -82,7 +82,7 @@ def test_every_command_that_writes_to_a_name_has_a_case():
     assert found - folders == set(CASES)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("command", "ending"), EVERY, ids=str)
 def test_the_ending_decides_what_is_written(command, ending, run):
     words, flag, _ = CASES[command]

@@ -239,7 +239,7 @@ def with_value(command, name, info, value):
     return [*command.split(), *needed, flag, value]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("command", sorted({command for command, *_ in VALUES}))
 def test_a_text_of_ten_thousand_characters_is_not_repeated(command, said):
     for name, info in [rest for first, *rest in VALUES if first == command]:

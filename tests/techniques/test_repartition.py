@@ -115,7 +115,7 @@ def test_a_stage_without_layers_gets_some_with_their_state(values, seconds):
     equals_one_device_and_sends_the_closed_form(values, seconds)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("values", "seconds"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)]
 )
