@@ -51,7 +51,7 @@ class Strategy:
         task, comm, m = self.task, self.axes.comm, self.task.microbatches
         losses = []
         for i in range(m):
-            number = self.number(i, task)
+            number = self.axes.dp.rank * m + i
             batch = task.micro_batch(step, number)
             # Gradients are sent while the last backward runs.
             with task.coordinates(step, number), self.no_sync() if i < m - 1 else nullcontext():
@@ -62,10 +62,6 @@ class Strategy:
                 comm.advance_clock("backward")
             losses.append(loss.item())
         return losses
-
-    def number(self, i: int, task: Task) -> int:
-        """Return the global number of this replica's micro-batch i."""
-        return self.axes.dp.rank * task.microbatches + i
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return a context in which the gradients of a pass stay on this rank."""
@@ -152,6 +148,10 @@ class PipelineStrategy(Strategy):
         """Return the inputs, as arrays of the model's dtype, and the targets of this pipeline's micro-batches."""
         pairs = [task.micro_batch(step, self.number(i, task)) for i in range(task.microbatches)]
         return [input_array(inputs, task.dtype) for inputs, _ in pairs], [targets for _, targets in pairs]
+
+    def number(self, i: int, task: Task) -> int:
+        """Return the global number of micro-batch i of this pipeline."""
+        return self.axes.dp.rank * task.microbatches + i
 
     def _loss(self, outputs: Any, targets: Any) -> Any:
         return self.task.scaled(self.task.loss_of(outputs, targets))
