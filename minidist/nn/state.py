@@ -17,10 +17,7 @@ from minidist.nn.buffers import named_buffers, own_buffers
 
 def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
     """Copy values in; returns (missing, unexpected) names. See `Module.load_state_dict`."""
-    if not isinstance(state, Mapping):
-        raise UsageError(
-            f"load_state_dict got a value of type {type(state).__name__}; pass arrays by name, as state_dict() returns"
-        )
+    _check_dict(state)
     # A missing name is not an error when the tied parameter's other name is there.
     own, buffers = dict(module._all_parameters()), dict(named_buffers(module))
     given = {name: parameter for name, parameter in own.items() if name in state}
@@ -43,6 +40,12 @@ def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = Tru
         for check in flat.load_checks if flat is not None else ():
             check()
     return missing, unexpected
+
+
+def _check_dict(state: Any) -> None:
+    """Raise UsageError for what is no dict."""
+    if not isinstance(state, Mapping):
+        raise UsageError(f"load_state_dict got a {type(state).__name__}; pass a dict, as state_dict() returns it")
 
 
 def _load_buffers(model: Module, state: Mapping[str, Any], buffers: Mapping[str, xp.Array]) -> None:

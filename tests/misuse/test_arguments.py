@@ -17,8 +17,11 @@ CALLS = {
     "a stage too many": (lambda c: split_model(MLP([2, 2, 2]), 2, [7]), "no stage 7 of 2; number them from 0 to 1"),
     "a stage from the end": (lambda c: split_model(MLP([2, 2, 2]), 2, [-1]), "no stage -1 of 2"),
     "no padding": (lambda c: FlatParameters([], pad_to=0), "pad_to=0; it must be a whole number of at least 1"),
-    "no state": (lambda c: MLP([2, 2]).load_state_dict(None), "of type NoneType; pass arrays by name"),
-    "no step": (lambda c: AdamW(MLP([2, 2]).parameters()).load_state_dict({}), "a dict with 'step' and 'state'; pass"),
+    "no state": (lambda c: MLP([2, 2]).load_state_dict(None), "got a NoneType; pass a dict, as state_dict"),
+    "no step": (
+        lambda c: AdamW(MLP([2, 2]).parameters()).load_state_dict({}),
+        "needs a dict with 'step' and 'state', as",
+    ),
     "one size": (lambda c: MLP(3), r"MLP\(3\) has no layer; pass the sizes"),
     "a negative size": (lambda c: MLP([3, -2]), r"sizes\[1\]=-2; it must be a whole number of at least 1"),
     "one text": (lambda c: GPT(GPTConfig(7, 4, 8, 1, 2))(np.arange(3)), r"shape \(3,\).*one text is \(1, T\)"),
