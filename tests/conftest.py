@@ -49,7 +49,7 @@ if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and
     providers._get_local_constants = lambda: providers._local_constants
 
     # The same examples everywhere, so that red is red for everybody; `--hypothesis-profile=explore` draws new ones.
-    settings.register_profile("ci", derandomize=True, deadline=None, max_examples=40)
+    settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25)
     settings.register_profile("exhaustive", derandomize=True, deadline=None)
     settings.register_profile("explore", deadline=None, max_examples=1000)
     # A mutant's test need not say which example is the smallest that fails.

@@ -271,7 +271,7 @@ def test_a_comm_hook_replaces_the_reduction():
         assert np.array_equal(gradient, 2 * expected)
 
 
-@each("ranks", RANKS, sampled=3)
+@each("ranks", RANKS, sampled=6)
 @each("algorithm", ["ring", "ordered"])
 @each("cap", [25.0, 3e-4, TINY])
 def test_each_buckets_bytes_are_the_closed_form(ranks, algorithm, cap):

@@ -229,7 +229,7 @@ def assert_experts(shape, top_k, factor, optimizer):
         assert_equal(history, expected)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (3, 1)])
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize("factor", [1.0, 12.0])

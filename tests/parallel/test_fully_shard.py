@@ -94,7 +94,7 @@ def expected(ranks, optimizer="adam", local=2, steps=2, clip=None, frozen=(), ad
     return one_device(lambda flat: kind(flat, **settings), ranks, local, True, steps, clip, model, units, add)
 
 
-@each("ranks", [1, 2, 3, 4, 5, 8], sampled=6)
+@each("ranks", [1, 2, 3, 4, 5, 8], sampled=12)
 @each("optimizer", ["adam", "sgd"])
 def test_it_equals_one_device_bit_for_bit(optimizer, ranks):
     right = expected(ranks, optimizer, clip=0.3)
@@ -208,7 +208,7 @@ def padded_bytes(ranks, layers=2):
     return sum(-(-size // (1024 * ranks)) * 1024 * ranks for size in sizes) * 4
 
 
-@each("ranks", [1, 2, 3, 8], sampled=8)
+@each("ranks", [1, 2, 3, 8], sampled=16)
 @each("local", [1, 3])
 @each(
     ("settings", "gathers"),
@@ -309,7 +309,7 @@ def check_peaks(ranks, prefetch):
         assert account.by_purpose["unsharded"] == 0  # nothing stays whole
 
 
-@each("prefetch", [0, 1, 2], sampled=3)
+@each("prefetch", [0, 1, 2], sampled=6)
 @each("ranks", [1, 2, 4])
 def test_the_peak_is_the_closed_form_to_the_byte(ranks, prefetch):
     check_peaks(ranks, prefetch)

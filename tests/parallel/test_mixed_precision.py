@@ -208,7 +208,7 @@ def test_with_frozen_parameters_ragged_shards_and_any_accumulation(name, ranks, 
         assert_equal_bits(result, expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("sharded", "whole"), [("zero1", "ddp"), ("zero2", "ddp each"), ("zero3", "ddp each")])
 def test_zero_equals_data_parallel_bit_for_bit(sharded, whole):
     for a, b in zip(
@@ -219,7 +219,7 @@ def test_zero_equals_data_parallel_bit_for_bit(sharded, whole):
         assert_equal_bits(a, b)
 
 
-@each("ranks", [1, 2, 3, 5, 8], sampled=3)
+@each("ranks", [1, 2, 3, 5, 8], sampled=6)
 @each("name", STRATEGIES)
 def test_messages_are_half_as_large_and_the_overflow_is_one_byte(name, ranks):
     world, local = SimWorld(ranks), 2

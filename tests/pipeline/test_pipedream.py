@@ -459,7 +459,7 @@ def run_tied_replicas(comm, plan, optimizer):
     return n, histories, [unit.flat.data.copy() for unit in versions.units[n]], comm.trace.bytes_by_purpose()
 
 
-@each("optimizer", ["sgd", "adam"], sampled=3)
+@each("optimizer", ["sgd", "adam"], sampled=6)
 @each(
     ("replicas", "m"),
     [((2, 1), 6), ((2, 1), 7), ((1, 2), 5), ((2, 3), 13), ((2, 2, 1), 8), ((1, 2, 1), 6), ((2, 1, 2), 9)],

@@ -328,7 +328,7 @@ def timed(comm, plan, times):
     return [(s.name, s.start - begin, s.end - begin) for s in comm.trace.spans if s.name[:1].isdigit()]
 
 
-@each("name", [*SYNCHRONOUS, *V_SHAPED, "forward-only"], sampled=3)
+@each("name", [*SYNCHRONOUS, *V_SHAPED, "forward-only"], sampled=6)
 @each("cost", [(1, 1, 1), (2, 1.5, 0.5)])
 def test_the_measured_bubble_is_the_timing_tools(name, cost):
     for p, m in [(2, 4), (4, 8)]:

@@ -59,7 +59,7 @@ def on_ranks(comm, stage, observer, per_channel, optimizer):
     return flat.data[: flat.numel].copy(), ranges, convert(model)(Tensor(INPUTS[0])).data
 
 
-@each("observer", OBSERVERS, sampled=3)
+@each("observer", OBSERVERS, sampled=6)
 @each("per_channel", [True, False])
 @each(("stage", "optimizer"), [(0, SGD), (0, Adam), (1, Adam), (2, SGD)])
 @each("ranks", [1, 2, 3, 5])

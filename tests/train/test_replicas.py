@@ -26,7 +26,7 @@ LAYOUTS = [
 ]
 
 
-@each(("ranks", "values"), LAYOUTS, sampled=3)
+@each(("ranks", "values"), LAYOUTS, sampled=6)
 def test_copies_stay_equal_after_every_step_also_in_the_order_of_a_ring(ranks, values, tmp_path):
     with_check = table(tmp_path, ranks, **values, check_replicas=True)
     without = table(tmp_path, ranks, **values)

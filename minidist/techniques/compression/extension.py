@@ -14,8 +14,7 @@ Proved by: tests/techniques/test_compression.py
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
