@@ -16,6 +16,7 @@ from minidist.commands import app
 from minidist.core.collectives import all_reduce
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.job.train.progress import Progress
+from tests.cases import each
 
 SMALL = [
     *("--layers", "1", "--width", "8", "--heads", "2", "--context", "8"),
