@@ -26,11 +26,14 @@ UFUNCS: dict[str, Callable[..., np.ndarray]] = {
 
 def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
     """total = total (op) contribution, in the arrays' own dtype, without a temporary."""
+    combine(op, total, contribution, total)
+
+
+def combine(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
+    """Store first (op) second in `out`, which may be one of the two, where ranks must agree on which comes first."""
     # 16-bit floats are added in float32, and integers that may not hold the result are checked.
-    narrow = total.itemsize == 2 or (total.itemsize <= 4 and total.dtype.kind in "iu")
-    if narrow and hooks.narrow_sum(op, total, contribution):
-        return
-    UFUNCS[op](total, contribution, out=total)
+    if out.dtype.char in "fd" or not hooks.narrow_sum(op, first, second, out):
+        UFUNCS[op](first, second, out=out)
 
 
 def divide(total: np.ndarray, ranks: int) -> None:
