@@ -39,7 +39,7 @@ LAYOUTS = [
 @each(
     ("ranks", "layout", "precision"),
     [(*case, precision) for case in LAYOUTS for precision in ("bf16", "fp16", "fp32")],
-    sampled=6,
+    sampled=12,
 )
 def test_a_job_in_lower_precision_is_within_rounding(ranks, layout, precision):
     result = verdict(ranks, precision=precision, seed=ranks, **layout)
@@ -114,7 +114,7 @@ def not_summed_in_forward(patch):
 TP, CP = {"tp": 2}, {"cp": 2}
 
 
-@each("precision", ["bf16", "fp16"], sampled=4)
+@each("precision", ["bf16", "fp16"], sampled=9)
 @each(
     ("bug", "layout"),
     [

@@ -71,7 +71,7 @@ class Shard:
         if self.filled:
             self.grad_buffer()[self.place(self.flat.slice_of(parameter))] = 0
 
-    def updated(self, by: str = "") -> None:
+    def updated(self, by: Any = None) -> None:
         """An optimizer's step changed the values."""
         self.flat.updated(by)
 

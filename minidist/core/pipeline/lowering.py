@@ -4,8 +4,7 @@
     reduce_gradients .. 0B3 0REDUCE_GRAD                 directly after a stage's last B or W
 
 RECV posts a receive into a fresh buffer; the F, I or B that needs it waits. SEND does not block and is waited for when
-it must have arrived. A stage posts at most `prefetch` receives per neighbour ahead of use, so its buffers can be
-counted.
+it must have arrived. A stage posts one receive per neighbour ahead of use, so its buffers can be counted.
 
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
@@ -18,26 +17,22 @@ Key = tuple[int, int]  # stage, micro-batch
 Orders = list[list[Item]]
 
 
-def lower(plan: Plan, prefetch: int = 1) -> Plan:
+def lower(plan: Plan) -> Plan:
     """Add sends, posted receives and gradient reductions to a plan of computations. The plan must be valid."""
-    hooks.check_whole("prefetch", prefetch, 1)
     check_not_lowered(plan)
     rank_of = plan.rank_of_stage()
-    orders = [_lower_rank(plan, rank, prefetch, rank_of) for rank in range(plan.ranks)]
+    orders = [_lower_rank(plan, rank, rank_of) for rank in range(plan.ranks)]
     hooks.prevent_deadlocks(plan.with_orders(orders), orders, rank_of)
     return reduce_gradients(plan.with_orders(orders))
 
 
-def _lower_rank(plan: Plan, rank: int, prefetch: int, rank_of: dict[Key, int]) -> list[Item]:
+def _lower_rank(plan: Plan, rank: int, rank_of: dict[Key, int]) -> list[Item]:
     """Return a rank's order with its transfers: each neighbour's next receive is posted when one has been used."""
     receives: dict[tuple[str, int], list[Action]] = {}  # (RECV kind, stage) -> in the order of use
     for action in plan.actions(rank):
         if (receive := transfer("RECV", action, rank, rank_of)) is not None:
             receives.setdefault((receive.kind, receive.stage), []).append(receive)
-    result: list[Item] = []
-    for waiting in receives.values():
-        result += waiting[:prefetch]
-        del waiting[:prefetch]
+    result: list[Item] = [waiting.pop(0) for waiting in receives.values()]
 
     # Behind an item: the receives that take the place of those that it used, then the sends of what it made.
     for item in plan.orders[rank]:

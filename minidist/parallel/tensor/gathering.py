@@ -20,9 +20,9 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MLP
 from minidist.core.nn.module import Module
+from minidist.core.parallel import model_parallel
+from minidist.core.parallel.model_parallel import Plan, Styles
 from minidist.core.parallel.tensor import layers as split
-from minidist.core.parallel.tensor import parallelize
-from minidist.core.parallel.tensor.parallelize import Plan, Styles
 from minidist.core.parallel.tensor.regions import Border, contiguous
 from minidist.core.parallel.tensor.sharding import ShardContext
 
@@ -90,7 +90,7 @@ def gather_logits(model: Any, context: ShardContext, name: str, *, vocab_size: i
 
 def gpt_plan(vocab_size: int) -> Styles:
     """Return the core's plan of a `GPT`, which also gathers the logits."""
-    plan = parallelize.gpt_plan(vocab_size)
+    plan = model_parallel.gpt_plan(vocab_size)
     return {**plan, "": [plan[""], partial(gather_logits, vocab_size=vocab_size)]}  # type: ignore[list-item]
 
 

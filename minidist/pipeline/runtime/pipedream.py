@@ -34,7 +34,7 @@ from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.shared import Place, SharedGradients
+from minidist.core.pipeline.runtime.reduction import Place, SharedGradients
 from minidist.core.pipeline.runtime.stages import PipelineStage
 from minidist.optim import scale_gradients_
 from minidist.parallel.unused import FillingReducer

@@ -23,7 +23,7 @@ from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.pipeline import Pipeline
-from minidist.core.pipeline.runtime.shared import Place, Row, digest_of, word_of
+from minidist.core.pipeline.runtime.reduction import Place, Row, digest_of, word_of
 
 
 def check_flushes(plan: Plan) -> None:

@@ -86,26 +86,11 @@ def bench_network(
 
     # MPICH's launcher reaches a namespace as it would reach a host by ssh.
     with network(hosts, rate) as (names, agent):
-        command = [
-            find_mpiexec(),
-            "-launcher",
-            "ssh",
-            "-launcher-exec",
-            str(agent),
-            "-localhost",
-            f"{NETWORK}.254",
-            "-hosts",
-            ",".join(names),
-            *UCX,
-            "-n",
-            str(hosts),
-            sys.executable,
-            "-m",
-            "minidist.report.bench.network",
-            ",".join(algorithms),
-            ",".join(map(str, sizes)),
-            str(rounds),
-        ]
+        launcher = ["-launcher", "ssh", "-launcher-exec", str(agent), "-localhost", f"{NETWORK}.254"]
+        ranks = ["-hosts", ",".join(names), *UCX, "-n", str(hosts)]
+        arguments = [",".join(algorithms), ",".join(map(str, sizes)), str(rounds)]
+        program = [sys.executable, "-m", "minidist.report.bench.network", *arguments]
+        command = [find_mpiexec(), *launcher, *ranks, *program]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if answer.returncode:
         raise LauncherError(

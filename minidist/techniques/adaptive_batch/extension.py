@@ -13,15 +13,16 @@ Proved by: tests/techniques/test_noise_scale.py, tests/techniques/test_batch_pla
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from minidist.core.comm import Comm
 from minidist.data import measured_every
+from minidist.techniques import Extension, Run
 from minidist.techniques.adaptive_batch.meter import NoiseMeter, shards_gradients
 from minidist.techniques.adaptive_batch.noise_scale import NoiseScale, sharded_estimate_volume
 from minidist.techniques.adaptive_batch.plan import VaryingPlan, load_balance_volume
 from minidist.techniques.adaptive_batch.rules import RULES, AdaptiveBatchSettings, changing
-from minidist.techniques.extension import Extension, Run
 
 NUMBER = 8  # bytes of a float64
 
@@ -64,7 +65,7 @@ class AdaptiveBatches(Extension):
         # A pipeline gets the plan for this step's number of micro-batches; of all else the first batch is the measure.
         if self.job.config.pp > 1 and samples != self.first.global_batch:
             number = samples * self.first.accumulation // self.first.global_batch
-            self.strategy.cut_batches(self.first.model_copy(update={"global_batch": samples, "accumulation": number}))
+            self.strategy.cut_batches(replace(self.first, global_batch=samples, accumulation=number))
         self.comm.trace.take_computed()
 
     def after_forward_backward(self, strategy: Any, step: int) -> None:

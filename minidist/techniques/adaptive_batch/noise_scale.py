@@ -100,7 +100,7 @@ class LocalGradient:
 
     def __init__(self, reducer: GradientReducer, skip: Collection[Parameter] = ()) -> None:
         self.square, self.skip = 0.0, set(skip)
-        self._send, reducer.send = reducer.send, self._square_and_send
+        self._send, reducer.send = reducer.send, self._square_and_send  # type: ignore[method-assign]
 
     def _square_and_send(self, bucket: Bucket) -> Any:
         if self.skip.isdisjoint(bucket.parameters):

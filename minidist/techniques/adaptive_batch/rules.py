@@ -5,13 +5,11 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 
 from typing import Any
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_BATCH
+from minidist.base.records import Field
 from minidist.core.pipeline.plan.registry import SCHEDULES
 from minidist.data import measured_every
-from minidist.techniques.extension import Settings
-from minidist.techniques.rule import Rule, multiples
+from minidist.techniques import Rule, Settings, multiples
 
 
 class AdaptiveBatchSettings(Settings):
@@ -141,6 +139,5 @@ RULES = (
         lambda j: j.optional("local_steps") and j.noise_scale,
         "--noise-scale does not combine with --local-steps {local_steps}: between two averages the replicas have"
         " different weights and gradients",
-        "leave it out",
     ),
 )

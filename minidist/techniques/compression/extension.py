@@ -19,12 +19,12 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.parallel.comm_hooks import register_comm_hook
 from minidist.parallel.compressor import compress
+from minidist.techniques import AxisRun, Extension, Run
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import make_compressor
 from minidist.techniques.compression.error_feedback import GradientCompressor
 from minidist.techniques.compression.replay import CompressionReplay
 from minidist.techniques.compression.rules import RULES, CompressionSettings
-from minidist.techniques.extension import AxisRun, Extension, Run
 
 RESIDUAL = "residual"  # its name in a checkpoint
 

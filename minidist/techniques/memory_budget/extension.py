@@ -25,13 +25,14 @@ Proved by: tests/techniques/test_memory_budget_file.py
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from minidist.base.memory import MemoryAccount
+from minidist.base.records import Field
 from minidist.core.base.errors import MinidistError, UsageError, quoted, quoted_path, reason
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import current
@@ -39,8 +40,7 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.data import cut_batch
 from minidist.data.batch_plan import BatchPlan
-from minidist.techniques.extension import Extension, Run, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Run, Settings
 
 new_purpose("memory_budget")
 
@@ -48,8 +48,6 @@ NUMBERS = 3  # float64 that a rank tells every other one: its budget, what it ho
 
 
 class MemoryBudgetSettings(Settings):
-    """The flag."""
-
     memory_budget_file: str | None = Field(
         None,
         description=(
@@ -65,7 +63,6 @@ RULES = (
         lambda j: j.memory_budget_file and (j.optional("prefetch_batches") or j.optional("loader_workers")),
         "--prefetch-batches and --loader-workers read the micro-batches of later steps, whose size"
         " --memory-budget-file has not chosen yet",
-        "leave it out",
     ),
     Rule(
         "memory-budget-file-with-adaptive-batch",
@@ -85,7 +82,6 @@ RULES = (
         lambda j: j.memory_budget_file and j.optional("teacher_ranks"),
         "--teacher-ranks {teacher_ranks} computes the logits of later steps, whose micro-batches --memory-budget-file"
         " has not chosen yet",
-        "leave it out",
     ),
 )
 
@@ -238,7 +234,7 @@ def choices(batches: Any) -> Iterator[Any]:
         largest = cut_batch(batches.global_batch, batches.dp, accumulation, batches.weights).largest
         if largest not in seen:
             seen.add(largest)
-            yield batches.model_copy(update={"micro_batch": largest, "accumulation": accumulation})
+            yield replace(batches, micro_batch=largest, accumulation=accumulation)
 
 
 def _cut(strategy: Any, batches: Any) -> bool:

@@ -45,7 +45,7 @@ from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.job.checkpoint.axis_state import check_nothing_is_lost
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
-from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
+from minidist.job.checkpoint.rank_state import rank_state_shards, read_rank_state
 from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job, build, optimizer_class
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
@@ -275,7 +275,7 @@ def push_shards(worker: Worker, number: int, push: PushCompression) -> list[Chec
     shards = [CheckpointShard(f"queries/{number:05d}/{key}", query.shape, query) for key, query in queries.items()]
     if residual:
         flat = xp.concatenate([residual[name].reshape(-1) for name in worker.flat.names])
-        shards += rank_state_shards(number, [RankState(RESIDUAL_PLACE, flat)])
+        shards += rank_state_shards(number, {RESIDUAL_PLACE: flat})
     return shards
 
 

@@ -103,9 +103,9 @@ class ReduceKept:
         self.rank, self.kept = unit.shard.comm.rank, track(all_gather(unit.shard.comm, xp.packbits(mine)), "optimizer")
         self.own = mine  # of the reduction in flight: the elements of the shard that it brings
         # New masks take the place of earlier ones.
-        before = getattr(unit.scatter, "__self__", None)
-        self.before: Any = before.before if isinstance(before, ReduceKept) else (unit.scatter, unit.deliver)
-        unit.scatter, unit.deliver = self.scatter, self.deliver
+        before: Any = getattr(unit.reduce_scatter, "__self__", None)
+        self.before: Any = before.before if isinstance(before, ReduceKept) else (unit.reduce_scatter, unit.deliver)
+        unit.reduce_scatter, unit.deliver = self.scatter, self.deliver  # type: ignore[method-assign]
 
     def scatter(self, whole: xp.Array, counts: list[int], out: xp.Array, equal: str) -> Any:
         """Start to sum what is kept of each rank's part."""
@@ -115,10 +115,10 @@ class ReduceKept:
         whole = track(downcast(whole, out.dtype)[kept], "communication")
         return self.before[0](whole, counts, track(xp.empty(counts[self.rank], out.dtype, out), "communication"), equal)
 
-    def deliver(self, sums: xp.Array) -> None:
+    def deliver(self, piece: xp.Array) -> None:
         """Bring the sums to their places, with zeros between them."""
-        whole = track(xp.zeros(self.own.size, sums.dtype, sums), "communication")
-        whole[self.own] = sums
+        whole = track(xp.zeros(self.own.size, piece.dtype, piece), "communication")
+        whole[self.own] = piece
         self.before[1](whole)
 
 

@@ -6,7 +6,7 @@ Proved by: tests/techniques/test_pruning.py
 from collections.abc import Sequence
 
 from minidist.parallel.volume import gradient_volume
-from minidist.techniques.extension import AxisRun, Run
+from minidist.techniques import AxisRun, Run
 from minidist.techniques.pruning.schedule import SparsitySchedule
 from minidist.techniques.pruning.selection import selection_bytes
 

@@ -72,7 +72,7 @@ def test_wrong_input_is_said_once(run):
     assert output.count("minidist: --timeout -1") == 1, output
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -123,7 +123,7 @@ NEVER_STARTS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", NEVER_STARTS)
 def test_a_rank_that_never_starts_leaves_nobody_waiting(run, how):
     began = time.monotonic()

@@ -19,8 +19,8 @@ from minidist.core.comm import Comm
 from minidist.core.nn import Module
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime import Pipeline
-from minidist.core.train import pipeline
-from minidist.core.train.pipeline import input_array
+from minidist.core.train import strategy
+from minidist.core.train.strategy import input_array
 from minidist.core.train.task import ParallelLayout
 from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.buffers import Buffer
@@ -38,7 +38,7 @@ from minidist.techniques import trains_alone
 from minidist.techniques.meeting import replicas_of
 
 
-class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
+class PipelineParallel(strategy.PipelineStrategy, MeshStrategy):
     """This rank's stages of a job's pipeline."""
 
     forward_pipe: Evaluation | None = None
