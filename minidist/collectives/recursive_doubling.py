@@ -19,7 +19,7 @@ import numpy as np
 from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, place_of
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
-from minidist.core.collectives.operations import combine, divide
+from minidist.core.collectives.operations import accumulate, divide
 from minidist.core.collectives.registry import algorithm
 from minidist.core.comm.point_to_point import PointToPoint
 
@@ -52,13 +52,13 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     incoming = xp.empty_like(array)
     if takes:
         comm.recv(incoming, rank - 1)
-        combine(op, incoming, array, array)
+        accumulate(op, incoming, array, array)
 
     # Rounds 1, 2, 3, ... of the picture.
     for partner in partners:
         comm.sendrecv(array, partner, incoming, partner)
         first, second = (incoming, array) if partner < rank else (array, incoming)
-        combine(op, first, second, array)
+        accumulate(op, first, second, array)
 
     # Unfold: the neighbour that gave gets the result.
     if op == "avg":

@@ -21,7 +21,7 @@ from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, 
 from minidist.collectives.recursive_doubling import all_gather_sends, gather_doubling
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.collectives.operations import accumulate, combine, divide
+from minidist.core.collectives.operations import accumulate, divide
 from minidist.core.collectives.registry import algorithm
 from minidist.core.comm.point_to_point import PointToPoint
 
@@ -67,7 +67,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     if fold.takes(rank):
         incoming = xp.empty_like(flat)
         comm.recv(incoming, rank - 1)
-        combine(op, incoming, total, total)
+        accumulate(op, incoming, total, total)
 
     # The rounds of the picture; then each folded number has the sum of its one or two chunks.
     scatter_halving(comm, fold, total, offsets(fold.merge(sizes)), op)
@@ -130,7 +130,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     if fold.takes(rank):
         incoming = xp.empty_like(flat)
         comm.recv(incoming, rank - 1)
-        combine(op, incoming, flat, flat)
+        accumulate(op, incoming, flat, flat)
 
     # Reduce-scatter by halving, divide the own chunk, all-gather by doubling.
     start, me = offsets(chunk_sizes(flat.size, fold.power)), fold.number(rank)
