@@ -11,7 +11,6 @@ Proved by: tests/comm/test_conformance.py, tests/comm/mpi/test_failures.py
 import os
 
 import numpy as np
-from numpy import ndarray
 
 from minidist.comm.call_site import NOWHERE
 from minidist.comm.communicator import CheckedComm
@@ -27,7 +26,7 @@ class DirectMessages(CheckedMessages):
     ) -> None:
         # Streams go on while a request is waited for, and an array on a GPU is copied.
         world, own_tag = self.world, tag is not None and self.highest_tag != MAX_TAG
-        if world.active or own_tag or outgoing.__class__ is not ndarray:
+        if world.active or own_tag or outgoing.__class__ is not np.ndarray:
             super().sendrecv(outgoing, dest, incoming, source, tag)
             return
 
