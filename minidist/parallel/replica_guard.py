@@ -21,7 +21,7 @@ from zlib import crc32
 import numpy as np
 
 from minidist.comm.header import OVER
-from minidist.core.autograd import BackwardPass, MeanOfRows, Node, Parameter
+from minidist.core.autograd import BackwardPass, Node, Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import MismatchError, UsageError
@@ -192,8 +192,8 @@ def note_means(running: Any, loss: Node, gradient: Any) -> None:
     pending = [(loss, False)] if gradient.size == 1 and gradient.item() == 1 else []
     while pending:
         node, divided = pending.pop()
-        if isinstance(node.name, MeanOfRows):
-            found.append(node.name.over)
+        if getattr(node, "over", ""):
+            found.append(node.over)
             running.is_mean |= not divided
         elif node not in seen and node.inputs and (node.name in _LINEAR or (node.hook and node.name != "checkpoint")):
             seen.add(node)

@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from minidist.core.autograd.ops.cross_entropy import cross_entropy, softmax
     from minidist.core.autograd.ops.layer_norm import layer_norm
     from minidist.core.autograd.ops.linear import embedding, gelu, linear, matmul
-    from minidist.core.autograd.parameter import BackwardObserver, Gradient, Parameter
+    from minidist.core.autograd.parameter import BackwardObserver, Parameter
     from minidist.core.autograd.tensor import (
-        MeanOfRows,
         Node,
-        SavedTensor,
         Tensor,
         contribution_recorder,
         is_grad_enabled,

@@ -14,6 +14,6 @@ from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.core.optim.adam import AdamW
-    from minidist.core.optim.optimizer import MASTER, NORM_BLOCK, FlatSlice, Group, Optimizer, flat_slices
+    from minidist.core.optim.optimizer import NORM_BLOCK, FlatSlice, Group, Optimizer, flat_slices
     from minidist.core.optim.sgd import SGD
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -20,13 +20,11 @@ Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/config/t
 
 from typing import Any
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_COUNT, whole_number
+from minidist.base.records import Field
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.parallel.dims import Axes
 from minidist.nn.buffers import named_buffers
-from minidist.nn.recompute import budget_of, recompute
 from minidist.parallel.fitting_dims import splits_sums
 from minidist.techniques import Extension, Rule, Settings, packs_inputs
 
@@ -37,11 +35,6 @@ class RecomputeSettings(Settings):
         description="activations recomputed in backward: none, full, selective, sqrt, budget:BYTES, or stages:LIST of a"
         " pipeline, such as stages:0,1",
     )
-
-
-def _in_segments(job: Any) -> bool:
-    """Return whether segments of blocks run again in backward."""
-    return _budget(job) is not None or job.recompute == "sqrt"
 
 
 def stages_of(text: str) -> tuple[int, ...]:
@@ -57,6 +50,8 @@ def stages_of(text: str) -> tuple[int, ...]:
 
 def _budget(job: Any) -> int | None:
     """Return N of "budget:N", None for the other choices."""
+    from minidist.nn.recompute import budget_of
+
     return None if stages_of(job.recompute) else budget_of(job.recompute)
 
 
@@ -83,7 +78,7 @@ RULES = (
     ),
     Rule(
         "segments-in-a-pipeline",
-        lambda j: j.pp > 1 and _in_segments(j),
+        lambda j: j.pp > 1 and (_budget(j) is not None or j.recompute == "sqrt"),
         "not implemented: --recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
         "use full or selective",
     ),
@@ -131,6 +126,8 @@ class Recompute(Extension):
         pack = next((extension.pack for extension in job.extensions if extension.packs_inputs()), None)
         if job.config.pp > 1 and what != "selective" and pack is None:
             return
+        from minidist.nn.recompute import recompute
+
         buffers = dict(named_buffers(job.model))
         recompute(job.model, what, pack, (job.batches.micro_batch, *job.activation_shape), job.dtype)
 

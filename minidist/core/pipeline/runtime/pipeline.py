@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.core.autograd import MeanOfRows, Tensor, no_grad, record
+from minidist.core.autograd import Tensor, no_grad, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.trace import purpose
@@ -63,7 +62,7 @@ def prepared(plan: Plan, allow_wrong_gradients: bool) -> tuple[Plan, Orders, Map
     hooks.validate_plan(plan, allow_wrong_gradients)
     lowered = plan if plan.is_lowered else lower(plan)
     orders = [[actions_of(item) for item in order] for order in lowered.orders]
-    return lowered, orders, MappingProxyType(lowered.rank_of_stage())
+    return lowered, orders, lowered.rank_of_stage()
 
 
 class Pipeline:
@@ -269,8 +268,8 @@ class Pipeline:
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
             result = self.loss(result, self.targets[i])
-            node = getattr(result, "node", None)
-            if self.added > 1 and node is not None and isinstance(node.name, MeanOfRows):
+            node: Any = getattr(result, "node", None)
+            if self.added > 1 and getattr(node, "over", None):
                 self.refusals.refuse_mean(i, self.added)
         outputs = list(result) if isinstance(result, (tuple, list)) else [result]
         for value in outputs:
