@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_831,
     "comm": 6_448,
     "commands": 5_518,
-    "course": 12_499,
+    "course": 12_501,
     "core": 10_406,
     "data": 1_616,
     "debug": 9_978,
