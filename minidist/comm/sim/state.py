@@ -8,18 +8,15 @@ from operator import itemgetter
 from typing import Any
 
 from minidist.core.comm.point_to_point import Request, Work
-from minidist.core.comm.sim.state import SimRequest, SimState
-
-AnyKey = tuple[str, int, int]  # context, destination, tag: of a receive from any rank
+from minidist.core.comm.sim.state import SimState
 
 
 @dataclass(eq=False)
 class RunState(SimState):
     """One run of a `SimWorld`."""
 
-    chooser: Any = None  # see any_source.py
+    chooser: Any = None  # see choosers.py
     eager_limit: int = -1  # sends of at most this size in bytes are buffered; -1: none, not even an empty one
-    open: dict[AnyKey, list[SimRequest]] = field(default_factory=dict)  # receives from any rank, and those behind them
     returned: set[int] = field(default_factory=set)
     dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
     unwaited: dict[int, Request | Work] = field(default_factory=dict)  # by id: those that no wait was called for
