@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from minidist.core.base import hooks
+from minidist.core.base.errors import UsageError, nearest, quoted
 
 # Hooks that return a module, and the module.
 MODULES = {
@@ -31,6 +32,7 @@ FUNCTIONS = {
     "batch_coordinates": "minidist.base.coordinates",
     "buffers": "minidist.nn.buffers:named_buffers",
     "check_call": "minidist.collectives.call_checks",
+    "check_layout": "minidist.parallel.fitting_dims",
     "check_number": "minidist.base.limits",
     "check_schedule": "minidist.pipeline.schedules.refusals",
     "check_whole": "minidist.base.limits",
@@ -38,7 +40,7 @@ FUNCTIONS = {
     "combine_statistics": "minidist.parallel.running_statistics",
     "cut_run": "minidist.optim.runs",
     "describe": "minidist.nn.describe",
-    "describe_step": "minidist.optim.checks",
+    "describe_step": "minidist.optim.checks:StepDescription",
     "dropout": "minidist.nn.dropout:Dropout",
     "dropped_weights": "minidist.nn.ops.dropout",
     "load_state_dict": "minidist.nn.state",
@@ -46,10 +48,10 @@ FUNCTIONS = {
     "move": "minidist.nn.moving",
     "narrow_sum": "minidist.collectives.call_checks",
     "prevent_deadlocks": "minidist.pipeline.deadlocks",
-    "refuse_layout": "minidist.parallel.fitting_dims",
     "replica_reducers": "minidist.pipeline.runtime.replica_reducers",
     "saved_tensor": "minidist.nn.ops.in_place:SampledTensor",
     "shard_with_options": "minidist.parallel.fsdp_options",
+    "trace": "minidist.base.traces:Trace",
     "validate_plan": "minidist.pipeline.validate:validate",
 }
 # Functions that are called in every step, most of them for every operation or message.
@@ -62,6 +64,7 @@ OFTEN = {
     "dropout",
     "narrow_sum",
     "saved_tensor",
+    "trace",
 }
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
@@ -185,14 +188,12 @@ def _plan(model: Any, sequence_parallel: bool) -> Any:
 
 
 def _ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
-    """Return ring attention, where one rank stands for many as one event."""
-    if comm.world.folds:
-        from minidist.parallel.context.ring_event import RingAttentionEvent
+    """Return ring attention as one event, where one rank stands for many."""
+    if not comm.world.folds:
+        return None
+    from minidist.parallel.context.ring_event import RingAttentionEvent
 
-        return RingAttentionEvent(comm, length)
-    from minidist.core.parallel.context.ring_attention import RingAttention
-
-    return RingAttention(comm, length)
+    return RingAttentionEvent(comm, length)
 
 
 def _all_gather(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
@@ -213,6 +214,14 @@ def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
     return UlyssesRingAttention(comm, length, neighbours)
 
 
+def _attention(name: str, *arguments: Any) -> Any:
+    kinds = {"ring": _ring, "all-gather": _all_gather, "ulysses": _ulysses, "ulysses-ring": _ulysses_ring}
+    if name not in kinds:
+        known = ", ".join(sorted(kinds))
+        raise UsageError(f"unknown attention {quoted(name)}{nearest(name, kinds)}; there are {known}")
+    return kinds[name](*arguments)
+
+
 for _name, _path in MODULES.items():
     setattr(hooks, _name, _module(_name, _path))
 for _name, _path in FUNCTIONS.items():
@@ -224,7 +233,7 @@ hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
 hooks.model_checks.append(_check_weights)
 hooks.plan_sources.append(_plan)
-hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses": _ulysses, "ulysses-ring": _ulysses_ring})
+hooks.split_attention = _attention
 hooks.guards.append(_guard)
 hooks.one_event.append(_one_event)
 hooks.kernels_of = _kernels_of

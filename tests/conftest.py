@@ -49,7 +49,7 @@ if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and
     providers._get_local_constants = lambda: providers._local_constants
 
     # The same examples everywhere, so that red is red for everybody; `--hypothesis-profile=explore` draws new ones.
-    settings.register_profile("ci", derandomize=True, deadline=None, max_examples=40)
+    settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25)
     settings.register_profile("exhaustive", derandomize=True, deadline=None)
     settings.register_profile("explore", deadline=None, max_examples=1000)
     # A mutant's test need not say which example is the smallest that fails.
@@ -85,9 +85,9 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
-    """Let the cycle collector pass over all that from here on, and look for garbage after 7,000 objects, not 700."""
+    """Let the cycle collector pass over all that from here on, and look for garbage after 50,000 objects, not 700."""
     gc.freeze()
-    gc.set_threshold(7000)
+    gc.set_threshold(50_000, 20, 100)
     gc.enable()
 
 
@@ -108,6 +108,9 @@ def no_algorithm_stays():
             there.aliases.clear()
             there.aliases.update(aliases)
 
+
+# Wait for no disk: that a file outlives its process needs none, and a thousand checkpoints wait for a minute.
+os.fsync = lambda descriptor: None
 
 # A shell starts a background job with Ctrl-C ignored, and every program that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -17,8 +17,7 @@ from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.comm.sim.world import Sim
 from minidist.core.nn import MLP
 from minidist.core.parallel.data_parallel import DistributedDataParallel
-from minidist.core.parallel.fsdp import fully_shard
-from minidist.core.parallel.fsdp_state import states_of, units_of
+from minidist.core.parallel.fsdp import fully_shard, states_of, units_of
 from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.schedules import get_schedule
 

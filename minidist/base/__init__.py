@@ -16,12 +16,13 @@ meta.py           arrays with a shape and no data
 exponents.py      the sizes of an array's entries, as powers of two
 memory.py         the bytes that are alive, by purpose
 trace_file.py     the record in a file
-traces.py         what is asked of a trace
+traces.py         the record of a run
 trace_checks.py   the checks of a trace file
 files.py          writing files
 file_format.py    the format that the ending of a file names
 cache.py          arrays that are made once and memory-mapped from then on
 read_file.py      reading a user's files
+records.py        classes whose values are checked when one is made
 plain_pickle.py   reading pickles that nobody vouches for
 user_file.py      FILE.py:FUNCTION
 plain_pickle.py   pickles that hold plain values, read without running code

@@ -35,8 +35,9 @@ def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict
         importlib.import_module("numpy")
         import threadpoolctl
 
-        threadpoolctl.threadpool_limits(limits=blas_threads)
-        limited = [library["num_threads"] for library in threadpoolctl.threadpool_info()]
+        libraries = threadpoolctl.ThreadpoolController()
+        libraries.limit(limits=blas_threads)
+        limited = [library["num_threads"] for library in libraries.info()]
         if sys.platform == "darwin" and _limit_accelerate(blas_threads):
             limited.append(blas_threads)
         done["blas_threads"] = max(limited, default=None)

@@ -21,8 +21,8 @@ from minidist.base.trace_checks import (
     memory_samples,
     parse,
 )
+from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.trace import MessageEvent, SpanEvent, Trace
 
 TRACE_BEGINS = f'{{"format": "{FORMAT}"'  # the first characters of every trace file
 SAMPLES = 1_000  # of memory in an event

@@ -10,6 +10,7 @@ header.py           what both sides of a message must agree on
 call_log.py         which collective calls a rank has made
 unlike_calls.py     the sentence about the first call in which ranks differ
 communicator.py     the communicator that a program is given
+errors.py           one class per way in which messages go wrong
 message_checks.py   what can be wrong with a message on one rank alone
 buffers.py          which memory a message uses
 call_site.py        the user's line on which an operation started

@@ -13,16 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minidist.core.base.errors import LauncherError, reason
+from minidist.comm.errors import LauncherError
+from minidist.core.base.errors import reason
 
 # (rank, number of processes): the variables of Open MPI, of PMI (MPICH, Intel MPI, srun --mpi=pmi2) and of MVAPICH, and
 # what a user sets where nothing else does. Slurm's own come last, because an mpiexec inside a Slurm job inherits them.
-_VARIABLES = (
+_LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    ("MINIDIST_RANK", "MINIDIST_SIZE"),
 )
+_VARIABLES = (*_LAUNCHERS, ("MINIDIST_RANK", "MINIDIST_SIZE"))
 
 
 def load_mpi() -> Any:
@@ -63,6 +64,11 @@ def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
         if environment.get(rank, "").isdigit():
             return int(environment[rank])
     return int(environment["SLURM_PROCID"]) if environment.get("SLURM_PROCID", "").isdigit() else 0
+
+
+def has_launcher(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a process of MPI's launcher has started this one, so that it must not outlive its parent."""
+    return any(environment.get(rank, "").isdigit() for rank, _ in _LAUNCHERS)
 
 
 def check_family(library: str, environment: Mapping[str, str] = os.environ) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from minidist.core.base.errors import LauncherError
+from minidist.comm.errors import LauncherError
 
 
 def find_mpiexec() -> str:

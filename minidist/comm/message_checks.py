@@ -14,7 +14,8 @@ import numpy as np
 from numpy import ndarray
 
 from minidist.comm.call_site import CallSite, call_site
-from minidist.core.base.errors import BufferReuseError, UsageError
+from minidist.comm.errors import BufferReuseError
+from minidist.core.base.errors import UsageError
 from minidist.core.comm.communicator import CollectiveCall
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request
 

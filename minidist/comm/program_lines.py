@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from minidist.comm.call_site import CallSite, call_site, is_of_user
-from minidist.core.base.errors import BufferReuseError
+from minidist.comm.errors import BufferReuseError
 
 
 @contextmanager

@@ -10,10 +10,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from minidist.base.traces import MessageEvent
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.message_checks import OWN_TAG, CheckedMessages
 from minidist.core.base.errors import RankDeadError
-from minidist.core.base.trace import MessageEvent
 from minidist.core.comm.point_to_point import ANY
 from minidist.core.comm.sim.state import SimRequest
 

@@ -17,10 +17,10 @@ from minidist.base.process import tune_process
 from minidist.base.read_file import parse_json
 from minidist.base.trace_file import read_traces
 from minidist.base.traces import sequences
+from minidist.comm.errors import LauncherError
 from minidist.comm.launcher import find_mpiexec, run_under_mpiexec
 from minidist.comm.launching import writable
 from minidist.commands.runner import run_training
-from minidist.core.base.errors import LauncherError
 from minidist.data import bigram_entropy, pydoc_text
 from minidist.job.config.train_config import TrainConfig, flag, resolve_batches
 from minidist.job.equality.reference import reference

@@ -23,11 +23,11 @@ from minidist.base.cache import folder
 from minidist.base.process import tune_process, usable_cores
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.tuning import BUDGET, TRANSPORT, entry_of, kept_times
+from minidist.comm.errors import LauncherError
 from minidist.comm.launched import check_family, load_mpi
 from minidist.comm.launcher import find_mpiexec, launcher_version
 from minidist.comm.mpi.start import Starting, start_limit
-from minidist.commands.output import Result, json_or_table
-from minidist.core.base.errors import LauncherError
+from minidist.commands.command import Result, json_or_table
 
 
 @dataclass

@@ -7,6 +7,7 @@ parameter_slice.py  a slice of a parameter that lies in no flat array
 checks.py       what an optimizer refuses
 named.py        the optimizer of a name, or of FILE.py:CLASS
 adagrad.py      Adagrad
+adam.py         Adam, whose weight decay passes through the averages
 rmsprop.py      RMSProp
 sgd.py          SGD with dampening, and in Nesterov's form
 wrapper.py      what holds an optimizer and has its attributes
@@ -21,37 +22,35 @@ clip_whole.py   the same where this rank has all gradients
 loss_scale.py   the loss scale of float16
 """
 
+# mypy: implicit_reexport
+# ruff: noqa: F401
+
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.optim.adagrad import Adagrad as Adagrad
-    from minidist.optim.clip import add_blocks as add_blocks
-    from minidist.optim.clip import block_square_sums as block_square_sums
-    from minidist.optim.clip import check_max_norm as check_max_norm
-    from minidist.optim.clip import clip_by_norm_ as clip_by_norm_
-    from minidist.optim.clip import clip_coefficient as clip_coefficient
-    from minidist.optim.clip import norm_from_blocks as norm_from_blocks
-    from minidist.optim.clip import scale_gradients_ as scale_gradients_
-    from minidist.optim.clip_whole import clip_grad_norm_ as clip_grad_norm_
-    from minidist.optim.groups import NO_DECAY as NO_DECAY
-    from minidist.optim.groups import is_bias_or_norm as is_bias_or_norm
-    from minidist.optim.lamb import LAMB as LAMB
-    from minidist.optim.lars import LARS as LARS
-    from minidist.optim.layerwise import LayerwiseOptimizer as LayerwiseOptimizer
-    from minidist.optim.loss_scale import DynamicLossScaler as DynamicLossScaler
-    from minidist.optim.loss_scale import LossScaleError as LossScaleError
-    from minidist.optim.loss_scale import StaticLossScaler as StaticLossScaler
-    from minidist.optim.muon import Muon as Muon
-    from minidist.optim.muon import is_hidden_matrix as is_hidden_matrix
-    from minidist.optim.muon import newton_schulz as newton_schulz
-    from minidist.optim.parameter_slice import ParameterSlice as ParameterSlice
-    from minidist.optim.rmsprop import RMSProp as RMSProp
-    from minidist.optim.schedule import DeepSpeedWarmup as DeepSpeedWarmup
-    from minidist.optim.schedule import Warmup as Warmup
-    from minidist.optim.schedule import WarmupCosine as WarmupCosine
-    from minidist.optim.schedule import WarmupLinear as WarmupLinear
-    from minidist.optim.sgd import SGD as SGD
-    from minidist.optim.wrapper import OptimizerWrapper as OptimizerWrapper
+    from minidist.optim.adagrad import Adagrad
+    from minidist.optim.adam import Adam
+    from minidist.optim.clip import (
+        add_blocks,
+        block_square_sums,
+        check_max_norm,
+        clip_by_norm_,
+        clip_coefficient,
+        norm_from_blocks,
+        scale_gradients_,
+    )
+    from minidist.optim.clip_whole import clip_grad_norm_
+    from minidist.optim.groups import NO_DECAY, is_bias_or_norm
+    from minidist.optim.lamb import LAMB
+    from minidist.optim.lars import LARS
+    from minidist.optim.layerwise import LayerwiseOptimizer
+    from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError, StaticLossScaler
+    from minidist.optim.muon import Muon, is_hidden_matrix, newton_schulz
+    from minidist.optim.parameter_slice import ParameterSlice
+    from minidist.optim.rmsprop import RMSProp
+    from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupCosine, WarmupLinear
+    from minidist.optim.sgd import SGD
+    from minidist.optim.wrapper import OptimizerWrapper
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

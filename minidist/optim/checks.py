@@ -8,7 +8,7 @@ Proved by: tests/optim/test_optimizers.py, tests/parallel/test_zero.py
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from zlib import crc32
 
@@ -135,11 +135,24 @@ def check_optimizer_class(wrapper: str, given: Any, arguments: str) -> None:
         )
 
 
-def describe_step(optimizer: Optimizer) -> str:
-    """Return the number of steps, the learning rate, and a checksum of all settings, in one line."""
-    settings = (getattr(optimizer, name) for name in optimizer.settings)
-    values = [type(optimizer).__name__, *settings, float(optimizer.grad_scale)]
-    groups = [(float(g.lr_scale), None if (w := g.weight_decay) is None else float(w)) for g in optimizer.groups]
-    checksum, count = crc32(repr((values, groups)).encode()), optimizer.step_count
-    lr = optimizer.lr * optimizer.lr_factor
-    return f"{count} update{'s' * (count != 1)} with lr {lr:.6g}, checksum of the settings {checksum:08x}"
+class StepDescription:
+    """The number of steps, the learning rate, and a checksum of all settings, in one line: see `str`.
+
+    It is written when it is asked for, because most steps are compared with none.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._count, self._lr = optimizer.step_count, (optimizer.lr, optimizer.lr_factor)
+        settings = [getattr(optimizer, name) for name in optimizer.settings]
+        self._values = [type(optimizer).__name__, *settings, float(optimizer.grad_scale)]
+        self._groups = tuple(optimizer.groups)
+
+    @cached_property
+    def _text(self) -> str:
+        groups = [(float(g.lr_scale), None if (w := g.weight_decay) is None else float(w)) for g in self._groups]
+        checksum, count = crc32(repr((self._values, groups)).encode()), self._count
+        lr = self._lr[0] * self._lr[1]
+        return f"{count} update{'s' * (count != 1)} with lr {lr:.6g}, checksum of the settings {checksum:08x}"
+
+    def __str__(self) -> str:
+        return self._text

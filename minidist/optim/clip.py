@@ -21,7 +21,7 @@ from typing import Any
 from minidist.base.limits import check_number
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.optim.slices import NORM_BLOCK
+from minidist.core.optim.optimizer import NORM_BLOCK
 
 _CHUNK = 64 * NORM_BLOCK  # elements converted at a time, so that the float64 copy stays in the cache
 

@@ -23,8 +23,7 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.optim.optimizer import Group, Optimizer, State
-from minidist.core.optim.slices import FlatSlice
+from minidist.core.optim.optimizer import FlatSlice, Group, Optimizer, State
 from minidist.optim.exact_sums import LIMBS, square_sum, value_of
 
 Sums = dict[str, np.ndarray]  # layer -> (2, LIMBS): of its weights and of its update

@@ -29,8 +29,7 @@ from minidist.base.limits import check_flag, check_number
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.optim.adam import AdamW
-from minidist.core.optim.optimizer import State
-from minidist.core.optim.slices import FlatSlice
+from minidist.core.optim.optimizer import FlatSlice, State
 from minidist.optim.layerwise import is_shard
 
 Shape = tuple[int, ...]
@@ -83,6 +82,9 @@ class Muon(AdamW):
         whole_matrices: Callable[[Updates, Mapping[str, Shape]], Updates] | None = None,
         **adamw: Any,
     ) -> None:
+        for name in adamw:
+            if name not in ("betas", "eps", "groups"):
+                raise UsageError(f"Muon has no argument {name!r}; of AdamW's it takes betas, eps and groups")
         super().__init__(parameters, lr, weight_decay=weight_decay, **adamw)
         self.momentum, self.nesterov, self.whole_matrices = momentum, nesterov, whole_matrices
 

@@ -25,7 +25,7 @@ OPTIMIZERS = {
     "sgd": ("optim.sgd", "SGD"),
     "adagrad": ("optim.adagrad", "Adagrad"),
     "rmsprop": ("optim.rmsprop", "RMSProp"),
-    "adam": ("core.optim.adam", "Adam"),
+    "adam": ("optim.adam", "Adam"),
     "adamw": ("core.optim.adam", "AdamW"),
     "lars": ("optim.lars", "LARS"),
     "lamb": ("optim.lamb", "LAMB"),

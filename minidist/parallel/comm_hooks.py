@@ -52,7 +52,7 @@ def register_comm_hook(reducer: GradientReducer, state: Any, hook: Callable[[Any
     """
     if isinstance(reducer, ShardReducer):
         _without_padding(reducer)
-        reducer.send = lambda bucket: _sum_whole(reducer, bucket, partial(hook, state))
+        reducer.send = partial(_sum_whole, reducer, partial(hook, state))  # type: ignore[method-assign]
         return
     op, own = getattr(state, "op", None), "mean" if reducer.op == "avg" else "sum"
     if op in ("mean", "sum") and op != own:
@@ -60,7 +60,7 @@ def register_comm_hook(reducer: GradientReducer, state: Any, hook: Callable[[Any
             f"rank {reducer.comm.rank}: this DistributedDataParallel has reduction={own!r}, and the hook's state"
             f" op={op!r}, so the gradient would be scaled wrongly by {reducer.comm.size}; make it with op={own!r}"
         )
-    reducer.send = partial(hook, state)
+    reducer.send = partial(hook, state)  # type: ignore[method-assign]
 
 
 def _without_padding(reducer: ShardReducer) -> None:
@@ -71,7 +71,7 @@ def _without_padding(reducer: ShardReducer) -> None:
         reducer.bucket_of.update(dict.fromkeys(bucket.parameters, reducer.buckets[i]))
 
 
-def _sum_whole(reducer: ShardReducer, bucket: Bucket, start: Callable[[Bucket], Any]) -> Then:
+def _sum_whole(reducer: ShardReducer, start: Callable[[Bucket], Any], bucket: Bucket) -> Then:
     """Start the sum of a bucket on every rank, and forget the bucket's own gradients."""
     # Stage 2: wait for the bucket before, and hand the hook the array of this one, which no other bucket shares.
     if not reducer.keep_whole:

@@ -5,7 +5,6 @@ Proved by: tests/parallel/test_dims.py
 
 from fractions import Fraction
 from math import prod
-from typing import NoReturn
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, Mesh
@@ -35,8 +34,8 @@ def dims_of(ranks: int, *, pp: int = 1, dp: int | None = None, cp: int = 1, tp: 
     return ParallelDims(pp, dp, cp, tp, ep)
 
 
-def refuse_layout(layout: ParallelDims, comm: Comm) -> NoReturn:
-    """Raise UsageError for a `ParallelLayout` whose degrees do not fit the ranks of `comm`, or are none."""
+def check_layout(layout: ParallelDims, comm: Comm) -> None:
+    """Raise UsageError for degrees, or a `ParallelLayout`, that do not fit the ranks of `comm`, or are none."""
     zero = getattr(layout, "zero", 0)
     if zero not in range(4):
         raise UsageError(f"ParallelLayout(zero={quoted(zero)}); the stage of ZeRO is 0, 1, 2 or 3")
@@ -46,7 +45,9 @@ def refuse_layout(layout: ParallelDims, comm: Comm) -> NoReturn:
             f"ParallelLayout({degrees}) is for {layout.ranks} ranks, and there are {comm.size}; make the product of"
             " the degrees equal to the number of ranks"
         )
-    raise UsageError(f"ParallelLayout(dp={layout.dp}, ep={layout.ep}): ep divides dp; choose a divisor of {layout.dp}")
+    if layout.ep < 1 or layout.dp % layout.ep:
+        given = f"dp={layout.dp}, ep={layout.ep}"
+        raise UsageError(f"ParallelLayout({given}): ep divides dp; choose a divisor of {layout.dp}")
 
 
 def splits_sums(dims: ParallelDims) -> bool:

@@ -26,8 +26,7 @@ from minidist.core.comm import Comm, Mesh, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import NORM_BLOCK
 from minidist.core.parallel.flat_shards import Shard
-from minidist.core.parallel.fsdp import gathers_of
-from minidist.core.parallel.fsdp_state import FSDPState, states_of
+from minidist.core.parallel.fsdp import FSDPState, gathers_of, states_of
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.core.parallel.gradients import Guard, new_guard, operation_of
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
@@ -249,9 +248,9 @@ class OptionalUnit(FSDPUnit):
                 all_reduce(self.replicas, piece, self.guard.op, algorithm=self.algorithm, equal=equal)
         self.deliver(piece)
 
-    def add_reduced(self, piece: xp.Array) -> None:
+    def deliver(self, piece: xp.Array) -> None:
         """Add a reduced gradient to the shard's, in its dtype."""
-        super().add_reduced(downcast(piece, self.shard.dtype))
+        super().deliver(downcast(piece, self.shard.dtype))
 
     def settle(self) -> None:
         """All gradients of a pass are reduced."""

@@ -217,7 +217,6 @@ class HostUnit(OptionalUnit):
     def __init__(self, pool: HostPool, *arguments: Any) -> None:
         self.pool = pool
         super().__init__(*arguments)
-        self.deliver = self.store
 
     def gather_shards(self, whole: xp.Array, equal: str) -> Work:
         """Start to fetch this rank's shard, and to gather all shards into `whole`."""
@@ -235,7 +234,7 @@ class HostUnit(OptionalUnit):
         """Return a new array for a sum, which must move before it can be added to the shard's gradient."""
         return track(xp.empty(self.shard.size, self.reduce_dtype, self.device), "communication")
 
-    def store(self, piece: xp.Array) -> None:
+    def deliver(self, piece: xp.Array) -> None:
         """Start to move a reduced gradient to the host."""
         # One sum is on its way at a time: more would hold more memory.
         self.finish_store()
@@ -250,7 +249,7 @@ class HostUnit(OptionalUnit):
             (unit, transfer), self.pool.storing = self.pool.storing, None
             piece = transfer.wait()
             if keep:
-                unit.add_reduced(piece)
+                OptionalUnit.deliver(unit, piece)
 
     def settle(self) -> None:
         """All gradients of a pass are reduced: wait for their way to the host."""

@@ -21,7 +21,7 @@ import numpy as np
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import MismatchError
-from minidist.core.base.fingerprint import fingerprint_number
+from minidist.core.base.random import fingerprint_number
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm

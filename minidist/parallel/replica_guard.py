@@ -21,11 +21,11 @@ from zlib import crc32
 import numpy as np
 
 from minidist.comm.header import OVER
-from minidist.core.autograd import BackwardPass, MeanOfRows, Node, Parameter
+from minidist.core.autograd import BackwardPass, Node, Parameter
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.errors import MismatchError, UsageError
-from minidist.core.base.fingerprint import fingerprint
+from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
 from minidist.core.comm import Comm
@@ -50,6 +50,7 @@ class ReplicaGuard(Guard):
         forward_begins(module)                           a pass through it begins; None: through what is covered
         backward_begins(pass, again)                     its gradients will be reduced, again: with earlier ones
         backward_ended(), forget()                       the gradients of a pass are reduced; an error has ended it
+        frozen, unused(rank, parameter, ...)             it has no bucket and got a gradient, or the other way round
 
     Texts that every rank must have equal: of_bucket(bucket), of_weights(flat), and, of a unit or a shard that the guard
     `made` was told of, of_unit(flat, made) and of_copies(shard, made). `wraps` sends 16 B from rank 0 to each other
@@ -131,6 +132,16 @@ class ReplicaGuard(Guard):
     def forget(self) -> None:
         self.means = ""
 
+    def frozen(self, rank: int, parameter: Parameter) -> None:
+        from minidist.parallel.unreduced import was_frozen
+
+        raise was_frozen(rank, parameter)
+
+    def unused(self, *where: Any) -> None:
+        from minidist.parallel.unreduced import UnusedParameterError
+
+        raise UnusedParameterError(*where)
+
     # --- what every rank must have equal: it costs no message ---
 
     def of_bucket(self, bucket: Bucket) -> str:
@@ -181,8 +192,8 @@ def note_means(running: Any, loss: Node, gradient: Any) -> None:
     pending = [(loss, False)] if gradient.size == 1 and gradient.item() == 1 else []
     while pending:
         node, divided = pending.pop()
-        if isinstance(node.name, MeanOfRows):
-            found.append(node.name.over)
+        if getattr(node, "over", ""):
+            found.append(node.over)
             running.is_mean |= not divided
         elif node not in seen and node.inputs and (node.name in _LINEAR or (node.hook and node.name != "checkpoint")):
             seen.add(node)

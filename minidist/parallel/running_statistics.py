@@ -14,7 +14,7 @@ the statistics of each micro-batch alone. Bytes: (n-1) 8 (1 + 2 C) from each ran
 Proved by: tests/parallel/test_running_statistics.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,13 +103,16 @@ def exchange_among(comm: Comm, ranks: Sequence[int]) -> Exchange | None:
     return exchange
 
 
-def combine_statistics(module: Any, comm: Comm, ranks: Sequence[int], data: Comm | None) -> Callable[[], None] | None:
-    """Return what combines the batch norms of a module over some ranks of `comm`, and then over `data`.
-
-    None: it has no batch norm, or no other rank has it.
-    """
-    statistics = RunningStatistics(module, exchange_among(comm, ranks), data)
-    return statistics.combine if statistics.layers else None
+def combine_statistics(
+    stages: Mapping[int, Any], comm: Comm, ranks: Mapping[int, Sequence[int]], data: Comm | None
+) -> list[Callable[[], None]]:
+    """Return what combines the batch norms of this rank's stages over their `ranks` of `comm`, then over `data`."""
+    found = []
+    for n, stage in sorted(stages.items()):
+        if len(ranks[n]) > 1 or data is not None:
+            statistics = RunningStatistics(stage.module, exchange_among(comm, ranks[n]), data)
+            found += [statistics.combine] if statistics.layers else []
+    return found
 
 
 def batch_norms(module: Any) -> "list[BatchNorm]":

@@ -9,7 +9,7 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.fsdp_state import states_of, units_of
+from minidist.core.parallel.fsdp import states_of, units_of
 
 
 def check_sharding(module: Module, op: str, ignored: Collection[Parameter], comms: Sequence[Comm]) -> None:

@@ -7,8 +7,27 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from minidist.core.autograd import Parameter
-from minidist.core.base.errors import UsageError
+from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.comm import Comm
+
+
+class UnusedParameterError(MinidistError):
+    """A parameter got no gradient in a step in which a reduction waits for it. so: what follows; then what may help."""
+
+    def __init__(self, rank: int, parameter: Parameter, so: str, freeze: str = "freeze it") -> None:
+        super().__init__(
+            f"rank {rank}: parameter {parameter.name!r} got no gradient in this backward pass, so {so}; use it in the"
+            " loss (an array that a layer returns in place of a Tensor ends the graph),"
+            f" {freeze}, or pass find_unused_parameters=True"
+        )
+
+
+def was_frozen(rank: int, parameter: Parameter) -> UsageError:
+    """Return the error of a parameter without a bucket that got a gradient."""
+    return UsageError(
+        f"rank {rank}: parameter {parameter.name!r} was frozen when its gradients were cut into"
+        " buckets, so no rank would reduce it; set requires_grad before wrapping the model, or wrap it anew"
+    )
 
 
 def mean_of_one_rank(comm: Comm, ranks: int) -> UsageError:

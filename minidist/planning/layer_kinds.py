@@ -30,26 +30,31 @@ def listed(family: Family, key: str) -> list[str] | None:
     return None if found is None else [OLD_NAMES.get(kind, kind) for kind in found]
 
 
-def _by_rule(is_full: Callable[[int], bool], layers: int, other: str = LINEAR) -> list[str]:
-    return [FULL if is_full(layer) else other for layer in range(layers)]
+def _by_rule(family: Family, is_full: Callable[[int], bool], other: str = LINEAR) -> list[str]:
+    """Return that some layers have full attention, and all others are `other`."""
+    return [FULL if is_full(layer) else other for layer in range(family.keys.size("num_hidden_layers"))]
+
+
+def _listed_or(family: Family, is_full: Callable[[int], bool], other: str = LINEAR) -> list[str]:
+    """Return layer_types; without them what the rule says."""
+    return listed(family, "layer_types") or _by_rule(family, is_full, other)
 
 
 def _layer_types(family: Family) -> list[str]:
     """Return layer_types; without them every second layer of minimax is linear, and every layer of granite a mamba."""
-    layers = family.keys.size("num_hidden_layers")
     default = {"minimax": lambda i: i % 2 == 0, "step3p5": lambda i: True}
-    return listed(family, "layer_types") or _by_rule(default.get(family.keys.kind, lambda i: False), layers)
+    return _listed_or(family, default.get(family.keys.kind, lambda i: False))
 
 
 def _interval(family: Family) -> list[str]:
-    every, layers = family.keys.size("full_attention_interval", 4), family.keys.size("num_hidden_layers")
-    return listed(family, "layer_types") or _by_rule(lambda i: (i + 1) % every == 0, layers)
+    every = family.keys.size("full_attention_interval", 4)
+    return _listed_or(family, lambda i: (i + 1) % every == 0)
 
 
 def _gemma4(family: Family) -> list[str]:
     """Return the types; the last layers use the keys and values of earlier ones, and are other kinds of layers."""
     keys, layers = family.keys, family.keys.size("num_hidden_layers")
-    types = listed(family, "layer_types") or _by_rule(lambda i: (i + 1) % 6 == 0, layers, SLIDING)
+    types = _listed_or(family, lambda i: (i + 1) % 6 == 0, SLIDING)
     types[-1] = FULL
     shared = min(keys.size("num_kv_shared_layers", 0, least=0), layers)
     return types[: layers - shared] + [f"{kind} shared" for kind in types[layers - shared :]]
@@ -78,13 +83,8 @@ def _deepseek_v4(family: Family) -> list[str]:
 
 
 def _kimi_linear(family: Family) -> list[str]:
-    layers, linear = family.keys.size("num_hidden_layers"), family.keys.inside("linear_attn_config")
-    given = linear.items("full_attn_layers", int)
-    full = None if given is None else set(given)  # counted from 1
-    types = listed(family, "layer_types")
-    if types is None and full is not None:
-        types = _by_rule(lambda i: i + 1 in full, layers)
-    return types or _by_rule(lambda i: i > 0 and i % 4 == 0, layers)
+    full = family.keys.inside("linear_attn_config").items("full_attn_layers", int)  # counted from 1
+    return _listed_or(family, lambda i: i > 0 and i % 4 == 0 if full is None else i + 1 in full)
 
 
 def _nemotron_h(family: Family) -> list[str]:
@@ -100,44 +100,41 @@ def _nemotron_h(family: Family) -> list[str]:
 
 
 def _mimo(family: Family) -> list[str]:
-    layers = family.keys.size("num_hidden_layers")
-    return listed(family, "layer_types") or _by_rule(lambda i: i == 0 or (i + 1) % 6 == 0, layers, SLIDING)
+    return _listed_or(family, lambda i: i == 0 or (i + 1) % 6 == 0, SLIDING)
 
 
 def _jamba(family: Family) -> list[str]:
     every, first = family.keys.size("attn_layer_period"), family.keys.size("attn_layer_offset", least=0)
-    return _by_rule(lambda i: i % every == first, family.keys.size("num_hidden_layers"))
+    return _by_rule(family, lambda i: i % every == first)
 
 
 def _bamba(family: Family) -> list[str]:
-    indices = set(family.keys.items("attn_layer_indices", int) or [])
-    return _by_rule(lambda i: i in indices, family.keys.size("num_hidden_layers"))
+    indices = family.keys.items("attn_layer_indices", int) or []
+    return _by_rule(family, lambda i: i in indices)
 
 
 def _lfm2(family: Family) -> list[str]:
-    layers, given = family.keys.size("num_hidden_layers"), family.keys.items("full_attn_idxs", int)
-    full = None if given is None else set(given)
-    return listed(family, "layer_types") or _by_rule(lambda i: full is None or i in full, layers, "conv")
+    full = family.keys.items("full_attn_idxs", int)
+    return _listed_or(family, lambda i: full is None or i in full, "conv")
 
 
 def _minimax_m3(family: Family) -> list[str]:
     """Return layer_types, or the older list of ones for the layers that choose blocks of positions."""
     layers, chosen = family.keys.size("num_hidden_layers"), family.keys.inside("sparse_attention_config")
     flags = _entries(chosen, "sparse_attention_freq", layers, int) or [0] * layers
-    return listed(family, "layer_types") or _by_rule(lambda i: not flags[i], layers, "minimax_m3_sparse")
+    return _listed_or(family, lambda i: not flags[i], "minimax_m3_sparse")
 
 
 def _windows(family: Family) -> list[str]:
     """Return layer_types, or that every N-th layer sees all positions and the others a window."""
-    every, layers = family.row["full_every"], family.keys.size("num_hidden_layers")
-    return listed(family, "layer_types") or _by_rule(lambda i: (i + 1) % every == 0, layers, SLIDING)
+    return _listed_or(family, lambda i: (i + 1) % family.row["full_every"] == 0, SLIDING)
 
 
 def _qwen_windows(family: Family) -> list[str]:
     """Return layer_types, or that the layers from max_window_layers on have windows, if use_sliding_window is true."""
     keys, layers = family.keys, family.keys.size("num_hidden_layers")
     full = keys.size("max_window_layers", layers, least=0) if keys.flag("use_sliding_window") else layers
-    return listed(family, "layer_types") or _by_rule(lambda i: i < full, layers, SLIDING)
+    return _listed_or(family, lambda i: i < full, SLIDING)
 
 
 TYPES: dict[str, Callable[[Family], list[str]]] = {
@@ -161,7 +158,7 @@ TYPES: dict[str, Callable[[Family], list[str]]] = {
 def layer_types(family: Family) -> list[str]:
     """Return what each layer is."""
     rule = family.row.get("types")
-    return TYPES[rule](family) if rule else [FULL] * family.keys.size("num_hidden_layers")
+    return TYPES[rule](family) if rule else _by_rule(family, lambda i: True)
 
 
 # Which layers have experts -------------------------------------------------------------------------------------------
@@ -210,8 +207,7 @@ def _jamba_experts(family: Family) -> Callable[[int], bool]:
 
 
 def _llama4(family: Family) -> Callable[[int], bool]:
-    given, every = family.keys.items("moe_layers", int), family.keys.size("interleave_moe_layer_step", 1, least=0)
-    layers = None if given is None else set(given)
+    layers, every = family.keys.items("moe_layers", int), family.keys.size("interleave_moe_layer_step", 1, least=0)
     return lambda i: i in layers if layers is not None else every > 0 and (i + 1) % every == 0
 
 

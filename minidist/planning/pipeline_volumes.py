@@ -17,8 +17,8 @@ from math import lcm, prod
 
 from minidist.core.optim import NORM_BLOCK
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.shapes import MESSAGE
-from minidist.core.pipeline.runtime.shared import ROW
+from minidist.core.pipeline.runtime.messages import MESSAGE
+from minidist.core.pipeline.runtime.reduction import ROW
 from minidist.data import load_dataset
 from minidist.job.config.models import ITEMSIZE, activation_shape
 from minidist.job.config.pipeline_plan import blocks_of_stages, make_plan, period_of, replicas_of, streams

@@ -19,8 +19,8 @@ from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.runtime import PipelineStage, cut_model
+from minidist.core.pipeline.runtime.messages import FLOATS
 from minidist.core.pipeline.runtime.pipeline import backward_from
-from minidist.core.pipeline.runtime.shapes import FLOATS
 from minidist.core.train.task import as_input
 from minidist.job.config.pipeline_plan import count_blocks
 from minidist.job.config.rules import MODEL_AND_DATA, check_rules

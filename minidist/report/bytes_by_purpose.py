@@ -5,7 +5,7 @@ Proved by: tests/report/test_pictures.py
 
 from collections.abc import Mapping, Sequence
 
-from minidist.core.base.trace import Trace
+from minidist.base.traces import Trace
 from minidist.report.frame import Figure, byte_text, finish, new_figure, patch, tidy
 from minidist.report.palette import PALETTE
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.core.base.trace import Trace
+from minidist.base.traces import Trace
 from minidist.report.frame import Figure, Style, byte_text, finish, new_figure, patch
 from minidist.report.palette import PALETTE
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minidist.base.trace_file import only_steps, steps_of
-from minidist.core.base.trace import Trace
+from minidist.base.traces import Trace
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.space_time import MAX_BESIDE, Rows, latest, operation_text, rows_of
 from minidist.report.timeline import Pair, arrived, bands, compute_of, pairs, row_label, unanswered, waits, without
@@ -24,7 +24,7 @@ MAX_ITEMS, MAX_LINES = 24_000, 128  # bars and arrows, and the streams of the fi
 TICKS = 4_000_000  # the whole width, in whole numbers: less than a pixel after 2,000-fold zoom
 KINDS = ("F", "B", "I", "W", "recompute", "compute", "blocked", "transfer", "communication")
 
-WORDS = {**NAMES, "transfer": "waits for bytes on their way", "communication": "messages"}
+WORDS = {**NAMES, "communication": "messages"}
 
 
 @dataclass
@@ -49,7 +49,8 @@ def space_and_time(traces: Sequence[Trace], source: str = "TRACE") -> str:
     # All steps if they fit, else the last one; then bands instead of arrows, then slices of time.
     said = []
     shown, count = list(traces), steps_of(traces)
-    if count > 1 and _too_many(shown):
+    items = sum(len(trace.messages) + len(trace.spans) for trace in traces)  # a bound that needs no pairs of messages
+    if count > 1 and items > MAX_ITEMS:
         shown = only_steps(shown, count - 1, count)
         said.append(
             f"Drawn is the last of {count} steps, because all of them have too many messages for one page;"
@@ -77,7 +78,7 @@ def space_and_time(traces: Sequence[Trace], source: str = "TRACE") -> str:
     )
     used = {bar[1] for bar in drawing.bars} | ({"communication"} if drawing.arrows or drawing.beside else set())
     legend = "".join(
-        f'<span class="key"><i style="background:{_colour(kind)}"></i>{WORDS[kind]}</span>'
+        f'<span class="key"><i style="background:{PALETTE[kind]}"></i>{WORDS[kind]}</span>'
         for kind in KINDS
         if kind in used
     )
@@ -89,16 +90,6 @@ def space_and_time(traces: Sequence[Trace], source: str = "TRACE") -> str:
         f'<figcaption>{buttons}<span class="under"></span><div>{legend}</div></figcaption></figure>'
         f'<script type="application/json" id="space-time-data">{numbers}</script><script>\n{SCRIPT}</script>'
     )
-
-
-def _colour(kind: str) -> str:
-    """Return the colour of a kind: a transfer has a third of that of communication, on white and on black."""
-    return PALETTE["communication"] + "55" if kind == "transfer" else PALETTE[kind]
-
-
-def _too_many(traces: Sequence[Trace]) -> bool:
-    """Return whether the traces have more than the page draws: a bound that needs no pairs of messages."""
-    return sum(len(trace.messages) + len(trace.spans) for trace in traces) > MAX_ITEMS
 
 
 def _drawing(traces: Sequence[Trace], messages: Sequence[Pair], folded: bool) -> tuple[Drawing, int]:
@@ -212,7 +203,7 @@ def _numbers(drawing: Drawing) -> dict[str, object]:
 
     return {
         "lines": drawing.lines,
-        "kinds": [[_colour(kind), WORDS[kind]] for kind in KINDS],
+        "kinds": [[PALETTE[kind], WORDS[kind]] for kind in KINDS],
         "names": list(names),
         "ticks": TICKS,
         "begin": begin,

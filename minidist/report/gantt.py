@@ -10,8 +10,8 @@ Proved by: tests/commands/test_schedule.py
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.base.traces import SpanEvent, Trace
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import SpanEvent, Trace
 from minidist.core.pipeline.plan import Item, actions_of, show
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import Figure, Style, finish, new_figure, patch, tidy

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.files import writing
+from minidist.base.traces import Trace
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import Trace
 from minidist.report.chakra import COLLECTIVES, calls_of, computing
 
 COMPUTE, CALLS, SENDS, RECEIVES = 7, 8, 9, 10  # streams; those of PyTorch begin at 7

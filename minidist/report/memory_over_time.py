@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base.memory import thinned
+from minidist.base.traces import Trace
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import Trace
 from minidist.report.frame import Figure, Style, byte_text, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import MEMORY, PALETTE, distinct
 

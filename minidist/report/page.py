@@ -17,9 +17,9 @@ from typing import Any
 
 from minidist.base.files import writing
 from minidist.base.trace_file import only_steps, steps_of
+from minidist.base.traces import Trace
 from minidist.comm.launching import writable
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import Trace
 from minidist.report.bytes_by_purpose import table_of
 from minidist.report.canvas import space_and_time
 from minidist.report.draw import Header, draw, incomplete_sentence

@@ -14,6 +14,7 @@ PALETTE = {
     "W": "#CCBB44",
     "recompute": "#EE6677",
     "communication": "#AA3377",
+    "transfer": "#AA337755",  # a third of communication, on white and on black
     "idle": "#F0F0F0",
     "compute": "#7F7F9F",
     "blocked": "#CC3311",
@@ -27,6 +28,7 @@ NAMES = {
     "W": "W weight gradient",
     "recompute": "recompute",
     "communication": "communication",
+    "transfer": "waits for bytes on their way",
     "idle": "idle",
     "compute": "compute",
     "blocked": "blocked: waits for another rank",

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.files import writing
+from minidist.base.traces import MessageEvent, Trace
 from minidist.comm.launching import writable
-from minidist.core.base.trace import MessageEvent, Trace
 from minidist.report.timeline import arrived, pairs
 
 _THREADS = ("compute", "send", "receive")

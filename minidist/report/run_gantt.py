@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minidist.core.base.trace import SpanEvent, Trace
+from minidist.base.traces import SpanEvent, Trace
 from minidist.report.frame import Figure, Style, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, ink, kind_of, shade
 from minidist.report.timeline import compute_of, merged, pairs, waits, without

@@ -6,11 +6,12 @@ the red runs to the edge, each line says what its rank waits for, and the wait-f
 Proved by: tests/report/test_pictures.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
-from minidist.core.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.report.frame import Figure, Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.timeline import (
@@ -53,36 +54,30 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     factor, unit = time_unit(right)
     figure = new_figure(9, 1.5 + 0.55 * len(rows))
     axes = figure.add_subplot()
-    used: dict[str, Any] = {}
+    drawing = _Drawing(axes, rows, factor, begin * factor, (right - begin) * factor)
 
     # [2] What each stream computes, then where it waits (red) or transfers.
     for (rank, lane), y in rows.items():
         axes.plot([begin * factor, right * factor], [y, y], color="#999999", linewidth=0.8, zorder=1)
         for name, interval in _joined(compute_of(traces[rank].spans, lane)):
-            kind = kind_of(name)
-            _bar(axes, interval, y, factor, PALETTE[kind], "compute")
-            used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
+            drawing.bar(interval, y, kind_of(name), "compute")
     buckets, messages_of_their_own = _folded(messages, right - begin)
-    width = (right - begin) * factor
     drawn = bands(buckets)
     late: dict[tuple[int, str], list[Interval]] = {}
-    for key, (late[key], transfers) in _waits_beside_computing(traces, messages, drawn, right, width / factor).items():
+    for key, (late[key], transfers) in _waits_beside_computing(traces, messages, drawn, right, right - begin).items():
         for interval in transfers:
-            _bar(axes, interval, rows[key], factor, PALETTE["communication"] + "55", "transfer")
-            used.setdefault("transfer", patch(PALETTE["communication"] + "55", "waits for bytes on their way"))
+            drawing.bar(interval, rows[key], "transfer", "transfer")
         for interval in late[key]:
-            _bar(axes, interval, rows[key], factor, PALETTE["blocked"], "blocked")
-            used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
-    _bands(axes, drawn, late, rows, factor, width, used)
+            drawing.bar(interval, rows[key], "blocked", "blocked")
+    drawing.bands(drawn, late)
 
     # [3] After a deadlock: what each rank waits for, to the edge of the picture.
     for event in stuck:
-        _stuck(axes, event, rows[event.rank, event.lane], right, factor)
-        used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
+        drawing.stuck(event, right)
 
     # [4] The messages, and the circle of waits.
-    _arrows(axes, messages_of_their_own, rows, factor, begin * factor, width, bool(drawn), used)
-    circle = _wait_for(axes, stuck, rows, right * factor, used)
+    drawing.arrows(messages_of_their_own, bool(drawn))
+    circle = drawing.wait_for(stuck, right * factor)
 
     axes.set_yticks(list(rows.values()), [row_label(rank, lane) for rank, lane in rows])
     axes.set_ylim(len(rows) - 0.5, -0.6)
@@ -93,7 +88,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     tidy(axes)
     delivered = sum(arrived(pair) for pair in messages)
     axes.set_title(title or _title(delivered, longest - begin, stuck, circle), fontsize=10, loc="left")
-    return finish(figure, used.values(), command)
+    return finish(figure, drawing.used.values(), command)
 
 
 def rows_of(traces: Sequence[Trace]) -> Rows:
@@ -132,13 +127,6 @@ def _joined(spans: Sequence[SpanEvent]) -> list[tuple[str, Interval]]:
     return result
 
 
-def _bar(axes: Any, interval: Interval, y: int, factor: float, colour: str, gid: str) -> None:
-    from matplotlib.patches import Rectangle
-
-    corner, width = (interval[0] * factor, y - BAR / 2), (interval[1] - interval[0]) * factor
-    axes.add_patch(Rectangle(corner, width, BAR, color=colour, linewidth=0, gid=gid, zorder=2))
-
-
 def _folded(messages: Sequence[Pair], width: float) -> tuple[list[Pair], list[Pair]]:
     """Return the delivered messages that are drawn as bands, and those that are arrows. width: the picture's, in s."""
     delivered = [pair for pair in messages if arrived(pair)]
@@ -149,14 +137,6 @@ def _folded(messages: Sequence[Pair], width: float) -> tuple[list[Pair], list[Pa
     if len(beside) <= MAX_BESIDE and apart >= APART * width:
         return [], delivered
     return beside, [pair for pair in delivered if pair.send.lane == "main" or pair.send.operation == "message"]
-
-
-def _stuck(axes: Any, event: MessageEvent, y: int, right: float, factor: float) -> None:
-    """Draw a wait that never ends, and write what the stream waits for."""
-    if event.kind == "receive":  # a send without a partner is among the pairs
-        _bar(axes, (event.start, right), y, factor, PALETTE["blocked"], "blocked")
-    style: Style = {"ha": "right", "va": "bottom", "fontsize": 8, "color": PALETTE["blocked"]}
-    axes.text(right * factor, y - 0.24, operation_text(event), **style)
 
 
 def _waits_beside_computing(
@@ -178,117 +158,127 @@ def _waits_beside_computing(
     return result
 
 
-def _bands(
-    axes: Any,
-    drawn: Sequence[Band],
-    late: dict[tuple[int, str], list[Interval]],
-    rows: Rows,
-    factor: float,
-    width: float,
-    used: dict[str, Any],
-) -> None:
-    """Draw a bar for each collective call on each line, under the waits in it, with the bytes that the line sent.
+@dataclass
+class _Drawing:
+    """The diagram. factor: units of its axis of time per second. begin, width: of the picture, in these units.
 
-    late: the waits that are drawn. width: of the picture, in units of its axis.
+    used: the entries of the legend, in the order in which they are drawn first.
     """
-    from matplotlib.patches import Rectangle
 
-    colour = PALETTE["communication"]
-    for band in drawn:
-        y, whole = rows[band.rank, band.lane], (band.start, band.end)
-        corner, long = (band.start * factor, y - BAR / 2), (band.end - band.start) * factor
-        # White between neighbours, which would hide a narrow band.
-        edge = 0.6 if long > HAIR / 4 * width else 0
-        style: Style = {"facecolor": colour, "edgecolor": "white", "linewidth": edge, "gid": "band", "zorder": 1.5}
-        axes.add_patch(Rectangle(corner, long, BAR, **style))
-        # The bytes, where nothing else is.
-        start, end = max(
-            without([whole], late.get((band.rank, band.lane), ())), key=lambda part: part[1] - part[0], default=whole
-        )
-        if (end - start) * factor > 0.75 * LABEL * width:
-            text: Style = {"fontsize": 6.5, "ha": "center", "va": "center", "color": "white"}
-            axes.text((start + end) / 2 * factor, y, byte_text(band.nbytes), **text, zorder=4)
-        used.setdefault("band", patch(colour, "all messages of one bucket"))
+    axes: Any
+    rows: Rows
+    factor: float
+    begin: float
+    width: float
+    used: dict[str, Any] = field(default_factory=dict)
 
+    def bar(self, interval: Interval, y: int, kind: str, gid: str) -> None:
+        """Draw a bar in the colour of its kind."""
+        from matplotlib.patches import Rectangle
 
-def _arrows(
-    axes: Any,
-    delivered: list[Pair],
-    rows: Rows,
-    factor: float,
-    begin: float,
-    width: float,
-    has_bands: bool,
-    used: dict[str, Any],
-) -> None:
-    from matplotlib.collections import LineCollection
-    from matplotlib.patches import FancyArrowPatch
+        corner, width = (interval[0] * self.factor, y - BAR / 2), (interval[1] - interval[0]) * self.factor
+        self.axes.add_patch(Rectangle(corner, width, BAR, color=PALETTE[kind], linewidth=0, gid=gid, zorder=2))
+        self.used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
 
-    # From the departure on the sender's line to the arrival on the receiver's.
-    colour = PALETTE["communication"]
-    ends = []
-    for send, receive in delivered:
-        assert receive is not None
-        tail = (send.start if send.start >= 0 else send.posted) * factor, rows[send.rank, send.lane]
-        ends.append((tail, (receive.end * factor, rows[receive.rank, receive.lane])))
+    def stuck(self, event: MessageEvent, right: float) -> None:
+        """Draw a wait that never ends, to the edge of the picture, and write what the stream waits for."""
+        y = self.rows[event.rank, event.lane]
+        if event.kind == "receive":  # a send without a partner is among the pairs
+            self.bar((event.start, right), y, "blocked", "blocked")
+        style: Style = {"ha": "right", "va": "bottom", "fontsize": 8, "color": PALETTE["blocked"]}
+        self.axes.text(right * self.factor, y - 0.24, operation_text(event), **style)
 
-    # Many messages: thin lines in one collection, because an arrow for each would take long to draw.
-    if ends:
-        style: Style = {"marker": ">", "markevery": [1], "markersize": 5}
-        used.setdefault("message", line(colour, "message, from its departure to its arrival", **style))
-    if len(ends) > MAX_ARROWS:
-        axes.add_collection(LineCollection(ends, colors=colour, linewidths=0.3, gid="messages", zorder=3))
-        return
+    def bands(self, drawn: Sequence[Band], late: Mapping[tuple[int, str], list[Interval]]) -> None:
+        """Draw a bar for each collective call on each line, under the waits in it, with the bytes that the line sent.
 
-    # Beside buckets there are too many messages for the bytes of each. labels: the places that are taken.
-    labelled = len(ends) <= MAX_LABELS and not has_bands
-    labels: list[tuple[float, float]] = []
-    arrow: Style = {"arrowstyle": "-|>,head_length=3.5,head_width=1.8", "shrinkA": 0, "shrinkB": 0}
-    for (tail, head), (send, _) in zip(ends, delivered, strict=True):
-        axes.add_patch(FancyArrowPatch(tail, head, **arrow, color=colour, linewidth=1.0, gid="message", zorder=3))
-        if labelled:
-            near = 0.33 / max(abs(head[1] - tail[1]), 1)  # a third of a line away from the sender
-            x, y = ((1 - near) * a + near * b for a, b in zip(tail, head, strict=True))
-            x = max(x, begin + LABEL * width / 2)  # next to the names of the lines, not on them
-            if any(abs(x - other[0]) < LABEL * width and abs(y - other[1]) < 0.2 for other in labels):
-                continue  # two numbers on each other are none
-            labels.append((x, y))
-            box: Style = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
-            text: Style = {"fontsize": 6.5, "ha": "center", "va": "center", "color": colour, "bbox": box}
-            axes.text(x, y, byte_text(send.nbytes), **text, zorder=4)
+        late: the waits that are drawn.
+        """
+        from matplotlib.patches import Rectangle
 
+        colour, factor = PALETTE["communication"], self.factor
+        for band in drawn:
+            y, whole = self.rows[band.rank, band.lane], (band.start, band.end)
+            corner, long = (band.start * factor, y - BAR / 2), (band.end - band.start) * factor
+            # White between neighbours, which would hide a narrow band.
+            edge = 0.6 if long > HAIR / 4 * self.width else 0
+            style: Style = {"facecolor": colour, "edgecolor": "white", "linewidth": edge, "gid": "band", "zorder": 1.5}
+            self.axes.add_patch(Rectangle(corner, long, BAR, **style))
+            # The bytes, where nothing else is.
+            free = without([whole], late.get((band.rank, band.lane), ()))
+            start, end = max(free, key=lambda part: part[1] - part[0], default=whole)
+            if (end - start) * factor > 0.75 * LABEL * self.width:
+                text: Style = {"fontsize": 6.5, "ha": "center", "va": "center", "color": "white"}
+                self.axes.text((start + end) / 2 * factor, y, byte_text(band.nbytes), **text, zorder=4)
+            self.used.setdefault("band", patch(colour, "all messages of one bucket"))
 
-def _wait_for(axes: Any, stuck: list[MessageEvent], rows: Rows, edge: float, used: dict[str, Any]) -> list[int]:
-    """Draw an arrow from each waiting rank to the one that it waits for, thick in the circle; return the circle."""
-    from matplotlib.patches import FancyArrowPatch
+    def arrows(self, delivered: Sequence[Pair], has_bands: bool) -> None:
+        """Draw the messages, from the departure on the sender's line to the arrival on the receiver's."""
+        from matplotlib.collections import LineCollection
+        from matplotlib.patches import FancyArrowPatch
 
-    # The circle, as the deadlock report finds it; a receive from any rank is not in one.
-    waiting = [
-        Waiting(event.rank, event.lane, (event.peer,), operation_text(event)) for event in stuck if event.peer >= 0
-    ]
-    circle = find_cycle(waiting)
-    steps = set(zip(circle, [*circle[1:], *circle[:1]], strict=True))
-    for event in stuck:
-        if event.peer < 0:
-            continue
-        inside = (event.rank, event.peer) in steps
-        style: Style = {
-            "color": PALETTE["blocked"],
-            "linewidth": 2.2 if inside else 0.9,
-            "linestyle": "-" if inside else "--",
-        }
+        colour, factor, rows = PALETTE["communication"], self.factor, self.rows
+        ends = []
+        for send, receive in delivered:
+            assert receive is not None
+            tail = (send.start if send.start >= 0 else send.posted) * factor, rows[send.rank, send.lane]
+            ends.append((tail, (receive.end * factor, rows[receive.rank, receive.lane])))
 
-        # Beside the right edge, from the waiting stream's line to the main line of the rank that it waits for.
-        tail, head = (edge, rows[event.rank, event.lane] + 0.12), (edge, rows[event.peer, "main"] - 0.12)
-        shape: Style = {
-            "arrowstyle": "-|>,head_length=6,head_width=3",
-            "connectionstyle": f"arc3,rad={-0.4 if head[1] > tail[1] else 0.4}",
-        }
-        gid = "circle" if inside else "wait"
-        axes.add_patch(FancyArrowPatch(tail, head, **shape, **style, gid=gid, clip_on=False, zorder=5))
-        label = "wait-for circle" if inside else "waits for"
-        used.setdefault(label, line(label=label, colour=style.pop("color"), **style))
-    return circle
+        # Many messages: thin lines in one collection, because an arrow for each would take long to draw.
+        if ends:
+            style: Style = {"marker": ">", "markevery": [1], "markersize": 5}
+            self.used.setdefault("message", line(colour, "message, from its departure to its arrival", **style))
+        if len(ends) > MAX_ARROWS:
+            self.axes.add_collection(LineCollection(ends, colors=colour, linewidths=0.3, gid="messages", zorder=3))
+            return
+
+        # Next to buckets there are too many messages for the bytes of each.
+        labelled = len(ends) <= MAX_LABELS and not has_bands
+        labels: list[tuple[float, float]] = []  # the places that are taken
+        arrow: Style = {"arrowstyle": "-|>,head_length=3.5,head_width=1.8", "shrinkA": 0, "shrinkB": 0}
+        for (tail, head), (send, _) in zip(ends, delivered, strict=True):
+            style = {"color": colour, "linewidth": 1.0, "gid": "message", "zorder": 3}
+            self.axes.add_patch(FancyArrowPatch(tail, head, **arrow, **style))
+            if labelled:
+                self._label(byte_text(send.nbytes), tail, head, labels)
+
+    def _label(
+        self, text: str, tail: tuple[float, int], head: tuple[float, int], taken: list[tuple[float, float]]
+    ) -> None:
+        """Write on an arrow, unless there is a text already; taken: the places of those."""
+        near = 0.33 / max(abs(head[1] - tail[1]), 1)  # a third of a line away from the sender
+        x, y = ((1 - near) * a + near * b for a, b in zip(tail, head, strict=True))
+        x = max(x, self.begin + LABEL * self.width / 2)  # next to the names of the lines, not on them
+        if any(abs(x - other[0]) < LABEL * self.width and abs(y - other[1]) < 0.2 for other in taken):
+            return  # two numbers on each other are none
+        taken.append((x, y))
+        box: Style = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
+        style: Style = {"fontsize": 6.5, "ha": "center", "va": "center", "color": PALETTE["communication"]}
+        self.axes.text(x, y, text, **style, bbox=box, zorder=4)
+
+    def wait_for(self, stuck: Sequence[MessageEvent], edge: float) -> list[int]:
+        """Draw an arrow from each waiting rank to the one that it waits for, thick in the circle; return the circle."""
+        from matplotlib.patches import FancyArrowPatch
+
+        # The circle, as the deadlock report finds it; a receive from any rank is not in one.
+        waiting = [
+            Waiting(event.rank, event.lane, (event.peer,), operation_text(event)) for event in stuck if event.peer >= 0
+        ]
+        circle = find_cycle(waiting)
+        steps = set(zip(circle, [*circle[1:], *circle[:1]], strict=True))
+        for event in (event for event in stuck if event.peer >= 0):
+            inside = (event.rank, event.peer) in steps
+            style: Style = {"linewidth": 2.2, "linestyle": "-"} if inside else {"linewidth": 0.9, "linestyle": "--"}
+
+            # At the right edge, from the waiting stream's line to the main line of the rank that it waits for.
+            tail = edge, self.rows[event.rank, event.lane] + 0.12
+            head = edge, self.rows[event.peer, "main"] - 0.12
+            bow, colour = -0.4 if head[1] > tail[1] else 0.4, PALETTE["blocked"]
+            shape: Style = {"arrowstyle": "-|>,head_length=6,head_width=3", "connectionstyle": f"arc3,rad={bow}"}
+            gid, label = ("circle", "wait-for circle") if inside else ("wait", "waits for")
+            arrow = FancyArrowPatch(tail, head, **shape, **style, color=colour, gid=gid, clip_on=False, zorder=5)
+            self.axes.add_patch(arrow)
+            self.used.setdefault(label, line(colour, label, **style))
+        return circle
 
 
 def operation_text(event: MessageEvent) -> str:

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from minidist.base.files import writing
+from minidist.base.traces import SpanEvent, Trace
 from minidist.comm.launching import writable
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import SpanEvent, Trace
 from minidist.report.frame import GENERATOR, POLICY
 from minidist.report.palette import PALETTE, RANKS, kind_of
 from minidist.report.stepper_world import KeptArray, Place, StepWorld, step

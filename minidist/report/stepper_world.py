@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidist.base.traces import MessageEvent
 from minidist.comm import SimWorld
 from minidist.comm.sim.watched import Watched
-from minidist.core.base.trace import MessageEvent
 from minidist.core.comm.sim.state import SimRequest
 
 MAX_ELEMENTS = 64  # of an array whose values are kept

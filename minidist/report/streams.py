@@ -9,8 +9,8 @@ Proved by: tests/report/test_pictures.py
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.base.traces import Trace
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import Trace
 from minidist.report.frame import Figure, Style, byte_text, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.timeline import merged, pairs, without

@@ -14,23 +14,24 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from pydantic import ValidationError
-
+from minidist.base.records import Field, WrongValue
 from minidist.base.user_file import load_function
 from minidist.core.base.errors import UsageError, quoted, quoted_path
-from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings, defaults_of
-from minidist.techniques.history import History
+from minidist.techniques.extension import AxisRun, Extension, History, Moment, Run, Settings
 from minidist.techniques.own_loop import OwnLoop
-from minidist.techniques.rule import Rule
+from minidist.techniques.rule import Rule, Value, multiples, setting, without_effect
 
 __all__ = [
     "AxisRun",
     "Extension",
+    "Field",
+    "History",
     "Moment",
     "OwnLoop",
     "Rule",
     "Run",
     "Settings",
+    "Value",
     "changes_batches",
     "defaults",
     "drains",
@@ -38,6 +39,7 @@ __all__ = [
     "installed",
     "joins_replicas",
     "model_options",
+    "multiples",
     "of_job",
     "of_users",
     "own_loop",
@@ -46,10 +48,12 @@ __all__ = [
     "recomputed",
     "reduces_each",
     "replayed",
+    "setting",
     "sums_buckets",
     "touched",
     "trains_alone",
     "weight_differences",
+    "without_effect",
     "wrapper_options",
 ]
 
@@ -97,7 +101,10 @@ def touched(config: Any) -> Iterator[type[Extension]]:
 @cache
 def _quiet() -> tuple[tuple[type[Extension], tuple[tuple[str, Any], ...]], ...]:
     """Return each technique with the values of settings with which no job uses it."""
-    return tuple((kind, (*defaults_of(kind.Settings), *kind.switches)) for kind in installed())
+    return tuple(
+        (kind, (*((name, field.default) for name, field in kind.Settings.model_fields.items()), *kind.switches))
+        for kind in installed()
+    )
 
 
 def defaults() -> dict[str, Any]:
@@ -217,12 +224,11 @@ def of_users(config: Any) -> Iterator[Extension]:
         keys.add(kind.key)
         try:
             yield kind(kind.Settings(**values))
-        except ValidationError as error:
-            first = error.errors()[0]
+        except WrongValue as error:
             known = ", ".join(kind.Settings.model_fields) or "none"
             raise UsageError(
-                f"--extension {quoted(source)}: {'.'.join(map(str, first['loc']))}={quoted(first.get('input'))}:"
-                f" {first['msg'][0].lower()}{first['msg'][1:]}; its settings are: {known}"
+                f"--extension {quoted(source)}: {error.path}={quoted(error.value)}:"
+                f" {error.clause}; its settings are: {known}"
             ) from None
 
 

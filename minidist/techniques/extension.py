@@ -55,18 +55,16 @@ Proved by: tests/techniques/test_extensions.py
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from minidist.base.records import Record
 from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
 from minidist.data import Shares
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.deepspeed import DeepSpeedKeys
-from minidist.techniques.history import History
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule
@@ -131,16 +129,20 @@ class AxisRun:
     replayed: bool
 
 
-class Settings(BaseModel):
+class History(NamedTuple):
+    """Which checkpoints of a --save directory count.
+
+    keep: how many of a run are kept; None keeps all. from_step: which one a job goes on from; None: the latest one.
+    overwrite: whether a new run may begin in a directory with checkpoints.
+    """
+
+    keep: int | None = None
+    from_step: int | None = None
+    overwrite: bool = False
+
+
+class Settings(Record, forbid=True):
     """The flags of a technique. A field is a flag of `minidist train`, with its default, bounds and description."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
-@cache
-def defaults_of(settings: type[BaseModel]) -> tuple[tuple[str, Any], ...]:
-    """Return the default of each flag. They are asked for again and again, and pydantic makes `model_fields` anew."""
-    return tuple((name, field.default) for name, field in settings.model_fields.items())
 
 
 class Extension:
@@ -173,7 +175,7 @@ class Extension:
     gradients.
     """
 
-    Settings: ClassVar[type[BaseModel]] = Settings
+    Settings: ClassVar[type[Record]] = Settings
     switches: ClassVar[tuple[tuple[str, Any], ...]] = ()
     panel: ClassVar[str] = "Checkpoints and checks"
     rules: ClassVar[tuple[Rule, ...]] = ()
@@ -218,7 +220,7 @@ class Extension:
     @classmethod
     def given(cls, config: Any) -> bool:
         """Return whether a setting of the technique differs from its default."""
-        return any(getattr(config, name) != default for name, default in defaults_of(cls.Settings))
+        return any(getattr(config, name) != field.default for name, field in cls.Settings.model_fields.items())
 
     @classmethod
     def check(cls, job: Any) -> None:

@@ -10,7 +10,7 @@ Proved by: tests/train/test_servers.py, tests/techniques/test_extensions.py
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from minidist.core.base.trace import Trace
+from minidist.base.traces import Trace
 from minidist.core.comm import Comm
 
 

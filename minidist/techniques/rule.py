@@ -1,8 +1,7 @@
 """A rule: one combination of settings that is refused, with its condition, its sentence and its remedy.
 
     Rule("dropout-gpt", lambda j: j.dropout and j.model != "gpt",
-         "--dropout {dropout} belongs to --model gpt, not to {model}",      <- {field} is a setting of the job
-         "leave it out")
+         "--dropout {dropout} belongs to --model gpt, not to {model}")      <- {field} is a setting of the job
 
 A technique has its rules in its folder; those of the layouts and models are in `job/config/rules.py`.
 
@@ -14,8 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
-
+from minidist.base.records import Record
 from minidist.core.base.errors import quoted
 
 Value = Callable[[Any], Any]  # of a job as the rules see it, a `config.resolved_job.ResolvedJob`
@@ -26,13 +24,13 @@ class Rule:
     """One combination that is refused.
 
     broken: whether a job breaks the rule. message, remedy: the two halves of the sentence, in which {name} is an entry
-    of `values`, or an attribute of the ResolvedJob.
+    of `values`, or an attribute of the ResolvedJob. Most flags that a job cannot have are left out.
     """
 
     name: str
     broken: Value
     message: str
-    remedy: str
+    remedy: str = "leave it out"
     values: Mapping[str, Value] = field(default_factory=dict)
 
     def sentence(self, job: Any) -> str:
@@ -45,7 +43,7 @@ class Rule:
         )
 
 
-def without_effect(settings: type[BaseModel], name: str, effective: Value, other: str) -> Rule:
+def without_effect(settings: type[Record], name: str, effective: Value, other: str) -> Rule:
     """Return the rule FLAG-without-effect, which refuses a flag of `settings` elsewhere. other: what it belongs to."""
     info, flag = settings.model_fields[name], "--" + name.replace("_", "-")
     given = flag if info.annotation is bool else f"{flag} {{{name}}}"

@@ -178,7 +178,7 @@ def test_deferred_weight_gradients_and_recorded_ones_have_the_same_bits(dtype):
         loss = model(tokens, tokens)
         if how == "deferred":
             deferred = loss.backward(weight_gradients="deferred")
-            assert {gradient.dtype for _, _, gradient, _ in deferred._work} == {dtype}  # what waits is of two bytes
+            assert {compute.args[0].dtype for _, compute, _ in deferred.work} == {dtype}  # what waits is of two bytes
             deferred.run()
         elif how == "recorded":
             token = contribution_recorder.set(lambda p, a: caught.setdefault(p, []).append(a))

@@ -7,11 +7,11 @@ import pytest
 
 from minidist.base.files import writing
 from minidist.base.trace_file import read_traces, write_traces
+from minidist.base.traces import Trace
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.comm.launching import execute
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import Trace
 from minidist.job.checkpoint import Storage
 from minidist.report.frame import save
 from minidist.report.page import write_page

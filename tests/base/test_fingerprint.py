@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minidist.core.base.fingerprint import fingerprint, fingerprint_number
+from minidist.core.base.random import fingerprint, fingerprint_number
 
 
 def test_equal_data_have_equal_fingerprints_and_others_have_not():

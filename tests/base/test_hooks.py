@@ -14,9 +14,9 @@ from minidist.core.base.errors import UsageError
 from minidist.core.collectives import ALGORITHMS, all_reduce
 from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.core.optim import SGD
+from minidist.core.parallel import model_parallel
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters
 from minidist.core.parallel.model_parallel import apply_context_parallel
-from minidist.core.parallel.tensor import parallelize
 from minidist.core.pipeline.plan import get_schedule
 from minidist.nn import Llama, LlamaConfig
 from minidist.parallel.data_parallel import DistributedDataParallel
@@ -53,13 +53,13 @@ def test_more_algorithms_are_registered_when_a_name_is_not_there(monkeypatch):
 
 def test_the_core_has_the_plan_of_a_gpt_and_refuses_what_is_not_added(monkeypatch):
     llama = Llama(LlamaConfig(7, 8, 8, 1, 2, max_position_embeddings=4))
-    assert "model.layers.*.mlp.up_proj" in parallelize.tensor_parallel_plan(llama)
-    assert set(parallelize.tensor_parallel_plan(MLP([4, 4, 2]))) == {"layers.0", "layers.1"}
-    monkeypatch.setattr(parallelize, "plan_sources", [])
-    assert "lm_head" in parallelize.tensor_parallel_plan(GPT(GPTConfig(7, 4, 8, 1, 2)))
+    assert "model.layers.*.mlp.up_proj" in model_parallel.tensor_parallel_plan(llama)
+    assert set(model_parallel.tensor_parallel_plan(MLP([4, 4, 2]))) == {"layers.0", "layers.1"}
+    monkeypatch.setattr(hooks, "plan_sources", [])
+    assert "lm_head" in model_parallel.tensor_parallel_plan(GPT(GPTConfig(7, 4, 8, 1, 2)))
     for model in (llama, MLP([4, 4, 2])):
         with pytest.raises(UsageError, match=r"no tensor-parallel plan for a .*; pass one"):
-            parallelize.tensor_parallel_plan(model)
+            model_parallel.tensor_parallel_plan(model)
     with pytest.raises(UsageError, match=r"unknown attention 'rign'.*'ring'"):
         SimWorld(2).run(lambda comm: apply_context_parallel(GPT(GPTConfig(7, 4, 8, 1, 2)), comm, 4, "rign"))
 
@@ -132,7 +132,6 @@ def test_every_hook_of_the_core_is_set():
         hooks._unchanged,
         hooks._none,
         hooks._as_given,
-        hooks._no_text,
     )
     values = {name: value for name, value in vars(hooks).items() if name in hooks.__annotations__}
     assert len(values) > 20

@@ -193,7 +193,7 @@ def indexed(draw):
 
 
 @given(indexed())
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_index_arrays_give_numpys_shape(case):
     shape, index = case
     expected = np.ones(shape, np.float32)[index].shape

@@ -72,10 +72,10 @@ def test_importing_the_lessons_limits_blas():
 def test_the_answer_is_what_the_libraries_say(monkeypatch):
     import threadpoolctl
 
-    monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda: [{"num_threads": 3}])
-    assert process.tune_process(keep_memory=False)["blas_threads"] == 3
-    monkeypatch.setattr(threadpoolctl, "threadpool_info", list)
-    assert process.tune_process(keep_memory=False)["blas_threads"] is None
+    for said, answer in (([{"num_threads": 3}], 3), ([], None)):
+        libraries = SimpleNamespace(limit=lambda limits: None, info=lambda said=said: said)
+        monkeypatch.setattr(threadpoolctl, "ThreadpoolController", lambda libraries=libraries: libraries)
+        assert process.tune_process(keep_memory=False)["blas_threads"] == answer
 
 
 @pytest.mark.parametrize("has_call", [True, False])

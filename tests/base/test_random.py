@@ -13,7 +13,7 @@ KEY = Key(1, "test", 2, "layer", 3)
 
 
 def test_the_stream_is_philox_with_the_128_bits_of_the_key():
-    expected = np.random.Generator(np.random.Philox(key=KEY.words())).standard_normal((5, 7))
+    expected = np.random.Generator(np.random.Philox(key=KEY.generate_state())).standard_normal((5, 7))
     np.testing.assert_array_equal(normal(KEY, (5, 7)), expected)
 
 

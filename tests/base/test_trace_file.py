@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 
 from minidist.base.trace_file import only_steps, read_traces, read_unfinished, write_traces
+from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.launching import execute
 from minidist.commands.app import main
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.report.from_file import draw_report
 from minidist.report.run_gantt import run_gantt
 

@@ -1,7 +1,6 @@
 """The benchmarks of collectives: what they print is what was measured, on the virtual clock to the digit."""
 
 import json
-import subprocess
 import sys
 from itertools import pairwise
 
@@ -101,7 +100,7 @@ def test_the_crossover_picture_has_a_line_for_each_algorithm_and_names_what_auto
     assert len([line for line in axes.lines if not line.get_gid()]) == len(changes)
 
 
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, capsys):
     picture = tmp_path / "crossover.svg"
     words = [
         "bench",
@@ -115,8 +114,10 @@ def test_the_command(tmp_path):
         str(picture),
         "--json",
     ]
-    answer = subprocess.run([sys.executable, "-m", "minidist", *words], capture_output=True, text=True, check=True)
-    result = json.loads(answer.stdout)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 0
+    result = json.loads(capsys.readouterr().out)
     assert result["environment"]["ranks"] == 4
     assert {row["bytes"] for row in result["rows"]} == {8, 4096}
     assert "recursive_doubling" in picture.read_text()

@@ -10,7 +10,8 @@ import subprocess
 import pytest
 
 from minidist.collectives.closed_forms import seconds, volume
-from minidist.core.base.errors import LauncherError, UsageError
+from minidist.comm.errors import LauncherError
+from minidist.core.base.errors import UsageError
 from minidist.report.bench import network
 
 

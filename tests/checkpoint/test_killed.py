@@ -9,7 +9,7 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.job.checkpoint import Checkpoint, RankState, Storage, rank_state_shards, read_rank_state, save
+from minidist.job.checkpoint import Checkpoint, Storage, rank_state_shards, read_rank_state, save
 from tests.cases import each
 from tests.checkpoint.test_directory import assert_holds, write
 
@@ -113,15 +113,7 @@ def residual(rank):
 
 def saved(directory, ranks):
     def main(comm):
-        save(
-            comm,
-            directory,
-            1,
-            rank_state_shards(
-                comm.rank, [RankState("residual/w", residual(comm.rank)), RankState("stash", 0, "drained")]
-            ),
-            {},
-        )
+        save(comm, directory, 1, rank_state_shards(comm.rank, {"residual/w": residual(comm.rank)}), {})
 
     SimWorld(ranks).run(main)
     return Checkpoint(directory)
@@ -138,18 +130,9 @@ def test_residuals_keep_their_sum_on_any_number_of_ranks(before, after, tmp_path
     assert read_rank_state(checkpoint, "residual/v", 0, after) is None
 
 
-def test_what_is_in_flight_must_be_drained_first(tmp_path):
-    with pytest.raises(UsageError, match=r"rank 1: 3 of 'stash' are in flight; save after the last backward"):
-        rank_state_shards(1, [RankState("stash", 3, "drained")])
-    with pytest.raises(UsageError, match="must be one of sum, drained"):
-        rank_state_shards(1, [RankState("stash", 3, "mean")])
-
-
 def test_shapes_that_differ_from_rank_to_rank_are_refused_elsewhere(tmp_path):
     SimWorld(2).run(
-        lambda comm: save(
-            comm, tmp_path, 1, rank_state_shards(comm.rank, [RankState("r", np.zeros(comm.rank + 1))]), {}
-        )
+        lambda comm: save(comm, tmp_path, 1, rank_state_shards(comm.rank, {"r": np.zeros(comm.rank + 1)}), {})
     )
     with pytest.raises(UsageError, match=r"several shapes.*; resume on 2 ranks, as it was saved"):
         read_rank_state(Checkpoint(tmp_path), "r", 0, 3)

@@ -119,7 +119,6 @@ def test_an_edit_with_the_right_checksum_is_one_sentence(place, value, sentence,
         use(folder)
     assert "\n" not in str(caught.value).partition("\nraised")[0]
     edit(folder, record)
-    use(folder)
 
 
 def places(value, path=()):

@@ -71,7 +71,7 @@ def test_a_branch_in_use_from_the_fourth_step_on_has_its_own_count_after_a_resum
     assert [r.digest for r in resumed] == [r.digest for r in whole]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_next_steps_have_the_bits_of_the_uninterrupted_run(zero, ranks, tmp_path):

@@ -21,7 +21,7 @@ ETHERNET = LinkModel(alpha=5e-5, beta=8e-9)
 OPERATIONS = sorted(ALGORITHMS)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize(
     ("ranks", "links"), [*((n, LinkModel()) for n in (2, 3, 5, 8, 13)), (6, ETHERNET)], ids=lambda v: str(v)[:2]
@@ -34,7 +34,7 @@ def test_within_5_percent_of_the_best(operation, ranks, links):
         assert seconds(operation, "auto", ranks, nbytes, links) <= 1.05 * min(fixed.values()), (nbytes, fixed)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize(("ranks", "nbytes"), [(64, 1), (64, 2**14), (33, 2**20), (64, 2**21)])
 def test_within_5_percent_on_many_ranks(operation, ranks, nbytes):
@@ -127,7 +127,7 @@ def test_each_communicator_chooses_by_its_own_links():
     assert both == fastest("all_reduce", 2**16, TWO_NODES, tuple(range(16)))
 
 
-@each(("ranks", "links"), [(8, TWO_NODES), (7, RAGGED)], ids=["equal nodes", "ragged nodes"], sampled=3)
+@each(("ranks", "links"), [(8, TWO_NODES), (7, RAGGED)], ids=["equal nodes", "ragged nodes"], sampled=6)
 @each("operation", OPERATIONS)
 def test_within_5_percent_where_links_differ_by_node(operation, ranks, links):
     for nbytes in (1, 2**12, 2**16, 2**20, 2**24):

@@ -29,7 +29,7 @@ def volume_of(case, rank):
     return volume(case.operation, case.algorithm, elements, case.ranks, rank, case.root, **options)
 
 
-@each(("kind", "ranks", "async_op"), list(product(ALL, RANKS, (False, True))), sampled=8)
+@each(("kind", "ranks", "async_op"), list(product(ALL, RANKS, (False, True))), sampled=16)
 def test_messages_and_bytes_of_each_rank(kind, ranks, async_op):
     operation, algorithm = kind
     for size in (0, 1, ranks, 5 * ranks + 2):
@@ -54,7 +54,7 @@ def test_where_the_ranks_divide_the_size_volumes_are_the_papers(ranks):
             assert volume(half, "ring", size, ranks, rank) == (ranks - 1, (ranks - 1) * size // ranks)
 
 
-@each(("operation", "algorithm"), ALL, sampled=4)
+@each(("operation", "algorithm"), ALL, sampled=8)
 @each("ranks", RANKS)
 @each("eager_bytes", [0, 1 << 20])
 @each("async_op", [False, True])
@@ -80,7 +80,7 @@ RAGGED = {
 }
 
 
-@each(("operation", "algorithm"), RAGGED, sampled=3)
+@each(("operation", "algorithm"), RAGGED, sampled=6)
 @each("ranks", RANKS)
 @each("eager_bytes", [0, 1 << 20])
 def test_virtual_time_from_the_actual_chunk_sizes(operation, algorithm, ranks, eager_bytes):

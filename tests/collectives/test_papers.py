@@ -70,7 +70,7 @@ def test_a_segmented_chain_takes_the_time_of_a_pipeline(ranks):
     assert time == (hops + (k - 1) * SEGMENT_BYTES * B if ranks > 1 else 0)
 
 
-@each("operation", ["broadcast", "reduce", "all_reduce"], sampled=3)
+@each("operation", ["broadcast", "reduce", "all_reduce"], sampled=6)
 @each("ranks", [2, 3, 5])
 @each("alpha", [2.0**-10, 1.0])  # the port is the bottleneck; the latency is
 @each("eager_bytes", [0, 1 << 30])

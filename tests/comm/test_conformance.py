@@ -18,7 +18,7 @@ PROGRAMS = ["every_collective", "two_levels", "groups_and_streams", "parts_of_ca
 SENDS = {"synchronous": 0, "buffered": 1 << 30}
 
 
-@each("sends", SENDS, sampled=4)
+@each("sends", SENDS, sampled=8)
 @each("ranks", [2, 3, 4, 8])
 @each("name", PROGRAMS)
 def test_the_programs_run_in_the_simulated_world(name, ranks, sends):

@@ -77,12 +77,12 @@ def test_every_command_that_writes_to_a_name_has_a_case():
         " ".join(words)
         for words, function in commands()
         for _, kind, info in options(function)
-        if Path in (kind, *get_args(kind)) and {"--output", "--picture"} & {*(info.param_decls or ()), f"--{_}"}
+        if Path in (kind, *get_args(kind)) and {"--output", "--picture"} & {*info.names, f"--{_}"}
     }
     assert found - folders == set(CASES)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("command", "ending"), EVERY, ids=str)
 def test_the_ending_decides_what_is_written(command, ending, run):
     words, flag, _ = CASES[command]

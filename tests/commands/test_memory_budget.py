@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import cache
 from math import inf
 
 import pytest
@@ -158,7 +159,11 @@ INTERLEAVED = {**DEEP, "schedule": "interleaved", "chunks": 2}
 
 def peaks_of_ranks(job, **values):
     """Return the peak of each rank, as the job itself reports it."""
-    config = TrainConfig.make(**{**job, **values})
+    return peaks_of_config(TrainConfig.make(**{**job, **values}))
+
+
+@cache
+def peaks_of_config(config):
     ranks = config.pp * (config.dp or 1) * config.tp
     return [result.peak_bytes for result in SimWorld(ranks, record=False).run(train, config)]
 

@@ -700,7 +700,7 @@ def test_the_commands(tmp_path, capsys):
 MORE = ({}, {"fp16": {"enabled": True}}, {"gradient_clipping": 1.0}, {"bf16": {"enabled": True}})
 
 
-@each(("stage", "more"), list(itertools.product(range(4), MORE)), sampled=6)
+@each(("stage", "more"), list(itertools.product(range(4), MORE)), sampled=12)
 def test_a_step_of_many_micro_batches_is_explained_from_few(stage, more, monkeypatch):
     """Bytes, messages and memory are those of the real run of all."""
     content = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 7, **more}

@@ -318,7 +318,7 @@ def sampled():
     return [(*order[i : i + 2], order[0])[:2] for i in range(0, len(order), 2)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("first", "second"), sampled())
 def test_no_setting_is_ignored(first, second):
     assert ignored(first, second) == []

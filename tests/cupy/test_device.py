@@ -47,7 +47,7 @@ AXES = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("ranks", "settings"), AXES, ids=lambda value: str(value).strip("{}").replace("'", ""))
 def test_every_axis_equals_one_device(ranks, settings):
     with creating_on(Device()):
@@ -78,7 +78,7 @@ JOBS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("ranks", "settings"), JOBS, ids=lambda value: str(value).strip("{}").replace("'", ""))
 def test_a_job_has_the_losses_and_the_memory_of_the_host(ranks, settings):
     config = TrainConfig.make(**{**SMALL, **settings})
@@ -113,7 +113,7 @@ def happens(settings):
     return NUMBER.split(text), [float(number) for number in NUMBER.findall(text)]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_and_one_that_is_drawn_do_on_a_device_what_they_do_on_the_host(name):
     """Losses, messages, memory, virtual times and files, and the comparison with one device where there is one."""

@@ -15,7 +15,8 @@ from minidist.core.autograd.ops.layer_norm import layer_norm
 from minidist.core.autograd.ops.linear import gelu_with_derivative
 from minidist.core.base import arrays as xp
 from minidist.core.nn import FlatParameters, Linear
-from minidist.core.optim import Adam, AdamW
+from minidist.core.optim import AdamW
+from minidist.optim.adam import Adam
 from tests.cupy.stand_in import Device
 
 RNG = np.random.default_rng(0)

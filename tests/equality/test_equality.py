@@ -35,7 +35,7 @@ def verdict(ranks, eager_bytes=0, **values):
     return results[0]
 
 
-@each("ranks", RANKS, sampled=6)
+@each("ranks", RANKS, sampled=12)
 @each("optimizer", ["sgd", "adam"])
 def test_gpt_with_tied_weights_is_bitwise_equal_in_the_ordered_tier(ranks, optimizer):
     result = verdict(
@@ -85,7 +85,7 @@ def test_momentum_in_nesterovs_form_is_bitwise_equal_and_not_the_plain_one(layou
     assert result.losses == losses(nesterov=True) != losses()
 
 
-@each("ranks", RANKS, sampled=6)
+@each("ranks", RANKS, sampled=12)
 @each("optimizer", ["sgd", "adam"])
 def test_the_ring_is_equal_in_the_float_tier(ranks, optimizer):
     result = verdict(ranks, **SMALL_GPT, optimizer=optimizer, micro_batch=2, accumulation=2, precision="fp64")

@@ -37,7 +37,7 @@ def sample(ranks, count, seed):
     return layout_sweep.stratified([one for one in drawn if not layout_sweep.refusal(one, ranks)], count, seed)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("number", range(12))
 def test_a_layout_equals_one_device(number):
     row = layout_sweep.judge(sample(RANKS, 12, seed=1)[number], RANKS, {})

@@ -84,7 +84,7 @@ def is_a_copy(source, answer):
     return (1 - COPIED) * len(target) >= EDITS * NEW and edits(source, target) <= EDITS
 
 
-@each("exercise", names(), sampled=4)
+@each("exercise", names(), sampled=8)
 def test_no_right_answer_is_a_copy_of_what_stands_above_its_exercise(exercise):
     source = [token for text in cells_above(exercise) for token in tokens_of(text)]
     answers = [solution(exercise), *(function for name, function in RIGHT if name == exercise)]

@@ -15,7 +15,7 @@ from tests.lesson.wrong_answers import WRONG, onto_what_a_dead_save_left
 FIRST = {name: (name, function, hint) for name, function, hint in reversed(WRONG)}
 
 
-@each("name, function, hint", FIRST.values(), sampled=2)
+@each("name, function, hint", FIRST.values(), sampled=4)
 def test_a_typical_wrong_answer_gets_a_hint_that_fits(name, function, hint):
     result = examine(name, function, mpi=False)
     assert not result
@@ -24,16 +24,12 @@ def test_a_typical_wrong_answer_gets_a_hint_that_fits(name, function, hint):
 
 
 def test_what_a_text_says_is_judged():
-    """A server has no gradient, a grid of zeros has no scale, and what took twice as long may not decide a fit."""
-    for name, old, new, problem in (
-        ("06c.through_servers", "total = np.zeros_like(chunks[comm.rank])", "total = chunks[comm.rank]", "got [nan"),
-        ("09b.one_grid", "largest[0] / 127 or 1.0", "largest[0] / 127", "got [nan"),
-        ("05.fit_a_line", "for _ in range(20):", "for _ in range(1):", "the machine's is"),
-    ):
-        assert problem in judged(name, mutated(name, old, new)).text, name
+    """A grid of zeros has no scale."""
+    answer = mutated("09b.one_grid", "largest[0] / 127 or 1.0", "largest[0] / 127")
+    assert "got [nan" in judged("09b.one_grid", answer).text
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", names())
 def test_our_solution_passes_at_par(name):
     result = examine(name, solution(name), mpi=False)
@@ -68,7 +64,7 @@ def test_a_disk_renames_and_removes_as_posix_does():
         disk.remove("b")
 
 
-@each("name", names(), sampled=4)
+@each("name", names(), sampled=8)
 def test_an_unwritten_function_fails(name):
     def stub(*arguments):
         raise NotImplementedError("yours")

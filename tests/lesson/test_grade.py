@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 
 from minidist import cli
+from minidist.commands.command import Exit
 from minidist.commands.grade import grade as grade_command
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson import solution
@@ -188,24 +188,26 @@ def test_an_unknown_assignment_names_those_there_are():
     assert [exercise.name for exercise in exercises_of("04")] == ["04.ring_all_reduce"]
 
 
-def program(tmp_path, *arguments):
-    command = [sys.executable, "-m", "minidist", "grade", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+def test_the_command_writes_gradescopes_file_and_ranks_several(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
 
+    def command(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["grade", *map(str, arguments)])
+        return ended.value.code or 0, *capsys.readouterr()
 
-def test_the_command_writes_gradescopes_file_and_ranks_several(tmp_path):
     good, slow = written(tmp_path, RING, "good.py"), written(tmp_path, RING + BOSS, "slow.py")
     common = ("--assignment", "04.ring_all_reduce", "--seed", 7, "--json")
-    done = program(tmp_path, good, *common, "good.json")
-    assert done.returncode == 0, done.stderr
-    assert "10 of 10 points" in done.stdout
-    assert program(tmp_path, slow, *common, "slow.json").returncode == 1
+    code, out, err = command(good, *common, "good.json")
+    assert code == 0, err
+    assert "10 of 10 points" in out
+    assert command(slow, *common, "slow.json")[0] == 1
     results = json.loads((tmp_path / "slow.json").read_text())
     assert results["score"] == sum(test["score"] for test in results["tests"]) == 6
     assert [test["status"] for test in results["tests"]] == ["passed", "failed", "failed"]
     assert {"name", "score", "max_score", "output"} <= set(results["tests"][0])
 
-    table = program(tmp_path, "--leaderboard", "slow.json", "good.json", "--json", "all.json").stdout
+    _, table, _ = command("--leaderboard", "slow.json", "good.json", "--json", "all.json")
     assert table.index("good.py") < table.index("slow.py")
     assert json.loads((tmp_path / "all.json").read_text())[0]["submission"] == "good.py"
 
@@ -216,17 +218,17 @@ def test_the_command_writes_gradescopes_file_and_ranks_several(tmp_path):
         (("--leaderboard", good), "is not a results.json"),
         (("--leaderboard", "slow.json", "other.json"), "with seed 8"),
     ):
-        failed = program(tmp_path, *arguments)
-        assert failed.returncode == 2, arguments
-        assert message in failed.stderr
-        assert "Traceback" not in failed.stderr
+        code, _, err = command(*arguments)
+        assert code == 2, arguments
+        assert message in err
+        assert "Traceback" not in err
 
 
 def test_a_class_is_graded_by_one_command(tmp_path, capsys):
     (tmp_path / "a.py").write_text(inspect.getsource(solution("17.one_f_one_b")))
     (tmp_path / "b.py").write_text("def one_f_one_b(p, m):\n    return []\n")
     files = [tmp_path / "a.py", tmp_path / "b.py"]
-    with pytest.raises(typer.Exit) as end:
+    with pytest.raises(Exit) as end:
         grade_command(files, "17", 5, tmp_path / "results", 30.0, 1024, 100, False)
     assert end.value.exit_code == 1
     scores = {path.stem: json.loads(path.read_text())["score"] for path in (tmp_path / "results").iterdir()}
@@ -290,7 +292,8 @@ def load(comm, size, pieces, read):
             mine[begin - start : end - start] = read(number)[begin - first : end - first]
     return mine
 """
-    done = program(tmp_path, written(tmp_path, text), "--assignment", "26", "--json", "r.json")
+    command = [sys.executable, "-m", "minidist", "grade", str(written(tmp_path, text)), "--assignment", "26"]
+    done = subprocess.run([*command, "--json", "r.json"], capture_output=True, text=True, cwd=tmp_path)
     results = json.loads((tmp_path / "r.json").read_text())
     assert results["score"] == 10, done.stdout
     assert "the process that ran the function ended" in results["tests"][0]["output"]

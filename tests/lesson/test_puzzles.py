@@ -6,7 +6,7 @@ import json
 import pytest
 
 from minidist import cli
-from minidist.core.base.errors import RankTimeoutError
+from minidist.comm.errors import RankTimeoutError
 from minidist.course import puzzle as puzzles
 from minidist.course.lesson import solution
 from minidist.course.lesson.checker import Result

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import typer
 
+from minidist import cli
+from minidist.commands.command import Exit
 from minidist.commands.lesson import lesson_build, lesson_open
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson import solution
@@ -79,11 +80,12 @@ def test_a_lesson_for_students_has_its_stub_and_no_solution(source):
     assert f"# {number_of(source)}." in text
 
 
-def test_the_command_writes_notebooks_and_solutions(tmp_path):
-    command = [sys.executable, "-m", "minidist", "lesson", "build", "16", "--student", "--seed", "7"]
-    command += ["--output", str(tmp_path / "class"), "--solutions", str(tmp_path / "kept")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+def test_the_command_writes_notebooks_and_solutions(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    words = ["lesson", "build", "16", "--student", "--seed", "7"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--output", str(tmp_path / "class"), "--solutions", str(tmp_path / "kept")])
+    assert not ended.value.code, capsys.readouterr().err
     (notebook,) = (tmp_path / "class").iterdir()
     nbformat.validate(nbformat.read(notebook, as_version=4))
     (kept,) = (tmp_path / "kept").iterdir()
@@ -110,7 +112,7 @@ def test_a_lesson_is_opened_in_jupyter(monkeypatch):
     started = []
     monkeypatch.setitem(sys.modules, "jupyterlab", types.ModuleType("jupyterlab"))
     monkeypatch.setattr(subprocess, "call", lambda command: started.append(command) or 0)
-    with pytest.raises(typer.Exit) as end:
+    with pytest.raises(Exit) as end:
         lesson_open("04", ROOT / "lessons")
     assert end.value.exit_code == 0
     notebook = ROOT / "lessons" / "04_all_reduce_without_a_boss.ipynb"

@@ -6,8 +6,9 @@ import re
 import numpy as np
 import pytest
 
+from minidist.comm.errors import BufferReuseError
 from minidist.comm.sim.choosers import explore, seeded
-from minidist.core.base.errors import BufferReuseError, DeadlockError, MismatchError
+from minidist.core.base.errors import DeadlockError, MismatchError
 from minidist.debug.mpi_ranks import matching
 from tests.mpi_ranks.on_ranks import on_ranks
 

@@ -54,7 +54,7 @@ SAYS = {
 SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight differs, and nothing is reported
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(28)
 @each
 def test_an_injected_bug_is_visible_and_is_caught(exhibit):
     run = run_exhibit(exhibit)
@@ -97,7 +97,7 @@ def test_the_tests_that_exhibits_name_exist():
     assert missing == []
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", CATCHES)
 def test_the_same_tests_pass_without_a_bug(name):
     CATCHES[name].run()

@@ -6,7 +6,7 @@ import pytest
 from minidist.base.coordinates import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
-from minidist.core.autograd.errors import AutogradError, ShapeError
+from minidist.core.base.errors import AutogradError, ShapeError
 from minidist.core.nn import Linear, Module
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import SGD

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from minidist.base.half import named_dtype
 from minidist.core.base.arrays import downcast
 from minidist.core.base.errors import UsageError
-from minidist.core.optim import SGD, Adam, AdamW
+from minidist.core.optim import SGD, AdamW
 from minidist.optim import (
     Adagrad,
     DynamicLossScaler,
@@ -18,6 +18,7 @@ from minidist.optim import (
     StaticLossScaler,
     clip_grad_norm_,
 )
+from minidist.optim.adam import Adam
 from tests.cases import each
 
 FLOAT16 = np.dtype(np.float16)

@@ -154,6 +154,7 @@ TEXTS = {"document_separator": 3}
         (3, {"dp": 3, "zero": 3, **TEXTS}),
         (2, {"pp": 2, "schedule": "v-half", "layers": 4, "microbatches": 2, **TEXTS}),
     ],
+    sampled=2,
 )
 def test_jobs_equal_one_device_with_every_byte_in_the_closed_form(ranks, layout):
     floats = {"precision": "fp64"} if layout.get("cp") else {}

@@ -220,7 +220,7 @@ def assert_model(ranks, name, kind, optimizer, dropout=0.0):
         assert_equal(history, reference(heads_for, optimizer, dropout))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -229,7 +229,7 @@ def test_a_model_equals_one_device_in_every_tensor_of_every_step(ranks, name, ki
     assert_model(ranks, name, kind, optimizer)
 
 
-@each("ranks", [2, 3, 4], sampled=3)
+@each("ranks", [2, 3, 4], sampled=6)
 @each("name", ["gpt", "llama"])
 @each("kind", KINDS)
 def test_masks_are_drawn_by_global_sample_head_and_position(ranks, name, kind):

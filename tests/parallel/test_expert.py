@@ -18,7 +18,7 @@ from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, GPTConfig, cross_entropy
 from minidist.core.nn.experts import Assignment, MixtureOfExperts, expert_capacity
 from minidist.core.parallel.expert.dispatch import ExpertParallel, exchange
-from minidist.core.parallel.tensor.parallelize import parallelize_module
+from minidist.core.parallel.model_parallel import parallelize_module
 from minidist.parallel.expert import ExpertDataParallel, ExpertTensorParallel, expert_gpt_plan
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor.grad_norm import global_square_sum
@@ -229,7 +229,7 @@ def assert_experts(shape, top_k, factor, optimizer):
         assert_equal(history, expected)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (3, 1)])
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize("factor", [1.0, 12.0])
@@ -265,7 +265,7 @@ def summed_over(mesh, names):
         for case in (((1, 2, 2), 1, 1.0), ((2, 1, 2), 2, 12.0), ((1, 2, 2), 2, 1.0), ((1, 1, 4), 1, 12.0))
         for cut in (False, True)
     ],
-    sampled=3,
+    sampled=6,
 )
 def test_experts_and_tensor_parallel_together(shape, top_k, factor, sequence_parallel):
     """Experts cut twice: gathered over tp and then over ep they are the whole, and so are gradients and optimizer

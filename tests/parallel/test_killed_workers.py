@@ -76,7 +76,7 @@ def messages_of(cfg, workers, steps, rank, compute=gradient):
 CONSISTENCIES = ("bsp", "delay:1", "ssp:0", "ssp:1", "asp")
 
 
-@each(("consistency", "servers"), list(itertools.product(CONSISTENCIES, (1, 2))), sampled=5)
+@each(("consistency", "servers"), list(itertools.product(CONSISTENCIES, (1, 2))), sampled=10)
 def test_a_death_at_every_message_of_every_worker(consistency, servers):
     cfg, workers, steps = config(servers, consistency), 3, 3
     for victim in range(servers, servers + workers):

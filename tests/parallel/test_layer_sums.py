@@ -41,7 +41,7 @@ LARS_JOB = {"optimizer": "lars", "lr": 2.0, "momentum": 0.9, "trust_coefficient"
 jobs = pytest.mark.parametrize("job", [LAMB_JOB, LARS_JOB], ids=["lamb", "lars"])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @jobs
 @pytest.mark.parametrize(
     ("ranks", "layout"),
@@ -65,7 +65,7 @@ def test_jobs_are_bitwise_equal(job, ranks, layout):
     assert result.tier == "ordered"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @jobs
 @pytest.mark.parametrize(
     ("ranks", "layout"),
@@ -104,7 +104,7 @@ def test_a_parameter_server_is_bitwise_equal(job):
         (4, {"zero": 1, "precision": "fp16", "loss_scale": 2.0**17, "cp": 2}),
         (4, {"pp": 2, "zero": 1, "schedule": "dualpipe", "layers": 4, "microbatches": 4}),
     ],
-    sampled=3,
+    sampled=6,
 )
 def test_every_byte_is_in_the_closed_form(ranks, layout):
     config = TrainConfig.make(**{**GPT, **LAMB_JOB, **layout})

@@ -49,7 +49,7 @@ def run(**settings):
     return SimWorld(resolve_dims(config).ranks).run(train, config)[0]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_layout_has_a_wrong_type_and_nothing_changes(layout):
     checked, plain = run(**layout, check_layouts=True), run(**layout)

@@ -51,7 +51,7 @@ def train(comm, half, policy, local=1, steps=4, clip=0.3, pool=None):
     return gather_tensors(shards, optimizer), scaler.skipped
 
 
-@each("half", ["float16", "bfloat16"], sampled=2)
+@each("half", ["float16", "bfloat16"], sampled=4)
 @each("ranks", [1, 2, 3, 5])
 def test_masters_as_shards_make_the_bits_of_masters_in_the_optimizer(ranks, half):
     dtype = named_dtype(half)

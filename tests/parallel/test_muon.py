@@ -27,7 +27,7 @@ JOB |= {"optimizer": "muon", "momentum": 0.9, "lr": 0.02}
 ALL = {"orthogonalize": "everywhere"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("ranks", "layout"),
     [
@@ -84,7 +84,7 @@ def test_a_parameter_server_is_bitwise_equal():
         (4, {"tp": 2, **ALL}),
         (4, {"zero": 1, "precision": "fp16", "loss_scale": 2.0**17, "cp": 2}),
     ],
-    sampled=3,
+    sampled=6,
 )
 def test_every_byte_is_in_the_closed_form(ranks, layout):
     config = TrainConfig.make(**{**JOB, **layout})

@@ -17,8 +17,9 @@ from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
 from minidist.core.base.errors import MismatchError, RankDeadError, UsageError
 from minidist.core.comm import LinkModel
-from minidist.core.optim import SGD, Adam
+from minidist.core.optim import SGD
 from minidist.optim import ParameterSlice
+from minidist.optim.adam import Adam
 from minidist.techniques import parameter_server as ps
 from minidist.techniques.parameter_server.server import Server
 from tests.cases import each
@@ -110,7 +111,7 @@ def test_keys_are_balanced_within_the_largest(sizes, servers):
 
 @each("consistency", ["bsp", "delay:0"])
 @each("optimizer", OPTIMIZERS)
-@each(("servers", "workers"), [(2, 3), (3, 2), (1, 1), (1, 3), (5, 3), (3, 5)], sampled=3)
+@each(("servers", "workers"), [(2, 3), (3, 2), (1, 1), (1, 3), (5, 3), (3, 5)], sampled=6)
 def test_bsp_is_one_device_bit_for_bit(consistency, optimizer, servers, workers):
     for eager_bytes, chooser in itertools.product(SENDS, (earliest, seeded(1), seeded(2))):
         world = SimWorld(servers + workers, eager_bytes=eager_bytes, chooser=chooser)
@@ -168,7 +169,7 @@ def check_run(world, results, cfg, compute=gradient, shapes=SHAPES):
 ORDERS = {"asp": 90, "ssp:2": 90, "ssp:1": 90, "ssp:0": 36, "bsp": 36}
 
 
-@each(("consistency", "eager_bytes"), list(itertools.product(ORDERS, SENDS)), sampled=5)
+@each(("consistency", "eager_bytes"), list(itertools.product(ORDERS, SENDS)), sampled=10)
 def test_every_order_of_3_workers_and_2_pushes(consistency, eager_bytes):
     """6! / (2! 2! 2!) orders of pushes, or (3!)^2 where every clock waits for all."""
     cfg, seen, finals, gaps = config(1, consistency), [], set(), []

@@ -54,7 +54,7 @@ def on_no_device(tensor):
     return Tensor(MetaArray(tensor.shape, tensor.dtype), requires_grad=tensor.requires_grad)
 
 
-@each("ranks", [2, 3, 8], sampled=3)
+@each("ranks", [2, 3, 8], sampled=6)
 @each("links", [FAST, SLOW], ids=["fast", "slow"])
 @each("heads", [2, 6])
 @each("dtype", [np.float32, ml_dtypes.bfloat16])

@@ -9,11 +9,12 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import Linear, Module
-from minidist.core.optim import Adam, AdamW
+from minidist.core.optim import AdamW
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.core.parallel.tensor.parallelize import parallelize_module
+from minidist.core.parallel.model_parallel import parallelize_module
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
 from minidist.optim import LAMB, Muon, clip_by_norm_
+from minidist.optim.adam import Adam
 from minidist.parallel import CPUOffloadPolicy, HostPool, LayerSums, WholeMatrices, gather_tensors
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.tensor.full_state import local_tensor
@@ -198,7 +199,7 @@ def pipeline(comm, kind):
 PROGRAMS = [data_parallel, by_parameter, zero_1, zero_2, sharded, units, tensor_parallel, pipeline]
 
 
-@each("kind", SETTINGS, sampled=3)
+@each("kind", SETTINGS, sampled=6)
 @each("program", [*PROGRAMS, offloaded, sharded_on_the_host])
 def test_a_branch_that_is_used_late_is_stepped_as_on_one_device(program, kind):
     if program is offloaded and kind in (LAMB, Muon):

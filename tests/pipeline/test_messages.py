@@ -12,7 +12,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP, Linear
 from minidist.core.pipeline.plan import Action, actions_of
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
-from minidist.core.pipeline.runtime.shapes import MESSAGE
+from minidist.core.pipeline.runtime.messages import MESSAGE
 from minidist.pipeline.passes import additions, recompute
 from minidist.pipeline.runtime.skips import SkipConnection, SkipPipeline
 from tests.cases import each

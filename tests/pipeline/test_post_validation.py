@@ -150,7 +150,7 @@ def limit(plan, optimizer, share):
     return float(np.quantile([norm for norm, _ in told], 1 - share))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize(("name", "p", "m", "share", "scaled", "bad"), CASES)
 def test_it_equals_the_step_that_waits(name, p, m, share, scaled, bad, optimizer):

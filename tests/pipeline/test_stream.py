@@ -9,8 +9,8 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP
-from minidist.core.optim import Adam
 from minidist.core.pipeline.runtime import split_model
+from minidist.optim.adam import Adam
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.stream import Stream, plan_length
 from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline
@@ -80,7 +80,7 @@ def assert_equal(one, other):
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
 
 
-@each(("name", "replicas", "size"), LAYOUTS, sampled=3)
+@each(("name", "replicas", "size"), LAYOUTS, sampled=6)
 def test_the_order_of_a_short_plan_is_that_of_the_full_one(name, replicas, size):
     """Every action with its transfers on every rank, and what is released behind it, of streams of many lengths."""
     period = math.lcm(*replicas, size)
@@ -110,7 +110,7 @@ def test_the_order_of_a_short_plan_is_that_of_the_full_one(name, replicas, size)
             assert late in ([], late[-1:]), (rank, count)
 
 
-@each(("name", "replicas", "size"), LAYOUTS, sampled=3)
+@each(("name", "replicas", "size"), LAYOUTS, sampled=6)
 def test_a_stream_equals_the_full_plan_bit_for_bit(name, replicas, size):
     """Losses, weights and Adam's state, of two streams one after the other, in the same virtual time.
 

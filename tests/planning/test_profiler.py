@@ -32,7 +32,7 @@ class Slow(Module):
         return self.layer(x)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("partition", ["3,1", "1,3", "parameters", "uniform"])
 @pytest.mark.parametrize("values", [{}, {"model": "llama"}, {"schedule": "zb-h1", "clip": 0.1, "dp": 2}])
 def test_an_uneven_split_equals_one_device(partition, values):

@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
+from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm import SimWorld
 from minidist.core.base.errors import DeadlockError
-from minidist.core.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.core.collectives import all_reduce
 from minidist.report.canvas import MAX_ITEMS, MAX_LINES, space_and_time
 from minidist.report.page import page

@@ -50,7 +50,7 @@ def world(ranks):
         },
         {**PIPELINE, "tp": 2, "schedule": "zb-h1", "recompute": "full", "precision": "fp64", "reduction": "ring"},
     ],
-    sampled=4,
+    sampled=8,
 )
 def test_changing_batches_equal_one_device_that_is_told_them_and_send_the_closed_form(values):
     config, batches, ranks = config_of(**values)

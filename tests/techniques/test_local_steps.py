@@ -19,7 +19,7 @@ def config(**values):
     return TrainConfig.make(**{**SMALL, **values})
 
 
-@each(("ranks", "every"), [(1, 3), (2, 1), (3, 3), (4, 9), (5, 2), (8, 3)])
+@each(("ranks", "every"), [(1, 3), (2, 1), (3, 3), (4, 9), (5, 2), (8, 3)], sampled=2)
 def test_every_replica_equals_one_device_bit_for_bit(ranks, every):
     made = config(local_steps=every, accumulation=2, optimizer="adam", dropout=0.1, warmup=2)
     expected = replicas_reference(made, resolve_batches(made, ranks))  # once for all
@@ -152,6 +152,7 @@ OF_SEVERAL = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("outer", [{}, DILOCO], ids=["average", "diloco"])
 @pytest.mark.parametrize("layout", OF_SEVERAL.values(), ids=list(OF_SEVERAL))
 def test_replicas_of_several_ranks_equal_one_device_and_the_bytes_the_closed_form(layout, outer, tmp_path):

@@ -76,7 +76,7 @@ def test_a_batch_that_grows_by_ranks_or_by_accumulation_is_the_job_with_that_rat
         {**GROWS, "zero": 1},
         {"dp": 2, "tp": 2, "precision": "fp64", "reduction": "ring"},
     ],
-    sampled=4,
+    sampled=8,
 )
 def test_every_layout_equals_one_device(values):
     config, _, ranks = config_of(**{**JOB, **values, "lr_scaling": "linear:2"})

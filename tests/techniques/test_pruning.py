@@ -80,7 +80,7 @@ def closed_and_measured(config, ranks, observers=(), first_step=0):
     )
 
 
-@each("layout", LAYOUTS, sampled=4)
+@each("layout", LAYOUTS, sampled=8)
 def test_every_layout_equals_one_device(layout):
     ranks, config = LAYOUTS[layout][0], config_of(layout)
     batches = resolve_batches(config, ranks)
@@ -90,7 +90,7 @@ def test_every_layout_equals_one_device(layout):
     assert judge.verdict.equal, judge.verdict.first_difference
 
 
-@each("layout", LAYOUTS, sampled=4)
+@each("layout", LAYOUTS, sampled=8)
 def test_every_byte_is_in_the_closed_form_and_pruned_entries_are_not_reduced(layout):
     ranks, config = LAYOUTS[layout][0], config_of(layout)
     results, closed, measured = closed_and_measured(config, ranks)
@@ -130,7 +130,7 @@ def test_saved_weights_are_zero_where_their_masks_are(layout, tmp_path):
     assert zeros / sparsity["of"] == pytest.approx(config.sparsity or 0.5, abs=1e-3)
 
 
-@each("layout", ["dp 3", "dp 2, fp16", "zero 1", "zero 3, global", "zero 3, on the host", "pp 2, zero 3"], sampled=4)
+@each("layout", ["dp 3", "dp 2, fp16", "zero 1", "zero 3, global", "zero 3, on the host", "pp 2, zero 3"], sampled=8)
 @each("saved", [2, 5])
 def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, saved, tmp_path):
     """In the middle of the schedule, and after it."""

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from minidist.core.autograd import ShapeError, Tensor, cross_entropy
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import GPT, MLP, Conv1D, Embedding, GPTConfig, Linear, Module
-from minidist.core.optim import Adam
 from minidist.data import glyphs
 from minidist.nn import checkpoint
+from minidist.optim.adam import Adam
 from minidist.techniques.quantization.fake_quantize import (
     SMALLEST_SCALE,
     Grid,

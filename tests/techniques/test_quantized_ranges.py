@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.nn import MLP, FlatParameters
-from minidist.core.optim import SGD, Adam
+from minidist.core.optim import SGD
+from minidist.optim.adam import Adam
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.zero import ZeroOptimizer
 from minidist.techniques.quantization.layers import OBSERVERS, MinMaxObserver, convert, observers_of, prepare_qat
@@ -58,7 +59,7 @@ def on_ranks(comm, stage, observer, per_channel, optimizer):
     return flat.data[: flat.numel].copy(), ranges, convert(model)(Tensor(INPUTS[0])).data
 
 
-@each("observer", OBSERVERS, sampled=3)
+@each("observer", OBSERVERS, sampled=6)
 @each("per_channel", [True, False])
 @each(("stage", "optimizer"), [(0, SGD), (0, Adam), (1, Adam), (2, SGD)])
 @each("ranks", [1, 2, 3, 5])

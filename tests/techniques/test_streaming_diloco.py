@@ -43,6 +43,7 @@ def judge(ranks, **values):
         (2, {**STREAM, "weights": "3,1", "micro_batch": None, "global_batch": 8, "accumulation": 2}),
         (2, {**STREAM, "offload": "optimizer"}),
     ],
+    sampled=2,
 )
 def test_it_equals_its_delayed_replay_on_one_device_bit_for_bit(ranks, values):
     """Own and common weights, gradients, inner state, outer momentum and what is on its way, after every step."""

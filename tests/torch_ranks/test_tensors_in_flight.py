@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from minidist.core.base.errors import BufferReuseError, MinidistError
+from minidist.comm.errors import BufferReuseError
+from minidist.core.base.errors import MinidistError
 from tests.torch_ranks.programs import HEAD
 
 torch = pytest.importorskip("torch")

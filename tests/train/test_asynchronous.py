@@ -39,7 +39,7 @@ NAMES = ["pipedream", "pipedream-vertical-sync", "pipedream-2bw"]
 
 
 @each("optimizer", ["sgd", "adamw"])
-@each("name", NAMES)
+@each("name", NAMES, sampled=3)
 def test_every_step_equals_the_replay(name, optimizer):
     """Tied embeddings, dropout, a warm-up of the learning rate; loss, gradients, weights and state of every update."""
     result = verdict(3, **SMALL, pp=3, schedule=name, dropout=0.1, warmup=2, decay="cosine", optimizer=optimizer)
@@ -160,6 +160,7 @@ def assert_same(first, second):
         assert np.array_equal(value, second[1][name]), name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("ranks", "values"), RESUMED)
 def test_a_killed_job_resumes_with_the_bits_of_the_undisturbed_one(ranks, values, tmp_path):
     """Every weight and optimizer state, on every rank and in the last checkpoint; the drains are those of --every."""

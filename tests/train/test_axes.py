@@ -33,7 +33,7 @@ def holds(ranks, tier, **values):
     assert (result.tier, result.ranks, result.steps) == (tier, ranks, 2)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("ranks", "values"),
     [
@@ -64,7 +64,7 @@ def test_what_cuts_no_sum_is_bitwise_equal(ranks, values):
     holds(ranks, "ordered", **values)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("ranks", "values"),
     [
@@ -97,7 +97,7 @@ def test_context_parallel_with_every_other_axis(ranks, values):
     holds(ranks, "float", **DOUBLE, **values)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("ranks", "values"),
     [

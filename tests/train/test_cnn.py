@@ -40,7 +40,7 @@ def job(**settings):
         {"pp": 2, "schedule": "pipedream", "evaluate_every": None},
     ],
     ids=str,
-    sampled=2,
+    sampled=4,
 )
 def test_every_layout_equals_one_device_bit_for_bit_and_sends_the_closed_form(settings):
     config = job(reduction="ordered", **settings)

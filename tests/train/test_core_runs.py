@@ -179,6 +179,7 @@ def test_a_layout_that_does_not_fit_is_refused_in_one_sentence():
     for ranks, layout, words in (
         (2, {"dp": 2, "tp": 2}, "dp=2, cp=1, tp=2.* is for 4 ranks, and there are 2; make"),
         (3, {"dp": 3, "ep": 2}, "dp=3, ep=2.: ep divides dp; choose a divisor of 3"),
+        (4, {"dp": 4, "ep": 0}, "dp=4, ep=0.: ep divides dp; choose a divisor of 4"),
         (2, {"dp": 2, "zero": 4}, r"ParallelLayout\(zero=4\); the stage of ZeRO is 0, 1, 2 or 3"),
     ):
         with pytest.raises(UsageError, match=words):

@@ -100,7 +100,7 @@ JOBS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("ranks", "settings"), JOBS, ids=lambda value: str(value).strip("{}").replace("'", ""))
 def test_a_dry_run_equals_the_real_one(ranks, settings, monkeypatch):
     real, dry = run(ranks, False, settings, monkeypatch), run(ranks, True, settings, monkeypatch)
@@ -132,7 +132,7 @@ def test_a_teacher_on_a_rank_of_its_own(tmp_path, monkeypatch):
         (2, {"tp": 2, "width": 320, "layers": 1, "steps": 1}),
         (2, {"dp": 2, "width": 160, "layers": 2, "steps": 1, "compression": "sign"}),
     ],
-    sampled=2,
+    sampled=4,
 )
 def test_a_checkpoint_has_the_bytes_of_the_real_one_and_no_file(ranks, settings, tmp_path):
     def sizes(folder, meta):

@@ -44,7 +44,7 @@ def test_nothing_held_out_is_trained_on():
         assert len(arrays(rest)) == pytest.approx(0.1 * len(arrays(whole)), abs=1)
 
 
-@each("zero", [0, 1, 2], sampled=3)
+@each("zero", [0, 1, 2], sampled=6)
 @each("ranks", [1, 2, 4])
 def test_all_ranks_have_the_digits_of_one_device(ranks, zero):
     layout = {"zero": zero, "accumulation": 2, "precision": "fp64", "reduction": "ordered"}
@@ -111,7 +111,7 @@ def test_attention_stays_inside_documents_in_evaluations_too():
         (4, {"ep": 2, "experts": 4, "pp": 2, "microbatches": 2, "recompute": "full"}),
         (2, {"local_steps": 2}),
     ],
-    sampled=3,
+    sampled=6,
 )
 def test_every_layout_has_the_loss_of_one_device(ranks, values):
     """Bit for bit where no sum is cut, else to 1e-12; and every byte is in the closed form under its purpose."""

@@ -125,7 +125,7 @@ def test_what_layers_send_when_a_pipeline_learns_shapes_is_startup():
     assert startup == sent("startup", 2)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("ranks", "job"), JOBS, ids=names)
 def test_a_folded_dry_run_equals_that_of_all_ranks(ranks, job):
     classes, whole, folded, expected, found = run_both(ranks, **job)
@@ -176,6 +176,7 @@ def repeated(ranks, job):
         (8, {"pp": 2, "dp": 4, "experts": 4, "ep": 2}),
         (4, {"pp": 2, "cp": 2, "attention": "ulysses"}),
     ],
+    sampled=3,
 )
 def test_micro_batches_that_repeat_what_others_did_change_nothing(ranks, job, monkeypatch):
     job = {"microbatches": 12, **job}
@@ -213,7 +214,7 @@ def assert_equal_checkpoints(ranks, **job):
     assert ranks == 1 or any("checkpoint" in trace.messages_by_purpose() for trace in folded.traces)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("ranks", "job"), JOBS + SAVED, ids=names)
 def test_every_rank_saves_the_bytes_that_it_saves_when_all_run(ranks, job):
     assert_equal_checkpoints(ranks, **job)

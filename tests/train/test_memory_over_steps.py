@@ -135,7 +135,7 @@ def name_of(case):
     return "-".join(f"{name}={value}" for name, value in case.items()) if isinstance(case, dict) else str(case)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("ranks", "values"), CASES, ids=name_of)
 def test_the_peak_of_the_account_is_numpys(process, ranks, values):
     """Workers and servers run before all observers: they have one peak."""
@@ -145,7 +145,7 @@ def test_the_peak_of_the_account_is_numpys(process, ranks, values):
     assert account <= arrays <= 1.05 * account
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("ranks", "values"), GROW, ids=name_of)
 def test_memory_does_not_grow_with_the_steps(process, ranks, values):
     """After 4, 12 and 36 steps, the arrays to the byte; Python's objects by losses and spans alone.
@@ -173,7 +173,7 @@ STREAMS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("values", STREAMS, ids=name_of)
 def test_a_stream_holds_as_many_versions_as_stages_whatever_its_length(process, values):
     """From step 10 on the accounts need no byte more; Python's objects grow by the losses alone."""

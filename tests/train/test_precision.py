@@ -47,7 +47,7 @@ def config_of(layout, precision, **more):
     return TrainConfig.make(**{**GPT, **LAYOUTS[layout][1], "precision": precision, "reduction": "ordered", **more})
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("layout", "precision"), [*((layout, "fp16") for layout in LAYOUTS), ("pp 2", "bf16"), ("zero 3", "bf16")]
 )
@@ -127,7 +127,7 @@ def test_the_loss_falls_as_in_float32(optimizer, lr):
     assert np.abs(last("bf16") - whole).max() < 2e-2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("ranks", "axes"),
     [

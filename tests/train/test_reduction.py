@@ -32,7 +32,7 @@ CASES = [
 RUNS = [(layout, name) for layout, names in CASES for name in (*names, "auto") if name not in ("ring", "ordered")]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("layout", "name"), RUNS)
 def test_equal_to_one_device_with_the_bytes_of_the_algorithm(layout, name):
     config = TrainConfig.make(**JOB, **layout, reduction=name)

@@ -7,7 +7,7 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.layout import Layout
-from minidist.core.pipeline.runtime.shared import SharedGradients
+from minidist.core.pipeline.runtime.reduction import SharedGradients
 from minidist.job.checkpoint.parameter_shards import LocalShard
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
@@ -26,7 +26,7 @@ LAYOUTS = [
 ]
 
 
-@each(("ranks", "values"), LAYOUTS, sampled=3)
+@each(("ranks", "values"), LAYOUTS, sampled=6)
 def test_copies_stay_equal_after_every_step_also_in_the_order_of_a_ring(ranks, values, tmp_path):
     with_check = table(tmp_path, ranks, **values, check_replicas=True)
     without = table(tmp_path, ranks, **values)

@@ -60,7 +60,7 @@ def test_segments_send_again_what_their_blocks_send(layout):
     assert measured == closed_form_bytes(config, resolve_batches(config, 2), [r.sizes for r in results])
 
 
-@each("flags", FLAGS, ids=str, sampled=3)
+@each("flags", FLAGS, ids=str, sampled=6)
 def test_every_way_to_shard_fully_is_equal_and_in_the_closed_form(flags):
     config = TrainConfig.make(**{**GPT, "steps": 2}, **SMALL, zero=3, reduction="ordered", dropout=0.1, **flags)
     expected = expected_snapshots(config, 4)
@@ -75,7 +75,7 @@ def test_every_way_to_shard_fully_is_equal_and_in_the_closed_form(flags):
     assert measured == closed_form_bytes(config, resolve_batches(config, 4), [r.sizes for r in results])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("zero", [0, 2, 3])
 @pytest.mark.parametrize("recompute", ["full", "selective", "sqrt", "budget:9000"])
 def test_recomputation_is_equal_bit_for_bit(recompute, zero):

@@ -15,7 +15,7 @@ from typing import Any
 from minidist.comm.mpi.waits import Entering
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import UsageError
-from minidist.core.base.fingerprint import fingerprint
+from minidist.core.base.random import fingerprint
 from minidist.core.comm.communicator import Comm
 
 MAX_SHOWN = 8  # ranks of one value that are listed

@@ -1,8 +1,15 @@
-"""Ctrl-C under MPI: the job ends within a second, even where a rank waits inside the MPI library.
+"""What ends a rank that waits inside the MPI library: Ctrl-C, and the end of the launcher that started it.
 
 Python raises KeyboardInterrupt between two instructions of the main program, and a main program that waits in MPI comes
 to none. But Python's own signal handler, in C, writes the signal's number into a file descriptor at once. A thread
 reads it, gives the main program half a second to be interrupted, and ends the job when it was not.
+
+    launcher ── starts ──▶ rank        SIGINT ── in C ──▶ descriptor ──▶ thread ── half a second ──▶ end of the job
+    launcher dies: the rank's parent becomes another process ──▶ thread, once a second ──▶ end of the rank
+
+A launcher that ends has ended its ranks. Where it was killed, or has lost one of them, that rank would wait for ever:
+MPI_Abort asks the launcher to end the processes, and returns when there is none. A rank that no launcher started
+does not look at its parent, so that a shell may end before its programs.
 
 Open MPI's mpiexec makes SIGTERM of it, passes on nothing that a rank prints from then on, and kills the ranks a quarter
 of a second later. So a rank that it has started says at once where it was, past the launcher: into the launcher's own
@@ -21,7 +28,10 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from minidist.comm.launched import has_launcher
+
 GRACE = 0.5  # seconds
+INTERVAL = 1.0  # seconds between two looks at the parent
 _LAUNCHERS = ("prterun", "prte", "orterun", "mpirun", "mpiexec")
 
 
@@ -55,40 +65,45 @@ class InterruptWatch:
     """Calls `end` from a thread when SIGINT has come and the main program could not be interrupted.
 
     terminate: called instead when Open MPI's mpiexec has sent SIGTERM. A program with another handler for a
-    signal, or in another thread than the main one, is left alone.
+    signal, or in another thread than the main one, is left alone. orphaned: called when the launcher has ended.
     """
 
-    def __init__(self, end: Callable[[], None], terminate: Callable[[], None]) -> None:
-        self.end, self.terminate = end, terminate
+    def __init__(self, end: Callable[[], None], terminate: Callable[[], None], orphaned: Callable[[], None]) -> None:
+        self.end, self.terminate, self.orphaned = end, terminate, orphaned
+        self.parent = os.getppid()
         self.terminates = False
         self.interrupted = False  # was KeyboardInterrupt raised in the main program?
-        self.active = (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        )
-        if not self.active:
-            return
-
-        # Only one descriptor can be told of signals; an event loop may have set its own.
         self.receiver, self.sender = socket.socketpair()
         self.sender.setblocking(False)
+        self.active = self._listen()
+        if self.active or has_launcher():
+            self.receiver.settimeout(INTERVAL if has_launcher() else None)
+            threading.Thread(target=self._watch, daemon=True, name="minidist-interrupts").start()
+
+    def _listen(self) -> bool:
+        """Ask for the numbers of signals; return whether they come: not where the program handles them itself."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return False
+
+        # Only one descriptor can be told of signals; an event loop may have set its own.
         before = signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
         if before != -1:
             signal.set_wakeup_fd(before)
-            self.active = False
-            return
+            return False
         signal.signal(signal.SIGINT, self._handler)
         if started_by_open_mpi() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self.terminates = True
             signal.signal(signal.SIGTERM, _wait_for_the_thread)
-        threading.Thread(target=self._watch, daemon=True, name="minidist-interrupts").start()
+        return True
 
     def _handler(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
         signal.default_int_handler(number, frame)
 
     def _watch(self) -> None:
-        while signals := self.receiver.recv(64):
+        while signals := self._next():
             if signal.SIGTERM in signals and self.terminates:
                 self.terminate()
                 return
@@ -99,6 +114,16 @@ class InterruptWatch:
                     return
                 self.interrupted = False
 
+    def _next(self) -> bytes:
+        """Return the numbers of the next signals, nothing after `stop`; meanwhile look at the parent."""
+        while True:
+            try:
+                return self.receiver.recv(64)
+            except TimeoutError:
+                if os.getppid() != self.parent:
+                    self.orphaned()
+                    return b""
+
     def stop(self) -> None:
         """Leave signals as they were before. Called by the main program."""
         if self.active:
@@ -108,4 +133,4 @@ class InterruptWatch:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             if self.terminates and signal.getsignal(signal.SIGTERM) is _wait_for_the_thread:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self.sender.close()  # which ends the thread
+        self.sender.close()  # which ends the thread

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from minidist.comm.errors import LauncherError
 from minidist.comm.launched import check_family, check_launcher, launched_rank, launched_size, load_mpi
-from minidist.core.base.errors import LauncherError, UsageError
+from minidist.core.base.errors import UsageError
 
 LIMIT = "MINIDIST_START_TIMEOUT"
 DEFAULT_LIMIT = 60.0  # seconds

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.traces import MessageEvent
 from minidist.comm.call_site import CallSite
 from minidist.comm.message_checks import CheckedMessages
 from minidist.comm.tags import describe
 from minidist.core.base.fibers import Fiber
-from minidist.core.base.trace import MessageEvent
 from minidist.core.comm.point_to_point import Request, Work
 
 

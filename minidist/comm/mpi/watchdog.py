@@ -17,24 +17,16 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import fields
-from operator import attrgetter
 from typing import Any
 
 from minidist.comm.call_site import CallSite
 from minidist.comm.communicator import Claim
 from minidist.comm.mpi.hints import History, hints
 from minidist.comm.mpi.job_folder import JobFolder
-from minidist.comm.mpi.stream import MPIRequest
-from minidist.comm.mpi.waits import Entering, Exchanging, Watched
-from minidist.comm.program_lines import call_site_of_thread
-from minidist.comm.waiting import Waiting, circle_text, error_line, find_cycle
-from minidist.core.base.trace import MessageEvent
-from minidist.core.comm.point_to_point import ANY, Request, Work
+from minidist.comm.mpi.waits import Watched, as_dict, doing, state_of
+from minidist.comm.waiting import Waiting, circle_text, find_cycle
 
 INTERVAL = 1.0  # seconds between two looks
-_FIELDS = tuple(field.name for field in fields(MessageEvent))
-_values = attrgetter(*_FIELDS)
 
 
 class Watchdog:
@@ -48,7 +40,6 @@ class Watchdog:
         self.writing = threading.Lock()  # the main program writes, too, when it ends the job
         self.silence = 0.0  # seconds for which this rank has computed without a message
         self.patience = timeout  # the silence that is reported next
-        self.main_thread = threading.get_ident()
         self.stopping = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True, name="minidist-watchdog")
         self.thread.start()
@@ -92,7 +83,7 @@ class Watchdog:
             if self.folder.is_asked():
                 self.folder.write_state(self.world.rank, self._history()._asdict(), ".calls")
             new = self.world.trace.messages[self.written :]
-            if new and self.folder.append_messages(self.world.rank, map(_as_dict, new)):
+            if new and self.folder.append_messages(self.world.rank, map(as_dict, new)):
                 self.written += len(new)
 
     def _history(self) -> History:
@@ -118,51 +109,7 @@ class Watchdog:
         )
 
     def _state(self) -> dict[str, object]:
-        """Return what this rank does now: rank, state, peers, and what it waits in, with the line."""
-        state: dict[str, object] = {"rank": self.world.rank, "state": self.world.state, "peers": []}
-        if self.world.state == "returned":
-            return state
-        # The rank goes on while it is looked at, and what it waits in may describe itself by a program of the user's.
-        try:
-            return state | self._waiting()
-        except Exception as error:
-            return state | {"what": f"something that cannot be described ({type(error).__name__})"}
-
-    def _waiting(self) -> dict[str, object]:
-        world, now = self.world, self.world.waiting
-        waiting = Exchanging(*now) if isinstance(now, tuple) else now
-        if waiting is None:
-            return {"what": f"computing at {self._site()}", "silence": self.silence}
-
-        # What it waits in, and which ranks could end the wait.
-        assert isinstance(waiting, Request | Work | Entering | Exchanging)
-        what = waiting.describe()
-        state: dict[str, object] = {}
-        if isinstance(waiting, MPIRequest):
-            members = waiting.comm.members
-            others = [member for member in members if member != world.rank]
-            state["peers"] = others if waiting.peer == ANY else [members[waiting.peer]]
-            state["message"] = _as_dict(waiting.event)
-        elif isinstance(waiting, Exchanging):
-            state["peers"] = [waiting.comm.members[waiting.source]]
-        elif isinstance(waiting, Entering):
-            state["peers"] = waiting.peers
-            state["origin"] = waiting.origin
-
-        # What the operation itself does not know: the line of the wait, an exception before it, the other streams.
-        site = self._site()
-        if str(site) not in what:
-            what += f", waited for at {site}"
-        if world.handling is not None:
-            what += f", while it handles {error_line(world.handling)}"
-        pending = [item.describe() for stream in tuple(world.active) if (item := stream.waiting) is not None]
-        if pending:
-            what += f"; its stream waits in {'; '.join(pending)}"
-        return state | {"state": "waiting", "what": what}
-
-    def _site(self) -> CallSite:
-        """Return where the main program is. While a stream runs, the main program's stack is its greenlet's."""
-        return call_site_of_thread(self.main_thread, self.world.main.gr_frame)
+        return state_of(self.world, self.silence)
 
     # reports ----------------------------------------------------------------------------------------------------------
 
@@ -186,7 +133,7 @@ class Watchdog:
                     flush=True,
                 )
         finally:
-            self.world.MPI.COMM_WORLD.Abort(1)
+            self.world.abort(1)
 
     def _headline(self) -> str:
         return (
@@ -218,13 +165,10 @@ class Watchdog:
             state = states.get(rank)
             if state is None:
                 lines.append(f"  rank {rank}: unknown (it runs on another host, or died before it could write)")
-            elif state["state"] == "waiting":
-                lines.append(f"  rank {rank}: waits in {state['what']}")
+                continue
+            lines.append(f"  rank {rank}: {doing(state)}")
+            if state["state"] == "waiting":
                 waiting.append(Waiting(rank, "main", tuple(state["peers"]), state["what"]))
-            elif state["state"] == "returned":
-                lines.append(f"  rank {rank}: has returned, and waits for the others to finish")
-            else:
-                lines.append(f"  rank {rank}: {state['what']}")
 
         # What only all of them together show.
         cycle = find_cycle(waiting)
@@ -256,8 +200,3 @@ class Watchdog:
         self.patience = 2 * self.silence
         with suppress(OSError, ValueError):  # standard error is closed
             print("\n".join(lines), file=sys.stderr, flush=True)
-
-
-def _as_dict(event: MessageEvent) -> dict[str, Any]:
-    """Return the event's fields, in a tenth of the time of `dataclasses.asdict`."""
-    return dict(zip(_FIELDS, _values(event), strict=True))

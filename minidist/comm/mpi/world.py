@@ -22,16 +22,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import numpy as np
 
 from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
+from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm, Claim
+from minidist.comm.errors import BufferReuseError, UnmatchedMessageError, UnwaitedRequestError
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import (
     EQUAL_BYTES,
@@ -58,20 +61,13 @@ from minidist.comm.mpi.membership import Membership
 from minidist.comm.mpi.staging import fetch, is_device_array, pinned_like, put
 from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
-from minidist.comm.mpi.waits import Entering, Returned, Wait
+from minidist.comm.mpi.waits import Entering, Returned, Wait, doing, state_of
 from minidist.comm.mpi.watchdog import Watchdog
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import (
-    BufferReuseError,
-    MismatchError,
-    RankDeadError,
-    UnmatchedMessageError,
-    UnwaitedRequestError,
-    UsageError,
-)
+from minidist.core.base.errors import MismatchError, RankDeadError, UsageError
 from minidist.core.base.fibers import current, spawn
-from minidist.core.base.trace import MessageEvent, SpanEvent, Trace, current_purpose
+from minidist.core.base.trace import current_purpose
 from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request, Work
 
 HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
@@ -107,10 +103,11 @@ class MPIWorld(FindsLines):
         check_checks(checks)
         # Nothing in here waits for ever: a limit on the start ends it, and later the watchdog does.
         self.rank, self.size, self.place = launched_rank(), launched_size() or 1, ""
+        self.state = "starting"
         self.watchdog: Watchdog | None = None
         self.folder = JobFolder(None)
         with Starting(start_limit() if timeout else 0.0) as starting:
-            self.interrupts = InterruptWatch(self._interrupted, self._terminated)
+            self.interrupts = InterruptWatch(self._interrupted, self._terminated, self._orphaned)
             MPI = starting.start_mpi()
             if starting.initialized:
                 finalize_at_exit(MPI)
@@ -251,6 +248,23 @@ class MPIWorld(FindsLines):
             (self.watchdog or self.folder).discard()
         finally:
             os._exit(EXIT_CODE)
+
+    def _orphaned(self) -> NoReturn:
+        """End this process when its launcher has ended: nobody else would, and what it waits for may never come."""
+        try:
+            text = f"minidist: rank {self.rank} of {self.size}: the launcher that started it has ended, and so it ends;"
+            text += f" it {doing(state_of(self)).replace('computing', 'is computing')}; start the job again\n"
+            print(text, end="", file=sys.stderr, flush=True)
+        except OSError:
+            say_past_the_launcher(text, ())  # standard error was a pipe to the launcher
+        finally:
+            with suppress(Exception):
+                (self.watchdog or self.folder).discard()
+            os._exit(1)
+
+    def abort(self, code: int) -> NoReturn:
+        """End this process at once, and with it the job. Called from any thread."""
+        abort(code)
 
     # messages ---------------------------------------------------------------------------------------------------------
 

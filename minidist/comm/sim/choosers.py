@@ -12,8 +12,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from minidist.base.traces import Trace
 from minidist.core.base.errors import MismatchError
-from minidist.core.base.trace import Trace
 
 __all__ = ["Candidate", "Chooser", "drawn", "earliest", "explore", "replay", "seeded"]
 

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.base.traces import Trace
 from minidist.comm.call_site import CallSite, call_site
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import Trace
 from minidist.core.comm.point_to_point import PointToPoint
 
 

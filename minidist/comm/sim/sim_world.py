@@ -17,6 +17,7 @@ import numpy as np
 from minidist.base.interrupts import interruptible
 from minidist.comm.call_site import NOWHERE, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm
+from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError, UnwaitedRequestError
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import check_checks, check_record
 from minidist.comm.message_checks import CheckedCall
@@ -31,16 +32,7 @@ from minidist.comm.sim.process_state import ProcessState
 from minidist.comm.sim.state import RunState
 from minidist.comm.sim.watched import AnySource, Watched
 from minidist.comm.tags import LocatedRequest
-from minidist.core.base.errors import (
-    DeadlockError,
-    MismatchError,
-    RankDeadError,
-    RankTimeoutError,
-    UnmatchedMessageError,
-    UnwaitedRequestError,
-    UsageError,
-    quoted,
-)
+from minidist.core.base.errors import DeadlockError, MismatchError, RankDeadError, UsageError, quoted
 from minidist.core.base.fibers import FiberExit
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel

@@ -19,12 +19,11 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.parameter import BackwardObserver, Parameter
 from minidist.core.autograd.tensor import Node, Tensor, contribution_recorder, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import quoted
+from minidist.core.base.errors import AutogradError, ShapeError, quoted
 from minidist.core.base.watchers import watchers
 
 _creation = attrgetter("index")
@@ -111,7 +110,7 @@ class BackwardPass:
         """Visit a graph that a node of this pass has just recomputed; the node itself is no longer a use site."""
         tape = self.collect(root) if root is not None else []
         for parameter in replayed:
-            self._site_done(parameter)
+            self.site_done(parameter)
         if tape:
             self.visit(root, gradient, tape)
 
@@ -185,21 +184,18 @@ class BackwardPass:
         for parameter, vjp in weights:
             cost = next(costs, None)
             if self.store is not None:
-                self.store.put(parameter, vjp, gradient, cost)
+                self.store.put(parameter, partial(vjp, gradient), cost)
             else:
-                self.contribute(parameter, vjp, gradient, cost)
+                self.site_done(parameter, partial(vjp, gradient), cost)
 
-    def contribute(
-        self, parameter: Parameter, vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None
+    def site_done(
+        self, parameter: Parameter, compute: Callable[..., Any] | None = None, cost: tuple[int, int] | None = None
     ) -> None:
-        """Compute one weight gradient and add it to its parameter."""
-        parameter.accumulate(partial(vjp, gradient))
-        for watcher in self.watchers:
-            watcher.weight_gradient(cost)
-        self._site_done(parameter)
-
-    def _site_done(self, parameter: Parameter) -> None:
-        """[3] One contribution less to wait for; the last one makes the parameter ready."""
+        """[3] Add one contribution, if there is one, and wait for one less; the last makes the parameter ready."""
+        if compute is not None:
+            parameter.accumulate(compute)
+            for watcher in self.watchers:
+                watcher.weight_gradient(cost)
         self.sites[parameter] -= 1
         if self.sites[parameter] == 0:
             if parameter.gradient.local is None and contribution_recorder.get() is None:
@@ -215,23 +211,22 @@ class WeightGradStore:
     """Weight gradients that a backward pass left to be computed, in the order of the pass; as in Megatron-LM."""
 
     def __init__(self, owner: BackwardPass) -> None:
-        self._owner = owner
-        self._work: list[tuple[Parameter, Callable[..., Any], Any, tuple[int, int] | None]] | None = []
+        self._owner, self._ran = owner, False
+        self.work: list[tuple[Parameter, Callable[..., Any], tuple[int, int] | None]] = []
 
-    def put(self, parameter: Parameter, vjp: Callable[..., Any], gradient: Any, cost: tuple[int, int] | None) -> None:
-        """Append one weight gradient."""
-        assert self._work is not None
-        self._work.append((parameter, vjp, gradient, cost))
+    def put(self, parameter: Parameter, compute: Callable[..., Any], cost: tuple[int, int] | None) -> None:
+        """Append one weight gradient: compute(out) returns it."""
+        self.work.append((parameter, compute, cost))
 
     def run(self) -> None:
         """Compute them all, once; a second run is an error, because every weight would be counted twice."""
-        if self._work is None:
+        if self._ran:
             raise AutogradError("deferred weight gradients ran already; each backward pass leaves them once")
-        work, self._work = self._work, None
+        self._ran = True
         self._owner.watchers = watchers.get()  # those of the time at which the work is done
-        work.reverse()
-        while work:
-            self._owner.contribute(*work.pop())
+        self.work.reverse()
+        while self.work:
+            self._owner.site_done(*self.work.pop())
         for observer in self._owner.observers:
             observer.weights_done()
 

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, is_half, upcast
-from minidist.core.base.errors import quoted, reason
+from minidist.core.base.errors import ShapeError, quoted, reason
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:

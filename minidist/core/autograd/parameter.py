@@ -4,7 +4,7 @@ buffer of its gradient may be a slice of a larger array.
 FSDP frees and gathers parameters, a pipeline stashes older versions, an optimizer updates them. A node therefore keeps
 the Parameter and the `version` that it saw in forward, never the array, and backward refuses to use another version.
 
-    backward ──▶ accumulate ──▶ Gradient.add ──▶ buffer, perhaps a slice of a flat array
+    backward ──▶ accumulate ──▶ gradient.local, which lies in its buffer, perhaps a slice of a flat array
 
 Proved by: tests/autograd/test_backward.py, tests/autograd/test_in_place.py, tests/parallel/test_reduced_gradients.py
 """
@@ -13,10 +13,10 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.tensor import SavedTensor, Tensor, contribution_recorder
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.errors import AutogradError, ShapeError
 from minidist.core.base.layout import Layout
 from minidist.core.base.watchers import track, watchers
 
@@ -24,7 +24,7 @@ from minidist.core.base.watchers import track, watchers
 class Gradient:
     """The gradient of one parameter as two summands: what this rank added, and what is already summed over ranks.
 
-        add()          local = what backward passes contributed since the last reduction
+        accumulate()   local = what backward passes contributed since the last reduction
         was_reduced()  total = local, which a reduction has just replaced by the sum over ranks, + the total before
         value          local + total, where None counts nothing
 
@@ -46,33 +46,6 @@ class Gradient:
             return self.local if self.total is None else self.total
         return self.local + self.total
 
-    def add(self, contribution: Any) -> None:
-        """Add an array, or what a function compute(out) returns or writes to `out`. The buffer must be allocated.
-
-        The first contribution is written straight into the buffer; a later one is computed whole and then added.
-        """
-        if self.local is None:
-            local: Any = self.buffer if self.total is None else self._begin_local()
-            if callable(contribution):
-                contribution(local)
-            else:
-                xp.copyto(local, contribution)
-            self.local = local
-            return
-        value = contribution(None) if callable(contribution) else contribution
-        if value.shape != self.local.shape:
-            raise ShapeError(f"a gradient of shape {value.shape} for a parameter of shape {self.local.shape}")
-        if value.itemsize == 2:
-            xp.add_into(self.local, value)
-        else:
-            self.local += value
-
-    def fill_zeros(self) -> None:
-        """Let `local` be zeros when nothing was added. The buffer must be allocated."""
-        if self.local is None:
-            self.local = self._begin_local()
-            self.local.fill(0)
-
     def was_reduced(self) -> None:
         """Note that a reduction has replaced `local` by its sum over ranks: it becomes part of `total`."""
         if self.local is not None:
@@ -87,13 +60,6 @@ class Gradient:
     def release(self) -> None:
         """Forget both summands and the buffer."""
         self.buffer = self.local = self.total = None
-
-    def _begin_local(self) -> xp.Array:
-        """The buffer, free for local contributions: a total that lies in it moves to a separate array."""
-        assert self.buffer is not None
-        if self.total is self.buffer:
-            self.total = track(xp.array(self.total), "gradient")
-        return self.buffer
 
 
 class BackwardObserver:
@@ -214,7 +180,7 @@ class Parameter(Tensor):
         """Number of updates of the values now bound."""
         return self._version if self.flat is None else self.flat.version
 
-    def updated(self, by: str = "") -> None:
+    def updated(self, by: Any = None) -> None:
         """Say that the values changed: nodes recorded before may no longer run their backward.
 
         by: what an optimizer's step says of itself, see `FlatParameters.updated`.
@@ -241,9 +207,9 @@ class Parameter(Tensor):
             self.zero_grad()
             return
         self._check(value)
-        self._allocate_gradient()
         self.gradient.clear()
-        self.gradient.add(value)
+        self.gradient.local = local = self._buffer()
+        xp.copyto(local, value)
 
     def zero_grad(self) -> None:
         """Forget the gradient, also what a shard holds of it. Nothing is cleared: the next contribution overwrites."""
@@ -253,28 +219,43 @@ class Parameter(Tensor):
 
     def zero_fill(self) -> None:
         """Make a gradient without local contributions zeros (an unused parameter that takes part in a reduction)."""
-        self._allocate_gradient()
-        self.gradient.fill_zeros()
+        if self.gradient.local is None:
+            self.gradient.local = local = self._buffer()
+            local.fill(0)
 
     def accumulate(self, contribution: Any) -> None:
-        """Add one contribution: an array of this shape, or a function compute(out) that returns it, see `Gradient.add`.
+        """Add one contribution: an array of this shape, or a function compute(out) that returns it, in `out` if given.
 
-        With a `contribution_recorder` set, the recorder gets it as a separate array, and the gradient stays as it is.
+        The first one is written straight into the buffer; a later one is computed whole and then added. With a
+        `contribution_recorder` set, the recorder gets it as a separate array, and the gradient stays as it is.
         """
         recorder = contribution_recorder.get()
         if recorder is not None:
             recorder(self, self._check(contribution(None) if callable(contribution) else xp.array(contribution)))
             return
-        if self.gradient.buffer is None:
-            self._allocate_gradient()
-        self.gradient.add(contribution if callable(contribution) else self._check(contribution))
+        local = self.gradient.local
+        if local is not None:
+            xp.add_into(local, self._check(contribution(None) if callable(contribution) else contribution))
+            return
+        local = self._buffer()
+        if callable(contribution):
+            contribution(local)
+        else:
+            xp.copyto(local, self._check(contribution))
+        self.gradient.local = local
 
-    def _allocate_gradient(self) -> None:
-        if self.gradient.buffer is None:
+    def _buffer(self) -> xp.Array:
+        """Return the buffer, free for local contributions: a total that lies in it moves to a separate array."""
+        gradient = self.gradient
+        if gradient.buffer is None:
             if self.flat is None:
-                self.gradient.buffer = track(xp.empty(self.shape, self.dtype, self._data), "gradient")
+                gradient.buffer = track(xp.empty(self.shape, self.dtype, self._data), "gradient")
             else:
                 self.flat.make_grad_of(self)  # binds the buffers of its neighbours too
+        assert gradient.buffer is not None
+        if gradient.total is gradient.buffer:
+            gradient.total = track(xp.array(gradient.total), "gradient")
+        return gradient.buffer
 
     def _check(self, value: xp.Array) -> xp.Array:
         if value.shape != self.shape:

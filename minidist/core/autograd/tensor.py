@@ -19,9 +19,9 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from minidist.core.autograd.errors import AutogradError, VersionError
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.errors import AutogradError, VersionError
 from minidist.core.base.watchers import watchers
 
 # --- a rank's state: whether operations are recorded, and who receives weight gradients ---
@@ -75,9 +75,10 @@ class Node:
     grad: sum of the gradients that have arrived so far; `owned` says that nothing else holds that array.
     costs: for watchers, (flops, bytes) of the vjp of each input, and then of each weight.
     replays: parameters to which a replay inside this node will contribute (recomputation).
+    over: of a loss that is the mean over the rows at hand, how many there are: "22 rows".
     """
 
-    __slots__ = ("costs", "grad", "hook", "index", "inputs", "name", "owned", "prepare", "replays", "weights")
+    __slots__ = ("costs", "grad", "hook", "index", "inputs", "name", "over", "owned", "prepare", "replays", "weights")
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class Node:
         self.owned = False
         self.costs: list[tuple[int, int]] | None = None
         self.replays: tuple[Any, ...] = ()
+        self.over = ""
 
     def receive(self, gradient: Any, fresh: bool) -> None:
         """Add one gradient of this node's output. `fresh`: the caller gives the array away and keeps no reference."""
@@ -288,18 +290,10 @@ def record(
     return out
 
 
-class MeanOfRows(str):
-    """The name of a node whose loss is the mean over the rows at hand; over: "22 rows"."""
-
-    __slots__ = ("over",)
-    over: str
-
-
 def named_mean(loss: Tensor, over: str) -> Tensor:
     """Mark the node of a loss that is the mean over the rows at hand; returns the loss."""
     if loss.node is not None:
-        loss.node.name = name = MeanOfRows(loss.node.name)
-        name.over = over
+        loss.node.over = over
     return loss
 
 

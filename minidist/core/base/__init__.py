@@ -1,11 +1,10 @@
-"""The base layer: arrays, errors, random numbers, layouts and traces; no tensors, no communication.
+"""The base layer: arrays, errors, random numbers, layouts and purposes; no tensors, no communication.
 
 arrays.py         the array functions
 layout.py         where the pieces of a global array are
-random.py         random numbers that depend on their use, not on the rank
-fingerprint.py    short hashes that ranks exchange to compare long data
+random.py         random numbers that depend on their use, not on the rank, and fingerprints
 watchers.py       objects that are told of every recorded operation
-trace.py          the record of a run
+trace.py          what messages are for
 lazy.py           names of a package that are imported when they are used
 errors.py         the exceptions, and how a sentence quotes a value
 fibers.py         programs that take turns in one thread

@@ -18,8 +18,7 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import cache
-from math import gcd, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -142,11 +141,6 @@ def is_meta(value: Any) -> bool:
     return type(value) is not ndarray and getattr(value, "is_meta", False)
 
 
-def on_gpu(value: Array) -> bool:
-    """Whether it is an array of a GPU: neither one of NumPy's nor a meta array."""
-    return type(value) is not ndarray and not is_meta(value)
-
-
 def has_values(value: Array) -> bool:
     """Whether an array has values. A meta array has none, so what would only compute values can be skipped."""
     return not is_meta(value)
@@ -162,7 +156,7 @@ def kernels_of(value: Array) -> Any:
 
 def block_length(value: Array, block: int) -> int:
     """How many elements of a 1-D array a loop takes at once: `block`, which fits into the cache, and more on a GPU."""
-    return max(block, GPU_BLOCK) if on_gpu(value) else block
+    return block if type(value) is ndarray or is_meta(value) else max(block, GPU_BLOCK)
 
 
 def blocks(value: Array, block: int) -> Iterator[slice]:
@@ -194,7 +188,9 @@ def product(a: Array, b: Array, out: Array | None = None) -> Array:
 def sum_rows(value: Array, out: Array | None = None) -> Array:
     """Sums over all but the last dim: one product with a vector of ones, several times faster than `sum(axis=0)`."""
     matrix = as_rows(value)
-    if type(matrix) is not ndarray and (kernels := hooks.kernels_of(type(matrix))) is not None:
+    if type(matrix) is ndarray:
+        return matmul(np.ones(matrix.shape[0], matrix.dtype), matrix, out=out)
+    if (kernels := hooks.kernels_of(type(matrix))) is not None:
         return kernels.sum_rows(matrix, out)  # type: ignore[no-any-return]
     return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
 

@@ -2,7 +2,7 @@
 
 An error message is one sentence that names the rank, the value, the place and the remedy. The classes carry no logic.
 
-Proved by: tests/base/test_errors.py
+Proved by: tests/base/test_errors.py, tests/autograd/test_refusals.py
 """
 
 import difflib
@@ -20,6 +20,22 @@ class UsageError(MinidistError, ValueError):
     """Wrong input from the user: a flag, a file, a shape. The command line prints it and exits with code 2."""
 
     exit_code = 2
+
+
+class AutogradError(MinidistError):
+    """An operation or a backward pass cannot be done as asked."""
+
+
+class ShapeError(AutogradError, ValueError):
+    """The shapes of operands do not fit; the message names the operation and both shapes."""
+
+
+class DtypeError(AutogradError, TypeError):
+    """Operands have two dtypes; minidist never promotes silently, because a float64 would get into float32 buffers."""
+
+
+class VersionError(AutogradError):
+    """A parameter or an input was changed between the forward and the backward that needs the older values."""
 
 
 class CommunicationError(MinidistError):
@@ -42,34 +58,12 @@ class MismatchError(CommunicationError):
     """Two sides of one message disagree: another operation, dtype, shape or size."""
 
 
-class UnmatchedMessageError(CommunicationError):
-    """A message was sent and never received."""
-
-
-class UnwaitedRequestError(CommunicationError):
-    """A nonblocking operation was started and never waited for."""
-
-
-class BufferReuseError(CommunicationError):
-    """A buffer changed while a nonblocking operation still used it."""
-
-
-class RankTimeoutError(CommunicationError):
-    """A rank computed, or waited, longer than --timeout."""
-
-
 class RankDeadError(CommunicationError):
     """A rank was killed. rank: the world rank that is dead."""
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
         self.rank = rank
-
-
-class LauncherError(CommunicationError):
-    """There is no launcher, it does not belong to the MPI library, or it could not start the ranks."""
-
-    exit_code = 2
 
 
 MAX_QUOTED = 80  # characters of a user's value in a message

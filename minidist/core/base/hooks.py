@@ -41,13 +41,12 @@ model_checks: list[Callable[..., None]] = []
 # Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
 plan_sources: list[Callable[[Any, bool], Any]] = []
 
-# Attention of split sequences, by name: (comm, tokens of a sequence, the model's attention so far, neighbours that
-# exchange heads) -> the module that takes the place of every `attention_fn`.
-attentions: dict[str, Callable[[Any, int, Any, int], Any]] = {}
-
 
 class _NoChecks:
-    """A module of checks that checks nothing."""
+    """A module of checks that checks nothing, and a trace that records nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take what a trace takes."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return _nothing
@@ -71,10 +70,6 @@ def _any_place(*_: Any) -> AbstractContextManager[Any]:
 
 def _as_given(name: str, value: Any, *_: Any, **__: Any) -> Any:
     return value
-
-
-def _no_text(_: Any) -> str:
-    return ""
 
 
 class _NoDropout:
@@ -144,8 +139,10 @@ checked_setting: Callable[[str, Any], Any] = _as_given
 # (name, value, range of it) -> the number as it is kept; UsageError for what is none, or lies outside.
 check_number: Callable[..., Any] = _as_given
 check_whole: Callable[..., Any] = _as_given
-# An optimizer -> what ranks compare of its step, in one line.
-describe_step: Callable[[Any], str] = _no_text
+# (rank, number of ranks) -> the record of what a simulated rank does.
+trace: Callable[..., Any] = _NoChecks
+# An optimizer -> what ranks compare of its step, an object whose text is one line.
+describe_step: Callable[[Any], Any] = _nothing
 # (run of an optimizer, whether each parameter has a gradient) -> runs whose parameters all have one, or none has.
 cut_run: Callable[[Any, list[Any]], list[Any]] = _not_in_the_core
 # (optimizer, name) -> an attribute that the core does without; AttributeError for any other.
@@ -154,8 +151,11 @@ optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
 describe: Callable[[Any], str] = object.__repr__
 # (module, device) -> None: moves a model's parameters, gradients and buffers.
 move: Callable[[Any, Any], None] = _not_in_the_core
-# (layout, communicator): UsageError where the degrees of a `ParallelLayout` do not fit the ranks.
-refuse_layout: Callable[[Any, Any], None] = _nothing
+# Attention of split sequences: (name, comm, tokens of a sequence, the model's attention so far, neighbours that
+# exchange heads) -> the module that takes the place of every `attention_fn`, or None for ring attention.
+split_attention: Callable[[str, Any, int, Any, int], Any] = _nothing
+# (layout, communicator): UsageError where the degrees of `ParallelDims` do not fit the ranks.
+check_layout: Callable[[Any, Any], None] = _nothing
 # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
 check_schedule: Callable[..., None] = _nothing
 # (plan, allow_wrong_gradients): PlanError for a plan that cannot be executed, or whose result would be wrong.
@@ -170,6 +170,6 @@ pipeline_refusals: Callable[[], Any] = _NoChecks
 shard_with_options: Callable[..., None] = _not_in_the_core
 # (flat parameters by stage, communicator, algorithm) -> by stage what sums their gradients over replicas.
 replica_reducers: Callable[..., Any] = _not_in_the_core
-# (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
-# its layers after a step, or None.
-combine_statistics: Callable[..., Callable[[], None] | None] = _nothing
+# (stages by number, communicator, its ranks that compute each stage, data axis) -> what combines the running statistics
+# of their layers after a step.
+combine_statistics: Callable[..., list[Callable[[], None]] | None] = _nothing

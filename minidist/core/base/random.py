@@ -8,7 +8,10 @@ are the same numbers under every strategy and every number of ranks.
 The generator is Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): counter-based, so
 skipping is free. NumPy's `Philox.advance(k)` skips 4k doubles.
 
-Proved by: tests/base/test_random.py
+A fingerprint is such a hash of long data, which ranks exchange to learn whether they hold the same model, plan or
+weights. Two different inputs have the same fingerprint with probability 2^-128 (16 bytes) or 2^-64 (8 bytes).
+
+Proved by: tests/base/test_random.py, tests/base/test_fingerprint.py
 """
 
 import hashlib
@@ -23,9 +26,23 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import quoted
 
 
+def fingerprint(data: bytes | str, size: int = 16) -> np.ndarray:
+    """Return `size` bytes, as a new array that can be sent, which are equal where the data are equal."""
+    raw = data.encode() if isinstance(data, str) else data
+    return np.frombuffer(hashlib.blake2b(raw, digest_size=size).digest(), np.uint8).copy()
+
+
+def fingerprint_number(data: bytes | str, dtype: type[np.signedinteger] | type[np.unsignedinteger] = np.uint64) -> int:
+    """Return a fingerprint of 8 bytes as one number, for a table of numbers: uint64, or int64."""
+    return int(fingerprint(data, 8).view(dtype)[0])
+
+
 @dataclass(frozen=True)
-class Key:
-    """What a stream of draws is for. Two keys that differ anywhere give independent streams."""
+class Key(ISeedSequence):
+    """What a stream of draws is for. Two keys that differ anywhere give independent streams.
+
+    It is the seed of a Philox. `Philox(key=...)` takes 128 bits, too, but asks the operating system for entropy first.
+    """
 
     seed: int
     purpose: str
@@ -33,40 +50,24 @@ class Key:
     name: str = ""
     call: int = 0
 
-    def words(self) -> np.ndarray:
-        """The 128-bit key of the generator."""
-        text = repr((self.seed, self.purpose, self.step, self.name, self.call)).encode()
-        return np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), dtype=np.uint64)
-
-
-class _Seed(ISeedSequence):
-    """Gives Philox its key. `Philox(key=...)` does, too, but asks the operating system for entropy first."""
-
-    def __init__(self, key: Key) -> None:
-        self.words = key.words()
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
-        """Return the 128 bits of the key, which is all that Philox asks for."""
-        return self.words
-
-
-def _generator(key: Key, skip: int) -> np.random.Generator:
-    seed: Any = _Seed(key)  # NumPy takes it, and its annotation does not name it
-    bits = np.random.Philox(seed)
-    bits.advance(skip // 4)
-    generator = np.random.Generator(bits)
-    generator.random(skip % 4)
-    return generator
+    def generate_state(self, n_words: int = 2, dtype: Any = np.uint64) -> np.ndarray:
+        """Return the 128-bit key of the generator, which is all that Philox asks for."""
+        return fingerprint(repr((self.seed, self.purpose, self.step, self.name, self.call))).view(dtype)
 
 
 def uniform(key: Key, start: int, count: int) -> np.ndarray:
     """Elements `start` to `start + count` of the key's stream of float64 uniforms in [0, 1)."""
-    return _generator(key, start).random(count)
+    # NumPy takes such a seed, and its annotation does not name it.
+    bits = np.random.Philox(key)  # type: ignore[arg-type]
+    bits.advance(start // 4)
+    generator = np.random.Generator(bits)
+    generator.random(start % 4)
+    return generator.random(count)
 
 
 def normal(key: Key, shape: tuple[int, ...]) -> np.ndarray:
     """The global array of standard normals of `shape`, float64. (Not sliceable without drawing it whole.)"""
-    return _generator(key, 0).standard_normal(shape)
+    return np.random.Generator(np.random.Philox(key)).standard_normal(shape)  # type: ignore[arg-type]
 
 
 def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale: float) -> xp.Array:

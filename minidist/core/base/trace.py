@@ -1,18 +1,12 @@
-"""The record of a run: every message, computation and byte of memory, in one format in every world.
+"""What messages are for: a purpose, under which the record of a run counts each of them.
 
-Lessons draw it, tests count it, closed forms are compared with it. A `Trace` belongs to one rank and is only ever
-appended to. `minidist/base/trace_file.py` writes and reads a whole run as JSON lines (one event per line, so that a
-killed run leaves a readable file; an event holds many samples of memory).
+Closed forms are compared with the bytes of each purpose. The record itself, a `Trace` of every rank, is kept by
+`minidist/base/traces.py`.
 
-A message is recorded once on each side, at the moment its request is *posted* (`kind` "send" or "receive"), and its
-times are filled in when it completes. Volumes count payload bytes; the bytes of check headers are counted
-separately.
-
-Proved by: tests/comm/test_conformance.py, tests/base/test_trace_file.py, tests/report/test_page.py
+Proved by: tests/comm/test_conformance.py
 """
 
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 
 from minidist.core.base.errors import quoted
 
@@ -69,94 +63,3 @@ class purpose:
 
 
 current_purpose = _purpose.get
-
-
-@dataclass(slots=True)
-class MessageEvent:
-    """One side of one message. Times are seconds on the world's clock (virtual or real)."""
-
-    rank: int
-    lane: str  # the stream that posted it: "main", or "lane:" and the name of its communicator
-    kind: str  # "send" | "receive"
-    peer: int  # world rank; -1 while a wildcard receive has not matched
-    tag: int
-    nbytes: int
-    purpose: str
-    operation: str  # "send", or the collective and its algorithm: "all_reduce/ring"
-    communicator: str
-    posted: float
-    start: float = -1.0  # sender: departure; receiver: the wait began
-    end: float = -1.0  # sender: buffer free; receiver: data there
-    header_bytes: int = 0
-    dtype: str = ""
-    wildcard: bool = False
-    staged: bool = False  # went through pinned host memory
-
-
-@dataclass(slots=True)
-class SpanEvent:
-    """A stretch of a rank's time that is not a message: computation, a schedule's action, a wait, a whole step."""
-
-    rank: int
-    lane: str
-    name: str
-    start: float
-    end: float
-    category: str = "compute"
-
-
-@dataclass(slots=True)
-class Trace:
-    """Events of one rank, in program order for each lane.
-
-    totals, counts: bytes and messages sent by purpose, of a world with record="totals", which keeps no events.
-    keeps_events: False there, and where nothing is recorded. ranks: how many ranks the totals are of (`FoldedWorld`).
-    busy: seconds of computing of the main program.
-    """
-
-    rank: int = 0
-    size: int = 1
-    messages: list[MessageEvent] = field(default_factory=list)
-    spans: list[SpanEvent] = field(default_factory=list)
-    memory: list[tuple[float, dict[str, int]]] = field(default_factory=list)  # seconds, and live bytes by purpose
-    totals: dict[str, int] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    keeps_events: bool = True
-    ranks: int = 1
-    busy: float = 0.0
-    computed: float = 0.0  # seconds between messages since `take_computed`
-
-    def take_computed(self) -> float:
-        """Return the seconds that this rank has computed since the last call, without those in which it waited."""
-        result, self.computed = self.computed, 0.0
-        return result
-
-    def add_span(self, span: SpanEvent) -> None:
-        """Record a span, where events are kept."""
-        if self.keeps_events:
-            self.spans.append(span)
-
-    def add_to_totals(self, purpose: str, messages: int, nbytes: int) -> None:
-        """Count what is sent, where events are not kept."""
-        self.totals[purpose] = self.totals.get(purpose, 0) + nbytes
-        self.counts[purpose] = self.counts.get(purpose, 0) + messages
-
-    def sent(self, purpose: str | None = None) -> list[MessageEvent]:
-        """Send events, of one purpose or of all."""
-        return [m for m in self.messages if m.kind == "send" and (purpose is None or m.purpose == purpose)]
-
-    def bytes_by_purpose(self) -> dict[str, int]:
-        """Payload bytes that this rank sent, by purpose."""
-        result = dict(self.totals)
-        for message in self.messages:
-            if message.kind == "send":
-                result[message.purpose] = result.get(message.purpose, 0) + message.nbytes
-        return result
-
-    def messages_by_purpose(self) -> dict[str, int]:
-        """Messages that this rank sent, by purpose."""
-        result = dict(self.counts)
-        for message in self.messages:
-            if message.kind == "send":
-                result[message.purpose] = result.get(message.purpose, 0) + 1
-        return result

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base.errors import RankDeadError, UsageError
-from minidist.core.base.trace import Trace
 from minidist.core.base.watchers import watchers
 
 ANY = -1  # "from any rank": a wildcard source
@@ -211,7 +210,6 @@ class PointToPoint:
                 self.compute(operations, name=PASS_OF.get(name, name))
 
     @property
-    def trace(self) -> Trace:
-        """This rank's record."""
-        found: Trace = self.world.trace_of(self)
-        return found
+    def trace(self) -> Any:
+        """This rank's record, a `Trace` of minidist/base/traces.py."""
+        return self.world.trace_of(self)

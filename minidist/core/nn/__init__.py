@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from minidist.core.autograd import Parameter, cross_entropy
     from minidist.core.nn.experts import MixtureOfExperts
     from minidist.core.nn.flat import FlatParameters
-    from minidist.core.nn.gpt import GPT, Block, GPTConfig, LanguageModel, TiedHead
+    from minidist.core.nn.gpt import GPT, Block, GPTConfig
     from minidist.core.nn.layers import MLP, Conv1D, Embedding, LayerNorm, Linear
-    from minidist.core.nn.module import HookHandle, Identity, Module, Sequential
+    from minidist.core.nn.module import Module, Sequential
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -32,6 +32,7 @@ class FlatParameters:
     """
 
     def __init__(self, parameters: Iterable[Parameter], pad_to: int = 1) -> None:
+        hooks.check_whole("pad_to", pad_to, 1)
         self.parameters: list[Parameter] = list(dict.fromkeys(parameters))
         self.names = [parameter.name for parameter in self.parameters]
 
@@ -46,7 +47,7 @@ class FlatParameters:
         self.padded_numel = -(-self.numel // pad_to) * pad_to
         self.version = 0
         self.version_is_given = False  # has the owner said which version it bound?
-        self.updates = "0 updates"  # what the last optimizer's step said of itself; replicas compare it
+        self.updates: Any = "0 updates"  # what the last optimizer's step said of itself; replicas compare it
         self.unsynchronized = False  # are there gradients of passes under `no_sync` alone?
         self.shard: Any = None  # holds the reduced gradient, so that `zero_grad` and `Parameter.zero_grad` reach it
         self._filled: set[Parameter] = set()  # whose gradient is zeros because `grad` was read
@@ -125,7 +126,7 @@ class FlatParameters:
             parameter.release()
         return data
 
-    def updated(self, by: str = "") -> None:
+    def updated(self, by: Any = None) -> None:
         """Note that the values changed: one more version. by: what an optimizer's step says of itself."""
         self.version += 1
         self.updates = by or self.updates
@@ -163,10 +164,13 @@ class FlatParameters:
     @property
     def grad_buffer(self) -> xp.Array:
         """The flat gradient as it is: before its first contribution a parameter's slice holds old values."""
-        return self._make_grad() if self._grad is None else self._grad
+        return FlatParameters.make_grad_of(self) if self._grad is None else self._grad
 
-    def _make_grad(self) -> xp.Array:
-        """Allocate the gradient buffer and make the parameters' gradients views of it."""
+    def make_grad_of(self, parameter: Parameter | None = None) -> xp.Array:
+        """Make the gradient buffer before the first contribution to `parameter`: all get theirs, slices of one array.
+
+        ZeRO 2, which makes one buffer per bucket, puts another function in the place of this one.
+        """
         self._grad = xp.empty(self.padded_numel, self.dtype, self._data)
         for watcher in watchers.get():
             watcher.allocated(self._grad, "gradient")
@@ -175,13 +179,6 @@ class FlatParameters:
         for parameter, place in self._places.items():
             parameter.gradient.buffer = self._grad[place].reshape(parameter.shape)
         return self._grad
-
-    def make_grad_of(self, parameter: Parameter) -> None:
-        """Give `parameter` a gradient buffer, before its first contribution: all get theirs, slices of one array.
-
-        ZeRO 2, which makes one buffer per bucket, puts another function in the place of this one.
-        """
-        self._make_grad()
 
     def zero_grad(self) -> None:
         """Forget all gradients. No memory is cleared: the next contribution overwrites, `grad` fills in zeros."""

@@ -1,9 +1,8 @@
 """Optimizers: functions of arrays and names, which know no ranks.
 
-optimizer.py    what all optimizers share: slices, groups of parameters, the state
+optimizer.py    what all optimizers share: slices and groups of parameters, the state
 sgd.py          SGD, plain and with momentum
-adam.py         Adam and AdamW
-slices.py       the pieces of parameters that an optimizer works on
+adam.py         AdamW
 """
 
 # mypy: implicit_reexport
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.core.optim.adam import Adam, AdamW
-    from minidist.core.optim.optimizer import MASTER, Group, Optimizer
+    from minidist.core.optim.adam import AdamW
+    from minidist.core.optim.optimizer import NORM_BLOCK, FlatSlice, Group, Optimizer, flat_slices
     from minidist.core.optim.sgd import SGD
-    from minidist.core.optim.slices import NORM_BLOCK, FlatSlice, flat_slices
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -1,10 +1,10 @@
-"""Adam and AdamW: the usual choice for transformers, and the reason for ZeRO: two arrays of state per parameter.
+"""AdamW: the usual choice for transformers, and the reason for ZeRO: two arrays of state per parameter.
 
 Sources: D. Kingma and J. Ba, "Adam: a method for stochastic optimization" (ICLR 2015), algorithm 1, computed in the
 order that the end of section 2 gives: alpha_t = lr sqrt(1 - beta2^t) / (1 - beta1^t) and an epsilon scaled by
 sqrt(1 - beta2^t), which is the same update with one pass less. I. Loshchilov and F. Hutter, "Decoupled weight decay
-regularization" (ICLR 2019), algorithm 2, for AdamW, where PyTorch's meaning is taken: the decay is multiplied by the
-learning rate.
+regularization" (ICLR 2019), algorithm 2, where PyTorch's meaning is taken: the decay is multiplied by the learning
+rate. `minidist/optim/adam.py` has Adam, whose decay passes through the averages.
 Proved by: tests/optim/test_optimizers.py
 """
 
@@ -17,15 +17,14 @@ from minidist.core.base import hooks
 from minidist.core.optim.optimizer import Group, Optimizer, State
 
 
-class Adam(Optimizer):
-    """g += decay p;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  with t = 1 in the first step
+class AdamW(Optimizer):
+    """p -= lr decay p;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;  with t = 1 in the first step
 
         p -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps).
 
     State: "exp_avg" (m) and "exp_avg_sq" (v).
     """
 
-    temporaries = 2
     settings = Optimizer.settings | dict.fromkeys(("betas", "eps"), hooks.checked_setting)
 
     def __init__(
@@ -34,7 +33,7 @@ class Adam(Optimizer):
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        weight_decay: float = 1e-2,
         groups: Iterable[Group] = (),
     ) -> None:
         self.betas, self.eps = betas, eps
@@ -46,15 +45,10 @@ class Adam(Optimizer):
     def update(
         self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
     ) -> None:
-        # g += decay p: the decay passes through m and v (Loshchilov and Hutter, algorithm 2, line 6)
+        # Algorithm 2, line 12: the decay multiplies the parameter itself, not the gradient
         if decay:
-            total = work[1]
-            xp.multiply(data, decay, out=total)
-            total += grad
-            grad = total
-        self._descend(data, grad, state, work[0], lr, count)
+            data *= 1 - lr * decay
 
-    def _descend(self, data: xp.Array, grad: xp.Array, state: State, work: xp.Array, lr: float, count: int) -> None:
         # scale: sqrt(1 - beta2^t), which the step multiplies instead of every element of v
         beta1, beta2 = self.betas
         scale = math.sqrt(1 - beta2**count)
@@ -62,39 +56,15 @@ class Adam(Optimizer):
         if (kernels := xp.kernels_of(data)) is not None:
             kernels.adam(data, grad, state["exp_avg"], state["exp_avg_sq"], beta1, beta2, alpha, eps)
             return
-        average_gradient(state, grad, self.betas, work)
+        step = work[0]
+        average_gradient(state, grad, self.betas, step)
 
         # p -= alpha_t m / (sqrt(v) + eps_t)
-        xp.sqrt(state["exp_avg_sq"], out=work)
-        work += eps
-        xp.divide(state["exp_avg"], work, out=work)
-        work *= alpha
-        data -= work
-
-
-class AdamW(Adam):
-    """Adam whose weight decay does not pass through m and v: first p -= lr decay p, then Adam's step without decay."""
-
-    temporaries = 1
-
-    def __init__(
-        self,
-        parameters: Any,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        groups: Iterable[Group] = (),
-    ) -> None:
-        super().__init__(parameters, lr, betas, eps, weight_decay, groups)
-
-    def update(
-        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
-    ) -> None:
-        # Algorithm 2, line 12: the decay multiplies the parameter itself, not the gradient
-        if decay:
-            data *= 1 - lr * decay
-        self._descend(data, grad, state, work[0], lr, count)
+        xp.sqrt(state["exp_avg_sq"], out=step)
+        step += eps
+        xp.divide(state["exp_avg"], step, out=step)
+        step *= alpha
+        data -= step
 
 
 def average_gradient(state: State, grad: xp.Array, betas: tuple[float, float], work: xp.Array) -> None:

@@ -1,19 +1,14 @@
 """Strategies: how ranks share the work of training one model. Each uses autograd to compute and comm to send.
 
 dims.py                 the degrees of parallelism and their communicators
-model_parallel.py       model parallelism applied to a whole model, one function per axis
+model_parallel.py       `parallelize_module`: a model split by a plan; and one function per axis for a whole model
 data_parallel.py        data parallelism
 gradients.py            gradients summed while backward runs
 zero.py                 ZeRO 1 and 2
-fsdp.py                 ZeRO 3: `fully_shard`
-fsdp_state.py           when FSDP gathers, releases and reduces
+fsdp.py                 ZeRO 3: `fully_shard`, and when it gathers, releases and reduces
 fsdp_unit.py            the parameters that FSDP gathers together
 flat_shards.py          one rank's shard of a flat unit
-tensor/parallelize.py   `parallelize_module`: a model split by a plan
-tensor/layers.py        the two ways to split a product
-tensor/regions.py       the borders of a region of split matrices
-tensor/vocabulary.py    embedding and loss with the vocabulary split
-tensor/sharding.py      a parameter's shard, and what a style is given
+tensor/                 every matrix split over the ranks
 context/                ring attention, and which tokens of a split sequence a rank has
 expert/dispatch.py      expert parallelism
 """

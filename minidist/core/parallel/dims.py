@@ -15,6 +15,7 @@ Proved by: tests/parallel/test_dims.py
 
 from dataclasses import dataclass
 
+from minidist.core.base import hooks
 from minidist.core.comm import Comm
 from minidist.core.comm.mesh import Mesh
 
@@ -40,7 +41,8 @@ class ParallelDims:
         return self.dp // self.ep
 
     def axes(self, comm: Comm) -> "Axes":
-        """Return this rank's communicators. Sends nothing; every rank calls it."""
+        """Return this rank's communicators; UsageError when they do not fit. Sends nothing; every rank calls it."""
+        hooks.check_layout(self, comm)
         return Axes(self, comm)
 
 

@@ -2,8 +2,10 @@
 
 A *unit* is a module's parameters in one flat array (a block; what is left of the model is the last unit):
 
-    forward    gather unit 1 | compute | release      gather unit 2 | compute | release     ...
-    backward   ...    gather unit 2 | compute | reduce-scatter its gradient, release     gather unit 1 | ...
+    forward    [1] gather unit 1 | module computes | [2] release          gather unit 2 | ...
+    backward   [3] gather | its gradients are computed | [4] reduce-scatter them, release
+               [5] at the end of the pass, finish what is in flight
+    weights    [6] of a pass that deferred weight gradients: reduce-scatter each module's when its last one is there
     step       an ordinary optimizer on the shards; nothing is gathered before the next forward needs it
 
 Per unit of Psi padded elements and micro-batch, two gathers and one reduce-scatter: 3 Psi (n-1)/n elements from each
@@ -11,22 +13,36 @@ rank, where data parallelism sends 2. The gathers run in a separate stream: with
 their way while one computes, which hides a gather that takes no longer than the computation, and costs the memory of d
 units.
 
-This file is the interface; fsdp_state.py says when to gather, release and reduce, fsdp_unit.py how.
+[1] and [2] are forward hooks. They mark the module's inputs and outputs on the tape, and backward calls [3] when the
+gradients of the outputs are complete and [4] when those of the inputs are. Autograd needs to know nothing of this: a
+node keeps the Parameter and not its array, so dropping the flat array frees the memory. fsdp_unit.py gathers, releases
+and reduces.
+
 Sources: Rajbhandari et al., ZeRO, SC 2020, section 5.3; Zhao et al., PyTorch FSDP, VLDB 2023.
 Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_fully_shard_against_torch.py
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from minidist.core.autograd import (
+    BackwardObserver,
+    BackwardPass,
+    Parameter,
+    backward_hooks,
+    current_pass,
+    is_grad_enabled,
+)
 from minidist.core.base import hooks
-from minidist.core.comm import Comm, Mesh, check_communicator
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import Comm, Mesh, Work, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.optim import FlatSlice
 from minidist.core.parallel.flat_shards import Shard
-from minidist.core.parallel.fsdp_state import FSDPState, states_of, units_of
 from minidist.core.parallel.fsdp_unit import FSDPUnit
-from minidist.core.parallel.gradients import new_guard, operation_of
+from minidist.core.parallel.gradients import Guard, new_guard, operation_of
 
 # Communicator -> the stream of its all-gathers, so that they do not queue behind reductions. All models that are
 # sharded over the same ranks have one, so that ranks that run two models in different orders meet, and are told.
@@ -62,6 +78,7 @@ def fully_shard(
     A step with k micro-batches sends from each rank (n-1)/n of 2 k Psi elements (purpose `parameter_gather`) and of k
     Psi (`gradient_reduce`).
     """
+    hooks.refusals().check_module("fully_shard", module, "mesh=comm")
     op = operation_of(reduction)
     hooks.check_whole("prefetch", prefetch)
     settings = {
@@ -85,8 +102,6 @@ def fully_shard(
         shard = Shard(parameters, mesh)
         guard.wraps("fully_shard", module, shard.flat, settings, mesh)
         units = [FSDPUnit(shard, guard, gathers_of(mesh), algorithm, keep=not reshard_after_forward)]
-
-    # Its hooks attach it to the module.
     FSDPState(module, mesh, units, guard, prefetch)
     return module
 
@@ -98,6 +113,19 @@ def gathers_of(comm: Comm) -> Comm:
     return _gathers[comm]
 
 
+def states_of(module: Module) -> "list[FSDPState]":
+    """Return the states of `module` and of the modules inside it that have one, in the order of the module tree."""
+    return [state for m in module.modules() if (state := vars(m).get("fsdp_state")) is not None]
+
+
+def units_of(module: Module) -> list[FSDPUnit]:
+    """Return the units of a sharded module and of those inside it, in the order of the module tree."""
+    states = states_of(module)
+    if not states:
+        raise UsageError(f"{type(module).__name__} is not sharded; call fully_shard(module, mesh=comm) first")
+    return [unit for state in states for unit in state.units]
+
+
 def shards_of(module: Module) -> list[Shard]:
     """Return this rank's shard of each unit."""
     return [unit.shard for unit in units_of(module)]
@@ -106,3 +134,179 @@ def shards_of(module: Module) -> list[Shard]:
 def sharded_parameters(module: Module) -> list[FlatSlice]:
     """Return the slices for an ordinary optimizer: `AdamW(sharded_parameters(model), lr=3e-3)`."""
     return [piece for shard in shards_of(module) for piece in shard.slices()]
+
+
+class FSDPState(BackwardObserver):
+    """A sharded module's units (none or one, with some options more), and its hooks, which attach it to the module.
+
+    The state of the outermost module, `root`, also knows what all states share: the order in which modules ran, the
+    running pass, and the reduction in flight.
+    """
+
+    def __init__(self, module: Module, comm: Comm, units: Sequence[FSDPUnit], guard: Guard, prefetch: int) -> None:
+        self.guard, self.module, self.comm, self.units, self.prefetch = guard, module, comm, units, prefetch
+        self.expected: list[FSDPState] = []  # in which order the modules' forwards began in the forward pass before
+        self.began: list[FSDPState] = []  # in which they began in this one
+        self.ended: list[FSDPState] = []  # in which they ended; backward reaches the modules in the reverse order
+        self.running: BackwardPass | None = None  # the backward pass; a forward inside it is a replayed one
+        self.reducing: tuple[FSDPUnit, Work] | None = None  # the reduction in flight, and whose it is
+        guard.covers(module, module.parameters())
+
+        # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
+        self.root = self
+        vars(module)["fsdp_state"] = self
+        for state in states_of(module):
+            state.root = self
+        for unit in units:
+            for parameter in unit.trainable:
+                parameter.register_post_accumulate_grad_hook(partial(self._weight_ready, unit))
+        module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self._post_forward)
+
+    # --- forward ---
+
+    def _pre_forward(self, module: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """[1] Gather this module, start to gather the next ones, and mark the inputs for backward."""
+        root = self.root
+        if root.running is not None and root.running.over:
+            root._forget_pass()
+        self._advance_clock()
+
+        # The order of forwards predicts the next pass. A forward that backward replays (recomputation) does not count.
+        if root.running is None:
+            if self is root:
+                root.guard.forward_begins(module)
+                root.expected, root.began, root.ended = root.began, [], []
+            root.began.append(self)
+
+        # Wait for this module's parameters, then let the next ones travel while it computes.
+        self._gather()
+        if root.running is None:
+            self._prefetch(root.expected)
+
+        return self.inputs(args, kwargs)
+
+    def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of the module, marked for [4]."""
+        if is_grad_enabled():
+            args = backward_hooks(args, self._post_backward, f"input of {self.module.name or 'model'}")
+        return args, kwargs
+
+    def _post_forward(self, module: Module, args: tuple[Any, ...], output: Any) -> Any:
+        """[2] Mark the outputs for backward and release this module."""
+        root, output = self.root, self.outputs(output)
+
+        # A replayed forward is followed by its backward, which needs the module at once: it stays whole.
+        if root.running is None:
+            for unit in self.units:
+                unit.after_forward(is_grad_enabled())
+            root.ended.append(self)
+        return output
+
+    def outputs(self, output: Any) -> Any:
+        """Return the module's results, marked for [3]."""
+        self._advance_clock()
+        if is_grad_enabled():
+            output = backward_hooks(output, self._pre_backward, f"output of {self.module.name or 'model'}")
+        return output
+
+    # --- backward ---
+
+    def _pre_backward(self, running: BackwardPass) -> None:
+        """[3] Backward has reached the module's output: its parameters are needed, and soon those of the one before."""
+        root = self.root
+        if root.running is None:
+            root.guard.backward_begins(running)
+        root.running = running
+        self._advance_clock()
+
+        # The root hears of the pass's end, and of every node: `node_done`, `finished`.
+        running.attach(root)
+
+        # Backward reaches the modules in the reverse order of their forwards' ends.
+        self._gather()
+        self._prefetch(root.ended[::-1])
+        for unit in self.units:
+            unit.differentiating = True
+
+    def _post_backward(self, running: BackwardPass) -> None:
+        """[4] Backward has reached the module's input: everything inside it is done."""
+        self._advance_clock()
+        for unit in self.units:
+            unit.after_backward(self.root)
+
+    def node_done(self) -> None:
+        """Let gathers and reductions travel while backward goes on."""
+        self.comm.progress()
+
+    def finished(self) -> None:
+        """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""
+        self._advance_clock()
+        units = units_of(self.module)
+        for unit in units:
+            unit.after_backward(self)
+        assert self.running is not None
+        if self.running.store is None:
+            self._end_reductions(units)
+        self.running = None
+        for unit in units:
+            unit.end_pass()
+        self.guard.backward_ended()
+
+    def _weight_ready(self, unit: FSDPUnit, parameter: Parameter) -> None:
+        """[6] Outside of a pass, a deferred weight gradient was computed; the unit's last one starts its reduction."""
+        if current_pass() is None:
+            del unit.left[parameter]
+            if not unit.left:
+                unit.reduce_now(self.root, [])
+
+    def weights_done(self) -> None:
+        """[6] The deferred weight gradients of a pass have been computed, unit by unit: finish what is in flight."""
+        self._advance_clock()
+        self._end_reductions(units_of(self.module))
+
+    def _end_reductions(self, units: Sequence[FSDPUnit]) -> None:
+        """Refuse units that the pass left out, or reduce them as zeros (`OptionalUnit`); finish what is in flight."""
+        for unit in units:
+            if unit.left:
+                unit.reduce_now(self, list(unit.left))
+        self.finish_reduction()
+        for unit in units:
+            unit.settle()
+
+    def _forget_pass(self) -> None:
+        """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
+        self.running = None
+        self.guard.forget()
+        if self.reducing is not None:
+            self.reducing[1].wait()
+        self.reducing = None
+        for unit in units_of(self.module):
+            unit.forget()
+
+    # --- steps of the above ---
+
+    def finish_reduction(self) -> None:
+        """Wait for the reduction in flight, if there is one."""
+        if self.reducing is not None:
+            (unit, work), self.reducing = self.reducing, None
+            unit.finish_reduce(self, work.wait())
+
+    def _gather(self) -> None:
+        # Start all before waiting for any: they travel together.
+        for unit in self.units:
+            unit.start_gather(self.root)
+        for unit in self.units:
+            unit.finish_gather()
+
+    def _prefetch(self, order: "Sequence[FSDPState]") -> None:
+        """Start to gather the modules that follow this one in `order`."""
+        if self in order:
+            place = order.index(self) + 1
+            for following in order[place : place + self.root.prefetch]:
+                for unit in following.units:
+                    unit.start_gather(self.root)
+
+    def _advance_clock(self) -> None:
+        """Let virtual time pass for what has been computed so far."""
+        self.comm.advance_clock("forward" if self.root.running is None else "backward")

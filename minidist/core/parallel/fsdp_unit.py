@@ -3,14 +3,13 @@
     shard ── start_gather ▶ arriving ── finish_gather ▶ whole (the module computes) ── release ▶ shard
     whole gradient ── start_reduce ▶ in flight ── finish_reduce ▶ added to the shard's gradient
 
-`fsdp_state.FSDPState` decides when each of these happens. Every step has a start and a finish, so that messages are
+`fsdp.FSDPState` decides when each of these happens. Every step has a start and a finish, so that messages are
 sent while something computes.
 
 Source: Zhao et al., PyTorch FSDP, VLDB 2023.
 Proved by: tests/parallel/test_fully_shard.py
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,22 +21,20 @@ from minidist.core.base.watchers import track
 from minidist.core.collectives import all_gather, broadcast, reduce_scatter
 from minidist.core.comm import Comm, Work
 from minidist.core.parallel.flat_shards import Shard
-from minidist.core.parallel.gradients import Guard, UnusedParameterError
+from minidist.core.parallel.gradients import Guard
 
 
 class FSDPUnit:
     """This rank's shard of a unit, and what of it is in flight. guard: of the `fully_shard` that makes the unit.
 
     gathers: the stream of its gathers. algorithm: of its reductions. keep: stay whole from forward until backward.
-    scatter, deliver: start and end a reduction; other functions may take their places. Methods take the `FSDPState` of
-    the outermost module, `root`. `minidist.parallel.fsdp_options.OptionalUnit` has further options.
+    Methods take the `FSDPState` of the outermost module, `root`. `minidist.parallel.fsdp_options.OptionalUnit` has
+    further options.
     """
 
     def __init__(self, shard: Shard, guard: Guard, gathers: Comm, algorithm: str, keep: bool = False) -> None:
         self.shard, self.flat, self.guard, self.gathers = shard, shard.flat, guard, gathers
         self.algorithm, self.keep = algorithm, keep
-        self.scatter: Callable[[xp.Array, list[int], xp.Array, str], Any] = self.reduce_scatter
-        self.deliver: Callable[[xp.Array], None] = self.add_reduced
         self.trainable = [parameter for parameter in self.flat.parameters if parameter.requires_grad]
 
         self.gather: tuple[Work, xp.Array] | None = None  # the gather in flight, and the array that it writes to
@@ -107,9 +104,10 @@ class FSDPUnit:
 
     def reduce_now(self, root: Any, missing: list[Parameter]) -> None:
         """Start the reduction; parameters that got no gradient are an error."""
-        if missing:
-            so, freeze = "its unit cannot be reduced", "freeze it before fully_shard"
-            raise UnusedParameterError(self.shard.comm.rank, missing[0], so, freeze)
+        for parameter in missing:
+            self.guard.unused(
+                self.shard.comm.rank, parameter, "its unit cannot be reduced", "freeze it before fully_shard"
+            )
         self.start_reduce(root)
 
     def start_reduce(self, root: Any) -> None:
@@ -120,7 +118,7 @@ class FSDPUnit:
         # (padded elements,) -> (padded elements / ranks,): each rank receives the sum of its shard.
         counts, equal = [self.shard.size] * self.shard.comm.size, root.guard.of_unit(self.flat, self.guard)
         with purpose("gradient_reduce"):
-            work = self.scatter(self.flat.grad, counts, self.destination(), equal)
+            work = self.reduce_scatter(self.flat.grad, counts, self.destination(), equal)
         self.flat.release_grad()
         root.reducing, self.left = (self, work), {}
 
@@ -131,17 +129,14 @@ class FSDPUnit:
 
     def destination(self) -> xp.Array:
         """Return the array for a sum: the shard's gradient, unless something is there already."""
-        shard = self.shard
-        if shard.filled:
-            return track(xp.empty(shard.size, shard.dtype, self.device), "communication")
-        return shard.grad_buffer()
+        return self.shard.destination()
 
     def finish_reduce(self, root: Any, piece: xp.Array) -> None:
-        """Add the sum that a reduction has brought to those of earlier micro-batches."""
+        """Take the sum that a reduction has brought."""
         self.deliver(piece)
 
-    def add_reduced(self, piece: xp.Array) -> None:
-        """Add a reduced gradient to the shard's; the first one may lie there already."""
+    def deliver(self, piece: xp.Array) -> None:
+        """Add a sum to those of earlier micro-batches in the shard; the first one may lie there already."""
         buffer = self.shard.grad_buffer()
         if self.shard.filled:
             buffer[...] += piece

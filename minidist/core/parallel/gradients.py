@@ -18,7 +18,7 @@ Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.p
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,10 +26,10 @@ from typing import Any
 from minidist.core.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
 from minidist.core.base import hooks
 from minidist.core.base.arrays import Array
-from minidist.core.base.errors import MinidistError, UsageError, quoted
+from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import ALGORITHMS, all_reduce
-from minidist.core.comm import Comm, Work
+from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
@@ -39,8 +39,8 @@ class Guard:
     """Checks the ranks that train one model. Each wrapper has a guard, made by `new_guard`; this class checks nothing.
 
     op: "sum" or "avg", of the gradients. comms: over which they are summed, one after the other. A wrapper tells it
-    what happens, and gets from `of_bucket`, `of_weights` and `of_unit` a text that every rank must have equal, which a
-    message compares; see `minidist/parallel/replica_guard.py`.
+    what happens, lets it refuse parameters (`frozen`, `unused`), and gets from `of_bucket`, `of_weights` and `of_unit`
+    a text that every rank must have equal, which a message compares; see `minidist/parallel/replica_guard.py`.
     """
 
     def __init__(self, op: str, *comms: Comm) -> None:
@@ -66,17 +66,6 @@ def operation_of(reduction: str) -> str:
     return "avg" if reduction == "mean" else "sum"
 
 
-class UnusedParameterError(MinidistError):
-    """A parameter got no gradient in a step in which the reducer waits for it. so: what follows; then what may help."""
-
-    def __init__(self, rank: int, parameter: Parameter, so: str, freeze: str = "freeze it") -> None:
-        super().__init__(
-            f"rank {rank}: parameter {parameter.name!r} got no gradient in this backward pass, so {so}; use it in the"
-            " loss (an array that a layer returns in place of a Tensor ends the graph),"
-            f" {freeze}, or pass find_unused_parameters=True"
-        )
-
-
 @dataclass(frozen=True)
 class Bucket:
     """A slice of the flat gradient that is reduced as one message."""
@@ -97,11 +86,6 @@ class Bucket:
         """The number of elements."""
         return int(self.slice.stop - self.slice.start)
 
-    @property
-    def equal(self) -> str:
-        """What every rank must have equal when it reduces the bucket: see `Guard`."""
-        return self.guard.of_bucket(self)
-
 
 def make_buckets(flat: FlatParameters, cap_bytes: float, guard: Guard | None = None) -> list[Bucket]:
     """Cut the trainable parameters, from the end, into buckets of at most `cap_bytes` (a larger parameter is alone)."""
@@ -119,10 +103,12 @@ def make_buckets(flat: FlatParameters, cap_bytes: float, guard: Guard | None = N
         groups[-1].append(parameter)
         filled, previous = filled + nbytes, index
 
-    # Within a group the parameters run backward, so the last one has the slice's start and the first one its stop.
+    # Within a group the parameters run backward, so the last one has the slice's start and the first one its stop. The
+    # padding of shards travels with the last parameter; behind a frozen one it has no bucket, and stays zero.
     buckets, guard = [], guard or Guard("sum")
     for i, group in enumerate(groups):
-        whole = slice(flat.slice_of(group[-1]).start, flat.slice_of(group[0]).stop)
+        start, stop = flat.slice_of(group[-1]).start, flat.slice_of(group[0]).stop
+        whole = slice(start, flat.padded_numel if stop == flat.numel else stop)
         buckets.append(Bucket(i, whole, tuple(group), flat, guard))
     return buckets
 
@@ -134,8 +120,7 @@ class GradientReducer(BackwardObserver):
 
     op: "sum" or "avg". algorithm: of the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
     faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). A rank sends 2 (n-1)/n of each bucket, in
-    2 (n-1) messages, under purpose `gradient_reduce`. send: starts the reduction of a bucket, and returns what has
-    `wait`; another function may take the place of `all_reduce`.
+    2 (n-1) messages, under purpose `gradient_reduce`. Another function may take the place of `send`.
     """
 
     operation = "all_reduce"  # whose algorithm it is
@@ -161,14 +146,19 @@ class GradientReducer(BackwardObserver):
         self.guard = guard or new_guard(op, comm)
         self.buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.guard)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        self.send: Callable[[Bucket], Any] = self.all_reduce
 
         # The progress of the running pass.
-        self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
-        self.works: list[Any] = []  # of the buckets launched so far
+        self.missing = [set[Parameter]() for _ in self.buckets]  # parameters that are not ready yet
+        self._begin_anew()
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
         self.graph_synchronizes: bool | None = None  # of the running pass; where it is known, it takes precedence
         self.manually = False  # does the caller call `ready` and `finish`, after any number of passes?
+
+    def _begin_anew(self) -> None:
+        """Begin a pass with no parameter ready and no bucket launched."""
+        for missing, bucket in zip(self.missing, self.buckets, strict=True):
+            missing.update(bucket.parameters)
+        self.works: list[Any] = []  # of the buckets launched so far
         self._taking_part = False  # did a parameter get ready in the running pass?
 
     # --- in a backward pass ---
@@ -190,14 +180,13 @@ class GradientReducer(BackwardObserver):
 
     def started(self) -> None:
         """Forget the state of an earlier pass, which an error may have ended; check what this one goes through."""
-        self.graph_synchronizes, self._taking_part = None, False
+        self.graph_synchronizes = None
         if self.manually:
             return
-        for work in filter(None, self.works):
-            work.wait()
-        self.works = []
-        for bucket in self.buckets:
-            self.missing[bucket.index].update(bucket.parameters)
+        if self._taking_part:
+            for work in filter(None, self.works):
+                work.wait()
+            self._begin_anew()
         running = current_pass()
         if running is not None:
             self.guard.backward_begins(running, again=self.flat.unsynchronized)
@@ -226,10 +215,8 @@ class GradientReducer(BackwardObserver):
         """[1] Note that `parameter`'s gradient is complete on this rank; launch the buckets that this completes."""
         bucket = self.bucket_of.get(parameter)
         if bucket is None:
-            raise UsageError(
-                f"rank {self.comm.rank}: parameter {parameter.name!r} was frozen when its gradients were cut into"
-                " buckets, so no rank would reduce it; set requires_grad before wrapping the model, or wrap it anew"
-            )
+            self.guard.frozen(self.comm.rank, parameter)
+            return
         self.missing[bucket.index].discard(parameter)
 
         # Buckets leave in index order on every rank; a complete one waits until those before it are complete.
@@ -243,11 +230,10 @@ class GradientReducer(BackwardObserver):
         with purpose("gradient_reduce"):
             self.works.append(self.send(bucket))
 
-    def all_reduce(self, bucket: Bucket) -> Work:
-        """[2] Start the all-reduce of a bucket in the communicator's stream."""
+    def send(self, bucket: Bucket) -> Any:
+        """[2] Start the all-reduce of a bucket in the communicator's stream; return what has `wait`."""
         how: Any = {"algorithm": self.algorithm, "equal": self.guard.of_bucket(bucket)}
-        work: Work = all_reduce(self.comm, bucket.buffer, self.op, async_op=True, **how)
-        return work
+        return all_reduce(self.comm, bucket.flat.grad_buffer[bucket.slice], self.op, async_op=True, **how)
 
     def finish(self) -> None:
         """[3] Wait for every bucket. Each gradient then is the sum over all ranks, plus what earlier passes had summed.
@@ -269,19 +255,16 @@ class GradientReducer(BackwardObserver):
             self.wait()
             self.flat.unsynchronized = False
         finally:
-            # The next pass begins with no parameter ready and no bucket launched.
-            self.works, self._taking_part = [], False
-            for bucket in self.buckets:
-                self.missing[bucket.index].update(bucket.parameters)
+            self._begin_anew()
         if not self.manually:  # who calls `finish` does the rest, too
             self.guard.backward_ended()
 
     def complete(self, bucket: Bucket) -> None:
         """Refuse the parameters of a bucket that the loss did not use."""
-        missing = [p for p in bucket.parameters if p in self.missing[bucket.index]]
-        if missing:
-            so = f"bucket {bucket.index} of {len(self.buckets)} was never sent"
-            raise UnusedParameterError(self.comm.rank, missing[0], so)
+        for parameter in bucket.parameters:
+            if parameter in self.missing[bucket.index]:
+                so = f"bucket {bucket.index} of {len(self.buckets)} was never sent"
+                self.guard.unused(self.comm.rank, parameter, so)
 
     def wait(self) -> None:
         """Wait for every bucket that was launched, and record that the gradients are sums over ranks now."""

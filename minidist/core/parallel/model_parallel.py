@@ -1,29 +1,130 @@
-"""Model parallelism over one mesh axis, applied to a whole model of this package: one function per axis.
+"""Model parallelism over one mesh axis, applied to a whole model that was built on one device.
+
+    plan = {"layers.0": ColumnParallelLinear, "layers.1": RowParallelLinear}
+    parallelize_module(model, mesh["tp"], plan)
 
     apply_expert_parallel     ep   each rank keeps some of the experts
     apply_tensor_parallel     tp   each rank keeps its shards of every matrix, also of its experts'
     apply_context_parallel    cp   each rank has a part of every sequence; attention communicates between the parts
 
-Call them in this order, before parameters become flat arrays. Every rank builds the whole model from the same seed, so
-none of them sends anything; a rank with other weights is refused, at once or with the next message of a collective.
+Call the last three in this order, before parameters become flat arrays. Every rank builds the whole model from the same
+seed and keeps its shards, so the gathered shards *are* the single-device weights, and nothing is sent; a rank with
+other weights is refused, at once or with the next message of a collective.
 
-Plans of other models, and other kinds of attention, are added in `hooks.plan_sources` and `hooks.attentions`.
+A plan says how each module is split. A key is a module's qualified name and may hold `*`; what no key names stays whole
+on every rank. Each parameter then carries a `Layout`, which checkpoints, clipping and counting read. Plans of other
+models, and other kinds of attention, are added in `hooks.plan_sources` and `hooks.split_attention`.
 
-Proved by: tests/train/test_axes.py, tests/parallel/test_split_examples.py
+Source of the plans: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 3.
+
+Proved by: tests/parallel/test_tensor.py, tests/train/test_axes.py, tests/parallel/test_split_examples.py
 """
 
+import fnmatch
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError, nearest, quoted
-from minidist.core.base.hooks import attentions, model_checks
 from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MixtureOfExperts, Module
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.expert.dispatch import ExpertParallel
-from minidist.core.parallel.tensor.parallelize import parallelize_module, tensor_parallel_plan
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
+from minidist.core.parallel.tensor.sharding import ShardContext
+from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
 
-attentions.setdefault("ring", lambda comm, length, inner, neighbours: RingAttention(comm, length))
+# How one module is split: (module, context, qualified name) -> what takes its place, perhaps the module itself.
+Style = Callable[[Any, ShardContext, str], Module]
+Styles = dict[str, Style | list[Style]]
+Plan = Mapping[str, Style | list[Style]]
+
+
+def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp") -> Module:
+    """Split `module` over `comm` (`mesh["tp"]`) as `plan` says; returns the module that takes its place. Sends nothing.
+
+    plan: {qualified name, "" for the module itself, with `*` for a part: a style or a list of them}. axis: the mesh
+    axis's name, for the layouts. Raises UsageError for a name that no module has, for numbers that do not divide, for a
+    tied parameter that is split in one place only, and for a model that is flat already; MismatchError when a rank has
+    other weights, at once or with the next message.
+    """
+    for check in hooks.model_checks:
+        check("parallelize_module", module, comm, plan)
+    context = ShardContext(comm, axis)
+    for pattern, styles in plan.items():
+        # It may name a module inside one that has replaced another.
+        known = list(dict(module.named_modules()))
+        names = fnmatch.filter(known, pattern)
+        if not names:
+            raise UsageError(f"the plan names {quoted(pattern)}, which is not a module{nearest(pattern, known)}")
+        # A style may return another module, which takes the place of this one in the tree (or of the whole model).
+        for name in names:
+            for style in styles if isinstance(styles, list) else [styles]:
+                module = _put(module, name, style(get_module(module, name), context, name))
+
+    # What no style has split is whole on every rank; a tied parameter must be split wherever it is used.
+    split = {whole for whole, shard in context.shards.items() if shard is not whole}
+    for name, parameter in module._all_parameters():
+        if parameter in split:
+            raise UsageError(
+                f"{name!r} shares a parameter that the plan shards elsewhere ({parameter.name!r}); name its module in"
+                " the plan"
+            )
+        if parameter.layout is None:
+            context.replica_of(parameter)
+    return module
+
+
+def get_module(module: Module, name: str) -> Any:
+    """Return the module of a qualified name; "" is `module` itself."""
+    for part in name.split(".") if name else []:
+        module = module[int(part)] if part.isdigit() else getattr(module, part)  # type: ignore[index]
+    return module
+
+
+def _put(root: Module, name: str, module: Module) -> Module:
+    if not name:
+        return module
+    parent, _, last = name.rpartition(".")
+    if last.isdigit():
+        get_module(root, parent)[int(last)] = module
+    else:
+        setattr(get_module(root, parent), last, module)
+    return root
+
+
+def gpt_plan(vocab_size: int) -> Styles:
+    """Return Megatron's split of a `GPT`: heads, the inner width of the MLP, and the vocabulary.
+
+    Per layer 4 all-reduces of (batch, T, D), two forward and two backward.
+    """
+    # Column parallel, then row parallel: in attention (split by heads) and in the MLP (split by inner features).
+    return {
+        "": partial(split_loss, vocab_size=vocab_size),
+        "transformer.wte": VocabParallelEmbedding,
+        "lm_head": VocabParallelHead,
+        "transformer.h.*.attn": split_heads,
+        "transformer.h.*.attn.c_attn": partial(ColumnParallelLinear, blocks=3),
+        "transformer.h.*.attn.c_proj": RowParallelLinear,
+        "transformer.h.*.mlp.c_fc": ColumnParallelLinear,
+        "transformer.h.*.mlp.c_proj": RowParallelLinear,
+    }
+
+
+def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
+    """Return the plan of a model: Megatron's for a GPT, or what a function of `hooks.plan_sources` has for it.
+
+    Raises UsageError for a model for which there is none.
+    """
+    for plan_of in hooks.plan_sources:
+        plan: Plan | None = plan_of(model, sequence_parallel)
+        if plan is not None:
+            return plan
+    if isinstance(model, GPT) and not sequence_parallel:
+        return gpt_plan(model.config.vocab_size)
+    raise UsageError(f"there is no tensor-parallel plan for a {type(model).__name__}; pass one to parallelize_module")
 
 
 def apply_expert_parallel(model: Module, comm: Comm, style: ExpertParallel | None = None) -> Module:
@@ -47,18 +148,16 @@ def apply_context_parallel(
 ) -> xp.Array:
     """Split sequences of `length` tokens over `comm`; returns the positions (T_local,) of this rank's tokens.
 
-    attention: "ring", or another name of `hooks.attentions`. ulysses: how many neighbours exchange heads in one that
-    has rings, too. Every attention module gets the attention as its `attention_fn`.
+    attention: "ring", or another name that `hooks.split_attention` knows. ulysses: how many neighbours exchange heads
+    in one that has rings, too. Every attention module gets the attention as its `attention_fn`.
     """
-    for check in model_checks:
+    for check in hooks.model_checks:
         check("apply_context_parallel", model, comm)
 
     # One object for all layers: it holds no state of a layer, and its messages are matched in the order of calls.
-    if attention not in attentions:
-        known = ", ".join(sorted(attentions))
-        raise UsageError(f"unknown attention {quoted(attention)}{nearest(attention, attentions)}; there are {known}")
     owners = [module for module in model.modules() if hasattr(module, "attention_fn")]
-    crossing = attentions[attention](comm, length, owners[0].attention_fn, ulysses)
+    crossing = hooks.split_attention(attention, comm, length, owners[0].attention_fn, ulysses)
+    crossing = crossing or RingAttention(comm, length)
     for module in owners:
         module.attention_fn = crossing
 

@@ -17,8 +17,7 @@ Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion
 Proved by: tests/parallel/test_zero.py
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Any
 
 from minidist.core.autograd import Parameter
@@ -48,19 +47,10 @@ class ShardReducer(GradientReducer):
     def __init__(self, shard: Shard, algorithm: str, bucket_size: int, *, keep_whole: bool, guard: Guard) -> None:
         flat, cap = shard.flat, bucket_size * shard.flat.dtype.itemsize / 1e6
         super().__init__(flat, shard.comm, op=guard.op, algorithm=algorithm, bucket_cap_mb=cap, guard=guard)
-
-        # The padding travels with the last parameters, so that every element of every shard is reduced. Frozen
-        # parameters at the end have no bucket; then the padding behind them is not reduced and stays zero.
-        if self.buckets and self.buckets[0].slice.stop == flat.numel:
-            last = self.buckets[0]
-            self.buckets[0] = replace(last, slice=slice(last.slice.start, flat.padded_numel))
-            self.bucket_of.update(dict.fromkeys(last.parameters, self.buckets[0]))
         self.shard, self.keep_whole = shard, keep_whole
         self.arrays: dict[int, xp.Array] = {}
-        self.send = self.reduce_scatter
-        self.scatter: Callable[..., Any] = self._scatter
         if not keep_whole:
-            flat.make_grad_of = self._make_bucket  # type: ignore[method-assign]
+            flat.make_grad_of = self._make_bucket  # type: ignore[assignment, method-assign]
 
     def forget(self, bucket: Bucket) -> None:
         """Mark the bucket's local gradients as empty (stage 1), or drop the parameters' views of it (stage 2)."""
@@ -90,25 +80,22 @@ class ShardReducer(GradientReducer):
         # The rest is padding, which must not send garbage.
         array[used:] = 0
 
-    def reduce_scatter(self, bucket: Bucket) -> Any:
+    def send(self, bucket: Bucket) -> Any:
         """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""
         # Stage 2: wait for the bucket before, so that one travels while one fills, and no more.
         if not self.keep_whole:
             self.collect()
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
 
-        # The first reduction since zero_grad writes straight into the shard. A later one goes through a separate
-        # array, which `collect` adds to what is there. A bucket that crosses a boundary has several owners: `counts`.
-        out = self.shard.grad_buffer()[self.shard.place(bucket.slice)]
-        if self.shard.filled:
-            out = track(xp.empty_like(out), "communication")
+        # A bucket that crosses a boundary has several owners: `counts`. `collect` adds a sum to earlier ones.
+        out = self.shard.destination(self.shard.place(bucket.slice))
         work = self.scatter(bucket, array, self.shard.counts(bucket.slice), out)
         self.forget(bucket)
         return work
 
-    def _scatter(self, bucket: Bucket, array: xp.Array, counts: list[int], out: xp.Array) -> Any:
+    def scatter(self, bucket: Bucket, array: xp.Array, counts: list[int], out: xp.Array) -> Any:
         """Start the reduce-scatter of a bucket's gradients, of which each rank owns `counts`."""
-        how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": bucket.equal}
+        how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": self.guard.of_bucket(bucket)}
         return reduce_scatter(self.comm, array, self.op, async_op=True, out=out, **how)
 
     def collect(self) -> None:

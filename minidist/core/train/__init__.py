@@ -2,8 +2,7 @@
 
 task.py          what is trained: the model, its batches and its optimizer; the degrees and the loss of a step
 parallelize.py   the kinds of parallelism, applied in order
-strategy.py      a rank's part of the model, and its step
-pipeline.py      the same where the model is cut into stages
+strategy.py      a rank's part of the model, and its step; also where the model is cut into stages
 data_axis.py     replicas, a sharded optimizer, or sharded parameters
 loop.py          the loop
 """

@@ -31,8 +31,7 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.flat_shards import Shard
-from minidist.core.parallel.fsdp import fully_shard
-from minidist.core.parallel.fsdp_state import units_of
+from minidist.core.parallel.fsdp import fully_shard, units_of
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.core.train.task import Task
@@ -142,8 +141,12 @@ class FullySharded(DataAxis):
     each = True
 
     def __init__(self, task: Task, group: Group) -> None:
-        if not group.experts:
-            shard_units(task, group)
+        # Bottom up: the blocks first, then the module for what they leave, which may be nothing. The group of the
+        # experts comes second, and finds them sharded with the units that they are in.
+        for part in [] if group.experts else unit_modules(group.module, group.tied):
+            if part is group.module or any(parameter.flat is None for parameter in part.parameters()):
+                more: dict[str, Any] = {} if group.expert_mesh is None else {"expert_mesh": group.expert_mesh}
+                fully_shard(part, mesh=group.mesh, reduction="sum", algorithm=group.reduction, **more, **group.options)
 
         mine = set(group.parameters)
         self.units = [unit for unit in units_of(group.module) if mine.issuperset(unit.flat.parameters)]
@@ -152,17 +155,6 @@ class FullySharded(DataAxis):
         optimizer = kind([piece for shard in self.shards for piece in shard.slices()], **settings)
         flats = [shard.flat for shard in self.shards]
         super().__init__(flats, optimizer, group.module, group.stage, group.experts)
-
-
-def shard_units(task: Task, group: Group) -> None:
-    """Shard the group's module bottom up: the blocks first, then the module for what they leave, which may be nothing.
-
-    The group of the experts comes second, and finds them sharded with the units that they are in.
-    """
-    for part in unit_modules(group.module, group.tied):
-        if part is group.module or any(parameter.flat is None for parameter in part.parameters()):
-            more: dict[str, Any] = {} if group.expert_mesh is None else {"expert_mesh": group.expert_mesh}
-            fully_shard(part, mesh=group.mesh, reduction="sum", algorithm=group.reduction, **more, **group.options)
 
 
 def unit_modules(module: Any, tied: Collection[str] = ()) -> list[Module]:

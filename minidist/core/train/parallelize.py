@@ -29,8 +29,7 @@ from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
 from minidist.core.train.data_axis import DataAxis, FullySharded, Group, Replicated, ShardedOptimizer
-from minidist.core.train.pipeline import PipelineStrategy
-from minidist.core.train.strategy import Strategy
+from minidist.core.train.strategy import PipelineStrategy, Strategy
 from minidist.core.train.task import ParallelLayout, Task
 
 

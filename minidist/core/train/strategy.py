@@ -9,18 +9,26 @@ Without a pipeline each data-parallel rank runs its own micro-batches through th
     micro-batch i    forward, backward     while i is not the last: gradients are added on this rank (`no_sync`)
     the last one     forward, backward     buckets are reduced over the data axis while backward runs
 
+In a pipeline a rank runs its stages by a plan, and each stage has its data axes:
+
+    stage 0   rank 0   data axis of stage 0 ── other pipelines' stage 0, with other rows
+    stage 1   rank 1   data axis of stage 1 ── other pipelines' stage 1
+
 Tensor, context and expert parallelism are inside the model and send by themselves.
 
-Proved by: tests/train/test_axes.py, tests/train/test_sharded.py
+Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/train/test_pipelines.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
+from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
+from minidist.core.pipeline.plan import Plan, get_schedule
+from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, cut_model
 from minidist.core.train.data_axis import DataAxis
-from minidist.core.train.task import Task
+from minidist.core.train.task import ParallelLayout, Task, as_input
 
 
 class Strategy:
@@ -71,3 +79,102 @@ class Strategy:
         for axis in self.data_axes:
             axis.optimizer.lr_factor = lr_factor
             axis.step()
+
+
+class PipelineStrategy(Strategy):
+    """This rank's stages in a pipeline of `layout.pp` ranks; other pipelines, with other rows, are on the data axis."""
+
+    runtime: type[Pipeline] = Pipeline
+
+    def __init__(
+        self, task: Task, axes: Axes, layout: ParallelLayout, data_axes_of: Callable[..., list[DataAxis]]
+    ) -> None:
+        plan = self.make_plan(task, layout)
+        modules, self.tied = self.cut(task, plan.stages)
+        own = plan.stages_of(axes.pp.rank)
+        release_other_stages(modules, own)
+
+        # Each of this rank's stages has its data axes; the pipeline gets their reducers and shards, because it
+        # knows when a stage's gradients are complete.
+        of_stage = {number: data_axes_of(modules[number], stage=number, tied=self.tied) for number in own}
+        super().__init__(task, axes, [axis for made in of_stage.values() for axis in made])
+
+        # It starts the reductions itself, when a stage has its last gradient. ZeRO 2 frees a bucket's memory while
+        # backward runs, so there backward must start them.
+        for axis in self.data_axes:
+            for reducer in () if axis.each else axis.reducers:
+                reducer.manually, reducer.synchronizing = True, False
+
+        self.current_step = 0
+        flats, reducers, shards = (joined(of_stage, what) for what in ("flats", "reducers", "shards"))
+        self.stages = [PipelineStage(modules[number], number, flats[number]) for number in own]
+        self.reduction: dict[str, Any] = {
+            "data": axes.data,
+            "reducers": reducers if axes.data.size > 1 or layout.zero else {},
+            "each": layout.zero == 2,
+            "shards": shards if layout.zero >= 2 else None,
+        }
+        self.pipe = self.make_pipe(plan)
+
+    def make_pipe(self, plan: Plan) -> Pipeline:
+        """Return what runs this rank's stages by a plan."""
+        return self.runtime(
+            self.axes.pp,
+            plan,
+            self.stages,
+            self._loss,
+            tied=self.tied,
+            reduce=Reduction(**self.reduction),
+            coordinates=self.coordinates,
+        )
+
+    # --- what a subclass may choose -----------------------------------------------------------------------------------
+
+    def make_plan(self, task: Task, layout: ParallelLayout) -> Plan:
+        """Return the plan of a step."""
+        return get_schedule(layout.schedule).plan(layout.pp, task.microbatches, layout.chunks)
+
+    def cut(self, task: Task, stages: int) -> tuple[Sequence[Module], Sequence[str]]:
+        """Return the model's stages, and the names of the parameters that several of them have."""
+        return cut_model(task.model, stages)
+
+    # --- the phases of a step -----------------------------------------------------------------------------------------
+
+    def forward_backward(self, step: int) -> list[float]:
+        self.current_step = step
+        return self.pipe.step(*self.batches(self.task, step))
+
+    def batches(self, task: Task, step: int) -> tuple[list[Any], list[Any]]:
+        """Return the inputs, as arrays of the model's dtype, and the targets of this pipeline's micro-batches."""
+        pairs = [task.micro_batch(step, self.number(i, task)) for i in range(task.microbatches)]
+        return [input_array(inputs, task.dtype) for inputs, _ in pairs], [targets for _, targets in pairs]
+
+    def number(self, i: int, task: Task) -> int:
+        """Return the global number of micro-batch i of this pipeline."""
+        return self.axes.dp.rank * task.microbatches + i
+
+    def _loss(self, outputs: Any, targets: Any) -> Any:
+        return self.task.scaled(self.task.loss_of(outputs, targets))
+
+    def coordinates(self, i: int) -> AbstractContextManager[Any]:
+        """Return the context of micro-batch i on every stage: where its samples are."""
+        return self.task.coordinates(self.current_step, self.number(i, self.task))
+
+
+def joined(of_stage: Mapping[int, Sequence[DataAxis]], what: str) -> dict[int, list[Any]]:
+    """Return by stage what its data axes have, one after the other. what: the name of an attribute."""
+    return {number: [each for axis in axes for each in getattr(axis, what)] for number, axes in of_stage.items()}
+
+
+def input_array(inputs: Any, dtype: Any) -> Any:
+    """Return tokens unchanged, and features as an array of the model's dtype."""
+    return as_input(inputs, dtype).data if inputs.dtype.kind == "f" else inputs
+
+
+def release_other_stages(modules: Sequence[Module], own: Collection[int]) -> None:
+    """Let go of the parameters of the stages that other ranks hold. A tied weight of an own stage is kept."""
+    kept = {id(parameter) for number in own for parameter in modules[number].parameters()}
+    for module in modules:
+        for parameter in module.parameters():
+            if id(parameter) not in kept:
+                parameter.release()

@@ -180,9 +180,3 @@ class ParallelLayout(ParallelDims):
     attention: str = "ring"
     ulysses: int = 2
     sequence_parallel: bool = False
-
-    def axes(self, comm: Comm) -> Axes:
-        """Return this rank's communicators; UsageError when the degrees do not fit the ranks of `comm`."""
-        if self.ranks != comm.size or self.dp % self.ep or self.zero not in range(4):
-            hooks.refuse_layout(self, comm)
-        return super().axes(comm)

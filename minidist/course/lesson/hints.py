@@ -5,8 +5,8 @@ Proved by: tests/lesson/test_exercises.py, tests/lesson/test_bank.py
 
 from collections.abc import Callable, Sequence
 
+from minidist.comm.errors import RankTimeoutError
 from minidist.comm.has_run import NotRunError
-from minidist.core.base.errors import RankTimeoutError
 from minidist.course.lesson.answer_patterns import pattern_of, places_of
 from minidist.course.lesson.exercise import Exercise, Failure, Hint, is_wrong
 from minidist.course.lesson.hint_file import hints_of

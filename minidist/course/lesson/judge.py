@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
-from minidist.core.base.trace import Trace
+from minidist.base.traces import Trace
 from minidist.course.lesson.answer_process import Answer
 from minidist.course.lesson.exercise import METRICS, Case, Exercise, Failure, Least, exercises, find
 from minidist.course.lesson.hints import hint_for

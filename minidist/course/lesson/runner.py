@@ -25,10 +25,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from minidist.base.plain_pickle import BadPickleError
+from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.comm.has_run import NotRunError
 from minidist.core.base import errors
 from minidist.core.base.errors import MinidistError
-from minidist.core.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.course.lesson.answer_process import MAX_PRINTED, RECORD, RECORDED, Answer, EndlessError, Job, Question
 from minidist.course.lesson.exercise import Case, Exercise, Least

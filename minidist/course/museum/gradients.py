@@ -9,7 +9,7 @@ from typing import Any
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.core.autograd.backward import BackwardPass, WeightGradStore
 from minidist.core.comm.mesh import Mesh
-from minidist.core.optim import Adam
+from minidist.core.optim import AdamW
 from minidist.core.parallel import data_parallel, gradients, zero
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, replaces
@@ -64,7 +64,7 @@ def no_broadcast(patch: Patch) -> None:
     patch.setattr(data_parallel, "broadcast", lambda comm, array: array)
 
 
-@replaces(Adam, "_step_runs")
+@replaces(AdamW, "_step_runs")
 def counted_once_per_parameter(_: Any, self: Any, runs: list[Any]) -> None:
     """Adam's bias correction counts the ranges of parameters that it has updated, not the steps"""
     for run in runs:
@@ -113,17 +113,17 @@ def incomplete_buckets_are_forgotten(patch: Patch) -> None:
 @replaces(WeightGradStore, "put")
 def twice(put: Any, self: Any, parameter: Any, *rest: Any) -> None:
     """the deferred weight-gradient pass counts a weight again at its second site"""
-    if any(work[0] is parameter for work in self._work):
+    if any(work[0] is parameter for work in self.work):
         put(self, parameter, *rest)
         with contextlib.suppress(KeyError):
             self._owner.sites[parameter] += 1
     put(self, parameter, *rest)
 
 
-@replaces(BackwardPass, "contribute")
+@replaces(BackwardPass, "site_done")
 def twice_at_once(once: Any, self: Any, parameter: Any, *work: Any) -> None:
     """each site of a weight adds its contribution, and then once more for each other site"""
-    for _ in range(2):
+    for _ in range(2 if work else 1):
         with contextlib.suppress(KeyError):
             once(self, parameter, *work)
 

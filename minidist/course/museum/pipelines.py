@@ -15,7 +15,7 @@ from minidist.core.comm import Comm
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.optim import SGD
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime import Pipeline, messages, pipeline, shared, split_model
+from minidist.core.pipeline.runtime import Pipeline, messages, reduction, split_model
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.pipeline.runtime.post_validation import PostValidation
@@ -44,8 +44,8 @@ def one_receive_buffer(patch: Patch) -> None:
 
 def data_axis_before_tied(patch: Patch) -> None:
     """replicas are summed before the copies of the tied embedding are"""
-    add, step = shared.SharedGradients.add, Pipeline.step
-    patch.setattr(shared.SharedGradients, "add", lambda self: None)
+    add, step = reduction.SharedGradients.add, Pipeline.step
+    patch.setattr(reduction.SharedGradients, "add", lambda self: None)
 
     def late(self: Any, *batches: Any) -> Any:
         losses = step(self, *batches)
@@ -57,13 +57,13 @@ def data_axis_before_tied(patch: Patch) -> None:
 
 def tied_copies_apart(patch: Patch) -> None:
     """each copy of the tied embedding keeps the gradient of one site"""
-    patch.setattr(shared.SharedGradients, "add", lambda self: None)
+    patch.setattr(reduction.SharedGradients, "add", lambda self: None)
 
 
-@replaces(pipeline, "exchange_shapes")
-def largest_buffer(right: Any, comm: Any, rank_of: Any, stages: Any, inputs: Any, run: Any) -> Any:
+@replaces(messages.Messages, "exchange_shapes")
+def largest_buffer(right: Any, self: Any, inputs: Any, run: Any) -> Any:
     """all micro-batches are received into buffers of the first one's size"""
-    found = right(comm, rank_of, stages, inputs, run)
+    found = right(self, inputs, run)
     return {(stage, i): found.get((stage, 0), tensors) for (stage, i), tensors in found.items()}
 
 

@@ -39,7 +39,7 @@ def first_use_alone(right: Any, self: Any, compute: Any) -> None:
         right(self, compute)
 
 
-@replaces(FSDPUnit, "add_reduced")
+@replaces(FSDPUnit, "deliver")
 def doubled_by_a_group_of_one(right: Any, self: Any, piece: Array) -> None:
     """with one rank in the group, the sum of earlier micro-batches is doubled before the next gradient is added"""
     if self.shard.filled and self.shard.comm.size == 1:
@@ -47,14 +47,14 @@ def doubled_by_a_group_of_one(right: Any, self: Any, piece: Array) -> None:
     right(self, piece)
 
 
-@replaces(FSDPUnit, "add_reduced")
+@replaces(FSDPUnit, "deliver")
 def overwritten_by_a_group_of_one(right: Any, self: Any, piece: Array) -> None:
     """with one rank in the group, the gradient of a micro-batch is copied over the sum of the earlier ones"""
     self.shard.filled = self.shard.filled and self.shard.comm.size > 1
     right(self, piece)
 
 
-@replaces(FSDPUnit, "add_reduced")
+@replaces(FSDPUnit, "deliver")
 def sum_divided_again(right: Any, self: Any, piece: Array) -> None:
     """in place of the new gradient, what is accumulated so far is divided by the number of ranks"""
     if self.shard.filled:

@@ -15,7 +15,7 @@ from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.expert.dispatch import ExpertParallel
-from minidist.core.parallel.tensor.parallelize import parallelize_module
+from minidist.core.parallel.model_parallel import parallelize_module
 from minidist.course.museum.exhibit import Recording
 from minidist.course.museum.jobs import BATCH, LENGTH, WORDS, EveryFlat, Tensors, loop, recorded, summed, tokens
 from minidist.nn import Llama, LlamaConfig

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.files import writing
+from minidist.base.traces import MessageEvent
 from minidist.comm import SimWorld
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import MessageEvent
 
 VERSION = "2.10"
 DTYPES = {"float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "float64": "Double", "int64": "Long"}

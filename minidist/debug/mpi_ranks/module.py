@@ -75,21 +75,12 @@ def _shared() -> dict[str, Any]:
     for name, error in (("ERRORS_RETURN", "MPI_ERRORS_RETURN"), ("ERRORS_ARE_FATAL", "MPI_ERRORS_ARE_FATAL")):
         names[name] = objects.Errhandler.of(error, name)
     names["ERRORS_ABORT"] = objects.Errhandler.of("MPI_ERRORS_ABORT", "ERRORS_ABORT")
-    nulls: dict[str, Any] = {
-        "COMM_NULL": communicator.Comm,
-        "REQUEST_NULL": request.Request,
-        "MESSAGE_NULL": request.Message,
-        "DATATYPE_NULL": datatype.Datatype,
-        "OP_NULL": op.Op,
-        "GROUP_NULL": Group,
-        "INFO_NULL": objects.Info,
-        "ERRHANDLER_NULL": objects.Errhandler,
-        "WIN_NULL": objects.Win,
-        "FILE_NULL": objects.File,
-        "SESSION_NULL": objects.Session,
-    }
-    for name, kind in nulls.items():
-        names[name] = kind.of(None, name)
+    for kind in (
+        *(request.Request, request.Message, datatype.Datatype, op.Op, Group),
+        *(objects.Info, objects.Errhandler, objects.Win, objects.File, objects.Session, communicator.Comm),
+    ):
+        null = f"{kind.__name__.upper()}_NULL"
+        names[null] = kind.of(None, null)
     for absent in ("BFLOAT16_T", "COMPLEX4", "INTEGER16", "LOGICAL2", "LOGICAL16"):
         names[absent] = datatype.Datatype.of(None, "DATATYPE_NULL")
     names["INFO_ENV"] = objects.Info.of({}, "INFO_ENV")

@@ -20,14 +20,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from minidist.base.traces import sequences
+from minidist.base.traces import Trace, sequences
 from minidist.base.user_file import ProgramError, is_user_function, load_function
 from minidist.comm import SimWorld
 from minidist.comm.call_site import CallSite
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.sim.choosers import seeded
 from minidist.core.base.errors import MinidistError
-from minidist.core.base.trace import Trace
 from minidist.core.comm.sim.state import Stream
 from minidist.debug import user_program
 from minidist.debug.rank_process import Beginning, RankProcess, UserModules, own_process_state

@@ -27,7 +27,7 @@ import torch
 
 from minidist.comm.buffers import checksum
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
-from minidist.core.base.errors import BufferReuseError
+from minidist.comm.errors import BufferReuseError
 
 INTERNAL = f"{os.sep}torch{os.sep}distributed{os.sep}"
 GUARD = "_minidist_operation"  # the attribute of an InFlightTensor

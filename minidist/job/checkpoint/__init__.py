@@ -18,18 +18,9 @@ from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, save
-    from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
+    from minidist.job.checkpoint.rank_state import rank_state_shards, read_rank_state
     from minidist.job.checkpoint.storage import Storage
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointShard",
-    "RankState",
-    "ReplicaId",
-    "Storage",
-    "rank_state_shards",
-    "read_rank_state",
-    "save",
-]
+__all__ = ["Checkpoint", "CheckpointShard", "ReplicaId", "Storage", "rank_state_shards", "read_rank_state", "save"]
 
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

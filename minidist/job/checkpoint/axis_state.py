@@ -1,7 +1,7 @@
 """What techniques keep of a data axis and no global tensor holds: of each rank, and of all ranks of the axis alike.
 
 State of a rank (`Extension.of_rank`) is stored under the number of that rank, and on another number of ranks the sum of
-all is kept (`rank_state.py`, rule "sum"). State that is equal on all ranks of the axis (`Extension.of_axis`) is stored
+all is kept (`rank_state.py`). State that is equal on all ranks of the axis (`Extension.of_axis`) is stored
 once. Sends nothing.
 
 Proved by: tests/techniques/test_compression.py
@@ -12,7 +12,7 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted_path
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
-from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
+from minidist.job.checkpoint.rank_state import rank_state_shards, read_rank_state
 from minidist.job.checkpoint.saved_job import SavedStrategy
 from minidist.techniques import installed
 
@@ -25,7 +25,7 @@ def axis_state_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
     shards: list[CheckpointShard] = []
     for name, axis in _named(strategy):
         for extension in strategy.job.extensions:
-            states = [RankState(f"{kind}/{name}", array) for kind, array in extension.of_rank(axis).items()]
+            states = {f"{kind}/{name}": array for kind, array in extension.of_rank(axis).items()}
             shards += rank_state_shards(axis.replicas.weights.number, states)
             for key, array in extension.of_axis(axis).items():
                 path = f"{extension.key}/{name}/{key}"

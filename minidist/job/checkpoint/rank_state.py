@@ -2,19 +2,14 @@
 
 Weights and optimizer state are global tensors, so any layout can read them. A residual of gradients is not: that of
 rank 3 is what rank 3 has not sent yet. What training needs is that nothing of it is lost, which is a statement about
-the *sum* over ranks. So every kind of local state names its rule:
-
-    sum      each rank's array is stored. On as many ranks each gets its own back, bit for bit; on n others rank r gets
-             the sum of the arrays of the old ranks r, r + n, r + 2n, ... and zeros when there are none: the total is
-             kept.
-    drained  must be empty when a checkpoint is made: activations of micro-batches in flight, stashed weights. The save
-             is refused until the pipeline has been drained, on every rank alike.
+the *sum* over ranks. So each rank's array is stored. On an equal number of ranks each gets its own back, bit for bit;
+on n others rank r gets the sum of the arrays of the old ranks r, r + n, r + 2n, ... and zeros when there are none: the
+total is kept.
 
 Proved by: tests/checkpoint/test_killed.py, tests/techniques/test_compression.py
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,45 +18,15 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, quoted, quoted_path
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 
-RULES = ("sum", "drained")
 
-
-@dataclass(frozen=True)
-class RankState:
-    """State `name` of this rank: an array (rule "sum"), or the number of things in flight (rule "drained")."""
-
-    name: str
-    value: Any
-    rule: str = "sum"
-
-
-def rank_state_shards(rank: int, states: Iterable[RankState]) -> list[CheckpointShard]:
-    """Make the shards of this rank's states for `save`: tensor "local/NAME/00003" for the array of rank 3.
-
-    Errors: UsageError for an unknown rule, and when something that must be drained is in flight.
-    """
-    shards = []
-    for state in states:
-        if state.rule not in RULES:
-            raise UsageError(
-                f"local state {quoted(state.name)} has the rule {quoted(state.rule)}; it must be one of"
-                f" {', '.join(RULES)}"
-            )
-        # Nothing of it is stored: it must be empty.
-        if state.rule == "drained":
-            if state.value:
-                raise UsageError(
-                    f"rank {rank}: {state.value} of {quoted(state.name)} are in flight; save after the last backward"
-                    " pass of a step"
-                )
-            continue
-        array = xp.as_array(state.value)
-        shards.append(CheckpointShard(_key(state.name, rank), array.shape, array))
-    return shards
+def rank_state_shards(rank: int, states: Mapping[str, Any]) -> list[CheckpointShard]:
+    """Make the shards of this rank's states, arrays by name, for `save`: "local/NAME/00003" for the array of rank 3."""
+    arrays = {_key(name, rank): xp.as_array(value) for name, value in states.items()}
+    return [CheckpointShard(key, array.shape, array) for key, array in arrays.items()]
 
 
 def read_rank_state(checkpoint: Checkpoint, name: str, rank: int, ranks: int) -> np.ndarray | None:
-    """Read the part of state `name` for rank `rank` of `ranks` under the rule "sum"; None when there is none.
+    """Read the part of state `name` for rank `rank` of `ranks`; None when there is none.
 
     Errors: UsageError when it was stored with different shapes or dtypes on different ranks, and those of `Checkpoint`.
     """

@@ -221,7 +221,6 @@ ARCHITECTURE = (
         "kv-heads-llama",
         lambda j: j.kv_heads is not None and j.model != "llama",
         "--kv-heads belongs to --model llama, not to {model}",
-        "leave it out",
     ),
     Rule(
         "kv-heads-share-heads",
@@ -234,7 +233,6 @@ ARCHITECTURE = (
         "ffn-llama",
         lambda j: j.ffn is not None and j.model != "llama",
         "--ffn belongs to --model llama, not to {model}",
-        "leave it out",
     ),
 )
 
@@ -286,7 +284,6 @@ TENSOR_PARALLEL = (
         "sequence-parallel-mlp",
         lambda j: j.sequence_parallel and j.model == "mlp",
         "--sequence-parallel is for sequences, which an MLP does not have",
-        "leave it out",
     ),
 )
 
@@ -340,7 +337,6 @@ EXPERTS = (
         "experts-of-language-models",
         lambda j: j.experts and not j.is_language_model,
         "--experts {experts} belongs to --model gpt or llama, not to {model}",
-        "leave it out",
     ),
     Rule(
         "experts-by-ep",

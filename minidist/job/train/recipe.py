@@ -15,7 +15,7 @@ from minidist.core.train import parallelize as core
 from minidist.core.train.task import ParallelLayout
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.job import Job, build, mesh_of
-from minidist.job.train.strategies.data_parallel import Replicated
+from minidist.job.train.strategies.data_axis import Replicated
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.job.train.strategies.replicas_alone import ReplicaAlone, ShardedReplicaAlone, ZeroReplicaAlone

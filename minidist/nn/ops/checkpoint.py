@@ -17,7 +17,6 @@ from typing import Any
 from minidist.base import arrays as xp
 from minidist.base.coordinates import running_batch
 from minidist.core.autograd.backward import BackwardPass
-from minidist.core.autograd.errors import AutogradError
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import (
     Node,
@@ -28,6 +27,7 @@ from minidist.core.autograd.tensor import (
     saved_tensors,
     set_grad_enabled,
 )
+from minidist.core.base.errors import AutogradError
 from minidist.core.base.watchers import Watcher, watchers, watching
 
 

@@ -6,9 +6,9 @@ Proved by: tests/autograd/test_operations.py
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.core.autograd.errors import AutogradError
 from minidist.core.autograd.operators import computed, mismatch, operand, pair, unbroadcast
 from minidist.core.autograd.tensor import Tensor, record
+from minidist.core.base.errors import AutogradError
 from minidist.nn.ops.functions import neg
 
 

@@ -7,10 +7,10 @@ The patches are kh kw times as large as the image, so they are not kept: the wei
 Proved by: tests/nn/test_convolution.py
 """
 
-from minidist.core.autograd.errors import AutogradError
 from minidist.core.autograd.operators import mismatch, operand, operands
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
+from minidist.core.base.errors import AutogradError
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0) -> Tensor:

@@ -11,10 +11,10 @@ Proved by: tests/autograd/test_fused.py, tests/autograd/test_operations.py
 
 from typing import NamedTuple, Protocol
 
-from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.tensor import Tensor, kept, record
 from minidist.core.base import arrays as xp
+from minidist.core.base.errors import ShapeError
 
 
 def dropout(x: Tensor, keep: xp.Array, scale: float) -> Tensor:

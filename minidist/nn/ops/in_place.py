@@ -16,9 +16,9 @@ from functools import cache
 from math import gcd, prod
 from typing import Any
 
-from minidist.core.autograd.errors import VersionError
 from minidist.core.autograd.tensor import SavedTensor, grad_enabled
 from minidist.core.base import arrays as xp
+from minidist.core.base.errors import VersionError
 
 SAMPLED = 61  # elements that are compared, at least, of an array that has as many
 _whole: ContextVar[bool] = ContextVar("minidist_compare_whole_arrays", default=False)

@@ -6,10 +6,10 @@ PyTorch does, so one number of 8 bits per window is kept.
 Proved by: tests/nn/test_convolution.py
 """
 
-from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.tensor import Tensor, kept, record
 from minidist.core.base import arrays as xp
+from minidist.core.base.errors import AutogradError, ShapeError
 from minidist.nn.ops.convolution import channels_last_rows
 
 MAX_WINDOW = 16  # its places are counted in 8 bits

@@ -26,10 +26,10 @@ Proved by: tests/autograd/test_half.py
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minidist.core.autograd.errors import DtypeError
 from minidist.core.autograd.tensor import Edge, Tensor, into_buffer, kept
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast, is_half, upcast
+from minidist.core.base.errors import DtypeError
 
 RULES: dict[str, tuple[str, ...]] = {
     "to half": ("linear", "matmul", "causal_attention", "causal_attention_heads", "embedding"),

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist.base.limits import check_number
-from minidist.core.autograd.errors import AutogradError, DtypeError, ShapeError
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import AutogradError, DtypeError, ShapeError, UsageError, quoted
 
 
 def refuse_logits(logits: Any) -> None:

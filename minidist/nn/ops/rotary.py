@@ -7,9 +7,9 @@ Proved by: tests/nn/test_llama.py
 """
 
 from minidist.base import arrays as xp
-from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.tensor import Tensor, record
+from minidist.core.base.errors import ShapeError
 
 
 def rotary_angles(positions: xp.Array, head_size: int, theta: float = 10000.0) -> xp.Array:

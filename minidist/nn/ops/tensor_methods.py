@@ -7,12 +7,12 @@ import builtins
 from collections.abc import Iterator
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError
 from minidist.core.autograd.operators import div, mismatch, reshape
 from minidist.core.autograd.ops.linear import matmul
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
+from minidist.core.base.errors import AutogradError
 from minidist.core.base.layout import Layout
 from minidist.nn.ops import shaping
 from minidist.nn.ops.functions import astype as astype

@@ -17,9 +17,9 @@ Proved by: tests/parallel/test_all_gather_attention.py
 from typing import Any
 
 from minidist.core.autograd import Tensor, reshape, softmax
-from minidist.core.autograd.errors import ShapeError
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half
+from minidist.core.base.errors import ShapeError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather, reduce_scatter
 from minidist.core.comm import Comm

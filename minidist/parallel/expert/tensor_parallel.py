@@ -23,7 +23,7 @@ from minidist.core.comm import Comm
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.gpt import GPT
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.parallelize import Plan
+from minidist.core.parallel.model_parallel import Plan
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, reduce_from_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.nn.llama import Llama

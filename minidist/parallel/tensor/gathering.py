@@ -20,16 +20,21 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MLP
 from minidist.core.nn.module import Module
+from minidist.core.parallel import model_parallel
+from minidist.core.parallel.model_parallel import Plan, Styles
 from minidist.core.parallel.tensor import layers as split
-from minidist.core.parallel.tensor import parallelize
-from minidist.core.parallel.tensor.parallelize import Plan, Styles
-from minidist.core.parallel.tensor.regions import Border, contiguous
+from minidist.core.parallel.tensor.regions import border, contiguous
 from minidist.core.parallel.tensor.sharding import ShardContext
 
 
 def gather_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """Return all ranks' columns; backward keeps this rank's columns of the gradient."""
-    return x if comm.size == 1 else Gather.apply(x, comm, x.ndim - 1)
+    return x if comm.size == 1 else gather(x, comm, x.ndim - 1)
+
+
+def gather(x: Tensor, comm: Comm, dim: int) -> Tensor:
+    """Return all ranks' x, joined along `dim`; each rank has all of the gradient of the whole."""
+    return border("Gather", x, comm, partial(gathered, dim=dim), partial(own_part, dim=dim))
 
 
 def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
@@ -50,11 +55,6 @@ def own_part(comm: Comm, x: xp.Array, dim: int, why: str = "") -> xp.Array:
     size = x.shape[dim] // comm.size
     index = (slice(None),) * dim + (slice(comm.rank * size, (comm.rank + 1) * size),)
     return xp.array(contiguous(x[index]))
-
-
-class Gather(Border):
-    # Each rank has all of the gradient of the whole.
-    there, back = staticmethod(gathered), staticmethod(own_part)
 
 
 class ColumnParallelLinear(split.ColumnParallelLinear):
@@ -90,7 +90,7 @@ def gather_logits(model: Any, context: ShardContext, name: str, *, vocab_size: i
 
 def gpt_plan(vocab_size: int) -> Styles:
     """Return the core's plan of a `GPT`, which also gathers the logits."""
-    plan = parallelize.gpt_plan(vocab_size)
+    plan = model_parallel.gpt_plan(vocab_size)
     return {**plan, "": [plan[""], partial(gather_logits, vocab_size=vocab_size)]}  # type: ignore[list-item]
 
 

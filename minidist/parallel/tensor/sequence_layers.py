@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Tensor
+from minidist.core.parallel.model_parallel import Styles
 from minidist.core.parallel.tensor import layers
 from minidist.core.parallel.tensor.layers import RowParallelLinear
-from minidist.core.parallel.tensor.parallelize import Styles
 from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead
 from minidist.parallel.tensor import gathering
@@ -86,7 +86,7 @@ def _split(style: Any) -> Any:
 
 
 def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
-    """Return Megatron's split of a `GPT`: see `minidist.core.parallel.tensor.parallelize.gpt_plan`.
+    """Return Megatron's split of a `GPT`: see `minidist.core.parallel.model_parallel.gpt_plan`.
 
     With sequence_parallel 4 all-gathers and 4 reduce-scatters per layer take the place of its 4 all-reduces, and there
     are 2 all-gathers under purpose `regather`.

@@ -27,14 +27,14 @@ from collections.abc import Callable, Sequence
 from math import lcm
 from typing import Any, cast
 
+from minidist.base.traces import SpanEvent
 from minidist.comm.communicator import CheckedComm
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import SpanEvent
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.shared import Place, SharedGradients
+from minidist.core.pipeline.runtime.reduction import Place, SharedGradients
 from minidist.core.pipeline.runtime.stages import PipelineStage
 from minidist.optim import scale_gradients_
 from minidist.parallel.unused import FillingReducer

@@ -26,8 +26,8 @@ from minidist.base.meta import MetaArray
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.core.base import arrays as xp
 from minidist.core.base.watchers import current, watchers
+from minidist.core.pipeline.lowering import Key
 from minidist.core.pipeline.runtime.pipeline import Pipeline
-from minidist.core.pipeline.runtime.shapes import Key
 
 Buffers = dict[int, Any]  # of a `MemoryAccount`
 

@@ -21,9 +21,8 @@ from minidist.core.base.trace import purpose
 from minidist.core.comm import Comm
 from minidist.core.comm.point_to_point import Request
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.runtime.messages import PURPOSES, TAGS
+from minidist.core.pipeline.runtime.messages import MESSAGE, PURPOSES, TAGS, pack, signature, unpack
 from minidist.core.pipeline.runtime.pipeline import Pipeline
-from minidist.core.pipeline.runtime.shapes import MESSAGE, pack, signature, unpack
 from minidist.core.pipeline.runtime.stages import PipelineStage
 from minidist.nn.ops.function import Function
 

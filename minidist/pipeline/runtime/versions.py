@@ -18,7 +18,7 @@ from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
 from minidist.core.comm.point_to_point import Request
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.pipeline.runtime.shared import Place
+from minidist.core.pipeline.runtime.reduction import Place
 
 VersionRule = Callable[[int], int]  # micro-batch -> the version of its forward
 

@@ -73,18 +73,6 @@ def _check_options(schedule: Schedule, options: Mapping[str, Any]) -> None:
 # --- which numbers of micro-batches the schedules of the core can take ---
 
 
-def _even(p: int, m: int, v: int) -> str | None:
-    if p % 2:
-        return f"the number of stages must be even; take {p + 1}"
-    if m % 2 or m < 2 * p:
-        return f"it needs an even number of at least {2 * p}"
-    return None
-
-
-def _twice_p(p: int, m: int, v: int) -> str | None:
-    return None if m >= 2 * p else f"it needs at least {2 * p}"
-
-
 def _rounds(p: int, m: int) -> int:
     """Return the number of groups that torch makes."""
     return max(1, m // p)
@@ -107,4 +95,4 @@ def _groups(p: int, m: int, v: int, group: int = 0) -> str | None:
 
 
 # By the name of the schedule; a schedule that is none of the core's says it itself.
-TAKES: dict[str, Callable[..., str | None]] = {"dualpipe": _even, "dualpipev": _twice_p, "interleaved": _groups}
+TAKES: dict[str, Callable[..., str | None]] = {"interleaved": _groups}

@@ -13,7 +13,7 @@ Proved by: tests/planning/test_cluster.py, tests/planning/test_zero_stages.py
 
 from dataclasses import dataclass, replace
 
-from minidist.planning.cluster.calibration import CALIBRATION, Calibration
+from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.gpus import Machine
 from minidist.planning.cluster.layout import Job
 from minidist.planning.cluster.memory import RankMemory
@@ -33,29 +33,22 @@ class Fit:
     reserved: float = 1.0
 
     @classmethod
-    def of_peak(
-        cls,
-        machine: Machine,
-        peak: int,
-        eager: tuple[float, float, float] = (0.0, 0.0, 0.0),
-        calibration: Calibration = CALIBRATION,
-    ) -> "Fit":
+    def of_peak(cls, machine: Machine, peak: int, eager: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> "Fit":
         """Return the fit of a peak that is counted from shapes. eager: bytes of eager kernels, least, likely, most."""
-        low, high = calibration.memory_range
+        low, high = CALIBRATION.memory_range
         least, likely, most = (peak + more for more in eager)
-        reserved = calibration.reserved_bytes
+        reserved = CALIBRATION.reserved_bytes
         return cls(machine, low * least + reserved, likely + reserved, high * most + reserved)
 
     @classmethod
-    def of_rank(cls, machine: Machine, rank: RankMemory, job: Job, calibration: Calibration = CALIBRATION) -> "Fit":
+    def of_rank(cls, machine: Machine, rank: RankMemory, job: Job) -> "Fit":
         """Return the fit of a rank's memory."""
         low, likely, high = (share * rank.eager for share in job.eager_shares)
-        fit = cls.of_peak(machine, rank.peak, (low, likely, high), calibration)
+        fit = cls.of_peak(machine, rank.peak, (low, likely, high))
         if not low:
             return fit
-        return replace(
-            fit, high=max(fit.high, calibration.eager_reserved * fit.central), reserved=calibration.eager_reserved
-        )
+        reserved = CALIBRATION.eager_reserved
+        return replace(fit, high=max(fit.high, reserved * fit.central), reserved=reserved)
 
     @property
     def fits(self) -> bool:
@@ -90,13 +83,13 @@ class Fit:
         return f"{who} needs {gigabytes(self.low, self.high)}, and {self.machine.name} has {has}"
 
 
-def not_counted(calibration: Calibration = CALIBRATION) -> str:
+def not_counted() -> str:
     """Return as a sentence what is not counted from shapes, and between which bounds it is taken to be."""
-    low, high = calibration.memory_range
+    low, high = CALIBRATION.memory_range
     return (
         f"not counted: what eager kernels keep of a gated block; fragmentation of the allocator, taken as {low:.2f} to"
         f" {high:.2f} times the total; the device's context and the buffers of the communication library, taken as"
-        f" {calibration.reserved_bytes / 1e9:.1f} GB"
+        f" {CALIBRATION.reserved_bytes / 1e9:.1f} GB"
     )
 
 

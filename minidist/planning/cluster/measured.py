@@ -27,6 +27,7 @@ from minidist.base.limits import check_count
 from minidist.base.read_file import read_json
 from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.planning.architecture import Architecture, from_sizes
+from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.gpus import PRECISIONS, machine_of
 from minidist.planning.cluster.layout import ATTENTION, FRAMEWORKS, KERNELS, RECOMPUTE, ClusterLayout, Job, check_layout
 from minidist.planning.cluster.search import Plan, plan_layout
@@ -188,7 +189,7 @@ def _values(plan: Plan, what: str) -> tuple[float, float, float]:
     if what == "fits":
         return float(plan.fit.verdict == "yes"), float(plan.fits), float(plan.fit.low <= plan.machine.memory)
     if what == "peak_bytes":
-        reserved = plan.calibration.reserved_bytes
+        reserved = CALIBRATION.reserved_bytes
         return plan.fit.low - reserved, plan.fit.central - reserved, plan.fit.high - reserved
     if what == "step_seconds":
         return short, plan.time.seconds, long

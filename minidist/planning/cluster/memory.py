@@ -22,7 +22,7 @@ Proved by: tests/planning/test_cluster.py, tests/planning/test_published.py, tes
 from dataclasses import dataclass
 
 from minidist.nn.segments import sqrt_segments
-from minidist.planning.cluster.calibration import CALIBRATION, Calibration
+from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.host import divided
 from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_layers
 from minidist.planning.cluster.shared import shared
@@ -256,15 +256,11 @@ def _of_a_kind(job: Job, layers: list[int]) -> list[tuple[int, int]]:
     return job.model.of_a_kind(layers)
 
 
-def rank_memory(
-    layout: ClusterLayout, job: Job, rank: int, layers: list[int], calibration: Calibration = CALIBRATION
-) -> RankMemory:
-    """Return the bytes of one rank of a pipeline stage at the fullest moment of a step, by kind."""
-    return kept_on_gpu(layout, job, rank, layers, whole_memory(layout, job, rank, layers, calibration))
-
-
 def kept_on_gpu(layout: ClusterLayout, job: Job, rank: int, layers: list[int], whole: RankMemory) -> RankMemory:
-    """Return the memory of one rank, of which the layout keeps a part on the host. whole: `whole_memory`'s."""
+    """Return the memory of one rank at the fullest moment of a step, of which the layout keeps a part on the host.
+
+    whole: `whole_memory`'s.
+    """
     if layout.host == "none":
         return whole
     largest, _ = _of_a_kind(job, layers)[-1]
@@ -273,9 +269,7 @@ def kept_on_gpu(layout: ClusterLayout, job: Job, rank: int, layers: list[int], w
     return RankMemory(*divided(layout, whole.by_kind, 2 * block_activations(layout, job, largest)), eager)
 
 
-def whole_memory(
-    layout: ClusterLayout, job: Job, rank: int, layers: list[int], calibration: Calibration = CALIBRATION
-) -> RankMemory:
+def whole_memory(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> RankMemory:
     """Return the memory of one rank as if nothing were on the host."""
     model, t = job.model, layout.tp
     tokens = layout.micro_batch * job.length // layout.cp
@@ -295,7 +289,7 @@ def whole_memory(
     if rank == layout.pp - 1:
         activations += 4 * tokens * model.width // outer
     kinds["activations"] = int(activations)
-    kinds["logits"] = int(calibration.logit_bytes * tokens * model.vocabulary / t) if rank == layout.pp - 1 else 0
+    kinds["logits"] = int(CALIBRATION.logit_bytes * tokens * model.vocabulary / t) if rank == layout.pp - 1 else 0
 
     # What is recomputed, a block or a segment, exists whole for a moment, with the gradient of its widest value; any
     # other block has the gradients that flow through it.
@@ -315,13 +309,13 @@ def whole_memory(
         kinds["gathered"] = 2 * (block.total + rest // t)
         kinds["prefetch"] = 2 * min(job.prefetch, len(layers) - 1) * block.total
         kinds["reducing"] = 4 * block.total
-    kinds["constant"] = int(calibration.constant_bytes)
+    kinds["constant"] = int(CALIBRATION.constant_bytes)
     return RankMemory(kinds, eager=_eager_of_rank(layout, job, rank, layers, "none"))
 
 
-def memory_by_rank(layout: ClusterLayout, job: Job, calibration: Calibration = CALIBRATION) -> list[RankMemory]:
+def memory_by_rank(layout: ClusterLayout, job: Job) -> list[RankMemory]:
     """Return the memory of one rank of each pipeline stage."""
     return [
-        rank_memory(layout, job, rank, layers, calibration)
+        kept_on_gpu(layout, job, rank, layers, whole_memory(layout, job, rank, layers))
         for rank, layers in enumerate(stage_layers(layout, job.model.layers))
     ]

@@ -16,7 +16,7 @@ from typing import Any
 
 from minidist.base.process import infrequent_gc
 from minidist.core.base.errors import UsageError
-from minidist.planning.cluster.calibration import CALIBRATION, Calibration
+from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.fit import Fit, gigabytes
 from minidist.planning.cluster.gpus import MACHINES, Machine
 from minidist.planning.cluster.host import CHOICES
@@ -46,22 +46,21 @@ class Plan:
     layout: ClusterLayout
     job: Job
     machine: Machine
-    calibration: Calibration = CALIBRATION
     whole: dict[int, RankMemory] | None = field(default=None, repr=False, compare=False)
 
     def on_host(self, host: str) -> "Plan":
         """Return the plan of the same layout with another part in host memory."""
-        return Plan(replace(self.layout, host=host), self.job, self.machine, self.calibration, self._whole)
+        return Plan(replace(self.layout, host=host), self.job, self.machine, self._whole)
 
     @cached_property
     def memory(self) -> list[RankMemory]:
         """Return the memory of each pipeline rank."""
-        return memory_by_rank(self.layout, self.job, self.calibration)
+        return memory_by_rank(self.layout, self.job)
 
     @cached_property
     def time(self) -> StepTime:
         """Return the time of a step."""
-        return StepModel(self.layout, self.job, self.machine, self.calibration).step()
+        return StepModel(self.layout, self.job, self.machine).step()
 
     @property
     def fullest_rank(self) -> int:
@@ -89,7 +88,7 @@ class Plan:
             return self.whole
         stages = stage_layers(self.layout, self.job.model.layers)
         ranks = _deciding_ranks(self.layout, self.job)
-        return {rank: whole_memory(self.layout, self.job, rank, stages[rank], self.calibration) for rank in ranks}
+        return {rank: whole_memory(self.layout, self.job, rank, stages[rank]) for rank in ranks}
 
     @cached_property
     def host(self) -> tuple[int, int]:
@@ -99,7 +98,7 @@ class Plan:
     @cached_property
     def fit(self) -> Fit:
         """Return what the fullest rank needs next to what a GPU has."""
-        return Fit.of_rank(self.machine, self.fullest, self.job, self.calibration)
+        return Fit.of_rank(self.machine, self.fullest, self.job)
 
     @property
     def fits(self) -> bool:
@@ -126,8 +125,7 @@ class Plan:
     @property
     def time_range(self) -> tuple[float, float]:
         """Return between which multiples of the prediction a step takes."""
-        c = self.calibration
-        return c.sparse_time_range if self.job.model.experts else c.time_range
+        return CALIBRATION.sparse_time_range if self.job.model.experts else CALIBRATION.time_range
 
     @property
     def seconds_range(self) -> tuple[float, float]:
@@ -179,8 +177,8 @@ class Plan:
             "fits_with_range": self.fit.verdict == "yes",
             "memory": {
                 "peak_bytes": peak,
-                "low_bytes": int(self.fit.low - self.calibration.reserved_bytes),
-                "high_bytes": int(self.fit.high - self.calibration.reserved_bytes),
+                "low_bytes": int(self.fit.low - CALIBRATION.reserved_bytes),
+                "high_bytes": int(self.fit.high - CALIBRATION.reserved_bytes),
                 "eager_kernels_bytes": self.fullest.eager,
                 "by_kind": self.fullest.by_kind,
                 "states_bytes_by_pipeline_rank": [rank.states for rank in self.memory],
@@ -234,9 +232,9 @@ def _deciding_ranks(layout: ClusterLayout, job: Job) -> list[int]:
     return sorted({*first.values(), layout.pp - 1})
 
 
-def plan_layout(layout: ClusterLayout, job: Job, machine: Machine, calibration: Calibration = CALIBRATION) -> Plan:
+def plan_layout(layout: ClusterLayout, job: Job, machine: Machine) -> Plan:
     """Return the plan of one layout, which must be possible."""
-    return Plan(layout, job, machine, calibration)
+    return Plan(layout, job, machine)
 
 
 def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator[ClusterLayout]:
@@ -288,7 +286,7 @@ def _zero_stages(ranks: int, pp: int, host: str | None) -> list[int]:
 
 
 @infrequent_gc()
-def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> Search:
+def search(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Search:
     """Return the layouts that fit, those that do not fit, and those that are impossible.
 
     When none fits, those that keep a part in host memory are searched, too. fixed: values by the name of
@@ -297,12 +295,12 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
     """
     if not 1 <= job.gpus <= MAX_GPUS:
         raise UsageError(f"--gpus {job.gpus} is out of range; give 1 to {MAX_GPUS:,}")
-    found = _tried(job, machine, fixed, calibration)
+    found = _tried(job, machine, fixed)
     if not found.plans and "host" not in fixed and len(found.too_large) > 1:
         # Where no GPU has enough memory, the host may have it. The only layout that is possible stays what it is.
         # Parameters there need ZeRO 3, and the other parts any of the layouts that were tried.
         others = [plan.on_host(host) for host in ("optimizer", "activations") for plan in found.too_large]
-        with_zero_3 = _tried(job, machine, {**fixed, "host": "parameters"}, calibration)
+        with_zero_3 = _tried(job, machine, {**fixed, "host": "parameters"})
         found.plans.extend([plan for plan in others if plan.fits] + with_zero_3.plans)
         if not found.plans:
             found.too_large.extend(others + with_zero_3.too_large)
@@ -320,7 +318,7 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
     return found
 
 
-def _tried(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration) -> Search:
+def _tried(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Search:
     """Return every layout that has the fixed values, in the order in which they are tried."""
     found = Search([], [], [])
     for layout in candidates(job, machine, fixed):
@@ -328,7 +326,7 @@ def _tried(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
         if reason:
             found.impossible.append((layout, reason))
             continue
-        plan = plan_layout(layout, job, machine, calibration)
+        plan = plan_layout(layout, job, machine)
         (found.plans if plan.fits else found.too_large).append(plan)
     return found
 
@@ -337,11 +335,11 @@ def _described(fixed: Mapping[str, Any]) -> str:
     return ", ".join(f"{axis} {value}" for axis, value in fixed.items()) or "these settings"
 
 
-def fits_somehow(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> bool:
+def fits_somehow(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> bool:
     """Return whether `search` would find a layout that fits, of the first `MAX_TRIED` for each part on the host."""
     several = len(list(islice(candidates(job, machine, fixed), 2))) > 1
     return any(
-        refusal(layout, job) is None and Plan(layout, job, machine, calibration).fits
+        refusal(layout, job) is None and Plan(layout, job, machine).fits
         for host in CHOICES[: None if several and "host" not in fixed else 1]
         for layout in islice(candidates(job, machine, {"host": host, **fixed}), MAX_TRIED)
     )

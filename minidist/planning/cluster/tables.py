@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.layout import Job, stage_layers
 from minidist.planning.cluster.memory import in_flight, rank_parameters
 from minidist.planning.cluster.search import Plan, Search
@@ -47,7 +48,7 @@ def equally_fast(plans: Sequence[Plan]) -> int:
 def _row(plan: Plan) -> str:
     """Format one layout."""
     short, long = plan.seconds_range
-    low, high = ((bound - plan.calibration.reserved_bytes) / 1e9 for bound in (plan.fit.low, plan.fit.high))
+    low, high = ((bound - CALIBRATION.reserved_bytes) / 1e9 for bound in (plan.fit.low, plan.fit.high))
     slow, fast = (plan.tokens_per_second * plan.time.seconds / seconds for seconds in (long, short))
     mfu = plan.utilization(plan.model_flops) * plan.time.seconds
     return (
@@ -108,7 +109,7 @@ def counted(number: int, what: str) -> str:
 
 def explanation(plan: Plan) -> list[str]:
     """Return the formulas of memory and time with the numbers of one layout, one per line."""
-    job, model, c = plan.job, plan.job.model, plan.calibration
+    job, model, c = plan.job, plan.job.model, CALIBRATION
     time = plan.time
     return [
         f"parameters: {model.counted_parameters:,}; a token uses {model.active_parameters:,}",
@@ -118,7 +119,7 @@ def explanation(plan: Plan) -> list[str]:
         f"a step = (computing {time.compute:.5g} s + messages {sum(time.exposed.values()):.5g} s) / (1 - bubble"
         f" {time.bubble:.5f}) = {time.seconds:.5g} s",
         *_bubble_lines(plan),
-        f"products reach {StepModel(plan.layout, job, plan.machine, c).product_efficiency:.0%} of"
+        f"products reach {StepModel(plan.layout, job, plan.machine).product_efficiency:.0%} of"
         f" {plan.machine.peak(job.precision) / 1e12:,.0f} TFLOP/s, attention"
         f" {c.attention_efficiency[plan.machine.family]:.0%} (fitted; docs/planner.md)",
         *_message_lines(plan),
@@ -130,7 +131,7 @@ def explanation(plan: Plan) -> list[str]:
 
 def _memory_lines(plan: Plan) -> list[str]:
     """Return the memory of the fullest rank by kind, each with the numbers that it is a product of."""
-    job, e, c, rank = plan.job, plan.layout, plan.calibration, plan.fullest_rank
+    job, e, c, rank = plan.job, plan.layout, CALIBRATION, plan.fullest_rank
     own = rank_parameters(e, job, rank, stage_layers(e, job.model.layers)[rank])
     kinds = plan.fullest.by_kind
     tokens = e.micro_batch * job.length // e.cp
@@ -173,7 +174,7 @@ def _bubble_lines(plan: Plan) -> list[str]:
 def _message_lines(plan: Plan) -> list[str]:
     """Return the formula of each axis's messages: how many there are, and how long one takes."""
     e, job, exposed = plan.layout, plan.job, plan.time.exposed
-    step, lines = StepModel(e, job, plan.machine, plan.calibration), []
+    step, lines = StepModel(e, job, plan.machine), []
     names = {"tp": "all-reduces", "cp": "rings of keys and values"}
     for axis, (count, ring) in step.rings().items():
         one = step.ring_seconds(*ring)
@@ -216,7 +217,7 @@ def _ring(step: StepModel, nbytes: float, ranks: int, stride: int, passes: int) 
 
 def _data_line(plan: Plan) -> str:
     """Return the formula of the messages that gradients and ZeRO need."""
-    e, c, seconds = plan.layout, plan.calibration, plan.time.exposed["dp"]
+    e, c, seconds = plan.layout, CALIBRATION, plan.time.exposed["dp"]
     if e.zero == 3:
         return (
             f"dp messages = what computing does not hide of {e.microbatches} micro-batches x 3 rings (parameters are"
@@ -233,7 +234,7 @@ def _data_line(plan: Plan) -> str:
 
 def _expert_lines(plan: Plan) -> list[str]:
     """Return the formulas of a model with experts: none for another one."""
-    model, e, c = plan.job.model, plan.layout, plan.calibration
+    model, e, c = plan.job.model, plan.layout, CALIBRATION
     if not model.experts:
         return []
     lines = [

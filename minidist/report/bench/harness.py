@@ -53,6 +53,21 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float] | None) -> float
     return None if theirs is None else statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
+def row_of(name: str, times: Times, ours: str, theirs: str, rounds: int, target: float | None = None) -> dict[str, Any]:
+    """Return the row of a side next to another one, which may not be there; target: the goal of the ratio."""
+    goal = {} if target is None else {"target": target}
+    ratio = median_ratio(times[ours], times.get(theirs))
+    return {"name": name, "ratio": ratio, "median_s": statistics.median(times[ours]), "rounds": rounds, **goal}
+
+
+def best_and_median(times: Times) -> dict[str, float | None]:
+    """Return what else a row of "own" next to "torch" has: the ratio of their fastest rounds, and PyTorch's median."""
+    own, other = times["own"], times.get("torch")
+    if other is None:
+        return {"best_ratio": None, "torch_median_s": None}
+    return {"best_ratio": min(own) / min(other), "torch_median_s": statistics.median(other)}
+
+
 def ratio_and_goal(row: Mapping[str, Any]) -> str:
     """Format the ratio of a row, the goal that it is held to if it has one, and whether it is met."""
     ratio, goal = row.get("ratio"), row.get("target")

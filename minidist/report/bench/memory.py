@@ -6,14 +6,13 @@ benchmark.
 Proved by: tests/bench/test_step.py
 """
 
-import statistics
 from typing import Any
 
 from minidist.base.memory import MemoryAccount
 from minidist.base.process import tune_process
 from minidist.core.base.watchers import watching
 from minidist.report.bench.environment import environment
-from minidist.report.bench.harness import Step, known_cases, median_ratio
+from minidist.report.bench.harness import Step, known_cases, row_of
 from minidist.report.bench.step import time_steps
 from minidist.report.bench.workloads import CASES, StepCase, make_model, own_step
 
@@ -42,16 +41,8 @@ def compare(case: StepCase, rounds: int) -> list[dict[str, Any]]:
     for step in sides.values():
         step()
     times, _ = time_steps(sides, case.steps, rounds)
-    return [
-        {
-            "name": f"{case.name}: account {side} against off",
-            "ratio": median_ratio(times[side], times["off"]),
-            "median_s": statistics.median(times[side]),
-            "rounds": rounds,
-            "target": TARGET,
-        }
-        for side in ("on", "timeline")
-    ]
+    names = {side: f"{case.name}: account {side} against off" for side in ("on", "timeline")}
+    return [row_of(name, times, side, "off", rounds, TARGET) for side, name in names.items()]
 
 
 def _accounted(case: StepCase, account: MemoryAccount) -> Step:

@@ -34,10 +34,11 @@ import numpy as np
 
 from minidist.base.read_file import parse_json
 from minidist.collectives.auto import virtual_seconds
+from minidist.comm.errors import LauncherError
 from minidist.comm.launcher import find_mpiexec, launcher_version
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core import collectives
-from minidist.core.base.errors import LauncherError, UsageError
+from minidist.core.base.errors import UsageError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, LinkModel
 from minidist.report.bench.harness import mpi_world, slowest
@@ -85,26 +86,11 @@ def bench_network(
 
     # MPICH's launcher reaches a namespace as it would reach a host by ssh.
     with network(hosts, rate) as (names, agent):
-        command = [
-            find_mpiexec(),
-            "-launcher",
-            "ssh",
-            "-launcher-exec",
-            str(agent),
-            "-localhost",
-            f"{NETWORK}.254",
-            "-hosts",
-            ",".join(names),
-            *UCX,
-            "-n",
-            str(hosts),
-            sys.executable,
-            "-m",
-            "minidist.report.bench.network",
-            ",".join(algorithms),
-            ",".join(map(str, sizes)),
-            str(rounds),
-        ]
+        launcher = ["-launcher", "ssh", "-launcher-exec", str(agent), "-localhost", f"{NETWORK}.254"]
+        ranks = ["-hosts", ",".join(names), *UCX, "-n", str(hosts)]
+        arguments = [",".join(algorithms), ",".join(map(str, sizes)), str(rounds)]
+        program = [sys.executable, "-m", "minidist.report.bench.network", *arguments]
+        command = [find_mpiexec(), *launcher, *ranks, *program]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if answer.returncode:
         raise LauncherError(

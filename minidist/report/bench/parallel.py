@@ -25,7 +25,7 @@ from minidist.parallel import gather_tensors
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.zero import ZeroOptimizer
 from minidist.report.bench.environment import environment, has_torch
-from minidist.report.bench.harness import Step, interleave_ranks, median_ratio, mpi_world, report, run_ranks, warm_up
+from minidist.report.bench.harness import Step, interleave_ranks, mpi_world, report, row_of, run_ranks, warm_up
 from minidist.report.bench.workloads import ADAMW, CASES, StepCase, gpt_case, make_batch, make_model
 
 STEPS = 2  # steps per round and side
@@ -157,14 +157,7 @@ def compare(
     warm_up(sides, f"rank {comm.rank}", compared=[name for name in sides if name != "alone"])
     times = interleave_ranks(world, sides, rounds, STEPS)
     return [
-        {
-            "name": name.format(n=comm.size),
-            "ratio": median_ratio(times[ours], times.get(theirs)),
-            "median_s": float(np.median(times[ours])),
-            "rounds": rounds,
-            **({} if target is None else {"target": target}),
-        }
-        for name, ours, theirs, target in wanted
+        row_of(name.format(n=comm.size), times, ours, theirs, rounds, target) for name, ours, theirs, target in wanted
     ]
 
 

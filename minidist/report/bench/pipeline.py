@@ -20,16 +20,7 @@ from minidist.core.optim import AdamW
 from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.schedules import get_schedule
 from minidist.report.bench.environment import environment, has_torch
-from minidist.report.bench.harness import (
-    Step,
-    Times,
-    interleave_ranks,
-    median_ratio,
-    mpi_world,
-    report,
-    run_ranks,
-    warm_up,
-)
+from minidist.report.bench.harness import Step, Times, interleave_ranks, mpi_world, report, row_of, run_ranks, warm_up
 from minidist.report.bench.parallel import STEPS
 from minidist.report.bench.workloads import ADAMW, CASES, StepCase, gpt_case, make_batch, make_model, own_step
 
@@ -164,23 +155,11 @@ def torch_pipeline(
 def rows(times: Times, schedule: str, stages: int, microbatches: int, rounds: int) -> list[dict[str, Any]]:
     """Return the two ratios, and the ideal: the share of a step that GPipe's and 1F1B's bubble leaves."""
     name = f"{schedule}, {stages} stages, {microbatches} micro-batches"
-    shared = {"median_s": float(np.median(times["pipeline"])), "rounds": rounds}
-    return [
-        {
-            "name": f"{name}, against torch pipelining on gloo",
-            "ratio": median_ratio(times["pipeline"], times.get("torch")),
-            **shared,
-            "target": TARGETS.get(microbatches),
-        },
-        {
-            "name": f"{name}, against one rank alone",
-            "ratio": median_ratio(times["pipeline"], times["alone"]),
-            **shared,
-            "target": ALONE,
-            # The bubble: m micro-batches on p stages take (m + p - 1) / m times a stage's work, which is 1 / p of all.
-            "ideal": (1 + (stages - 1) / microbatches) / stages,
-        },
-    ]
+    against_torch = row_of(f"{name}, against torch pipelining on gloo", times, "pipeline", "torch", rounds)
+    alone = row_of(f"{name}, against one rank alone", times, "pipeline", "alone", rounds, ALONE)
+    # The bubble: m micro-batches on p stages take (m + p - 1) / m times a stage's work, which is 1 / p of all.
+    ideal = (1 + (stages - 1) / microbatches) / stages
+    return [{**against_torch, "target": TARGETS.get(microbatches)}, {**alone, "ideal": ideal}]
 
 
 def main(case_name: str, schedule: str, microbatches: int, rounds: int) -> None:

@@ -8,7 +8,6 @@ Proved by: tests/bench/test_step.py
 
 import gc
 import resource
-import statistics
 import time
 from typing import Any
 
@@ -20,7 +19,16 @@ from minidist.base.process import tune_process
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.report.bench.environment import environment, has_torch
-from minidist.report.bench.harness import Step, Times, interleave, known_cases, median_ratio, seconds_per_call, warm_up
+from minidist.report.bench.harness import (
+    Step,
+    Times,
+    best_and_median,
+    interleave,
+    known_cases,
+    row_of,
+    seconds_per_call,
+    warm_up,
+)
 from minidist.report.bench.products import measure_products
 from minidist.report.bench.workloads import CASES, GPU_CASES, StepCase, make_model, own_step
 
@@ -66,19 +74,9 @@ def compare_case(
     # No ratio of a step that computes something else.
     losses = warm_up(sides, f"bench step {case.name}")
     times, faults = time_steps(sides, case.steps, rounds)
-    own, other = times["own"], times.get("torch")
-    return {
-        "name": case.name,
-        "ratio": median_ratio(own, other),
-        "median_s": statistics.median(own),
-        "torch_median_s": statistics.median(other) if other else None,
-        "best_ratio": min(own) / min(other) if other else None,
-        "rounds": rounds,
-        "target": case.target if device is None else case.gpu_target,
-        "faults_per_step": faults / case.steps,
-        "losses": losses,
-        **(measure_products(sides["own"], statistics.median(own)) if device is None else {}),
-    }
+    row = row_of(case.name, times, "own", "torch", rounds, case.target if device is None else case.gpu_target)
+    row |= {**best_and_median(times), "faults_per_step": faults / case.steps, "losses": losses}
+    return row | (measure_products(sides["own"], row["median_s"]) if device is None else {})
 
 
 def gpu(device: Device | None) -> dict[str, Any]:

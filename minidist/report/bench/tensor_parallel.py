@@ -10,7 +10,6 @@ Proved by: tests/parallel/test_tensor_against_torch.py, tests/bench/test_step.py
 """
 
 import json
-import statistics
 import sys
 from typing import Any
 
@@ -22,10 +21,19 @@ from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn import Block, FlatParameters, GPTConfig, Sequential
 from minidist.core.optim import AdamW
-from minidist.core.parallel.tensor.parallelize import gpt_plan, parallelize_module
+from minidist.core.parallel.model_parallel import gpt_plan, parallelize_module
 from minidist.parallel.tensor.full_state import full_tensor
 from minidist.report.bench.environment import environment, has_torch
-from minidist.report.bench.harness import Step, interleave_ranks, median_ratio, mpi_world, report, run_ranks, warm_up
+from minidist.report.bench.harness import (
+    Step,
+    best_and_median,
+    interleave_ranks,
+    mpi_world,
+    report,
+    row_of,
+    run_ranks,
+    warm_up,
+)
 from minidist.report.bench.parallel import STEPS
 from minidist.report.bench.workloads import ADAMW
 
@@ -199,18 +207,8 @@ def compare(world: MPIWorld, rounds: int, with_torch: bool) -> list[dict[str, An
     # Sums over ranks round differently on both sides, hence the larger tolerance.
     warm_up(sides, f"rank {comm.rank}", tolerance=1e-3)
     times = interleave_ranks(world, sides, rounds, STEPS)
-    own, other = times["own"], times.get("torch")
-    return [
-        {
-            "name": f"tp, {comm.size} ranks, {LAYERS} blocks, against torch parallelize_module on gloo",
-            "ratio": median_ratio(own, other),
-            "best_ratio": min(own) / min(other) if other else None,
-            "target": TARGET,
-            "median_s": statistics.median(own),
-            "torch_median_s": statistics.median(other) if other else None,
-            "rounds": rounds,
-        }
-    ]
+    name = f"tp, {comm.size} ranks, {LAYERS} blocks, against torch parallelize_module on gloo"
+    return [{**row_of(name, times, "own", "torch", rounds, TARGET), **best_and_median(times)}]
 
 
 def main(rounds: int, against: str, checking: bool) -> None:

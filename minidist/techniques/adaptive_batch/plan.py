@@ -16,23 +16,21 @@ from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
+from minidist.base.records import Field, Record
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.parallel.dims import Axes
 from minidist.data import measured_every, weighted_shards
 from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.techniques.adaptive_batch.noise_scale import AdaptiveBatch, NoiseScale
-from minidist.techniques.adaptive_batch.rules import unit_of
 
 new_purpose("load_balance")
 
 
-class PlanState(BaseModel):
+class PlanState(Record, strict=True):
     """What `VaryingPlan.state` returns."""
 
-    model_config = ConfigDict(strict=True, defer_build=True)
     weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None
     samples: list[Annotated[int, Field(ge=1)]]
     next: int | None = Field(ge=1)
@@ -131,3 +129,11 @@ class VaryingPlan(BatchPlan):
 def load_balance_volume(ranks: int) -> int:
     """Return the numbers that all ranks together send for one exchange of their compute seconds."""
     return ranks * (ranks - 1)
+
+
+def unit_of(pp: int, batches: Any) -> int:
+    """Return the samples by which the batch grows: one micro-batch of every rank, or of a pipeline the first batch.
+
+    A schedule that runs a number of micro-batches runs every multiple of it.
+    """
+    return int(max(1, batches.global_batch // (1 if pp > 1 else batches.accumulation)))

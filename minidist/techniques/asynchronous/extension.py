@@ -17,8 +17,7 @@ Proved by: tests/train/test_asynchronous.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.techniques.extension import Extension
-from minidist.techniques.rule import Rule, Value
+from minidist.techniques import Extension, Rule, Value
 
 
 def _divides(axis: str) -> Value:

@@ -31,7 +31,7 @@ from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.dims import Axes
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.pipeline.runtime import PipelineStage
-from minidist.core.train.pipeline import release_other_stages
+from minidist.core.train.strategy import release_other_stages
 from minidist.core.train.task import ParallelLayout
 from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.directory import ReplicaId

@@ -17,19 +17,18 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_BATCH
+from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.data import PrefetchingSampler, WorkerSampler, microbatch_numbers
 from minidist.data.workers import open_sampler
-from minidist.techniques.extension import Extension, Settings
+from minidist.techniques import Extension, Settings
 
 MAX_WORKERS = 64  # processes that make the batches of a rank
 
 
 class BatchesAheadSettings(Settings):
-    """The flags. What chooses batches while it trains refuses them by a rule of its own (`adaptive_batch/rules.py`)."""
+    """The flags. What chooses batches while it trains refuses them by a rule of its own (`adaptive_batch`)."""
 
     prefetch_batches: int = Field(
         0, ge=0, le=MAX_BATCH, description="batches of each rank that a thread, or its workers, prepare ahead; 0: none"

@@ -16,18 +16,14 @@ Proved by: tests/config/test_no_setting_is_ignored.py, tests/config/test_rules.p
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_COUNT
+from minidist.base.records import Field
 from minidist.core.parallel.gradients import BUCKET_MEGABYTES
 from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule, without_effect
+from minidist.techniques import Extension, Rule, Settings, without_effect
 
 
 class BucketSettings(Settings):
-    """The flags."""
-
     bucket_cap_mb: float = Field(BUCKET_MEGABYTES, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes")
     reduce_bucket_size: int = Field(
         REDUCE_BUCKET_SIZE, ge=1, le=MAX_COUNT, description="ZeRO 1, 2: maximum elements of a gradient bucket"
@@ -45,7 +41,6 @@ class Buckets(Extension):
             lambda j: j.asynchronous and j.is_changed("bucket_cap_mb"),
             "--bucket-cap-mb {bucket_cap_mb} does not apply to --schedule {schedule}, which has no reduction while"
             " backward runs",
-            "leave it out",
         ),
         without_effect(BucketSettings, "reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
         without_effect(BucketSettings, "bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),

@@ -12,12 +12,9 @@ Lesson: 26_it_will_fail.
 Proved by: tests/checkpoint/test_resume.py, tests/config/test_rules.py
 """
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_COUNT
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.history import History
-from minidist.techniques.rule import Rule
+from minidist.base.records import Field
+from minidist.techniques import Extension, History, Rule, Settings
 
 
 class CheckpointHistorySettings(Settings):

@@ -16,19 +16,15 @@ Proved by: tests/optim/test_clip.py, tests/planning/test_volumes.py, tests/equal
 
 from typing import Any
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.core.optim import NORM_BLOCK
-from minidist.techniques.extension import AxisRun, Extension, Run, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import AxisRun, Extension, Rule, Run, Settings
 
 NUMBER = 8  # bytes of a sum of squares
 
 
 class ClipSettings(Settings):
-    """The flags."""
-
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
 
 
@@ -42,7 +38,6 @@ class Clip(Extension):
             "asynchronous-with-clip",
             lambda j: j.asynchronous and j.clip is not None,
             "--clip {clip} needs the gradients of all stages at one time, which --schedule {schedule} never has",
-            "leave it out",
         ),
     )
     unplanned = ("clip",)

@@ -11,25 +11,22 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
+from minidist.base.records import Field, Record
 from minidist.core.comm import Comm
+from minidist.techniques import Extension, Moment, Run, Settings
 from minidist.techniques.data_ledger.ledger import DataLedger, data_check_volume
-from minidist.techniques.extension import Extension, Moment, Run, Settings
 
 
 class DataLedgerSettings(Settings):
-    """The flag."""
-
     check_data: bool = Field(
         False, description="after every step, check that all ranks together read each sample once per epoch"
     )
 
 
-class LedgerState(BaseModel):
+class LedgerState(Record, strict=True):
     """What `DataLedger.state` returns, read back from a checkpoint."""
 
-    model_config = ConfigDict(strict=True, defer_build=True)
     done: int = Field(ge=0, le=2**62)
     open_epoch: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 

@@ -19,13 +19,12 @@ from operator import imul
 from typing import Any
 
 from minidist.base.limits import check_number
-from minidist.core.autograd.errors import AutogradError, ShapeError
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.cross_entropy import checked_targets, divisor_and_rows
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import is_half, upcast
-from minidist.core.base.errors import UsageError, quoted
+from minidist.core.base.errors import AutogradError, ShapeError, UsageError, quoted
 
 
 def distillation_loss(

@@ -22,11 +22,11 @@ from operator import imul
 from typing import Any
 
 from minidist.core.autograd import Tensor
-from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.cross_entropy import divisor_and_rows
 from minidist.core.autograd.tensor import named_mean, record
 from minidist.core.base import arrays as xp
+from minidist.core.base.errors import ShapeError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm

@@ -38,8 +38,7 @@ from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.comm import Comm
-from minidist.core.parallel.fsdp import fully_shard
-from minidist.core.parallel.fsdp_state import units_of
+from minidist.core.parallel.fsdp import fully_shard, units_of
 from minidist.data import Dataset, TokenDataset, cached
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.context.all_gather_attention import mask_documents

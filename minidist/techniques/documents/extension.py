@@ -15,19 +15,15 @@ Proved by: tests/parallel/test_all_gather_attention.py, tests/config/test_rules.
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.context.all_gather_attention import mask_documents
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class DocumentsSettings(Settings):
-    """The flags."""
-
     document_separator: int | None = Field(
         None, ge=0, description="token that ends a document, inside which attention stays"
     )

@@ -14,15 +14,11 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
-
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.base.records import Field
+from minidist.techniques import Extension, Rule, Settings
 
 
 class DropoutSettings(Settings):
-    """The flags."""
-
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
 
@@ -37,13 +33,11 @@ class Dropouts(Extension):
             "dropout-gpt",
             lambda j: j.dropout and j.model != "gpt",
             "--dropout {dropout} belongs to --model gpt, and {model} has none",
-            "leave it out",
         ),
         Rule(
             "attention-dropout-mlp",
             lambda j: j.attention_dropout and j.is_classifier,
             "--attention-dropout {attention_dropout} is for attention, which --model {model} does not have",
-            "leave it out",
         ),
     )
     fixed = tuple(DropoutSettings.model_fields)

@@ -18,15 +18,11 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
-
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule, without_effect
+from minidist.base.records import Field
+from minidist.techniques import Extension, Rule, Settings, without_effect
 
 
 class ExpertRoutingSettings(Settings):
-    """The flags."""
-
     top_k: int = Field(1, ge=1, le=2, description="experts per token: 1 (Switch) or 2 (GShard)")
     capacity_factor: float = Field(
         1.25, gt=0, le=1000, description="slots of an expert: top_k x tokens / experts x this"

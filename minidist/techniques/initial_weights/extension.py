@@ -17,16 +17,12 @@ Proved by: tests/checkpoint/test_initial_weights.py
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.comm import Comm
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class InitialWeightsSettings(Settings):
-    """The flag."""
-
     init_from: str | None = Field(
         None,
         description="begin a new job with the weights of a checkpoint, a --save directory or a folder in it, or of a"

@@ -9,17 +9,13 @@ Proved by: tests/parallel/test_layout_check.py
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.base.watchers import watching
 from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings
 
 
 class LayoutCheckSettings(Settings):
-    """The flag."""
-
     check_layouts: bool = Field(
         False,
         description="check what the tensor-parallel ranks hold of every result: the same values, parts or summands",

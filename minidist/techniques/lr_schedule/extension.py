@@ -16,14 +16,12 @@ Proved by: tests/config/test_train_config.py, tests/config/test_deepspeed.py, te
 from collections.abc import Callable
 from typing import Any, Literal
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_COUNT
+from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.optim import WarmupCosine
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import without_effect
+from minidist.techniques import Extension, Settings, without_effect
 
 
 class LrScheduleSettings(Settings):

@@ -25,13 +25,14 @@ Proved by: tests/techniques/test_memory_budget_file.py
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from minidist.base.memory import MemoryAccount
+from minidist.base.records import Field
 from minidist.core.base.errors import MinidistError, UsageError, quoted, quoted_path, reason
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import current
@@ -39,8 +40,7 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.data import cut_batch
 from minidist.data.batch_plan import BatchPlan
-from minidist.techniques.extension import Extension, Run, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Run, Settings
 
 new_purpose("memory_budget")
 
@@ -48,8 +48,6 @@ NUMBERS = 3  # float64 that a rank tells every other one: its budget, what it ho
 
 
 class MemoryBudgetSettings(Settings):
-    """The flag."""
-
     memory_budget_file: str | None = Field(
         None,
         description=(
@@ -65,7 +63,6 @@ RULES = (
         lambda j: j.memory_budget_file and (j.optional("prefetch_batches") or j.optional("loader_workers")),
         "--prefetch-batches and --loader-workers read the micro-batches of later steps, whose size"
         " --memory-budget-file has not chosen yet",
-        "leave it out",
     ),
     Rule(
         "memory-budget-file-with-adaptive-batch",
@@ -85,7 +82,6 @@ RULES = (
         lambda j: j.memory_budget_file and j.optional("teacher_ranks"),
         "--teacher-ranks {teacher_ranks} computes the logits of later steps, whose micro-batches --memory-budget-file"
         " has not chosen yet",
-        "leave it out",
     ),
 )
 
@@ -108,9 +104,10 @@ class MemoryBudget(Extension):
     @classmethod
     def check(cls, job: Any) -> None:
         path = job.memory_budget_file.replace("{rank}", "0")
-        if read_budget(path) is None:
+        budget = read_budget(path)
+        if isinstance(budget, str):
             raise UsageError(
-                f"--memory-budget-file {quoted_path(path)}: {why_not(path)}; write the bytes that a rank may hold at a"
+                f"--memory-budget-file {quoted_path(path)}: {budget}; write the bytes that a rank may hold at a"
                 " time, such as 2e9"
             )
 
@@ -174,8 +171,8 @@ class MemoryBudget(Extension):
     def _read(self) -> float:
         """Return this rank's budget; that of the step before where the file holds no number."""
         budget = read_budget(self.path)
-        if budget is None:
-            self._say(f"rank {self.comm.rank}: {quoted_path(self.path)} {why_not(self.path)}; the last budget stays")
+        if isinstance(budget, str):
+            self._say(f"rank {self.comm.rank}: {quoted_path(self.path)} {budget}; the last budget stays")
         else:
             self.budget = budget
         return self.budget
@@ -214,21 +211,17 @@ class MemoryBudget(Extension):
         return {"memory_budget": run.steps * run.ranks * (run.ranks - 1) * NUMBERS * 8}
 
 
-def read_budget(path: str) -> float | None:
-    """Return the bytes in a file; None where it cannot be read, or holds no number above 0."""
+def read_budget(path: str) -> float | str:
+    """Return the bytes in a file; where it cannot be read, or holds no number above 0, what is wrong with it."""
+    text = None
     try:
-        budget = float(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return budget if budget > 0 else None
-
-
-def why_not(path: str) -> str:
-    """Return what is wrong with a file of which `read_budget` makes nothing."""
-    try:
-        return f"holds {quoted(Path(path).read_text(encoding='utf-8').strip())}, which is no number above 0"
+        text = Path(path).read_text(encoding="utf-8")
+        if float(text) > 0:
+            return float(text)
     except (OSError, ValueError) as error:
-        return f"cannot be read ({reason(error)})"
+        if text is None:
+            return f"cannot be read ({reason(error)})"
+    return f"holds {quoted(text.strip())}, which is no number above 0"
 
 
 def choices(batches: Any) -> Iterator[Any]:
@@ -238,7 +231,7 @@ def choices(batches: Any) -> Iterator[Any]:
         largest = cut_batch(batches.global_batch, batches.dp, accumulation, batches.weights).largest
         if largest not in seen:
             seen.add(largest)
-            yield batches.model_copy(update={"micro_batch": largest, "accumulation": accumulation})
+            yield replace(batches, micro_batch=largest, accumulation=accumulation)
 
 
 def _cut(strategy: Any, batches: Any) -> bool:

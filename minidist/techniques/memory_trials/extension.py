@@ -20,10 +20,8 @@ Proved by: tests/commands/test_memory_budget.py
 
 from typing import Any
 
-from pydantic import Field
-
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule, without_effect
+from minidist.base.records import Field
+from minidist.techniques import Extension, Rule, Settings, without_effect
 
 
 class MemoryTrialsSettings(Settings):

@@ -16,14 +16,11 @@ Proved by: tests/parallel/test_muon.py
 
 from typing import Any, Literal
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.optim import Muon
 from minidist.optim.named import optimizer_named
 from minidist.parallel import WholeMatrices
-from minidist.techniques import trains_alone
-from minidist.techniques.extension import AxisRun, Extension, Run, Settings
-from minidist.techniques.rule import Rule, without_effect
+from minidist.techniques import AxisRun, Extension, Rule, Run, Settings, trains_alone, without_effect
 
 
 class MuonSettings(Settings):

@@ -17,7 +17,7 @@ from typing import Any
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.optim import Optimizer
-from minidist.core.optim.slices import as_slices, have_gradient
+from minidist.core.optim.optimizer import as_slices, have_gradient
 from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.optim.checks import check_optimizer_class
 from minidist.optim.wrapper import OptimizerWrapper

@@ -25,8 +25,8 @@ its weights with it.
 
 In this folder: `server_config` (how far a worker may run ahead), `server_shards` (which server holds which keys),
 `worker`, `server`, `server_job` (a run, called by all ranks), `server_replay` (the run again, on one device). Of
-`minidist train --strategy ps`: `extension`, `rules`, `loop`, `ranks` (what a worker computes and a server holds),
-`trainer` (the job on a rank), `evaluation` (its held-out losses), `comparison` (with one device).
+`minidist train --strategy ps`: `extension` (with its settings and rules), `loop`, `ranks` (what a worker computes and a
+server holds), `trainer` (the job on a rank), `evaluation` (its held-out losses), `comparison` (with one device).
 
 Sources: Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014 (servers, bounded delay);
 Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NeurIPS 2013; Zhang et al.,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.trace import Trace
+from minidist.base.traces import Trace
 from minidist.core.comm import Comm
 from minidist.core.train.task import ordered_sum
 from minidist.job.config.train_config import resolve_batches

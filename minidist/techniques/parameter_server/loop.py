@@ -6,7 +6,7 @@ Proved by: tests/train/test_servers.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.core.base.trace import Trace
+from minidist.base.traces import Trace
 from minidist.core.comm import Comm
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep

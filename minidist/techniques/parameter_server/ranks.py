@@ -37,15 +37,15 @@ import numpy as np
 from minidist.base import arrays as xp
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.half import DTYPES, named_dtype
+from minidist.base.traces import SpanEvent
 from minidist.core.base.arrays import Array
 from minidist.core.base.layout import cut
-from minidist.core.base.trace import SpanEvent
 from minidist.core.base.watchers import track
 from minidist.core.comm import Comm
 from minidist.core.nn.flat import FlatParameters
 from minidist.job.checkpoint.axis_state import check_nothing_is_lost
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
-from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
+from minidist.job.checkpoint.rank_state import rank_state_shards, read_rank_state
 from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job, build, optimizer_class
 from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
@@ -56,10 +56,9 @@ from minidist.techniques import Run, of_job
 from minidist.techniques import parameter_server as ps
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import CASTS
-from minidist.techniques.compression.extension import RESIDUAL
+from minidist.techniques.compression.extension import RESIDUAL, only_casts
 from minidist.techniques.compression.push import PushCompression
 from minidist.techniques.compression.replay import CompressionReplay
-from minidist.techniques.compression.rules import only_casts
 from minidist.techniques.parameter_server.server import Updates
 
 RESIDUAL_PLACE = f"{RESIDUAL}/stage 0 tile 0"  # where data parallelism saves it, too
@@ -275,7 +274,7 @@ def push_shards(worker: Worker, number: int, push: PushCompression) -> list[Chec
     shards = [CheckpointShard(f"queries/{number:05d}/{key}", query.shape, query) for key, query in queries.items()]
     if residual:
         flat = xp.concatenate([residual[name].reshape(-1) for name in worker.flat.names])
-        shards += rank_state_shards(number, [RankState(RESIDUAL_PLACE, flat)])
+        shards += rank_state_shards(number, {RESIDUAL_PLACE: flat})
     return shards
 
 

@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from math import inf, prod
 from typing import Any
 
+from minidist.base.traces import SpanEvent
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.layout import offsets
-from minidist.core.base.trace import SpanEvent, new_purpose, purpose
+from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import track
 from minidist.core.comm import ANY, Comm
 from minidist.optim import ParameterSlice, block_square_sums, clip_coefficient, norm_from_blocks

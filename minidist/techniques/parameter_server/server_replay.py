@@ -13,9 +13,9 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from minidist.base.traces import Trace
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import Trace
 from minidist.techniques.parameter_server.server import Updates
 from minidist.techniques.parameter_server.server_config import ServerConfig, parse_consistency
 from minidist.techniques.parameter_server.server_job import FINAL

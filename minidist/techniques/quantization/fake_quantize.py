@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.tensor import Tensor, record
+from minidist.core.base.errors import ShapeError
 
 SMALLEST_SCALE = 2.0**-23  # float32's eps
 

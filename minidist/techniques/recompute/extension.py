@@ -20,22 +20,17 @@ Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/config/t
 
 from typing import Any
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_COUNT, whole_number
+from minidist.base.records import Field
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.parallel.dims import Axes
 from minidist.nn.buffers import named_buffers
 from minidist.nn.recompute import budget_of, recompute
 from minidist.parallel.fitting_dims import splits_sums
-from minidist.techniques import packs_inputs
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Rule, Settings, packs_inputs
 
 
 class RecomputeSettings(Settings):
-    """The flags."""
-
     recompute: str = Field(
         "none",
         description="activations recomputed in backward: none, full, selective, sqrt, budget:BYTES, or stages:LIST of a"

@@ -24,23 +24,56 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import Field, TypeAdapter
-
+from minidist.base.limits import MAX_COUNT
+from minidist.base.records import Field, checked
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.parallel.redistribute import NUMBER, table_bytes
 from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
-from minidist.techniques.extension import Extension, Run
+from minidist.techniques import Extension, Rule, Run, Settings
 from minidist.techniques.repartition.cut import choose_sizes, exchange_volume
 from minidist.techniques.repartition.moving import move_state
-from minidist.techniques.repartition.rules import RULES, RepartitionSettings
 
 new_purpose("repartition")
 
-SIZES: TypeAdapter[list[int] | None] = TypeAdapter(list[Annotated[int, Field(ge=0, strict=True)]] | None)
+SIZES = list[Annotated[int, Field(ge=0)]] | None
 
 _profile: ContextVar[Callable[[], LayerProfile]] = ContextVar("profile", default=LayerProfile)
+
+
+class RepartitionSettings(Settings):
+    repartition_every: int | None = Field(
+        None,
+        ge=2,
+        le=MAX_COUNT,
+        description="pipeline: every so many steps cut the stages anew, by the measured times of the layers",
+    )
+
+
+RULES = (
+    Rule(
+        "repartition-needs-pp",
+        lambda j: j.pp == 1 and j.repartition_every,
+        "--repartition-every {repartition_every} cuts a pipeline's stages",
+        "add --pp 2 or more",
+    ),
+    Rule(
+        "asynchronous-with-repartition",
+        lambda j: j.asynchronous and j.repartition_every,
+        "--schedule {schedule} delays the updates of a layer by the place of its stage, so with --repartition-every"
+        " {repartition_every} the weights would depend on measured times",
+        "use a synchronous schedule, such as 1f1b",
+    ),
+    Rule(
+        "repartition-with-one-cut",
+        lambda j: j.pp > 1 and j.repartition_every and j.blocks == j.plan.stages,
+        "--repartition-every {repartition_every} has only one way to cut {blocks} layers into {stages} stages, which is"
+        " one layer each",
+        "use more --layers, or leave it out",
+        {"stages": lambda j: j.plan.stages},
+    ),
+)
 
 
 @contextmanager
@@ -77,7 +110,7 @@ class Repartition(Extension):
 
     def before_resume(self, config: Any, stages: int, then: Mapping[str, Any], state: Any) -> Any:
         """Return the settings with the cut of the checkpoint, where that has as many stages."""
-        sizes = SIZES.validate_python(state)
+        sizes = checked(SIZES, state, {}, strict=True)
         if sizes is None or len(sizes) != stages:
             return config
         # The cut of another model does not fit; what differs is said when the job is resumed.

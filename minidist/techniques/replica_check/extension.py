@@ -6,18 +6,14 @@ Equal to: the job without the check, bit for bit.
 Proved by: tests/train/test_replicas.py, tests/config/test_rules.py
 """
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.parallel.replica_check import check_shard_replicas
-from minidist.techniques.extension import Extension, Moment, Run, Settings
-from minidist.techniques.rule import Rule
+from minidist.techniques import Extension, Moment, Rule, Run, Settings
 
 NUMBER, ROW = 8, 16  # bytes: how many shards a rank holds; and which part of which tensor, with its fingerprint
 
 
 class ReplicaCheckSettings(Settings):
-    """The flag."""
-
     check_replicas: bool = Field(
         False, description="after every step, compare all copies of every parameter bit for bit"
     )
@@ -36,14 +32,12 @@ class ReplicaCheck(Extension):
             lambda j: j.server and j.check_replicas,
             "--check-replicas does not combine with --strategy ps: it compares ranks that step the same"
             " weights, and only servers step",
-            "leave it out",
         ),
         Rule(
             "local-steps-with-check-replicas",
             lambda j: j.optional("local_steps") and j.check_replicas,
             "--check-replicas does not combine with --local-steps {local_steps}: between two averages the replicas have"
             " different weights and gradients",
-            "leave it out",
         ),
         Rule(
             "replicas-to-check",

@@ -12,15 +12,11 @@ Lesson: 10_accumulate_and_recompute.
 Proved by: tests/config/test_rules.py, tests/train/test_sharded.py, tests/equality/test_equality.py
 """
 
-from pydantic import Field
-
-from minidist.techniques.extension import Extension, Settings
-from minidist.techniques.rule import Rule
+from minidist.base.records import Field
+from minidist.techniques import Extension, Rule, Settings
 
 
 class SynchronizeEachSettings(Settings):
-    """The flag."""
-
     synchronize_each: bool = Field(
         False, description="reduce after every micro-batch instead of once per step (without no_sync)"
     )
@@ -36,7 +32,6 @@ class SynchronizeEach(Extension):
             "synchronize-each-in-a-pipeline",
             lambda j: j.pp > 1 and j.synchronize_each,
             "--synchronize-each does not apply to a pipeline, which reduces a stage's gradients once",
-            "leave it out",
         ),
         Rule(
             "synchronize-each-with-zero",

@@ -1,4 +1,7 @@
-"""Ctrl-C under mpiexec and in the simulated world: one line, exit code 130, within a second, wherever the ranks are."""
+"""Ctrl-C under mpiexec and in the simulated world: one line, exit code 130, within a second, wherever the ranks are.
+
+No rank outlives the launcher that started it.
+"""
 
 import os
 import re
@@ -132,7 +135,7 @@ def main(comm):
 def test_a_handler_of_the_user_s_own_stays():
     mine = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        watch = InterruptWatch(lambda: None, lambda: None)
+        watch = InterruptWatch(lambda: None, lambda: None, lambda: None)
         assert not watch.active
         watch.stop()
     finally:
@@ -147,7 +150,7 @@ def interrupt_myself():
 def test_signals_are_as_before_when_the_watch_ends(monkeypatch):
     monkeypatch.setattr(interrupts, "GRACE", 0.05)
     ended = threading.Event()
-    watch = InterruptWatch(ended.set, lambda: None)
+    watch = InterruptWatch(ended.set, lambda: None, lambda: None)
     assert watch.active
     with pytest.raises(KeyboardInterrupt):
         interrupt_myself()
@@ -162,7 +165,7 @@ def test_the_signal_that_open_mpi_makes_of_ctrl_c(monkeypatch, open_mpi):
     """Any other launcher's SIGTERM ends the process as it always did."""
     monkeypatch.setattr(interrupts, "started_by_open_mpi", lambda: open_mpi)
     ended = threading.Event()
-    watch = InterruptWatch(lambda: None, ended.set)
+    watch = InterruptWatch(lambda: None, ended.set, lambda: None)
     try:
         if open_mpi:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -183,3 +186,65 @@ def test_what_is_said_past_the_launcher(monkeypatch, capfd):
     os.write(2, b"before, ")
     interrupts.say_past_the_launcher("interrupted\n", (name,))
     assert capfd.readouterr().err == "before, interrupted\n"
+
+
+def lives(pid):
+    """Return whether a process runs; one that has ended may be kept for a parent that never asks."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+LAUNCHED = {"watched": "launch(main)", "without a limit": "sys.argv += ['--timeout', '0']\nlaunch(main)"}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="Linux only")
+@pytest.mark.parametrize("how", LAUNCHED)
+def test_no_rank_outlives_its_launcher(run, tmp_path, how):
+    """The process that starts the ranks is killed while they wait in MPI, for ever as far as they know."""
+    run(
+        """
+def main(comm):
+    print(os.getpid(), file=open(f"pid{comm.rank}", "w"), flush=True)
+    sys.stderr = open(f"errors{comm.rank}", "w")
+    comm.barrier()
+    if comm.rank == 0:
+        os.kill(os.getppid(), 9)
+    comm.recv(one(), 1 - comm.rank, 3)
+""",
+        2,
+        last=LAUNCHED[how],
+        timeout=30,
+    )
+    until = time.monotonic() + 20
+    for rank in range(2):
+        while lives(int((tmp_path / f"pid{rank}").read_text())) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert time.monotonic() < until
+        assert (tmp_path / f"errors{rank}").read_text() == (
+            f"minidist: rank {rank} of 2: the launcher that started it has ended, and so it ends; it waits in receive"
+            f" from rank {1 - rank}, tag 3, 8 B, at program.py:{run.line('comm.recv(one()')}; start the job again\n"
+        )
+    assert not list(tmp_path.glob("minidist-*"))
+
+
+@pytest.mark.parametrize("variable", [None, "MINIDIST_RANK", "PMI_RANK"])
+def test_a_program_that_no_launcher_started_outlives_its_shell(monkeypatch, variable):
+    """Also one whose rank and size the user has set, and that handles Ctrl-C itself."""
+    for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "0")
+    monkeypatch.setattr(interrupts, "INTERVAL", 0.05)
+    mine = signal.signal(signal.SIGINT, lambda *_: None)
+    orphaned = threading.Event()
+    watch = InterruptWatch(lambda: None, lambda: None, orphaned.set)
+    try:
+        assert not orphaned.wait(0.2)
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        assert orphaned.wait(5 if variable == "PMI_RANK" else 0.3) == (variable == "PMI_RANK")
+    finally:
+        watch.stop()
+        signal.signal(signal.SIGINT, mine)

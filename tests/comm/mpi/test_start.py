@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from minidist.comm.errors import LauncherError
 from minidist.comm.launched import check_family, launched_rank, launched_size
-from minidist.core.base.errors import LauncherError
 from tests.cases import each
 from tests.comm.mpi.conftest import UNRECEIVED
 
@@ -72,7 +72,7 @@ def test_wrong_input_is_said_once(run):
     assert output.count("minidist: --timeout -1") == 1, output
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -123,7 +123,7 @@ NEVER_STARTS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", NEVER_STARTS)
 def test_a_rank_that_never_starts_leaves_nobody_waiting(run, how):
     began = time.monotonic()
@@ -280,7 +280,7 @@ def test_no_rank_leaves_while_another_has_something_to_report(run):
         2,
         last="""
 from minidist.comm.mpi.world import MPIWorld
-from minidist.core.base.errors import UnmatchedMessageError
+from minidist.comm.errors import UnmatchedMessageError
 world = MPIWorld()
 try:
     world.run(main)

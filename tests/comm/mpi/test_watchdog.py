@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from greenlet import getcurrent
 
+from minidist.base.traces import Trace
 from minidist.comm import SimWorld
-from minidist.comm.mpi import ending, job_folder
+from minidist.comm.mpi import ending, job_folder, waits
 from minidist.comm.mpi import world as mpi_world
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
 from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.watchdog import Watchdog
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import Trace
 from tests.cases import each
 
 
@@ -33,7 +33,8 @@ class FakeWorld:
         self.active, self.trace, self.main, self.logs = [], Trace(rank, 2), getcurrent(), {}
         self.made = {}
         self.aborted = threading.Event()
-        self.MPI = SimpleNamespace(COMM_WORLD=SimpleNamespace(Abort=lambda code: self.aborted.set()))
+        self.abort = lambda code: self.aborted.set()
+        self.thread = threading.get_ident()
 
 
 def returned(rank):
@@ -62,7 +63,7 @@ TROUBLES = {
     "a state that JSON does not know": lambda watchdog, patch: patch.setattr(
         watchdog, "_state", lambda: {"rank": 0, "state": "returned", "peers": {0}, "what": object()}
     ),
-    "a state that cannot be made": lambda watchdog, patch: patch.setattr(watchdog, "_site", lambda: 1 / 0),
+    "a state that cannot be made": lambda watchdog, patch: patch.setattr(waits, "_site", lambda world: 1 / 0),
     "messages that cannot be written": lambda watchdog, patch: patch.setattr(
         JobFolder, "append_messages", lambda *_: False
     ),
@@ -331,3 +332,26 @@ def test_a_report_s_folder_is_there(run, tmp_path):
     (folder,) = tmp_path.glob("minidist-*")
     assert f"traces so far: {folder}/rank*.trace.jsonl" in output
     assert len((folder / "rank0.trace.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_report_where_mpi_abort_returns_ends_the_rank(run):
+    """As where the launcher is gone: nobody but the rank itself ends its process."""
+    code, output = run(
+        """
+import types, mpi4py
+from mpi4py import MPI
+class WithoutAbort:
+    COMM_WORLD = types.SimpleNamespace(Abort=lambda code: None)
+    def __getattr__(self, name):
+        return getattr(MPI, name)
+def main(comm):
+    mpi4py.MPI = comm.world.MPI = WithoutAbort()
+    comm.recv(one(), 0)
+""",
+        1,
+        "--timeout",
+        "1",
+        timeout=30,
+    )
+    assert code == 1
+    assert "rank 0: waits in receive from rank 0" in output

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.core.base.errors import RankTimeoutError
+from minidist.comm.errors import RankTimeoutError
 
 ROOT = Path(__file__).parents[3]
 BLOCKS = {

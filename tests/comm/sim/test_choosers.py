@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.trace_file import read_traces, write_traces
-from minidist.base.traces import sequences
+from minidist.base.traces import Trace, sequences
 from minidist.comm import SimWorld, earliest, explore, replay, seeded
 from minidist.comm.sim.choosers import Candidate, drawn
 from minidist.core.base.errors import DeadlockError, MismatchError
-from minidist.core.base.trace import Trace
 from minidist.core.comm import ANY, LinkModel
 from tests.cases import each
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.comm import SimWorld, explore
-from minidist.core.base.errors import DeadlockError, RankDeadError, UnmatchedMessageError, UsageError
+from minidist.comm.errors import UnmatchedMessageError
+from minidist.core.base.errors import DeadlockError, RankDeadError, UsageError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import ANY, LinkModel
 from minidist.report import draw

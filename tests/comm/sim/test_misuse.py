@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from minidist.base.traces import SpanEvent
 from minidist.collectives import TwoLevel
 from minidist.comm import SimWorld, buffers
 from minidist.comm.buffers import OpenMessages
-from minidist.core.base.errors import BufferReuseError, DeadlockError, MismatchError, UsageError
-from minidist.core.base.trace import SpanEvent, purpose
+from minidist.comm.errors import BufferReuseError
+from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
+from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from tests.cases import each
 

@@ -16,16 +16,9 @@ from hypothesis import strategies as st
 from minidist.base.traces import signature
 from minidist.comm import SimWorld, launch, seeded
 from minidist.comm.buffers import checksum
+from minidist.comm.errors import BufferReuseError, RankTimeoutError, UnmatchedMessageError, UnwaitedRequestError
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
-from minidist.core.base.errors import (
-    BufferReuseError,
-    DeadlockError,
-    MismatchError,
-    RankTimeoutError,
-    UnmatchedMessageError,
-    UnwaitedRequestError,
-    UsageError,
-)
+from minidist.core.base.errors import DeadlockError, MismatchError, UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import ANY, LinkModel

@@ -5,9 +5,10 @@
 Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
 
+from minidist.base.traces import MessageEvent
 from minidist.comm.header import dtype_name
 from minidist.comm.tags import LocatedRequest
-from minidist.core.base.trace import MessageEvent, current_purpose
+from minidist.core.base.trace import current_purpose
 from minidist.core.comm.point_to_point import ANY
 from minidist.core.comm.sim.state import SimState
 

@@ -12,11 +12,11 @@ Proved by: tests/autograd/test_fused.py
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.errors import ShapeError
 
 _BLOCK = 64  # queries at once
 _CACHE = 256 * 1024  # bytes of scores at once

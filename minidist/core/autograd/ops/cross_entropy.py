@@ -12,11 +12,11 @@ from math import inf, prod
 from operator import imul
 from typing import Any
 
-from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operators import axes_of, operand
 from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.errors import ShapeError
 
 Reduce = Callable[[xp.Array, str], Any]  # (array, "max" or "sum"): combine the array's numbers over the ranks, in place
 

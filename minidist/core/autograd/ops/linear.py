@@ -13,13 +13,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd.errors import AutogradError
 from minidist.core.autograd.operators import mismatch, operand, operands, pair, unbroadcast
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast
-from minidist.core.base.errors import quoted
+from minidist.core.base.errors import AutogradError, quoted
 
 Prepare = Callable[[xp.Array], xp.Array]
 
@@ -86,7 +85,7 @@ def linear(
 def _activated(x: Tensor, z: xp.Array, activation: str) -> tuple[xp.Array, Prepare, tuple[xp.Array, ...]]:
     """Return activation(z), computed in place; the step of backward through it; and what this step keeps."""
     if activation == "relu":
-        xp.maximum(z, 0, out=z)
+        xp.maximum(z, xp.zeros(z.shape[-1], z.dtype, z), out=z)  # with a row, which is three times as fast as with 0
         result = downcast(z, x.dtype) if x.half else z
         # The sign of the result is that of z.
         return result, lambda g: g * (result > 0), ()

@@ -8,9 +8,9 @@ Proved by: tests/comm/sim/test_world.py
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from minidist.core.base.fibers import Fiber
-from minidist.core.base.trace import Trace
 from minidist.core.comm.point_to_point import Request, Work
 from minidist.core.comm.sim.clock import LinkModel
 
@@ -58,7 +58,7 @@ class SimState:
 
     size: int
     links: LinkModel
-    traces: list[Trace]
+    traces: list[Any]  # the record of each rank, see `hooks.trace`
     ready: deque[Stream]  # streams that can run
     mains: list[Stream]
     running: Stream  # whose turn it is

@@ -23,9 +23,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from minidist.core.base import hooks
 from minidist.core.base.errors import CommunicationError, DeadlockError, UsageError
 from minidist.core.base.fibers import DIRECT, FiberExit, current, spawn, throw
-from minidist.core.base.trace import SpanEvent, Trace
 from minidist.core.comm.communicator import Comm
 from minidist.core.comm.point_to_point import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
@@ -61,7 +61,7 @@ class Sim:
         # Everything that belongs to this run is new: streams, queues, clocks, records.
         mains = [Stream(rank, "main", is_main=True) for rank in range(self.size)]
         ready = self._ready_queue([mains[rank] for rank in self.running_ranks])
-        traces = [Trace(rank, self.size, keeps_events=False) for rank in range(self.size)]
+        traces = [hooks.trace(rank, self.size, keeps_events=False) for rank in range(self.size)]
         self.state = self.state_class(self.size, self.links, traces, ready, mains, mains[0])
         self.matching = self._new_matching()
         self.post, self.wait = self.matching.post, self.matching.wait
@@ -228,17 +228,13 @@ class Sim:
                 f"rank {stream.rank}: compute of {end - start:g} s; it must be a finite number of at least 0"
             )
         stream.time = end
-        trace = self.state.traces[stream.rank]
-        trace.computed += spent
-        trace.busy += spent if stream.is_main else 0.0
-        if end > start:
-            trace.add_span(SpanEvent(stream.rank, stream.name, name, start, end))
+        self.state.traces[stream.rank].add_computed(stream, name, start, spent)
 
-    def trace_of(self, comm: PointToPoint) -> Trace:
+    def trace_of(self, comm: PointToPoint) -> Any:
         return self.state.traces[comm.members[comm.rank]]
 
     @property
-    def traces(self) -> list[Trace]:
+    def traces(self) -> list[Any]:
         """The record of every rank."""
         return self.state.traces
 

@@ -30,12 +30,12 @@ from operator import itemgetter
 from typing import Any
 
 from minidist.core.autograd import Tensor, reshape
-from minidist.core.autograd.errors import ShapeError
 from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.attention import Drop
 from minidist.core.autograd.tensor import record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast, upcast
+from minidist.core.base.errors import ShapeError
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track, watchers
 from minidist.core.comm import Comm

@@ -1,6 +1,5 @@
 """Tensor parallelism: every matrix is sharded over the ranks. `regions` has the borders, `layers` the two splits.
 
-parallelize.py         `parallelize_module`: a model split by a plan
 layers.py              the two ways to split a product
 regions.py             the borders of a region of split matrices
 vocabulary.py          embedding and loss with the vocabulary split

@@ -1,4 +1,4 @@
-"""Schedules as data: actions, plans, and the schedules from GPipe to DualPipe, one file for each family."""
+"""Schedules as data: actions, plans, and the schedules from GPipe to zero bubble, one file for each family."""
 
 from minidist.core.base.registry import import_modules
 from minidist.core.pipeline.plan.plan import KINDS as KINDS

@@ -27,8 +27,7 @@ class Schedule:
 
     chunks: stages per rank: how many it always has, or None when the caller chooses (default 2). takes: (p, m, v, and
     the options that it names) -> None, or the end of a sentence that says which m it can take. updates: see Plan.
-    copies: of every stage, on different ranks. complete: (plan, options) -> the plan, where options change more of it
-    than its orders.
+    complete: (plan, options) -> the plan, where options change more of it than its orders.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Schedule:
     chunks: int | None = 1
     takes: Callable[..., str | None] | None = None
     updates: str = "flush"
-    copies: int = 1
     complete: Callable[[Plan, Mapping[str, Any]], Plan] | None = None
 
     def plan(self, stages: int, microbatches: int, chunks: int | None = None, **options: Any) -> Plan:

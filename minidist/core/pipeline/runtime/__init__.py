@@ -2,10 +2,8 @@
 
 pipeline.py          executes a rank's order, action by action
 stages.py            a stage is a slice of the model
-messages.py          what a rank sends and receives in a step
-shapes.py            shapes and dtypes of what crosses the boundaries
-reduction.py         who sums the gradients of a rank's stages
-shared.py            parameters that several stages hold
+messages.py          what a rank sends and receives in a step, and its shapes and dtypes
+reduction.py         who sums the gradients of a rank's stages, and of parameters that several stages hold
 """
 
 from minidist.core.pipeline.runtime.pipeline import Pipeline as Pipeline

@@ -1,5 +1,6 @@
 """What a rank sends and receives in a step: receives posted into fresh buffers, sends released when they have arrived.
 
+    exchange_shapes   stage 0 ──(4, 8) float32──▶ stage 1 ──(4, 6) float32──▶ stage 2    before the first step
     enqueue   what a stage made, for a stage on this rank or for the SEND that follows
     send      SEND_F(s, i)   released when B(s, i)'s gradient has come back: the activation must have arrived
               SEND_B(s, i)   released behind the item that `released` says, or at the end of the step
@@ -8,10 +9,13 @@
 
 No rank asks whether a message has arrived; the plan says when it must have, so the wait costs nothing.
 
+A receive needs a buffer of exactly the sender's shape. The last micro-batch may be smaller than the others, so every
+distinct input shape goes through the stages once, as zeros and without gradients, before the first step that brings it.
+
 Proved by: tests/pipeline/test_messages.py, tests/pipeline/test_runtime.py
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +27,18 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import watchers
 from minidist.core.comm import Comm
 from minidist.core.comm.point_to_point import Request
+from minidist.core.pipeline.lowering import Key
 from minidist.core.pipeline.plan import Action, Plan
-from minidist.core.pipeline.runtime.shapes import FLOATS, TENSORS, Boundaries, Key
+
+Tensors = list[tuple[tuple[int, ...], str]]  # shape and dtype of each tensor
+Boundaries = Mapping[Key, Tensors]  # (stage, micro-batch) -> what the stage gets from the one before it
+
+FLOATS = "fV"  # kinds of dtypes whose tensors have gradients (bfloat16's is "V"); numbers of tokens have none
+
+TENSORS, DIMS = 8, 8  # at most, that can cross one boundary
+# How a message describes one tensor.
+ROW = np.dtype([("dtype", "S8"), ("ndim", "i8"), ("shape", "i8", DIMS)])
+MESSAGE = TENSORS * ROW.itemsize  # bytes of what is told at a boundary
 
 TAGS = 2**14  # between two ranks: one more than MAX_TAG of point_to_point.py
 PURPOSES = {"F": "pipeline_activation", "B": "pipeline_gradient"}
@@ -72,6 +86,43 @@ class Messages:
         hooks.pipeline_refusals().check_messages(self.plan, most // TENSORS, TAGS // TENSORS)
         return tags
 
+    # --- the shapes of what will cross the stage boundaries ---
+
+    def exchange_shapes(self, inputs: Sequence[Any], run: Callable[[int, int, list[Any]], list[Any]]) -> Boundaries:
+        """Return what crosses the boundaries of this rank's stages.
+
+        run(stage, micro-batch, arrays): a forward pass, which returns the output arrays. Each distinct path through the
+        ranks and input shape sends one message of 640 B per boundary between ranks (startup).
+        """
+        comm, stages = self.comm, self.plan.stages
+        # Micro-batches of one path and shape have the same tensors everywhere.
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for i, value in enumerate(inputs):
+            path = tuple(self.rank_of[stage, i] for stage in range(stages))
+            groups.setdefault((path, signature(value)), []).append(i)
+
+        boundaries: dict[Key, Tensors] = {}
+        # Also what layers send in it: this pass is none of a step.
+        with purpose("startup", whole=True):
+            for (path, first), members in groups.items():
+                # Along the path, rank after rank: run what arrives as zeros, and tell the next stage what leaves.
+                tensors: Tensors = [first]
+                for stage in (stage for stage in range(stages) if path[stage] == comm.rank):
+                    if stage and path[stage - 1] != comm.rank:
+                        told = np.empty(MESSAGE // 8, np.int64)
+                        comm.recv(told, path[stage - 1])
+                        tensors = unpack(told)
+                    boundaries.update({(stage, i): tensors for i in members})
+                    if stage + 1 == stages:
+                        break
+
+                    zeros = [xp.zeros(shape, named_dtype(dtype)) for shape, dtype in tensors]
+                    tensors = [signature(array) for array in run(stage, members[0], zeros)]
+                    boundaries.update({(stage + 1, i): tensors for i in members})
+                    if path[stage + 1] != comm.rank:
+                        comm.send(pack(tensors), path[stage + 1])
+        return boundaries
+
     def know(self, boundaries: Boundaries) -> None:
         """Note what crosses this rank's stage boundaries: the other ranks, tags and buffers of a step's messages."""
         self.routes: Mapping[Message, Route] = {}
@@ -101,21 +152,19 @@ class Messages:
                     watcher.allocated(buffer, "communication")
                 requests.append(self.comm.irecv(buffer, rank, tag + len(requests)))
 
-    def wait(self, message: Message) -> None:
-        """Wait for what an F, or an I or B, of a stage needs."""
+    def take(self, message: Message) -> list[Any]:
+        """Wait for what an F, or an I or B, of a stage needs and return the arrays."""
         if message in self.posted:
-            arrays = self.ready[message] = []
+            arrays = []
             for request in self.posted.pop(message):
                 arrays.append(self.comm.wait(request))
+        else:
+            arrays = self.ready.pop(message)
         # The gradient has come back, so the activation has arrived: its array need not wait for the step's end.
         direction, stage, i = message
         if direction == "B":
             self.comm.waitall(self.sends.pop(("F", stage + 1, i), []))
-
-    def take(self, message: Message) -> list[Any]:
-        """Wait for what an F, or an I or B, of a stage needs and return the arrays."""
-        self.wait(message)
-        return self.ready.pop(message)
+        return arrays
 
     # --- sending ---
 
@@ -137,3 +186,27 @@ class Messages:
         """Wait for the sends that are left."""
         while self.sends:
             self.comm.waitall(self.sends.pop(next(iter(self.sends))))
+
+
+# --- a tensor as a message describes it ---
+
+
+def signature(value: Any) -> tuple[tuple[int, ...], str]:
+    """Return shape and dtype of an array; UsageError for a dtype that cannot be sent."""
+    hooks.pipeline_refusals().check_crossing(value)
+    return tuple(value.shape), value.dtype.name
+
+
+def pack(tensors: Tensors) -> np.ndarray:
+    """Return shapes and dtypes as numbers that can be sent, 640 B; UsageError for too many."""
+    hooks.pipeline_refusals().check_crossings(tensors, TENSORS, DIMS)
+    rows = np.zeros(TENSORS, ROW)
+    for row, (shape, dtype) in zip(rows, tensors, strict=False):
+        row["dtype"], row["ndim"] = dtype, len(shape)
+        row["shape"][: len(shape)] = shape
+    return rows.view(np.int64)
+
+
+def unpack(told: np.ndarray) -> Tensors:
+    """Return the shapes and dtypes that `pack` has packed."""
+    return [(tuple(shape[:ndim]), dtype.decode()) for dtype, ndim, shape in told.view(ROW).tolist() if dtype]

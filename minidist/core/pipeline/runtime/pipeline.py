@@ -22,18 +22,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.core.autograd import MeanOfRows, Tensor, no_grad, record
+from minidist.core.autograd import Tensor, no_grad, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import watchers
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, check_communicator
-from minidist.core.pipeline.lowering import lower
+from minidist.core.pipeline.lowering import Key, lower
 from minidist.core.pipeline.plan import Plan, actions_of
-from minidist.core.pipeline.runtime.messages import Message, Messages, Orders
+from minidist.core.pipeline.runtime.messages import FLOATS, Boundaries, Message, Messages, Orders
 from minidist.core.pipeline.runtime.reduction import Reduction
-from minidist.core.pipeline.runtime.shapes import FLOATS, Boundaries, Key, exchange_shapes
 from minidist.core.pipeline.runtime.stages import PipelineStage
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
@@ -157,8 +156,7 @@ class Pipeline:
         # Shapes of what will arrive, in the first step and whenever those of the inputs change.
         shapes = list(map(attrgetter("shape", "dtype"), inputs))
         if self.shapes != shapes:
-            rank_of = self.messages.rank_of
-            self.know(shapes, exchange_shapes(self.comm, rank_of, self.plan.stages, inputs, self._dry_run))
+            self.know(shapes, self.messages.exchange_shapes(inputs, self._dry_run))
         # Losses are zeros where the last stage of the micro-batch is elsewhere.
         self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)
         # Stages may differ (one of them may be frozen), the replicas of a stage may not.
@@ -182,7 +180,9 @@ class Pipeline:
             # An overlapped pair starts when both of its actions have what they need.
             if len(item) == 2:
                 for kind, stage, i, _ in item:
-                    messages.wait(("F" if kind == "F" else "B", stage, i))
+                    message = "F" if kind == "F" else "B", stage, i
+                    if message in messages.posted:
+                        messages.ready[message] = messages.take(message)
 
             for step in item:
                 kind, stage, i, _ = step
@@ -269,8 +269,8 @@ class Pipeline:
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
             result = self.loss(result, self.targets[i])
-            node = getattr(result, "node", None)
-            if self.added > 1 and node is not None and isinstance(node.name, MeanOfRows):
+            node: Any = getattr(result, "node", None)
+            if self.added > 1 and getattr(node, "over", None):
                 self.refusals.refuse_mean(i, self.added)
         outputs = list(result) if isinstance(result, (tuple, list)) else [result]
         for value in outputs:

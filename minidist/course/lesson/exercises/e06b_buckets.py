@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import UnwaitedRequestError
+from minidist.comm.errors import UnwaitedRequestError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, Work
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, summed

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import DeadlockError, UnmatchedMessageError
+from minidist.comm.errors import UnmatchedMessageError
+from minidist.core.base.errors import DeadlockError
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, drawing, short
 from minidist.course.lesson.hint_file import hints_of

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import DeadlockError, MismatchError, UnmatchedMessageError
+from minidist.comm.errors import UnmatchedMessageError
+from minidist.core.base.errors import DeadlockError, MismatchError
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least

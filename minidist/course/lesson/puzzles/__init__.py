@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.read_file import parse_toml
-from minidist.core.base.trace import Trace
+from minidist.base.traces import Trace
 from minidist.course.lesson.exercise import Case, Exercise
 from minidist.course.lesson.hint_file import hint_of
 

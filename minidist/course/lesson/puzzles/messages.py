@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import BufferReuseError
+from minidist.comm.errors import BufferReuseError
 from minidist.course.lesson.exercise import Case, Failure, Least, summed
 from minidist.course.lesson.puzzles import MESSAGES, Item, own_exercises, puzzles_of
 

@@ -9,8 +9,8 @@ Proved by: tests/lesson/test_puzzles.py
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.base.traces import SpanEvent, Trace
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import SpanEvent, Trace
 from minidist.core.comm import Comm
 from minidist.core.pipeline.plan import show
 from minidist.course.lesson.exercise import Case

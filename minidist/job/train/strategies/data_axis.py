@@ -18,8 +18,10 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import Array, is_half
 from minidist.core.comm import Comm
 from minidist.core.train import data_axis
+from minidist.core.train.data_axis import Group
 from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
+from minidist.job.train.job import Job
 from minidist.nn.segments import recomputed_modules
 from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import reduced_elements
@@ -162,6 +164,18 @@ class DataAxis(data_axis.DataAxis):
             norms=tuple(layer.weight.size for layer in batch_norms(self.model)),
             norms_again=tuple(n.weight.size for block in recomputed_modules(self.model) for n in batch_norms(block)),
         )
+
+
+class Replicated(data_axis.Replicated, DataAxis):
+    """Data parallelism in a job: every rank holds all parameters, gradients and optimizer state."""
+
+    def __init__(self, job: Job, group: Group) -> None:
+        super().__init__(job, group)
+        self.place = group.comm
+
+    def replicas_on(self, comm: Comm) -> Replicas:
+        replica = ReplicaId(comm.rank, comm.size)
+        return Replicas(replica, replica)
 
 
 def gradient_of(parameter: Parameter) -> Array:

@@ -19,8 +19,8 @@ from minidist.core.comm import Comm
 from minidist.core.nn import Module
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime import Pipeline
-from minidist.core.train import pipeline
-from minidist.core.train.pipeline import input_array
+from minidist.core.train import strategy
+from minidist.core.train.strategy import input_array
 from minidist.core.train.task import ParallelLayout
 from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.buffers import Buffer
@@ -38,10 +38,11 @@ from minidist.techniques import trains_alone
 from minidist.techniques.meeting import replicas_of
 
 
-class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
+class PipelineParallel(strategy.PipelineStrategy, MeshStrategy):
     """This rank's stages of a job's pipeline."""
 
     forward_pipe: Evaluation | None = None
+    watching: Sequence[Any] | None = None  # of every pipe
     pipes: dict[int, tuple[Pipeline, Evaluation | None]]  # by the number of micro-batches, where that changes
 
     # --- what the settings choose -------------------------------------------------------------------------------------
@@ -51,7 +52,15 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
             from minidist.pipeline.runtime.repeated import RepeatedPipeline
 
             self.runtime = RepeatedPipeline
-        return super().make_pipe(plan)
+        config, data = self.job.config, self.axes.data
+        if trains_alone(config):
+            # The ranks of the data axis that update a stage together with this one.
+            self.reduction["data"] = mesh_of_replicas(data, replicas_of(config, data.size))["shard"]
+        pipe = super().make_pipe(plan)
+        if self.watching is None:
+            self.watching = self.observers(plan.stages, pipe.stages)
+        pipe.observers = self.watching
+        return pipe
 
     def make_plan(self, task: Any, layout: ParallelLayout) -> Plan:
         return make_plan(task.config, task.batches.accumulation)
@@ -59,13 +68,8 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
     def cut(self, task: Any, stages: int) -> tuple[Sequence[Module], Sequence[str]]:
         return cut_stages(task.config, task.model, stages)
 
-    def same_step(self) -> Comm:
-        config, data = self.job.config, self.axes.data
-        if not trains_alone(config):
-            return data
-        return mesh_of_replicas(data, replicas_of(config, data.size))["shard"]
-
     def observers(self, stages: int, own: Collection[int]) -> Sequence[Any]:
+        """Return what watches the pipeline. own: the numbers of this rank's stages."""
         # A profile puts hooks on the layers of this rank, by their number in the model.
         job, profile = self.job, self.job.profile
         if profile is None:

@@ -17,7 +17,19 @@ from minidist.core.pipeline.plan.plan import B, F, I, Item, W
 from minidist.core.pipeline.plan.registry import Orders, schedule
 
 
-@schedule("dualpipe", aliases=("ScheduleDualPipe",), copies=2)
+def _even(p: int, m: int, v: int) -> str | None:
+    if p % 2:
+        return f"the number of stages must be even; take {p + 1}"
+    if m % 2 or m < 2 * p:
+        return f"it needs an even number of at least {2 * p}"
+    return None
+
+
+def _twice_p(p: int, m: int, v: int) -> str | None:
+    return None if m >= 2 * p else f"it needs at least {2 * p}"
+
+
+@schedule("dualpipe", aliases=("ScheduleDualPipe",), takes=_even)
 def dualpipe(p: int, m: int) -> Orders:
     """Return DualPipe for an even p and an even m of at least 2p."""
     orders, half = [], p // 2
@@ -28,7 +40,7 @@ def dualpipe(p: int, m: int) -> Orders:
     return orders
 
 
-@schedule("dualpipev", aliases=("ScheduleDualPipeV", "dualpipe-v"), chunks=2)
+@schedule("dualpipev", aliases=("ScheduleDualPipeV", "dualpipe-v"), chunks=2, takes=_twice_p)
 def dualpipev(p: int, m: int) -> Orders:
     """Return DualPipeV for an m of at least 2p."""
     return [_rank_order((r, 0), (2 * p - 1 - r, 0), p - r - 1, r, m - 2 * p + r + 1, r == p - 1) for r in range(p)]
