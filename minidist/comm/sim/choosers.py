@@ -10,35 +10,15 @@ Proved by: tests/comm/sim/test_choosers.py
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from minidist.base.traces import Trace
+from minidist.comm.sim.state import Candidate, Chooser, earliest
 from minidist.core.base.errors import MismatchError
 
 __all__ = ["Candidate", "Chooser", "drawn", "earliest", "explore", "replay", "seeded"]
 
 T = TypeVar("T")
-
-
-class Candidate(NamedTuple):
-    """A possible match: `receiver` (world rank) would get the oldest message of `sender`, ready at virtual `time`.
-
-    context, tag: of the receive; a rank may have several wildcard receives open.
-    """
-
-    time: float
-    receiver: int
-    sender: int
-    context: str = ""
-    tag: int = 0
-
-
-Chooser = Callable[[Sequence[Candidate]], int]  # which of the candidates a receive from any rank gets
-
-
-def earliest(candidates: Sequence[Candidate]) -> int:
-    """Choose the message that is there first; ties by receiver, then sender. The default."""
-    return min(range(len(candidates)), key=candidates.__getitem__)
 
 
 def seeded(seed: int) -> Chooser:

@@ -24,12 +24,11 @@ from minidist.comm.message_checks import CheckedCall
 from minidist.comm.sim.checks.buffer_watch import BufferWatch
 from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
 from minidist.comm.sim.checks.recorder import Lines, Recorder, Totals
-from minidist.comm.sim.choosers import Chooser, earliest
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.process_state import ProcessState
-from minidist.comm.sim.state import RunState
+from minidist.comm.sim.state import Chooser, RunState, earliest
 from minidist.comm.sim.watched import AnySource, Watched
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import DeadlockError, MismatchError, RankDeadError, UsageError, quoted

@@ -21,8 +21,7 @@ Proved by: tests/comm/sim/test_choosers.py, tests/comm/sim/test_world.py, tests/
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minidist.comm.sim.choosers import Candidate
-from minidist.comm.sim.state import RunState
+from minidist.comm.sim.state import Candidate, RunState
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.trace import current_purpose
