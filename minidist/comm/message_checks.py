@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 import numpy as np
-from numpy import ndarray
 
 from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.errors import BufferReuseError
@@ -75,7 +74,7 @@ class CheckedMessages(PointToPoint):
         elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
             tag = tag_of(self, tag)
         # Most are a plain array, C-contiguous and writeable, and a rank in its range.
-        plain = array.__class__ is ndarray and array.flags.carray and not array.dtype.hasobject
+        plain = array.__class__ is np.ndarray and array.flags.carray and not array.dtype.hasobject
         if not plain or peer.__class__ is not int or not 0 <= peer < self.size:
             peer = check(self, kind, array, peer)
         post = self.world.post
