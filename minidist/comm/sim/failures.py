@@ -119,13 +119,11 @@ class Failures:
     def _fail_others(self, rank: int) -> None:
         """Fail the messages of other ranks that wait for a dead one."""
         state = self.state
-        for key in [key for key in state.sends if key[2] == rank]:
-            for request in state.sends.pop(key):
-                if not request.complete:
-                    self.fail(request, rank)
-        for key in [key for key in state.receives if key[1] == rank]:
-            for request in state.receives.pop(key):
-                self.fail(request, rank)
+        for queues, other in ((state.sends, 2), (state.receives, 1)):
+            for key in [key for key in queues if key[other] == rank]:
+                for request in queues.pop(key):
+                    if not request.complete:
+                        self.fail(request, rank)
         for (context, source, *place), receives in state.receives.items():
             if source == ANY and (context, rank, *place) not in state.sends:
                 for request in [request for request in receives if request.other == rank]:
