@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_406,
     "commands": 5_518,
     "course": 12_499,
-    "core": 10_415,
+    "core": 10_406,
     "data": 1_616,
     "debug": 9_977,
     "job": 8_817,
