@@ -29,7 +29,7 @@
 import numpy as np
 
 from minidist import MLP, SGD, FlatParameters, SimWorld, Tensor, cross_entropy, glyphs
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, picture, predict, solution
 from minidist.course.story import story
 
 images, labels = glyphs().rows(np.arange(64))
@@ -109,7 +109,7 @@ for at in (0, 19, 59):
 # cell is filled when it holds its last value.
 
 # %%
-from minidist.report import draw, show, step
+from minidist.report import show, step
 
 
 def one_sum(comm):
@@ -125,8 +125,7 @@ show(world, "Rank 0 adds two numbers of each rank and sends the sums back.")
 # picture is the same on every machine.
 
 # %%
-header = {"name": "one sum on 4 ranks", "command": "part 3 of lessons/00_start_here.py"}
-show(draw("space-time", world.traces, header))
+picture("space-time", world, "part 3 of lesson 00", name="one sum on 4 ranks")
 
 # %% [markdown]
 # ## 4 The code
@@ -222,7 +221,7 @@ command = (
     "minidist run mpi_examples/1_messages/ring_exchange.py --way receive_then_send --ranks 4 "
     "--trace t.jsonl"
 )
-show(draw("space-time", world.traces, {"command": f"{command}; minidist report t.jsonl"}))
+picture("space-time", world, f"{command}; minidist report t.jsonl")
 
 # %% [markdown]
 # ## 7 Exercise: speak in rank order

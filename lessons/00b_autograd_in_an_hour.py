@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 00b Autograd in an hour
 #
-# *50 minutes. Before it: the chain rule, NumPy.*
+# *35 minutes. Before it: the chain rule, NumPy.*
 #
 # ## 1 The case
 #
@@ -25,9 +25,7 @@
 import numpy as np
 
 from minidist import MLP, AutogradError, FlopCounter, SimWorld, Tensor, cross_entropy
-from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, predict, solution
-from minidist.report import draw, show
+from minidist.course.lesson import check, expect, picture, predict, solution
 
 # %% [markdown]
 # ## 2 Predict
@@ -72,41 +70,9 @@ def both(comm):
 
 timed = SimWorld(1)
 ((_, deep),) = timed.run(both)
-show(
-    draw(
-        "lanes",
-        timed.traces,
-        {"name": "two networks", "command": "part 3 of lessons/00b_autograd_in_an_hour.py"},
-    )
-)
+picture("lanes", timed, "part 3 of lesson 00b", name="two networks")
 for kind, (flops, _) in deep.items():
     print(f"{kind:16} {flops / 1e6:6.2f} million operations")
-
-# %% [markdown]
-# And the memory of one step, by purpose: what forward saves piles up and is given back, layer by
-# layer, in backward.
-
-
-# %%
-def remembered(comm):
-    with account_memory(timeline=True) as account:
-        model, x = MLP([256, 256, 256, 256, 10], dtype=np.float64), Tensor(np.ones((512, 256)))
-        loss = cross_entropy(model(x), np.zeros(512, dtype=int))
-        loss.backward()
-    comm.trace.memory = [
-        (0.0, live) for live in account.history()
-    ]  # after each birth and death of an array
-
-
-world = SimWorld(1)
-world.run(remembered)
-show(
-    draw(
-        "memory",
-        world.traces,
-        {"name": "one step", "command": "part 3 of lessons/00b_autograd_in_an_hour.py"},
-    )
-)
 
 # %% [markdown]
 # ## 4 The code
@@ -211,17 +177,28 @@ print(
 assert abs(weight.grad[3, 4] - measured) < 1e-8
 
 # %% [markdown]
-# The sum over two halves of a batch equals the whole batch. Data parallelism (lesson 06) is this
-# line on several ranks:
+# A gradient is a sum over rows, so two ranks can have some of the rows each. Each runs its own
+# backward, sends what it has, and adds what arrives: that is data parallelism (lesson 06), in one
+# message each way.
+
 
 # %%
-whole = [parameter.grad.copy() for parameter in model.parameters()]
-model.zero_grad()
-for half in (slice(0, 700), slice(700, 2000)):
-    cross_entropy(model(Tensor(inputs[half])), classes[half], divisor=2000).backward()
-difference = max(np.abs(p.grad - w).max() for p, w in zip(model.parameters(), whole, strict=True))
-print(f"max |two parts - single| = {difference:.1e}")
-assert difference < 1e-12
+def on_two_ranks(comm, rows):
+    mine, other_rank = rows[comm.rank], 1 - comm.rank
+    model = MLP([20, 50, 10], dtype=np.float64, seed=1)
+    cross_entropy(model(Tensor(inputs[mine])), classes[mine], divisor=2000).backward()
+    own = np.concatenate([parameter.grad.reshape(-1) for parameter in model.parameters()])
+    others = np.empty_like(own)
+    comm.sendrecv(own, other_rank, others, other_rank)
+    return own + others
+
+
+single = np.concatenate([parameter.grad.reshape(-1) for parameter in model.parameters()])
+world = SimWorld(2)
+parallel = world.run(on_two_ranks, (slice(0, 700), slice(700, 2000)))[0]
+print(f"max |g_parallel - g_single| = {np.abs(parallel - single).max():.1e}")
+assert np.abs(parallel - single).max() < 1e-12
+picture("space-time", world, "part 5 of lesson 00b", name="two ranks, one gradient")
 
 # %% [markdown]
 # ## 6 Break it
@@ -230,6 +207,7 @@ assert difference < 1e-12
 # same graph cannot work, and raises an error:
 
 # %%
+model.zero_grad()
 loss = cross_entropy(model(Tensor(inputs)), classes)
 loss.backward()
 with expect(AutogradError):
@@ -239,10 +217,9 @@ with expect(AutogradError):
 # A quieter bug: gradients are *added*. Without `zero_grad()` a step follows the sum of all gradients so far.
 
 # %%
-model.zero_grad()
-for _ in range(2):
-    cross_entropy(model(Tensor(inputs)), classes).backward()
-ratio = weight.grad[3, 4] / whole[0][3, 4]
+once = weight.grad[3, 4]
+cross_entropy(model(Tensor(inputs)), classes).backward()
+ratio = weight.grad[3, 4] / once
 print(f"after two backwards without zero_grad the gradient is {round(ratio)} times as large")
 
 # %% [markdown]

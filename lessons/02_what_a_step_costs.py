@@ -21,15 +21,15 @@
 
 # %%
 import weakref
+from contextlib import nullcontext
 
 import numpy as np
 
 from minidist import MLP, SGD, Adam, FlatParameters, SimWorld, Tensor, cross_entropy, no_grad
 from minidist.base.memory import account_memory
 from minidist.core.base.watchers import track
-from minidist.course.lesson import check, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 from minidist.course.story import story
-from minidist.report import draw, show
 
 SIZES, ROWS = [256, 512, 512, 512, 10], 1024
 rng = np.random.default_rng(0)
@@ -80,47 +80,36 @@ def train(comm, steps=3, optimizer=Adam, count=ROWS):
 
 world = SimWorld(1)
 ((account, _),) = world.run(train)
-show(
-    draw(
-        "memory",
-        world.traces,
-        {"name": "three steps of Adam", "command": "part 3 of lessons/02_what_a_step_costs.py"},
-    )
-)
+picture("memory", world, "part 3 of lesson 02", name="three steps of Adam")
 
 # %% [markdown]
 # ## 4 The code
 #
-# An account counts a buffer from the call of `track` until Python frees it. There is no list of
-# things to free and no call to free them: an array dies when nothing refers to it any more.
+# Each array is counted from its creation until Python frees it. There is no call that frees it: an
+# array is freed when nothing refers to it any more.
 
 
 # %%
-class Account:
-    def __init__(self):
-        self.now = self.peak = 0
-
-    def track(self, array):
-        self.change(array.nbytes)
-        weakref.finalize(array, self.change, -array.nbytes)  # when Python frees the array
-        return array
-
-    def change(self, nbytes):
-        self.now += nbytes
-        self.peak = max(self.peak, self.now)
+live = []  # the bytes of each array that Python has not freed
 
 
-toy = Account()
-x = toy.track(np.zeros(1000))
-for _ in range(3):
-    x = toy.track(x + 1)  # the new array exists before the name lets go of the old one
-print(f"four arrays of 8,000 B: {toy.now:,} B now, {toy.peak:,} B at the peak")
+def tracked(array):
+    live.append(array.nbytes)
+    weakref.finalize(array, live.remove, array.nbytes)  # when Python frees the array
+    return array
+
+
+x = tracked(np.zeros(1000))
+print(f"an array of 8,000 B:             {sum(live):6,} B are alive")
+y = tracked(x + 1)
+print(f"and what was computed from it:   {sum(live):6,} B")
+x = y
+print(f"no name refers to the first one: {sum(live):6,} B")
 
 # %% [markdown]
-# The library's version ([memory.py](../minidist/base/memory.py)) also knows the purpose of each
-# array, and counts a buffer that several arrays share once. The engine calls `track` for what operations make ("activation", "activation_gradient"), parameters and their
-# gradients by themselves, the optimizer for its state. References decide the rest: a node of the graph holds what
-# backward needs, and drops it when backward has passed it.
+# The library's account ([memory.py](../minidist/base/memory.py)) also knows the purpose of each
+# array, such as "activation" or "gradient". References decide the rest: the graph refers to what
+# backward needs, and drops it when backward has passed.
 
 # %% [markdown]
 # ## 5 Check
@@ -185,60 +174,6 @@ for name, parameters in (
 
 
 # %% [markdown]
-# Can a step do with less? The gradient of a layer is needed once, to update that layer. Here each
-# layer is updated *inside* backward, as soon as its gradient is complete, and the gradient is
-# dropped. (With SGD: it has no state, so the gradients can be seen.) The weights must come out the
-# same:
-
-
-# %%
-def step_inside_backward(comm, count, steps=3):
-    with account_memory(timeline=True) as account:
-        model = MLP(SIZES)
-        units = [FlatParameters(layer.parameters()) for layer in model.layers]
-
-        def ready(parameter):
-            unit = parameter.flat
-            if (
-                parameter is unit.parameters[-1]
-            ):  # weight, then bias: now the layer's gradient is whole
-                np.multiply(unit.grad, 1e-3, out=unit.grad_buffer)  # SGD, without a workspace
-                np.subtract(unit.data, unit.grad_buffer, out=unit.data)
-                unit.updated()
-                unit.release_grad()
-
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(ready)
-        x = Tensor(track(rows[:count].copy(), "input"))
-        for _ in range(steps):
-            cross_entropy(model(x), targets[:count]).backward()
-    comm.trace.memory = [(0.0, live) for live in account.history()]
-    return account, np.concatenate([unit.data for unit in units])
-
-
-SMALL = 64  # rows: with few of them the model's bytes are most of the peak
-world = SimWorld(1)
-((inside, freed),) = world.run(step_inside_backward, SMALL)
-((after, kept),) = SimWorld(1).run(train, optimizer=SGD, count=SMALL)
-print(
-    f"peak {inside.peak:,} B instead of {after.peak:,} B; max |w_inside - w_single| = "
-    f"{np.abs(freed - kept).max()}"
-)
-assert np.array_equal(freed, kept)
-show(
-    draw(
-        "memory",
-        world.traces,
-        {"name": "a step inside backward", "command": "part 5 of lessons/02_what_a_step_costs.py"},
-    )
-)
-
-
-# %% [markdown]
-# The price: nothing may need all gradients together. Clipping by their norm does, and so does a sum
-# over micro-batches.
-
-# %% [markdown]
 # ## 6 Break it
 #
 # The commonest leak. Evaluation needs no backward; a program that omits `no_grad()` records a graph
@@ -252,11 +187,8 @@ def evaluate(comm, recording):
         losses = []
         for batch in range(8):
             part = slice(batch * 128, batch * 128 + 128)
-            if recording:
+            with nullcontext() if recording else no_grad():
                 losses.append(cross_entropy(model(Tensor(rows[part])), targets[part]))
-            else:
-                with no_grad():
-                    losses.append(cross_entropy(model(Tensor(rows[part])), targets[part]))
         mean = np.mean([loss.item() for loss in losses])
     comm.trace.memory = [(0.0, live) for live in account.history()]
     return float(mean), account.peak_by_purpose["activation"]
@@ -267,21 +199,19 @@ for recording in (False, True):
     ((mean, activations),) = world.run(evaluate, recording)
     label = "a graph for each batch" if recording else "no_grad()"
     print(f"{label:24} mean loss {mean:.4f}, activations at most {activations:,} B")
-show(
-    draw(
-        "memory",
-        world.traces,
-        {"name": "a graph for each batch", "command": "part 6 of lessons/02_what_a_step_costs.py"},
-    )
-)
+picture("memory", world, "part 6 of lesson 02", name="a graph for each batch")
 
 # %% [markdown]
 # ## 7 Exercise: free in the right order
 #
-# Three layers y = x W, one step of SGD, written by you. A layer has `forward(x)`, `weight_gradient(x, g)`,
-# `input_gradient(g)` and `update(weight_gradient)`; g is the gradient of its output. `loss_gradient(y)` gives the
-# first one. Update all layers, with as few bytes alive at the peak as possible: every array is counted until your
-# function lets go of it.
+# Can a step do with less? The gradient of a layer is needed once, to update that layer. So update it
+# *inside* backward, and drop the gradient. (Then nothing may need all gradients together, such as
+# the norm for clipping.)
+#
+# Write a step of SGD for layers y = x W. A layer has `forward(x)`, `weight_gradient(x, g)`,
+# `input_gradient(g)` and `update(weight_gradient)`; g is the gradient of its output, and
+# `loss_gradient(y)` gives the first one. As few bytes as possible may be alive at the peak: every
+# array is counted until your function lets go of it.
 
 
 # %%
@@ -338,7 +268,7 @@ story("02")
 # | `account_memory()`, `account.peak` | PyTorch `torch.cuda.memory_allocated`, `torch.cuda.max_memory_allocated`; JAX `jax.profiler.save_device_memory_profile` |
 # | the picture over time | PyTorch `torch.cuda.memory._record_memory_history`, `_dump_snapshot`, and its memory_viz page |
 # | 16 B per parameter | DeepSpeed `estimate_zero2_model_states_mem_needs_all_live`; Accelerate `accelerate estimate-memory` |
-# | a step inside backward | PyTorch `register_post_accumulate_grad_hook`; torchtune `optimizer_in_bwd`; LOMO |
+# | an update inside backward | PyTorch `register_post_accumulate_grad_hook`; torchtune `optimizer_in_bwd`; LOMO |
 # | dropping gradients | PyTorch `optimizer.zero_grad(set_to_none=True)` |
 # | `no_grad()` | PyTorch `torch.no_grad`, `torch.inference_mode` |
 #

@@ -28,9 +28,9 @@ import numpy as np
 
 from minidist import LinkModel, MismatchError, SimWorld, all_gather, all_reduce
 from minidist.collectives import volume
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, picture, predict, solution
 from minidist.course.story import story
-from minidist.report import draw, show
+from minidist.report import show
 
 # %% [markdown]
 # ## 2 Predict
@@ -61,7 +61,7 @@ def summed(comm, size, algorithm):
     return all_reduce(comm, array, algorithm=algorithm)
 
 
-# Latency, seconds per byte, and for how much of the latency a rank is busy with a message (lesson 00).
+# Latency, seconds per byte, and for how much of the latency a rank is busy with a message.
 network = LinkModel(alpha=1e-6, beta=1e-10, overhead=0.25e-6)
 world = SimWorld(4, links=network)
 world.run(summed, 12, "ring")
@@ -69,9 +69,8 @@ command = (
     "minidist run mpi_examples/1_messages/ring_all_reduce.py --elements 12 --ranks 4 "
     "--trace t.jsonl; minidist report t.jsonl"
 )
-show(draw("space-time", world.traces, {"name": "ring of 4", "command": command}))
-header = {"name": "ring of 4", "command": f"{command} --picture bytes-matrix"}
-show(draw("bytes-matrix", world.traces, header))
+picture("space-time", world, command, name="ring of 4")
+picture("bytes-matrix", world, f"{command} --picture bytes-matrix", name="ring of 4")
 
 # %% [markdown]
 # With a boss the same sum looks like this. All messages are in rank 0's row and column:
@@ -80,8 +79,7 @@ show(draw("bytes-matrix", world.traces, header))
 boss = SimWorld(4, links=network)
 boss.run(summed, 12, "naive")
 command = command.replace("--elements", "--algorithm naive --elements")
-header = {"name": "boss of 4", "command": f"{command} --picture bytes-matrix"}
-show(draw("bytes-matrix", boss.traces, header))
+picture("bytes-matrix", boss, f"{command} --picture bytes-matrix", name="boss of 4")
 
 # %% [markdown]
 # What the chunks hold in between: the arrow keys go from message to message. A colour is a chunk; it

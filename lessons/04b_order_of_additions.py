@@ -27,8 +27,7 @@
 import numpy as np
 
 from minidist import LinkModel, SimWorld, all_reduce
-from minidist.course.lesson import check, predict, reveal, solution
-from minidist.report import draw, show
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 # %% [markdown]
 # ## 2 Predict
@@ -63,8 +62,7 @@ def summed(comm, data, algorithm, cuts=()):
 links = LinkModel(alpha=1e-6, beta=1e-10, overhead=0.25e-6)
 world = SimWorld(4, links=links)
 world.run(summed, np.ones((4, 12)), "ordered")
-command = "part 3 of lessons/04b_order_of_additions.py"
-show(draw("space-time", world.traces, {"name": "in rank order", "command": command}))
+picture("space-time", world, "part 3 of lesson 04b", name="in rank order")
 
 # %% [markdown]
 # ## 4 The code

@@ -31,8 +31,7 @@ import numpy as np
 
 from minidist import LinkModel, SimWorld, all_reduce
 from minidist.collectives.auto import fastest
-from minidist.course.lesson import check, predict, reveal, solution
-from minidist.report import draw, show
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 # %% [markdown]
 # ## 2 Predict
@@ -89,8 +88,7 @@ for name, algorithm, dealt in (
     world = SimWorld(8, links=network(dealt))
     results = world.run(summed, algorithm)
     runs[name] = (world, dealt, results)
-    header = {"name": name, "command": "part 3 of lessons/05b_two_levels.py"}
-    show(draw("bytes-matrix", world.traces, header))
+    picture("bytes-matrix", world, "part 3 of lesson 05b", name=name)
 
 # %% [markdown]
 # ## 4 The code

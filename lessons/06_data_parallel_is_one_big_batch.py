@@ -25,7 +25,7 @@
 import numpy as np
 
 from minidist import MLP, SGD, FlatParameters, SimWorld, Tensor, all_reduce, cross_entropy
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, picture, predict, solution
 from minidist.course.story import story
 from minidist.report import draw, show
 
@@ -89,11 +89,7 @@ def train(comm, shards, steps=20, mean_of_means=False):
 # %%
 world = SimWorld(2)
 world.run(train, shards(5, 3), steps=1)
-header = {
-    "name": "a step on 2 ranks",
-    "command": "part 3 of lessons/06_data_parallel_is_one_big_batch.py",
-}
-show(draw("space-time", world.traces, header))
+picture("space-time", world, "part 3 of lesson 06", name="a step on 2 ranks")
 
 # %% [markdown]
 # ## 4 The code
@@ -164,7 +160,7 @@ for counts in ((5, 3), (4, 4), (3, 1, 2, 2)):
     print(f"shards {counts}: max |w_parallel - w_single| = {max(header['max_difference']):.1e}")
     assert max(header["max_difference"]) < 1e-12
 header["title"] = "shards (3, 1, 2, 2), divided by all rows"
-header["command"] = "part 5 of lessons/06_data_parallel_is_one_big_batch.py"
+header["command"] = "part 5 of lesson 06"
 show(draw("loss", [], header))
 
 # %% [markdown]
@@ -231,7 +227,7 @@ for counts in ((4, 4), (5, 3)):
     print(f"mean of means, shards {counts}: max |w_parallel - w_single| = {off:.1e}")
 assert off > 0.01
 header["title"] = "shards (5, 3), mean of means"
-header["command"] = "part 6 of lessons/06_data_parallel_is_one_big_batch.py"
+header["command"] = "part 6 of lesson 06"
 show(draw("loss", [], header))
 
 # %% [markdown]
@@ -302,5 +298,5 @@ story("06")
 # Next: [09 Mixed precision](09_mixed_precision.ipynb). Side rooms: [06b Buckets and
 # overlap](06b_buckets_and_overlap.ipynb), [06c Parameter server](06c_parameter_server.ipynb), [06d
 # Fewer bytes](06d_fewer_bytes.ipynb), [06e Local SGD and DiLoCo](06e_local_sgd_and_diloco.ipynb),
-# [06f Data: caching and loading](06f_loading.ipynb). The evening goes on with 06b. All of them are
+# [06f Loading data](06f_loading.ipynb). The evening goes on with 06b. All of them are
 # in the [index](README.md).

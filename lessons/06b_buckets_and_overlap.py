@@ -30,7 +30,7 @@
 # is.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 buckets_guess = predict("best number of buckets", example=16)
 
@@ -53,7 +53,6 @@ from minidist import (
     all_reduce,
     cross_entropy,
 )
-from minidist.report import draw, show
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -99,8 +98,7 @@ def timed(buckets):
 
 
 for buckets in (1, 2):
-    command = "part 3 of lessons/06b_buckets_and_overlap.py"
-    show(draw("lanes", timed(buckets).traces, {"name": f"buckets: {buckets}", "command": command}))
+    picture("lanes", timed(buckets), "part 3 of lesson 06b", name=f"buckets: {buckets}")
 
 # %% [markdown]
 # ## 4 The code
@@ -170,13 +168,7 @@ print(
 # %%
 chunk = size // 16 // RANKS * links.beta
 print(f"per message: {links.alpha * 1e6:.1f} µs of latency, {chunk * 1e6:.1f} µs of bytes")
-show(
-    draw(
-        "lanes",
-        timed(16).traces,
-        {"name": "buckets: 16", "command": "part 5 of lessons/06b_buckets_and_overlap.py"},
-    )
-)
+picture("lanes", timed(16), "part 5 of lesson 06b", name="buckets: 16")
 
 # %% [markdown]
 # Is the gradient the same? To the last bits it is not, with a ring: where a chunk's sum begins

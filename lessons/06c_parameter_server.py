@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 06c Parameter server
 #
-# *50 minutes. Before it: 03, 04 and 06.*
+# *35 minutes. Before it: 03 and 06.*
 #
 # ## 1 The case
 #
@@ -29,10 +29,10 @@ from collections import Counter
 
 import numpy as np
 
-from minidist import ANY, SGD, DeadlockError, LinkModel, SimWorld, all_reduce
-from minidist.comm.sim.choosers import explore, seeded
-from minidist.course.lesson import check, expect, predict, reveal, solution
-from minidist.report import draw, show
+from minidist import ANY, SGD, DeadlockError, LinkModel, SimWorld
+from minidist.comm.sim.choosers import seeded
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
+from minidist.report import show
 from minidist.report.bench.staleness import staleness_runs, table
 from minidist.report.staleness import staleness
 from minidist.techniques import parameter_server as ps
@@ -70,30 +70,17 @@ def gradient(worker, clock, weights):
     return {"w": weights["w"] - targets - np.sin(clock + worker)}
 
 
-def run(
-    consistency, workers=3, steps=4, lr=0.1, slow=SLOW, chooser=None, compute=gradient, **options
-):
-    """Returns the world, what each rank returned, and the config."""
-    config = ps.ServerConfig(1, consistency, lambda slices: SGD(slices, lr=lr), **options)
-    world = SimWorld(
-        workers + 1,
-        links=LinkModel(alpha=0.05, beta=0),
-        **({"chooser": chooser} if chooser else {}),
-    )
-    seconds = lambda worker, clock: float(slow) if worker == workers - 1 else 1.0  # noqa: E731
-    return world, world.run(ps.run, config, {"w": np.zeros(4)}, compute, steps, seconds), config
+def run(consistency, steps=4, **options):
+    """Return the world, what each rank returned, and the config. The last worker is slow."""
+    config = ps.ServerConfig(1, consistency, lambda slices: SGD(slices, lr=0.1))
+    world = SimWorld(4, links=LinkModel(alpha=0.05, beta=0), **options)
+    seconds = lambda worker, clock: float(SLOW) if worker == 2 else 1.0  # noqa: E731
+    return world, world.run(ps.run, config, {"w": np.zeros(4)}, gradient, steps, seconds), config
 
 
 for consistency in ("bsp", "asp"):
-    # "is this push the last one?".
-    world, *_ = run(consistency, steps=lambda comm, clock: comm.time() >= 9)
-    show(
-        draw(
-            "space-time",
-            world.traces,
-            {"name": consistency, "command": "part 3 of lessons/06c_parameter_server.py"},
-        )
-    )
+    world, *_ = run(consistency, steps=lambda comm, clock: comm.time() >= 9)  # about 9 seconds
+    picture("space-time", world, "part 3 of lesson 06c", name=consistency)
 
 # %% [markdown]
 # ## 4 The code
@@ -125,7 +112,9 @@ def toy(comm, pushes, seconds):
     return weights[0]
 
 
-print(SimWorld(4).run(toy, 3, [1.0, 1.1, 3.0]))
+order, *weights = SimWorld(4).run(toy, 3, [1.0, 1.1, 3.0])
+print("the server gets pushes of the workers", *order)
+print("the workers end with the weights", *(f"{w:.3f}" for w in weights))
 
 # %% [markdown]
 # The library's server is in [server.py](../minidist/techniques/parameter_server/server.py): it
@@ -199,95 +188,6 @@ for consistency in ("bsp", "ssp:2", "asp"):
         assert np.array_equal(weights, single)
 
 # %% [markdown]
-# How many orders are there? Two pushes of each of three workers can come in 6! / (2! 2! 2!) orders.
-# `explore` runs the program in every one. Where each clock waits for all workers, fewer are left:
-# (3!)².
-
-# %%
-orders = {}
-for consistency in ("asp", "ssp:1", "ssp:0"):
-    gaps = []
-
-    def one(chooser, consistency=consistency, gaps=gaps):
-        world, _, config = run(consistency, steps=2, slow=1, chooser=chooser)
-        gaps.extend(ps.read_records(world.traces, config)[0].gaps)
-        return tuple(m.peer for m in world.traces[0].messages if m.wildcard)
-
-    orders[consistency] = len(set(explore(one)))
-    print(
-        f"{consistency}: {orders[consistency]} orders; no worker was ever more than {max(gaps)} "
-        "clocks ahead of the slowest"
-    )
-assert orders == {"asp": 90, "ssp:1": 90, "ssp:0": 36}
-
-# %% [markdown]
-# **A server or a ring?** When all workers are equally fast, what counts is the busiest port. The
-# gradient of every worker goes into a server's port, and the weights for every worker come out of
-# it: 2 n Ψ beta for n workers, where a ring (lesson 04) takes 2 (n-1)/n Ψ beta. Several servers,
-# each with a part of the weights, share that work. Eight workers, 100,000 numbers, 1 GB/s, and a
-# gradient of 2 ms; the difference of three steps and two leaves out the start:
-
-# %%
-SIZE, SECONDS, WORKERS = 100_000, 2e-3, 8
-LINKS = LinkModel(alpha=5e-6, beta=1e-9)
-
-
-def whole(worker, clock):
-    """Whole numbers, so that sums are exact."""
-    return np.full(SIZE, float(worker + clock))
-
-
-def by_server(comm, servers, steps):
-    """Return the weights after `steps` updates; the first ranks serve, each a part of them."""
-    config = ps.ServerConfig(servers, "bsp", lambda slices: SGD(slices, lr=0.5))
-
-    def cut(array):
-        return {f"w{i}": part for i, part in enumerate(np.array_split(array, servers))}
-
-    result = ps.run(
-        comm,
-        config,
-        cut(np.zeros(SIZE)),
-        lambda worker, clock, weights: cut(whole(worker, clock)),
-        steps,
-        lambda worker, clock: SECONDS,
-    )
-    return np.concatenate([result.weights[f"w{i}"] for i in range(servers)])
-
-
-def by_ring(comm, servers, steps):
-    """The same, with no server."""
-    weights = np.zeros(SIZE)
-    for clock in range(steps):
-        comm.compute(seconds=SECONDS, name=f"gradient {clock}")
-        weights -= 0.5 * all_reduce(comm, whole(comm.rank, clock), algorithm="ring")
-    return weights
-
-
-single = np.zeros(SIZE)
-for clock in range(3):
-    single -= 0.5 * sum(whole(worker, clock) for worker in range(WORKERS))
-for servers in (1, 2, 4, 8, 0):
-    ends, sent = [], []
-    for steps in (2, 3):
-        world = SimWorld(WORKERS + servers, links=LINKS)
-        weights = world.run(by_server if servers else by_ring, servers, steps)[-1]
-        ends.append(world.end_time)
-        sent.append(sum(m.nbytes for m in world.traces[-1].sent() if m.purpose != "startup"))
-    print(
-        f"{f'servers: {servers}' if servers else 'a ring':10} "
-        f"{1e3 * (ends[1] - ends[0] - SECONDS):6.2f} ms of communication per step, "
-        f"{sent[1] - sent[0]:9,} B leave a worker; "
-        f"max |w_parallel - w_single| = {np.abs(weights - single).max():g}"
-    )
-    assert np.array_equal(weights, single)
-
-# %% [markdown]
-# One server takes several times the ring's time, for about half of the bytes from a worker. With as
-# many servers as workers the time is about the ring's. (Put a server on every worker, and push and
-# pull *are* a reduce-scatter and an all-gather: the `ordered` all-reduce of lesson 04b.)
-
-# %% [markdown]
 # ## 6 Break it
 #
 # Stale gradients are right, but late, and a late correction must be a small one. For a loss λw²/2
@@ -316,14 +216,11 @@ limit = 2 * np.sin(np.pi / (4 * tau + 2))
 print(f"the limit for a delay of {tau}: {limit:.3f}")
 for lr in (0.9 * limit, 1.1 * limit):
     [(delay, _)], size = swing(lr)
-    print(f"learning rate {lr:.3f}, staleness {delay}: |w| {'shrinks' if size < 1 else 'grows'}")
+    print(f"learning rate {lr:.3f}, staleness {delay}: |w| goes from 1 to {size:.2g}")
     assert delay == tau
     assert (size < 1) == (lr < limit)
 _, size = swing(1.1 * limit, staleness_aware=True)
-print(
-    f"learning rate {1.1 * limit:.3f} divided by each update's staleness: |w| "
-    f"{'shrinks' if size < 1 else 'grows'}"
-)
+print(f"learning rate {1.1 * limit:.3f} divided by each update's staleness: |w| {size:.2g}")
 assert size < 1
 
 # %% [markdown]
@@ -354,9 +251,9 @@ with expect(DeadlockError):
     SimWorld(3).run(forgetful)
 
 # %% [markdown]
-# ## 7 Exercises
+# ## 7 Exercise: the SSP bound
 #
-# **The SSP bound.** Write the server and the workers. Rank 0 is the server; it starts with weights 0, one number per
+# Write the server and the workers. Rank 0 is the server; it starts with weights 0, one number per
 # worker. A worker, for each clock in `range(steps)`, calls `compute(clock, weights)`, which returns
 # its gradient, and pushes it (one message). The server adds gradients to the weights as they
 # arrive, and replies with the weights (one message): a worker may start clock c when the slowest
@@ -391,34 +288,6 @@ reveal("06c.ssp")
 check("06c.ssp", solution("06c.ssp"))
 
 # %% [markdown]
-# **A sum through servers.** The first `servers` ranks are servers, the others workers. Server i owns
-# part i of the array, as `np.array_split(gradient, servers)` cuts it. Return on a worker the sum of
-# all workers' gradients, on a server the sum of its part. A server has no gradient: its `gradient`
-# has the same size and holds nan. Use `comm.send` and `comm.recv`; a worker may send no more than
-# its gradient.
-
-
-# %%
-def through_servers(comm, servers, gradient):
-    if comm.rank >= servers:
-        for server, part in enumerate(np.array_split(gradient, servers)):
-            comm.send(part, server)
-        return gradient
-    total = np.zeros_like(np.array_split(gradient, servers)[comm.rank])
-    for worker in range(servers, comm.size):
-        part = np.empty_like(total)
-        comm.recv(part, worker)
-        total = total + part
-    return total
-
-
-check("06c.through_servers", through_servers)
-
-# %%
-reveal("06c.through_servers")
-check("06c.through_servers", solution("06c.through_servers"))
-
-# %% [markdown]
 # ## 8 Takeaway
 #
 # - A parameter server trades **fresh weights for no waiting**; bsp, ssp:s and asp are one server
@@ -426,8 +295,6 @@ check("06c.through_servers", solution("06c.through_servers"))
 # - ssp: fastest - slowest ≤ **s**; a reader at clock c sees every update **up to clock c - s - 1**,
 #   and its own. Stable while **aλ < 2 sin(π / (4τ + 2))**; τ = workers - 1 for equal workers in
 #   asp.
-# - Through one server n Ψ go in and n Ψ come out of **one port**, n²/(n-1) times a ring's time; n
-#   servers are as fast as a ring.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -28,7 +28,7 @@
 # Eight percentage points off is good enough.
 
 # %%
-from minidist.course.lesson import check, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 guess = {
     "at once": predict("right after pruning at once", example=40, unit="%"),
@@ -51,7 +51,6 @@ from minidist import (
     no_grad,
 )
 from minidist.parallel.compressor import compress
-from minidist.report import draw, show
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable
 from minidist.techniques.pruning.schedule import SparsitySchedule
 from minidist.techniques.pruning.selection import keep_largest, magnitude_keys, selection_bytes
@@ -105,17 +104,15 @@ def right(model):
 gradually = SparsitySchedule(0.8, 30, 100, 5)
 dense = SimWorld(1).run(train)[0]
 small = SimWorld(1).run(train, schedule=gradually)[0]
-command = (
-    "minidist train --model mlp --steps 150 --sparsity 0.8 --sparsity-schedule 30,100,5 --trace "
-    "t.jsonl; minidist report t.jsonl --picture loss"
+picture(
+    "loss",
+    [],
+    "minidist train --model mlp --steps 150 --sparsity 0.8 --sparsity-schedule 30,100,5",
+    losses=small[0],
+    reference_losses=dense[0],
+    title="dense and sparse",
+    names=("dense", "80 % zeros"),
 )
-header = {
-    "losses": small[0],
-    "reference_losses": dense[0],
-    "command": command,
-    "title": "dense and sparse",
-}
-show(draw("loss", [], header, names=("dense", "80 % zeros")))
 
 # %% [markdown]
 # ## 4 The code

@@ -31,11 +31,10 @@ import tempfile
 
 import numpy as np
 
-from minidist import SimWorld, Tensor, TrainConfig, load_dataset
-from minidist.course.lesson import check, predict, reveal, solution
+from minidist import SimWorld, Tensor, load_dataset
+from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
-from minidist.report import draw, show
 from minidist.techniques.distillation.loss import distillation_loss
 
 # %% [markdown]
@@ -59,48 +58,28 @@ sent_guess = predict("bytes that the teacher sends in three steps", example=1_00
 # The last of four ranks has the teacher. Bytes by who sends and who receives:
 
 # %%
-JOB = {
-    "layers": 1,
-    "width": 16,
-    "heads": 2,
-    "context": 16,
-    "data": "markov",
-    "micro_batch": 2,
-    "reduction": "ordered",
-}
+TEXTS = {"context": 16, "micro_batch": 2}
 with tempfile.TemporaryDirectory() as folder:
-    SimWorld(1).run(
-        train_job,
-        TrainConfig.make(
-            **{**JOB, "layers": 2, "width": 32, "micro_batch": 8}, steps=150, lr=0.01, save=folder
-        ),
+    teacher = small_job(
+        layers=2, width=32, context=16, micro_batch=8, steps=150, lr=0.01, save=folder
     )
-    alone = TrainConfig.make(**JOB, lr=0.02, steps=80, evaluate_every=80)
-    with_teacher = alone.model_copy(
-        update={"distill_from": folder, "temperature": 1.0, "distill_weight": 0.9}
-    )
-    held_out = {
-        name: SimWorld(1).run(train_job, config)[0].held_out[80]
-        for name, config in (("the text alone", alone), ("with the teacher", with_teacher))
-    }
-    taught = {
-        **JOB,
-        "distill_from": folder,
-        "temperature": 2.0,
-        "distill_weight": 0.5,
-        "dp": 3,
-        "steps": 3,
-    }
+    SimWorld(1).run(train_job, teacher)
+
+    # A student alone, and the same one with the teacher.
+    alone = {**TEXTS, "lr": 0.02, "steps": 80, "evaluate_every": 80}
+    taught = {**alone, "distill_from": folder, "temperature": 1.0, "distill_weight": 0.9}
+    held_out = [
+        SimWorld(1).run(train_job, small_job(**job))[0].held_out[80] for job in (alone, taught)
+    ]
+
+    # Three students, with the teacher on a fourth rank, and on every rank.
+    three = {**TEXTS, "distill_from": folder, "temperature": 2.0, "dp": 3, "steps": 3}
     world = SimWorld(4)
-    losses = world.run(train_job, TrainConfig.make(**taught, teacher_ranks=1))[0].losses
+    losses = world.run(train_job, small_job(**three, teacher_ranks=1))[0].losses
     sent = world.traces[3].bytes_by_purpose()["teacher"]
-    everywhere = SimWorld(3).run(train_job, TrainConfig.make(**taught))[0].losses
-    verdict = SimWorld(4).run(compare_rank, TrainConfig.make(**taught, teacher_ranks=1))[0]
-header = {
-    "name": "a teacher and three students",
-    "command": "part 3 of lessons/09d_distillation.py",
-}
-show(draw("bytes-matrix", world.traces, header))
+    everywhere = SimWorld(3).run(train_job, small_job(**three))[0].losses
+    verdict = SimWorld(4).run(compare_rank, small_job(**three, teacher_ranks=1))[0]
+picture("bytes-matrix", world, "part 3 of lesson 09d", name="a teacher and three students")
 
 # %% [markdown]
 # ## 4 The code
@@ -136,11 +115,11 @@ print(f"max |gradient - the library's| = {np.abs(gradient - logits.grad[0]).max(
 
 # %%
 entropy = load_dataset("markov").entropy
-for name, loss_of in held_out.items():
-    print(f"{name:16}: loss {loss_of:.3f}, {loss_of - entropy:.3f} above the entropy")
-text_alone, taught_loss = held_out.values()
-times_guess.judge((text_alone - entropy) / (taught_loss - entropy), within=1.0)
-assert text_alone - entropy > 2 * (taught_loss - entropy)
+above = [loss - entropy for loss in held_out]
+print(f"the text alone  : {above[0]:.3f} above the entropy")
+print(f"with the teacher: {above[1]:.3f} above the entropy")
+times_guess.judge(above[0] / above[1], within=1.0)
+assert above[0] > 2 * above[1]
 
 # %% [markdown]
 # A teacher is a checkpoint, and a student a job that names it. Where the teacher is changes no bit of
@@ -169,9 +148,7 @@ for own, name in ((T, "both at temperature 2"), (1.0, "the student at temperatur
 # %% [markdown]
 # ## 7 Exercise: teachers and students
 #
-# A small model learns more from a large one's *probabilities* than from labels: that a
-# 3 looks a little like an 8 is in them, the more so when the logits are divided by a temperature
-# first (Hinton et al. 2015). Ranks 0 to `teachers` - 1 have the teacher, the others are students:
+# Ranks 0 to `teachers` - 1 have the teacher, the others are students:
 # student j is rank `teachers` + j, and its teacher is rank j % `teachers`. `logits(j)` returns, on
 # a teacher, the logits for student j's rows. Return, on a student, its soft targets softmax(logits
 # / temperature), an array (rows, 4); on a teacher an empty one, (0, 4).

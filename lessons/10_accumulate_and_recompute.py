@@ -25,6 +25,7 @@
 # forward?
 
 # %%
+from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -38,19 +39,16 @@ from minidist import (
     Module,
     SimWorld,
     Tensor,
-    TrainConfig,
     batch_coordinates,
     cross_entropy,
 )
 from minidist.base.memory import account_memory
 from minidist.core.base.watchers import track
-from minidist.course.lesson import check, predict, solution
+from minidist.course.lesson import check, picture, predict, solution
 from minidist.course.story import story
-from minidist.job.train.trainer import train
 from minidist.nn import checkpoint
 from minidist.nn.revolve import revolve_advances
 from minidist.nn.segments import budgeted_segments
-from minidist.report import draw, show
 
 LAYERS, WIDTH, ROWS = 16, 64, 512
 UNIT = 8 * ROWS * WIDTH  # bytes of one layer's output, for all rows
@@ -122,8 +120,7 @@ plans = {"as it is": {}, "4 micro-batches": {"micro_batches": 4}, "2 segments": 
 for title, plan in plans.items():
     world = SimWorld(1)
     world.run(step, **plan)
-    command = "part 3 of lessons/10_accumulate_and_recompute.py"
-    show(draw("memory", world.traces, {"command": command, "title": title}))
+    picture("memory", world, "part 3 of lesson 10", title=title)
 
 # %% [markdown]
 # ## 4 The code
@@ -245,15 +242,10 @@ def accumulate(comm, quietly, passes=4):
     parallel = DistributedDataParallel(model, comm, reduction="sum")
     mine = np.arange(ROWS).reshape(passes, comm.size, -1)[:, comm.rank]
     for number, part in enumerate(mine):
-        if quietly and number < passes - 1:
-            with parallel.no_sync():
-                loss = cross_entropy(
-                    parallel(Tensor(rows[part, :16])), targets[part] % 10, divisor=ROWS
-                )
-        else:
-            loss = cross_entropy(
-                parallel(Tensor(rows[part, :16])), targets[part] % 10, divisor=ROWS
-            )
+        alone = quietly and number < passes - 1
+        with parallel.no_sync() if alone else nullcontext():
+            outputs = parallel(Tensor(rows[part, :16]))
+            loss = cross_entropy(outputs, targets[part] % 10, divisor=ROWS)
         loss.backward()
     return parallel.flat.grad.copy()
 
@@ -271,23 +263,8 @@ print(f"max |difference| = {np.abs(gradients[0] - gradients[1]).max():.1e}")
 assert np.abs(gradients[0] - gradients[1]).max() < 1e-12
 
 # %% [markdown]
-# To the optimizer four passes are one batch of four times the size, exactly as four ranks are
-# (lesson 06). So the learning rate follows it in the same way: `--base-batch` is the batch for
-# which `--lr` is right, and `--lr-scaling linear` multiplies by the ratio, however the batch has
-# grown. Two ranks with two passes and four ranks with one train the same weights:
-
-# %%
-GROWN = {"data": "markov", "layers": 1, "width": 16, "heads": 2, "context": 8, "micro_batch": 2}
-GROWN |= {"base_batch": 2, "lr_scaling": "linear:2", "optimizer": "sgd", "lr": 0.1, "steps": 3}
-GROWN |= {"reduction": "ordered", "precision": "fp64"}
-trained = {}
-for ranks, passes in ((4, 1), (2, 2), (1, 4)):
-    config = TrainConfig.make(**GROWN, dp=ranks, accumulation=passes)
-    result = SimWorld(ranks).run(train, config)[0]
-    trained[ranks] = result.losses
-    factor = result.measured["lr_scaling"]["factor"]
-    print(f"{ranks} ranks x {passes} passes: rate x {factor:g}, loss {result.losses[-1]:.12f}")
-assert np.ptp(list(trained.values()), axis=0).max() < 1e-12
+# To the optimizer four passes are one batch of four times the size, exactly as four ranks are, so the
+# learning rate follows it in the same way (lesson 06).
 
 # %% [markdown]
 # ## 6 Break it
@@ -374,25 +351,6 @@ check("10.recompute", recompute)
 # %%
 for name in ("10.pick_segments", "10.recompute"):
     check(name, solution(name))
-
-# %% [markdown]
-# And the three batch sizes of a DeepSpeed file: `train` (train_batch_size), `micro`
-# (train_micro_batch_size_per_gpu) and `steps` (gradient_accumulation_steps); what is missing is None.
-# Return all three as DeepSpeed does, or None when they do not fit: train = micro x steps x ranks.
-# Where only train or only micro is given, steps is 1; steps alone determines nothing.
-
-
-# %%
-def batch_sizes(ranks, train, micro, steps):
-    steps = steps or 1
-    micro = micro or train // steps
-    return micro * steps, micro, steps
-
-
-check("10.batch_sizes", batch_sizes)
-
-# %%
-check("10.batch_sizes", solution("10.batch_sizes"))
 
 # %% [markdown]
 # ## 8 Takeaway

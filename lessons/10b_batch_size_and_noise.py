@@ -23,17 +23,13 @@
 # samples does the same progress take with a batch of 256 in place of 4, with the best rate for each?
 
 # %%
-import tempfile
-from pathlib import Path
-
 import numpy as np
 
-from minidist import SimWorld, TrainConfig
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist import SimWorld
+from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.job.train.update import NonFiniteError
-from minidist.report import draw, show
 from minidist.techniques.adaptive_batch.noise_scale import estimate, estimate_of_shares
 from minidist.techniques.memory_trials.trials import fit_micro_batch
 
@@ -55,31 +51,22 @@ samples_guess = predict("times as many samples with a batch of 256", example=64)
 # The same GPT with 4 samples per step and a learning rate of 0.2, and with 64 samples and a rate
 # three times as large. Sixteen times the samples buy a smoother curve and little else:
 
+
 # %%
-JOB = {
-    "model": "gpt",
-    "layers": 1,
-    "width": 16,
-    "heads": 2,
-    "context": 8,
-    "data": "markov",
-    "reduction": "ordered",
-    "optimizer": "sgd",
-}
+def losses(batch, lr):
+    job = small_job(optimizer="sgd", global_batch=batch, lr=lr, steps=60)
+    return SimWorld(1).run(train, job)[0].losses
 
 
-def losses(batch, lr, steps=60):
-    config = TrainConfig.make(**JOB, global_batch=batch, lr=lr, steps=steps)
-    return SimWorld(1).run(train, config)[0].losses
-
-
-header = {
-    "losses": losses(64, 0.6),
-    "reference_losses": losses(4, 0.2),
-    "command": "part 3 of lessons/10b_batch_size_and_noise.py",
-    "title": "16 times the samples, 3 times the rate",
-}
-show(draw("loss", [], header, names=("4 samples", "64 samples")))
+picture(
+    "loss",
+    [],
+    "part 3 of lesson 10b",
+    losses=losses(64, 0.6),
+    reference_losses=losses(4, 0.2),
+    title="16 times the samples, 3 times the rate",
+    names=("4 samples", "64 samples"),
+)
 
 # %% [markdown]
 # ## 4 The code
@@ -112,19 +99,15 @@ print(f"|G|^2 = {G:g}, tr(Sigma) = {noise:g}")
 
 # %%
 batch_guess.judge(worth)
-MEASURE = {**JOB, "dp": 2, "global_batch": 16, "noise_scale": True, "steps": 40}
-MEASURE |= {"lr": 0.2}
-noise = SimWorld(2).run(train, TrainConfig.make(**MEASURE))[0].measured["noise_scale"]["samples"]
+job = small_job(optimizer="sgd", dp=2, global_batch=16, noise_scale=True, lr=0.2, steps=40)
+noise = SimWorld(2).run(train, job)[0].measured["noise_scale"]["samples"]
 print(f"noise scale: {noise:.1f} samples")
 gains = {}
+print("batch  gain of a step  best rate  linear rule  samples for the same progress")
 for batch in (4, 8, 16, 32, 64, 256):
     gains[batch] = 1 / (1 + noise / batch)
     rate = gains[batch] / gains[4]
-    print(
-        f"batch {batch:3}: gain of a step {gains[batch]:4.0%} of the largest;"
-        f" best rate x {rate:4.1f}, by the linear rule x {batch / 4:2.0f};"
-        f" samples for the same progress x {batch / gains[batch] * gains[4] / 4:4.1f}"
-    )
+    print(f"{batch:5} {gains[batch]:15.0%} {rate:10.1f} {batch / 4:12.0f} {batch / 4 / rate:30.1f}")
 samples_guess.judge(256 / gains[256] * gains[4] / 4, within=0.25)
 assert noise > 0
 assert gains[256] / gains[4] < 256 / 4
@@ -137,15 +120,14 @@ assert gains[256] / gains[4] < 256 / 4
 # that is told these batches trains the same weights:
 
 # %%
-ADAPTIVE = {"dp": 2, "global_batch": 2, "adaptive_batch": 16, "lr_scaling": "linear:2"}
-ADAPTIVE |= {"lr": 0.5, "steps": 6}
-config = TrainConfig.make(**JOB, **ADAPTIVE)
-for shares, steps in SimWorld(2).run(train, config)[0].runs:
+growing = {"adaptive_batch": 16, "lr_scaling": "linear:2", "lr": 0.5, "steps": 6}
+job = small_job(optimizer="sgd", dp=2, global_batch=2, **growing)
+for shares, steps in SimWorld(2).run(train, job)[0].runs:
     print(
         f"{shares.samples} samples, {shares.accumulation} micro-batches per rank, for {steps} steps"
     )
-verdict = SimWorld(2).run(compare_rank, config)[0]
-print(f"{verdict.sentence()}; max |w_parallel - w_single| = {verdict.max_difference['weights']:g}")
+verdict = SimWorld(2).run(compare_rank, job)[0]
+print(verdict.sentence())
 assert verdict.equal
 
 # %% [markdown]
@@ -155,40 +137,20 @@ assert verdict.equal
 # `--memory-budget`:
 
 # %%
-SMALL = {"layers": 2, "width": 32, "context": 32, "data": "markov", "global_batch": 32, "steps": 2}
-auto = TrainConfig.make(**SMALL, dp=2, micro_batch="auto", memory_budget=1.5e6)
+many = {"layers": 2, "width": 32, "context": 32, "global_batch": 32, "steps": 2, "dp": 2}
+auto = small_job(**many, micro_batch="auto", memory_budget=1.5e6)
 fitted, line = fit_micro_batch(auto, ranks=2)
 print(line)
 for micro, fits in ((fitted.micro_batch, True), (2 * fitted.micro_batch, False)):
-    results = SimWorld(2).run(train, TrainConfig.make(**SMALL, dp=2, micro_batch=micro))
+    results = SimWorld(2).run(train, small_job(**many, micro_batch=micro))
     peak = max(result.peak_bytes for result in results)
     print(f"--micro-batch {micro}: {peak:,} B in use at the same time")
     assert (peak <= auto.memory_budget) == fits
 
 # %% [markdown]
-# A machine that is shared has more memory at one time than at another. `--memory-budget-file` names
-# a file with the bytes that a rank may hold, which every rank reads between two steps. The samples of
-# a step stay, and only their cut into micro-batches changes:
-
-# %%
-with tempfile.TemporaryDirectory() as folder:
-    file = Path(folder) / "budget"
-    file.write_text("1.5e6")
-
-    def another_program(state):
-        if state.rank == 0 and state.step in (2, 5):
-            file.write_text("8e5" if state.step == 2 else "1.5e6")
-
-    another_program.reads_tensors = False
-    shared = {**SMALL, "steps": 9, "dp": 2, "micro_batch": 4}
-    config = TrainConfig.make(**shared, memory_budget_file=str(file))
-    result = SimWorld(2).run(train, config, [another_program])[0]
-    same = SimWorld(2).run(train, TrainConfig.make(**shared))[0]
-for micro, steps in result.measured["micro_batches"]:
-    print(f"micro-batches of {micro:2} samples for {steps} step{'s' * (steps != 1)}")
-print(
-    f"loss {result.losses[-1]:.5f}, and {same.losses[-1]:.5f} with micro-batches of 4 in all steps"
-)
+# On a machine that is shared, `--memory-budget-file` names a file with the bytes that a rank may hold.
+# Every rank reads it between two steps; the samples of a step stay, and only their cut into
+# micro-batches changes.
 
 # %% [markdown]
 # ## 6 Break it

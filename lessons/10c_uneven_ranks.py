@@ -22,12 +22,11 @@
 # %%
 import numpy as np
 
-from minidist import LinkModel, SimWorld, TrainConfig
-from minidist.course.lesson import check, predict, reveal, solution
+from minidist import LinkModel, SimWorld
+from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
 from minidist.data import weighted_shards
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
-from minidist.report import draw, show
 
 # %% [markdown]
 # ## 2 Predict
@@ -48,34 +47,18 @@ time_guess = predict("time of a step, over that with equal shares", example=0.75
 # Two steps with equal shares; then the ranks exchange their seconds per row, and two steps with
 # shares in proportion to their speeds.
 
+
 # %%
-JOB = {
-    "model": "gpt",
-    "layers": 1,
-    "width": 16,
-    "heads": 2,
-    "context": 8,
-    "data": "markov",
-    "reduction": "ordered",
-}
-SLOW = LinkModel(
-    alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: (1.0, 1.0, 4.0)[rank]
-)
-world = SimWorld(3, links=SLOW)
-result = world.run(
-    train, TrainConfig.make(**JOB, dp=3, global_batch=36, weights="measured:2", steps=4)
-)[0]
-command = (
-    "minidist train --dp 3 --global-batch 36 --weights measured:2 --steps 4 --trace t.jsonl;"
-    " minidist report t.jsonl --picture lanes"
-)
-show(
-    draw(
-        "lanes",
-        world.traces,
-        {"command": command, "title": "measured shares, rank 2 four times as slow"},
-    )
-)
+def links(*slowness):
+    """Links between ranks that compute so many times as slowly."""
+    slowdown = slowness.__getitem__
+    return LinkModel(alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=slowdown)
+
+
+world = SimWorld(3, links=links(1, 1, 4))
+result = world.run(train, small_job(dp=3, global_batch=36, weights="measured:2", steps=4))[0]
+command = "minidist train --dp 3 --global-batch 36 --weights measured:2 --steps 4"
+picture("lanes", world, command, title="measured shares, rank 2 four times as slow")
 
 # %% [markdown]
 # ## 4 The code
@@ -102,27 +85,32 @@ for speeds in ([1, 1, 1], [1, 1, 0.5], [3, 2, 2]):
 #
 # The shares, the time of a step, and jobs with uneven shares against one device.
 
+
 # %%
+def seconds_of(world, step):
+    """How long a step of a job has taken, until its last rank was done."""
+    ends = [
+        max(s.end for t in world.traces for s in t.spans if s.name == f"step {i}")
+        for i in (step - 1, step)
+    ]
+    return ends[1] - ends[0]
+
+
 runs = [([sum(rows) for rows in shares.rows], steps) for shares, steps in result.runs]
-print("rows of the ranks, for so many steps:", runs)
-ends = [
-    max(s.end for t in world.traces for s in t.spans if s.name == f"step {i}") for i in range(4)
-]
-share = (ends[3] - ends[2]) / (ends[1] - ends[0])
+for rows, steps in runs:
+    print(f"{steps} steps in which the ranks have {rows} rows")
+share = seconds_of(world, 3) / seconds_of(world, 1)
 rows_guess.judge(runs[1][0][2])
 time_guess.judge(share, within=0.25)
 assert runs == [([12, 12, 12], 2), ([16, 16, 4], 2)]
 assert share < 0.5
 
-for values in (
-    {"dp": 3, "global_batch": 36, "weights": "measured:2", "steps": 4},
-    {"dp": 3, "global_batch": 8, "weights": "2,1,1", "zero": 3, "steps": 2},
+for job in (
+    small_job(dp=3, global_batch=36, weights="measured:2", steps=4),
+    small_job(dp=3, global_batch=8, weights="2,1,1", zero=3, steps=2),
 ):
-    sim = SimWorld(values["dp"], links=SLOW)
-    verdict = sim.run(compare_rank, TrainConfig.make(**JOB, **values))[0]
-    print(
-        f"{verdict.sentence()}; max |w_parallel - w_single| = {verdict.max_difference['weights']:g}"
-    )
+    verdict = SimWorld(3, links=links(1, 1, 4)).run(compare_rank, job)[0]
+    print(verdict.sentence())
     assert verdict.equal
 
 # %% [markdown]
@@ -136,41 +124,26 @@ for values in (
 # waits before, and hardly any more after it.
 
 # %%
-LAYERS = {
-    **JOB,
-    "layers": 8,
-    "pp": 2,
-    "microbatches": 8,
-    "micro_batch": 1,
-    "steps": 6,
-    "repartition_every": 3,
-}
-SLOW_STAGE = LinkModel(
-    alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: (1.0, 4.0)[rank]
-)
-world = SimWorld(2, links=SLOW_STAGE)
-cuts = world.run(train, TrainConfig.make(**LAYERS))[0].measured["partitions"]
+two_stages = {"layers": 8, "pp": 2, "microbatches": 8, "micro_batch": 1, "steps": 6}
+job = small_job(**two_stages, repartition_every=3)
+world = SimWorld(2, links=links(1, 4))
+cuts = world.run(train, job)[0].measured["partitions"]
 for partition, steps in cuts:
     print(f"layers of the stages: {partition}, for {steps} steps")
-sent = [m for t in world.traces for m in t.sent("repartition")]
-(move,) = [m for m in sent if m.operation == "message"]
-print(f"one message of {move.nbytes:,} B, from rank {move.rank} to rank {move.peer}")
-ends = [
-    max(s.end for t in world.traces for s in t.spans if s.name == f"step {i}") for i in range(6)
-]
-share = (ends[5] - ends[4]) / (ends[2] - ends[1])
+moves = [m for t in world.traces for m in t.sent("repartition") if m.operation == "message"]
+for move in moves:
+    print(f"a message of {move.nbytes:,} B, from rank {move.rank} to rank {move.peer}")
+share = seconds_of(world, 5) / seconds_of(world, 2)
 print(f"a step takes {share:.2f} of its time")
-assert [partition for partition, _ in cuts] == ["4,4", "7,1"]
+assert ([partition for partition, _ in cuts], len(moves)) == (["4,4", "7,1"], 1)
 assert share < 0.5
 
-command = (
-    "minidist train --layers 8 --pp 2 --microbatches 8 --micro-batch 1 --repartition-every 3"
-    " --steps 6 --trace t.jsonl; minidist report t.jsonl --picture lanes"
+command = "minidist train --layers 8 --pp 2 --microbatches 8 --repartition-every 3 --steps 6"
+picture(
+    "lanes", world, command, title="stages cut anew after three steps, rank 1 four times as slow"
 )
-title = "stages cut anew after three steps, rank 1 four times as slow"
-show(draw("lanes", world.traces, {"command": command, "title": title}))
 
-verdict = SimWorld(2, links=SLOW_STAGE).run(compare_rank, TrainConfig.make(**LAYERS))[0]
+verdict = SimWorld(2, links=links(1, 4)).run(compare_rank, job)[0]
 print(verdict.sentence())
 assert verdict.equal
 

@@ -29,7 +29,7 @@
 # 1 means: as much as in data parallelism. Think of what an all-reduce consists of (lesson 04).
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 state_guess = predict("optimizer state of a rank, over data parallelism's", example=1.0)
 bytes_guess = predict("bytes that a rank sends, over data parallelism's", example=1.5)
@@ -57,7 +57,7 @@ from minidist import (
 from minidist.base.memory import account_memory
 from minidist.course.story import story
 from minidist.planning.zero_stages import model_states
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.zero_bars import zero_bars
 
 # %% [markdown]
@@ -128,11 +128,12 @@ def train(comm, stage, steps=3, dtype=np.float32):
 
 world = SimWorld(2, links=LinkModel(alpha=2e-5, beta=2e-9, flops=2e9, memory_bandwidth=4e9))
 world.run(train, stage=1, steps=1)
-command = (
-    "minidist train --model mlp --data glyphs --dp 2 --zero 1 --steps 1 --trace t.jsonl; "
-    "minidist report t.jsonl"
+picture(
+    "space-time",
+    world,
+    "minidist train --model mlp --data glyphs --dp 2 --zero 1 --steps 1",
+    name="a step of ZeRO 1",
 )
-show(draw("space-time", world.traces, {"name": "a step of ZeRO 1", "command": command}))
 
 # %% [markdown]
 # The messages of one step on 4 ranks, with 8 weights in place of a model: the gradients are reduced

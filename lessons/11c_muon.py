@@ -30,7 +30,7 @@
 # rank and back. A quarter off is good enough for both.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 
 values_guess = predict("largest singular value over the smallest, after five rounds", example=1.0)
 bytes_guess = predict("times fewer bytes with an owner for each matrix, 8 ranks", example=8.0)
@@ -44,7 +44,6 @@ from minidist import (
     MLP,
     LinkModel,
     SimWorld,
-    TrainConfig,
     UsageError,
     all_gather,
     fully_shard,
@@ -54,7 +53,6 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim import Muon, newton_schulz
 from minidist.parallel import WholeMatrices
-from minidist.report import draw, show
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -67,27 +65,22 @@ from minidist.report import draw, show
 # A step of ZeRO 1 on four ranks. Between the gradients and the gather of the parameters are two
 # all-to-alls, the parts on their way to the owners and the results on their way back:
 
+
 # %%
-MUON = {
-    "model": "gpt",
-    "layers": 2,
-    "width": 32,
-    "heads": 2,
-    "context": 16,
-    "data": "markov",
-    "optimizer": "muon",
-    "momentum": 0.95,
-    "nesterov": True,
-    "lr": 0.02,
-    "reduction": "ordered",
-}
+def muon_job(**settings):
+    """The settings of a job with Muon on a GPT of two layers."""
+    muon = {"optimizer": "muon", "momentum": 0.95, "nesterov": True, "lr": 0.02}
+    return small_job(layers=2, width=32, **muon, **settings)
+
+
 world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
-world.run(train, TrainConfig.make(**MUON, micro_batch=2, dp=4, zero=1, steps=1))
-command = (
-    "minidist train --optimizer muon --dp 4 --zero 1 --steps 1 --trace t.jsonl; minidist report "
-    "t.jsonl --picture lanes"
+world.run(train, muon_job(micro_batch=2, dp=4, zero=1, steps=1))
+picture(
+    "lanes",
+    world,
+    "minidist train --optimizer muon --dp 4 --zero 1 --steps 1",
+    title="ZeRO 1 with Muon",
 )
-show(draw("lanes", world.traces, {"command": command, "title": "ZeRO 1 with Muon"}))
 
 # %% [markdown]
 # ## 4 The code
@@ -148,8 +141,7 @@ values_guess.judge(values.max() / values.min(), within=0.25)
 bytes_of = {}
 for form in ("everywhere", "owner"):
     world = SimWorld(8)
-    config = TrainConfig.make(**MUON, global_batch=8, steps=1, dp=8, zero=3, orthogonalize=form)
-    world.run(train, config)
+    world.run(train, muon_job(global_batch=8, steps=1, dp=8, zero=3, orthogonalize=form))
     bytes_of[form] = sum(trace.bytes_by_purpose()["muon"] for trace in world.traces)
     print(f"{form:10} {bytes_of[form]:9,} B from all ranks in a step")
 bytes_guess.judge(bytes_of["everywhere"] / bytes_of["owner"], within=0.25)
@@ -164,8 +156,7 @@ for zero in (0, 1, 2, 3):
     for form in ("owner", "everywhere"):
         world = SimWorld(4)
         verdict = world.run(
-            compare_rank,
-            TrainConfig.make(**MUON, micro_batch=2, steps=2, dp=4, zero=zero, orthogonalize=form),
+            compare_rank, muon_job(micro_batch=2, steps=2, dp=4, zero=zero, orthogonalize=form)
         )[0]
         sent = sum(trace.bytes_by_purpose().get("muon", 0) for trace in world.traces) / 2
         print(
@@ -187,9 +178,9 @@ def own_shard(self, parameter, update, shapes):
 
 
 with patch.object(WholeMatrices, "_orthogonal", own_shard):
-    wrong = SimWorld(2).run(
-        compare_rank, TrainConfig.make(**MUON, micro_batch=2, steps=2, tp=2, precision="fp64")
-    )[0]
+    wrong = SimWorld(2).run(compare_rank, muon_job(micro_batch=2, steps=2, tp=2, precision="fp64"))[
+        0
+    ]
 print(f"losses {', '.join(f'{loss:.3f}' for loss in wrong.losses)}; {wrong.first_difference}")
 assert not wrong.equal
 

@@ -28,7 +28,7 @@
 # Count gathers and reduce-scatters; each sends (n-1)/n of a layer from a rank.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 traffic_guess = predict("bytes that a rank sends in a step, over (n-1)/n Ψ", example=2)
 layers_guess = predict("whole layers at the peak, with one layer gathered ahead", example=1)
@@ -57,7 +57,7 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.course.story import story
-from minidist.report import draw, show
+from minidist.report import show
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -141,8 +141,7 @@ for prefetch in (0, 1, 2):
     results = world.run(train, prefetch)
     runs[prefetch] = (second_step(world.traces), results[0])
 for prefetch in (0, 1):
-    header = {"name": f"prefetch {prefetch}", "command": "part 3 of lessons/12_zero_3_fsdp.py"}
-    show(draw("lanes", runs[prefetch][0], header))
+    picture("lanes", runs[prefetch][0], "part 3 of lesson 12", name=f"prefetch {prefetch}")
 
 # %% [markdown]
 # One gather, message by message: before it each rank has 2 of 8 weights, after it all of them. FSDP
@@ -245,8 +244,7 @@ def data_parallel(comm, steps=2, dtype=np.float32):
 for title, program in (("data parallelism", data_parallel), ("fully sharded", train)):
     world = SimWorld(RANKS)
     (_, _, held), *_ = world.run(program)
-    header = {"title": title, "command": "part 5 of lessons/12_zero_3_fsdp.py"}
-    show(draw("memory", world.traces[:1], header))
+    picture("memory", world.traces[:1], "part 5 of lesson 12", title=title)
     model_bytes = sum(held[kind] for kind in ("parameter", "gradient", "optimizer"))
     print(f"{title}: between steps {model_bytes:,} B, that is {model_bytes / psi:g} Ψ")
 

@@ -29,7 +29,7 @@
 # The norms and two of the biases are whole on every rank. 5 % off is good enough.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 
 bytes_guess = predict("bytes that a rank sends in forward and backward", example=16_384, unit="B")
 share_guess = predict("parameters that a rank holds, in percent", example=50, unit="%")
@@ -38,27 +38,21 @@ share_guess = predict("parameters that a rank holds, in percent", example=50, un
 import numpy as np
 
 from minidist import (
-    GPT,
-    SGD,
     Block,
-    FlatParameters,
     FlopCounter,
     GPTConfig,
     LinkModel,
     MismatchError,
     SimWorld,
     Tensor,
-    TrainConfig,
     gpt_plan,
     parallelize_module,
 )
 from minidist.core.parallel.tensor import layers
 from minidist.course.story import story
 from minidist.job.equality.compare import compare_rank
-from minidist.job.train.trainer import train as train_job
-from minidist.parallel.replica_check import check_module_replicas
-from minidist.parallel.tensor import full_state_dict
-from minidist.report import draw, show
+from minidist.job.train.trainer import train
+from minidist.report import show
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 
 # %% [markdown]
@@ -118,8 +112,9 @@ def one_block(comm, compute=True):
 
 world = SimWorld(2, links=LinkModel(alpha=2e-6, beta=1e-10, flops=2e11, memory_bandwidth=1e11))
 world.run(one_block)
-command = "minidist train --tp 2 --layers 1 --steps 1 --trace t.jsonl; minidist report t.jsonl"
-show(draw("space-time", world.traces, {"name": "a block on 2 ranks", "command": command}))
+picture(
+    "space-time", world, "minidist train --tp 2 --layers 1 --steps 1", name="a block on 2 ranks"
+)
 
 # %% [markdown]
 # ## 4 The code
@@ -180,35 +175,19 @@ bytes_guess.judge(nbytes)
 share_guess.judge(100 * held[0] / whole, within=0.05)
 
 # %% [markdown]
-# Is it the same training? A GPT with two layers, five steps, against one device; the tiles are gathered for the
+# Is it the same training? A GPT with two layers, against one device; the tiles are gathered for the
 # comparison:
 
 
 # %%
-def train(comm, steps=5):
-    model = GPT(
-        GPTConfig(vocab_size=13, n_positions=12, n_embd=24, n_layer=2, n_head=12),
-        np.float64,
-        seed=3,
-    )
-    model = parallelize_module(model, comm, gpt_plan(13))
-    flat = FlatParameters(model.parameters())
-    optimizer = SGD(flat, lr=0.1, momentum=0.9)
-    for step in range(steps):
-        words = np.random.default_rng(step).integers(0, 13, (2, 13))
-        flat.zero_grad()
-        model(words[:, :-1], words[:, 1:]).backward()
-        optimizer.step()
-        check_module_replicas(model, comm)  # what is not cut is bit for bit the same on all ranks
-    return {name: array.copy() for name, array in full_state_dict(model, {"tp": comm}).items()}
+def job(ranks, **settings):
+    return small_job(tp=ranks, layers=2, width=24, heads=12, steps=3, precision="fp64", **settings)
 
 
-single = SimWorld(1).run(train)[0]
 for ranks in (2, 3, 4):
-    parallel = SimWorld(ranks).run(train)[0]
-    off = max(np.abs(parallel[name] - single[name]).max() for name in single)
-    print(f"{ranks} ranks: max |w_parallel - w_single| = {off:.1e}")
-    assert off < 1e-12
+    verdict = SimWorld(ranks).run(compare_rank, job(ranks))[0]
+    print(f"{ranks} ranks: max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
+    assert verdict.equal
 
 # %% [markdown]
 # Most large jobs train in bfloat16 (lesson 09) with tensor and data parallelism together. Then
@@ -218,22 +197,11 @@ for ranks in (2, 3, 4):
 # that bound, and what they send beside the same job in float32:
 
 # %%
-JOB = {
-    "data": "markov",
-    "layers": 1,
-    "width": 16,
-    "heads": 2,
-    "context": 8,
-    "global_batch": 4,
-    "dp": 2,
-    "tp": 2,
-    "steps": 3,
-}
 sent = {}
 for precision in ("fp32", "bf16"):
     world = SimWorld(4)
-    config = TrainConfig.make(**JOB, precision=precision)
-    world.run(train_job, config)
+    config = small_job(dp=2, tp=2, global_batch=4, steps=3, precision=precision)
+    world.run(train, config)
     sent[precision] = world.traces[0].bytes_by_purpose()
 for purpose in ("gradient_reduce", "tensor_forward", "tensor_backward"):
     print(
@@ -252,13 +220,13 @@ assert sent["fp32"]["tensor_backward"] == 2 * sent["bf16"]["tensor_backward"]
 #
 # A rank omits f: it keeps only its own columns' part of x's gradient. Every shape fits and the loss
 # falls. But the norms before the layer, which all ranks hold, now get another gradient on each
-# rank, and the replicas drift apart. (A loss curve does not show it; `check_module_replicas` does.)
+# rank, and the replicas drift apart. (A loss curve does not show it; `--check-replicas` does.)
 
 # %%
 right = layers.copy_to_tensor_parallel_region
 layers.copy_to_tensor_parallel_region = lambda x, comm: x
 with expect(MismatchError):
-    SimWorld(2).run(train, steps=1)
+    SimWorld(2).run(train, job(2, check_replicas=True))
 layers.copy_to_tensor_parallel_region = right
 
 # %% [markdown]

@@ -28,7 +28,7 @@
 # The second number is easier than it looks: does an empty slot travel?
 
 # %%
-from minidist.course.lesson import check, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
 
 dropped_guess = predict("tokens dropped at capacity factor 1.0, in percent", example=1, unit="%")
 bytes_guess = predict("bytes with twice the slots, over those before", example=1.0)
@@ -38,14 +38,12 @@ import numpy as np
 
 from minidist import (
     GPT,
-    SGD,
     Adam,
     ExpertParallel,
     GPTConfig,
     MixtureOfExperts,
     SimWorld,
     Tensor,
-    TrainConfig,
     all_to_all,
     expert_capacity,
     init_device_mesh,
@@ -54,11 +52,9 @@ from minidist import (
 )
 from minidist.core.parallel.expert import dispatch
 from minidist.data import GlobalBatchSampler
-from minidist.job.config.models import make_model
 from minidist.job.equality.compare import compare_rank
 from minidist.parallel.expert import ExpertDataParallel
-from minidist.parallel.tensor import full_tensor
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.tiles import model_tiles, tiles_figure
 
 # %% [markdown]
@@ -103,11 +99,12 @@ def one_layer(comm, factor=1.0, top_k=1, spread=0.3):
 
 world = SimWorld(RANKS)
 world.run(one_layer)
-command = (
-    "minidist train --experts 8 --dp 4 --ep 4 --steps 1 --trace t.jsonl; minidist report t.jsonl "
-    "--picture bytes-matrix"
+picture(
+    "bytes-matrix",
+    world,
+    "minidist train --experts 8 --dp 4 --ep 4 --steps 1",
+    name="8 experts on 4 ranks",
 )
-show(draw("bytes-matrix", world.traces, {"name": "8 experts on 4 ranks", "command": command}))
 
 # %% [markdown]
 # Tokens on their way to experts: each rank has one token for each expert, and the all-to-all puts the
@@ -180,38 +177,25 @@ bytes_guess.judge(sent[2.0] / sent[1.0])
 
 
 # %%
-def train(comm, weight=0.01, steps=60, dtype=np.float32, factor=1.25, gather=False):
-    """How many tokens are dropped in each step; with gather the weights at the end, whole."""
-    mesh = init_device_mesh(comm, (1, comm.size), ("dp", "ep"))
-    config = GPTConfig(
-        256, 16, 32, 1, 2, n_experts=4, capacity_factor=factor, aux_loss_weight=weight
-    )
-    model = GPT(config, dtype, seed=0)
-    model = parallelize_module(
-        model, mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
-    )
-    parallel = ExpertDataParallel(model, mesh)
-    optimizer = SGD(parallel.flats, lr=0.5) if gather else Adam(parallel.flats, lr=3e-3)
-    sampler = GlobalBatchSampler(load_dataset("pydoc"), 8, 16, seed=0)
-    mine, history = 8 // comm.size, []
+def dropped_tokens(comm, weight, steps=240):
+    """How many of this rank's tokens are dropped in each step of a GPT that trains on two ranks."""
+    mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
+    model = GPT(GPTConfig(256, 16, 32, 1, 2, n_experts=4, aux_loss_weight=weight), seed=0)
+    plan = {"transformer.h.*.mlp": ExpertParallel()}
+    parallel = ExpertDataParallel(parallelize_module(model, mesh["ep"], plan, axis="ep"), mesh)
+    optimizer = Adam(parallel.flats, lr=3e-3)
+    sampler, history = GlobalBatchSampler(load_dataset("pydoc"), 8, 16, seed=0), []
     for step in range(steps):
-        tokens, targets = sampler.batch(step, comm.rank * mine, mine)
         parallel.zero_grad()
-        loss = parallel(tokens, targets, 8 * 16)
-        loss.backward()
+        parallel(*sampler.batch(step, comm.rank * 4, 4), 8 * 16).backward()
         optimizer.step()
-        history.append(sum(block.mlp.assignment.dropped for block in model.transformer.h))
-    if gather:
-        return {
-            name: np.array(full_tensor(p.data, p.layout, mesh))
-            for name, p in model.named_parameters()
-        }
+        history.append(model.transformer.h[0].mlp.assignment.dropped)
     return history
 
 
 share = {}
 for weight in (0.0, 0.1):
-    each = np.array(SimWorld(2).run(train, weight, 240)).sum(axis=0) / 128
+    each = np.array(SimWorld(2).run(dropped_tokens, weight)).sum(axis=0) / 128
     share[weight] = each[-40:].mean()
     print(
         f"auxiliary loss times {weight}: a share of {each[:40].mean():.2f} dropped in the first 40 "
@@ -221,33 +205,20 @@ for weight in (0.0, 0.1):
 assert share[0.1] < 0.7 * share[0.0]
 
 # %% [markdown]
-# Is it the same training? Against one device, with enough slots that nothing is dropped. Capacity
-# and auxiliary loss belong to a *group*, what one rank sees, so one device would have to route rank
-# by rank to be equal with drops too (the tests do); here the auxiliary loss is off.
+# Is it the same training? Capacity and auxiliary loss belong to a *group*, what one rank sees. So one
+# device routes rank by rank, and then equals all ranks together, with dropped tokens too. Experts may
+# take the place of any MLP: those of a Llama are gated, three matrices per expert, as in Mixtral, and
+# here each token goes to two of them.
 
 # %%
-single = SimWorld(1).run(train, 0.0, 5, np.float64, 4.0, True)[0]
-for ranks in (2, 4):
-    parallel = SimWorld(ranks).run(train, 0.0, 5, np.float64, 4.0, True)[0]
-    off = max(np.abs(parallel[name] - single[name]).max() for name in single)
-    print(f"{ranks} ranks: max |w_parallel - w_single| = {off:.1e}")
-    assert off < 1e-12
-
-# %% [markdown]
-# Experts may take the place of any MLP. Those of a Llama are gated, down(silu(gate(x)) * up(x)), and
-# have no biases: three matrices per expert, as in Mixtral. The router, the slots and the all-to-alls
-# are the same. Here one device routes rank by rank, so that tokens may be dropped:
-
-# %%
-LLAMA = {"model": "llama", "layers": 2, "width": 16, "heads": 2, "context": 8, "data": "markov"}
-config = TrainConfig.make(
-    **LLAMA, experts=4, top_k=2, dp=2, ep=2, precision="fp64", global_batch=4, steps=3
-)
-verdict = SimWorld(2).run(compare_rank, config)[0]
-print(verdict.sentence())
-assert verdict.equal
-experts = make_model(config, load_dataset(config.data)).blocks[0].mlp
-print({name: p.shape for name, p in experts.named_parameters()})
+JOBS = {
+    "GPT": small_job(experts=4, dp=2, ep=2, precision="fp64", steps=3),
+    "Llama": small_job(model="llama", experts=4, top_k=2, dp=2, ep=2, precision="fp64", steps=3),
+}
+for name, job in JOBS.items():
+    verdict = SimWorld(2).run(compare_rank, job)[0]
+    print(f"{name}: max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
+    assert verdict.equal
 
 # %% [markdown]
 # ## 6 Break it
@@ -265,11 +236,12 @@ def in_another_order(comm, slots, to_experts):
 
 
 dispatch.exchange = in_another_order
-wrong = SimWorld(2).run(train, 0.0, 5, np.float64, 4.0, True)[0]
+wrong = SimWorld(2).run(compare_rank, JOBS["GPT"])[0]
 dispatch.exchange = original
-off = max(np.abs(wrong[name] - single[name]).max() for name in single)
+off = wrong.max_difference["weights"]
 print(f"the slots come back in another order: max |w_parallel - w_single| = {off:.1e}")
-assert off > 1e-4
+print("losses", *(f"{loss:.3f}" for loss in wrong.losses))
+assert not wrong.equal
 
 # %% [markdown]
 # ## 7 Exercise: slots, balance, dispatch and combine

@@ -29,13 +29,11 @@
 # them does a stage fill?
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 idle_guess = predict("idle part of the time, 4 stages and 12 micro-batches", example=0.75)
 
 # %%
-from itertools import combinations
-
 import numpy as np
 
 from minidist import (
@@ -51,13 +49,12 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.course.story import story
-from minidist.pipeline.partition import Layer, partition, pipedream
 from minidist.pipeline.passes import recompute
 from minidist.pipeline.schedules import from_cells
-from minidist.pipeline.times import GivenTimes, Times, uniform
+from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.gantt import gantt
 
 # %% [markdown]
@@ -121,16 +118,7 @@ milliseconds = uniform(p, F=1e-3, I=1e-3, W=1e-3)  # of each stage: 1 ms forward
 fast = LinkModel(alpha=1e-6, beta=1e-10)
 world = SimWorld(p, links=fast)
 world.run(step, plans[1], milliseconds)
-show(
-    draw(
-        "space-time",
-        world.traces,
-        {
-            "name": "GPipe, 4 micro-batches",
-            "command": "part 3 of lessons/16_naive_pipeline_and_gpipe.py",
-        },
-    )
-)
+picture("space-time", world, "part 3 of lesson 16", name="GPipe, 4 micro-batches")
 
 # %% [markdown]
 # The schedules as a page to step through, one time after the other:
@@ -240,9 +228,7 @@ print(
 # the width of the stage boundary.
 
 # %% [markdown]
-# ### GPipe's second idea: keep the borders, compute the rest again
-#
-# A stage keeps only what arrived at its border, one array per micro-batch, and runs its forward
+# **GPipe's second idea: keep the borders, compute the rest again.** A stage keeps only what arrived at its border, one array per micro-batch, and runs its forward
 # again just before the backward. So m copies of the border are alive, and the activations inside
 # the stage exist for one micro-batch at a time. Here a stage has eight layers, and a run counts
 # its bytes:
@@ -277,53 +263,9 @@ print(f"time of the step: {second.makespan / plain.makespan:.3f} times as long")
 # layers per stage, **1 + L/m instead of L** batches of one layer. The price is a second forward, a
 # third of the work where backward costs two forwards.
 #
-# ### GPipe's third idea: cut where the stages' costs vary least
-#
-# The slowest stage sets the pace of all. GPipe takes an estimate of each layer's cost and cuts a
-# sequence of layers so that the variance of the stages' costs is smallest. The sum of the costs is
-# the same for every cut, so that is the cut with the smallest sum of squares. Eight layers of unequal
-# costs, in milliseconds; the fourth is a convolution, which is slow and has few weights:
-
-# %%
-costs = [1, 2, 3, 16, 2, 2, 2, 4]
-weights = [4e4 if cost == 16 else 1e7 for cost in costs]  # bytes; a layer's output has 100 kB
-layers = [Layer("", c / 3, c * 2 / 3, 1e5, w) for c, w in zip(costs, weights, strict=True)]
-for method in ("uniform", "gpipe", "time"):
-    stages = partition(layers, method, 4).stages
-    sums = [sum(costs[stage.first : stage.last + 1]) for stage in stages]
-    forward = [total / 3 for total in sums]
-    timing = time_plan(get_schedule("gpipe").plan(4, 12), Times(forward, forward, forward, [0] * 3))
-    print(
-        f"{method:8} stages of {sums} ms, variance {np.var(sums):5.2f}; step "
-        f"{timing.makespan:.0f} ms"
-    )
-
-# %% [markdown]
-# Is there no better cut? All ways to cut eight layers into four stages, one after the other:
-
-# %%
-cuts = list(combinations(range(1, 8), 3))
-variances = [np.var([part.sum() for part in np.split(np.array(costs), cut)]) for cut in cuts]
-chosen = tuple(stage.first for stage in partition(layers, "gpipe", 4).stages[1:])
-print(f"{len(cuts)} cuts; variance at least {min(variances):.2f}; GPipe cuts before {chosen}")
-assert np.isclose(min(variances), variances[cuts.index(chosen)])
-
-# %% [markdown]
-# No cut is faster than its slowest layer. PipeDream asks another question of the same profile: which
-# stages should several machines share? Its optimizer knows the links and the weights: machines that
-# share a stage add up the gradients of its weights, so a slow layer with few weights is better
-# copied than cut.
-
-# %%
-gpipe, shared = partition(layers, "gpipe", 4), pipedream(layers, 4, bandwidth=1e9)
-for name, result in (("GPipe", gpipe), ("PipeDream", shared)):
-    print(
-        f"{name:9} one mini-batch every {result.slowest_stage_seconds * 1e3:4.1f} ms; first layer, "
-        f"last layer, machines: {[(s.first, s.last, s.replicas) for s in result.stages]}"
-    )
-
-# %% [markdown]
-# The same from a profile that was measured, and a job with the result:
+# A stage need not have as many layers as the others: the slowest stage sets the pace of all, so the
+# model is cut where the stages take equally long. [Lesson 20b](20b_plan_it.ipynb) does it, and a job
+# takes the result:
 #
 #     minidist profile --layers 6 --width 16 -o profile.json
 #     minidist partition profile.json --machines 2 --method gpipe --json > stages.json
@@ -356,7 +298,7 @@ def loss_of(output, target):
 results = SimWorld(4).run(step, get_schedule("gpipe").plan(4, 6))
 weight = next(iter(model.parameters()))
 ratio = np.abs(results[0][1][weight.name]).max() / np.abs(weight.grad).max()
-print(f"losses {np.round(results[0][0], 3)}; the gradient is {ratio:.1f} times as large")
+print(f"losses {np.round(results[0][0], 2)}; the gradient is {ratio:.1f} times as large")
 loss_of = loss_of_whole
 
 # %% [markdown]
@@ -385,7 +327,7 @@ check("16.gpipe", solution("16.gpipe"))
 # - A rank sends one activation and one gradient per micro-batch and stage boundary, whatever the
 #   model's size; **all m micro-batches are alive** under GPipe. Lesson 17 fixes that.
 # - With recomputation **m borders and one micro-batch's inside** are alive instead of m insides, for a second
-#   forward. GPipe cuts where the **variance of the stages' costs** is least.
+#   forward.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as

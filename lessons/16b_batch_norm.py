@@ -29,7 +29,7 @@
 # What is the mean of one image, and what is left when it is subtracted?
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 difference_guess = predict("gradient of 16 micro-batches, different by", example=1, unit="%")
 bytes_guess = predict("bytes of one norm in a forward pass, all ranks", example=100, unit="B")
@@ -54,7 +54,6 @@ from minidist.job.train.trainer import train
 from minidist.nn import CNN
 from minidist.parallel.running_statistics import RunningStatistics
 from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
-from minidist.report import draw, show
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -81,16 +80,11 @@ JOB = {
 }
 world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
 world.run(train, TrainConfig.make(**JOB, dp=4, batch_norm="sync", steps=1))
-command = (
-    "minidist train --model cnn --batch-norm sync --dp 4 --steps 1 --trace t.jsonl; minidist "
-    "report t.jsonl --picture lanes"
-)
-show(
-    draw(
-        "lanes",
-        world.traces,
-        {"command": command, "title": "SyncBatchNorm: messages in the middle"},
-    )
+picture(
+    "lanes",
+    world,
+    "minidist train --model cnn --batch-norm sync --dp 4 --steps 1",
+    title="SyncBatchNorm: messages in the middle",
 )
 
 # %% [markdown]

@@ -29,7 +29,7 @@
 # begun by then?
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 first_guess = predict("micro-batches alive on stage 0", example=8)
 last_guess = predict("micro-batches alive on stage 3", example=8)
@@ -54,7 +54,7 @@ from minidist.course.story import story
 from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.gantt import gantt
 
 # %% [markdown]
@@ -115,8 +115,7 @@ runs = {}
 for name, plan in plans.items():
     world = SimWorld(p)
     runs[name] = world.run(step, plan)
-    header = {"command": "part 3 of lessons/17_1f1b.py", "title": f"{name}: activations"}
-    show(draw("memory", world.traces, header))
+    picture("memory", world, "part 3 of lesson 17", title=f"{name}: activations")
 
 # %% [markdown]
 # 1F1B as a page to step through, one time after the other: watch where a rank turns from forward to
@@ -235,7 +234,7 @@ eager = get_schedule("1f1b").plan(p, m)
 slow = type(eager)("one forward less", late(p, m, 1), p, m)
 validate(slow)
 times = [time_plan(plan, spans=True) for plan in (eager, slow)]
-show(gantt(times, command="part 6 of lessons/17_1f1b.py"))
+show(gantt(times, command="part 6 of lesson 17"))
 print(
     f"{times[1].makespan / times[0].makespan:.2f} times as long; alive {times[1].peak} instead "
     f"of {times[0].peak}"

@@ -30,7 +30,7 @@
 # enters?
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 last_guess = predict("version that mini-batch 7 uses on stage 3", example=6)
 first_guess = predict("version that mini-batch 7 uses on stage 0", example=6)
@@ -56,7 +56,7 @@ from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.version_gantt import version_gantt
 
 # %% [markdown]
@@ -181,11 +181,7 @@ assert used == [max(0, 7 - (p - 1 - s)) for s in range(p)]
 # The stash in bytes, on each rank (one version is `WIDTH * (WIDTH + 1)` numbers of 8 bytes):
 
 # %%
-header = {
-    "command": "part 5 of lessons/17b_pipedream_and_weight_stashing.py",
-    "title": "PipeDream: weights and stashed versions",
-}
-show(draw("memory", world.traces, header))
+picture("memory", world, "part 5 of lesson 17b", title="PipeDream: weights and stashed versions")
 
 # %% [markdown]
 # So a mini-batch t trains by

@@ -61,7 +61,7 @@ plan = get_schedule("pipedream-2bw").plan(p, m, batches=batches)
 show(
     version_gantt(
         [time_plan(pipedream, spans=True), time_plan(plan, spans=True)],
-        command="part 3 of lessons/17c_two_versions.py",
+        command="part 3 of lesson 17c",
     )
 )
 

@@ -30,7 +30,7 @@
 # The wait of 1F1B is (p-1)(F + I + W). Take away from it what W fills.
 
 # %%
-from minidist.course.lesson import check, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 h1_guess = predict("wait of the worst rank with ZB-H1", example=6)
 h2_guess = predict("wait of the worst rank with ZB-H2", example=3)
@@ -47,7 +47,7 @@ from minidist.pipeline.runtime.clip import clip_grad_norm_
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.gantt import gantt
 
 # %% [markdown]
@@ -149,13 +149,8 @@ def step(comm, plan):
         stages, _ = split_model(
             MLP([WIDTH] * 9, dtype=np.float64), plan.stages, plan.stages_of(comm.rank)
         )
-        pipe = Pipeline(
-            comm,
-            plan,
-            stages,
-            loss,
-            observers=[GivenTimes(comm, uniform(plan.stages, *[p / plan.stages] * 3))],
-        )  # of a stage: 1/chunks of a rank's
+        times = GivenTimes(comm, uniform(plan.stages))  # F, I and W of a stage take 1 each
+        pipe = Pipeline(comm, plan, stages, loss, observers=[times])
         begin = comm.time()
         pipe.step(batches, batches)
     spans = [s for s in comm.trace.spans if s.name[:1].isdigit()]
@@ -204,11 +199,7 @@ for ranks, count in ((4, 8), (4, 32), (8, 16), (8, 64)):
 # 512 of 1,024 B; rank 3, where I follows F at once, holds less than rank 0.
 
 # %%
-header = {
-    "command": "part 5 of lessons/19_zero_bubble.py",
-    "title": "ZB-H2: activations, alive until W",
-}
-show(draw("memory", worlds["zb-h2"].traces, header))
+picture("memory", worlds["zb-h2"], "part 5 of lesson 19", title="ZB-H2: activations, alive until W")
 
 # %% [markdown]
 # ## 6 Break it

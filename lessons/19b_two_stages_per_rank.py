@@ -53,7 +53,7 @@ from minidist import (
     get_schedule,
     split_model,
 )
-from minidist.pipeline.times import GivenTimes, uniform
+from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
 from minidist.report.gantt import gantt
@@ -127,21 +127,14 @@ def step(comm, plan):
     stages, _ = split_model(
         MLP([WIDTH] * 9, dtype=np.float64), plan.stages, plan.stages_of(comm.rank)
     )
-    pipe = Pipeline(
-        comm,
-        plan,
-        stages,
-        loss,
-        observers=[GivenTimes(comm, uniform(plan.stages, *[p / plan.stages] * 3))],
-    )
-    pipe.step(batches, batches)
+    Pipeline(comm, plan, stages, loss).step(batches, batches)
     gradients = {q.name: q.grad.copy() for s in stages for q in s.flat.parameters}
     return gradients, comm.trace.bytes_by_purpose().get("pipeline_activation", 0)
 
 
 sent, gradients = {}, {}
 for name in ("1f1b", "interleaved", "zb-v", "v-half", "v-min"):
-    results = SimWorld(p, links=LinkModel(0.0, 0.0)).run(step, get_schedule(name).plan(p, m))
+    results = SimWorld(p).run(step, get_schedule(name).plan(p, m))
     gradients[name] = {key: array for own, _ in results for key, array in own.items()}
     sent[name] = sum(nbytes for _, nbytes in results)
     off = max(

@@ -28,7 +28,7 @@
 # On an axis of two a rank has one neighbour. Its number differs in one of the three places.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 
 peers_guess = predict("ranks to which rank 5 sends during a step", example=7)
 most_guess = predict("number of the rank to which rank 5 sends most", example=6)
@@ -36,11 +36,10 @@ most_guess = predict("number of the rank to which rank 5 sends most", example=6)
 # %%
 import numpy as np
 
-from minidist import LinkModel, SimWorld, TrainConfig, UsageError, all_gather
+from minidist import LinkModel, SimWorld, UsageError, all_gather
 from minidist.course.story import story
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train
 from minidist.parallel.fitting_dims import dims_of
 from minidist.planning.architecture import named
@@ -48,7 +47,6 @@ from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import Job
 from minidist.planning.cluster.search import search
 from minidist.planning.volumes import closed_form_bytes
-from minidist.report import draw, show
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -62,40 +60,33 @@ from minidist.report import draw, show
 # numbers.
 
 # %%
-show(
-    draw(
-        "mesh",
-        [],
-        {
-            "name": "8 ranks",
-            "mesh": {"pp": 2, "dp": 2, "tp": 2},
-            "command": "minidist report t.jsonl --picture mesh",
-        },
-    )
+picture(
+    "mesh",
+    [],
+    "minidist report t.jsonl --picture mesh",
+    name="8 ranks",
+    mesh={"pp": 2, "dp": 2, "tp": 2},
 )
 
 # %% [markdown]
 # One training step of a small GPT on that mesh, and how much each rank sent to which:
 
+
 # %%
-JOB = {
-    "layers": 4,
-    "width": 32,
-    "heads": 4,
-    "context": 32,
-    "data": "markov",
-    "global_batch": 8,
-    "micro_batch": 1,
-    "precision": "fp64",
-}
-job = TrainConfig.make(**JOB, pp=2, dp=2, tp=2, steps=1)
+def job_of(steps, **layout):
+    shape = {"layers": 4, "width": 32, "heads": 4, "context": 32, "precision": "fp64"}
+    return small_job(**shape, global_batch=8, micro_batch=1, steps=steps, **layout)
+
+
+job = job_of(1, pp=2, dp=2, tp=2)
 world = SimWorld(8)
 results = world.run(train, job)
-command = (
-    "minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 1 --trace t.jsonl; minidist report "
-    "t.jsonl --picture bytes-matrix"
+picture(
+    "bytes-matrix",
+    world,
+    "minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 1",
+    name="pp 2, dp 2, tp 2",
 )
-show(draw("bytes-matrix", world.traces, {"name": "pp 2, dp 2, tp 2", "command": command}))
 
 # %% [markdown]
 # ## 4 The code
@@ -147,16 +138,12 @@ assert most == 4
 
 # %%
 closed = closed_form_bytes(job, resolve_batches(job, 8), [result.sizes for result in results])
-show(
-    draw(
-        "bytes-by-purpose",
-        world.traces,
-        {
-            "name": "pp 2, dp 2, tp 2",
-            "closed_form": closed,
-            "command": "minidist report t.jsonl --picture bytes-by-purpose",
-        },
-    )
+picture(
+    "bytes-by-purpose",
+    world,
+    "minidist report t.jsonl --picture bytes-by-purpose",
+    name="pp 2, dp 2, tp 2",
+    closed_form=closed,
 )
 
 # %% [markdown]
@@ -168,8 +155,8 @@ for layout in (
     {"pp": 2, "dp": 4, "zero": 1},
     {"tp": 2, "cp": 2, "dp": 2},
 ):
-    config = TrainConfig.make(**JOB, **layout, steps=2)
-    verdict = SimWorld(8).run(compare_rank, config, expected_snapshots(config, 8))[0]
+    config = job_of(2, **layout)
+    verdict = SimWorld(8).run(compare_rank, config)[0]
     print(f"{layout}: max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
     assert verdict.equal, verdict.first_difference
 

@@ -31,43 +31,35 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# Of the large job: into how many parts does the fastest layout divide each layer (tp), and into how
-# many stages the model (pp)? Of the small one: the degrees of data and of tensor parallelism of the
-# fastest mesh; then pp is what is left of 8.
+# Of the large job: into how many parts does the fastest layout divide each layer (tp)? Of the small
+# one: the degrees of data and of tensor parallelism of the fastest mesh; pp is what is left of 8.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
 
 large_tp_guess = predict("tp of the fastest layout of the large job", example=8)
-large_pp_guess = predict("pp of the fastest layout of the large job", example=1)
 dp_guess = predict("dp of the fastest mesh", example=2)
 tp_guess = predict("tp of the fastest mesh", example=1)
 
 # %%
-from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import cache
-from io import StringIO
 
-from minidist import FlopCounter, LinkModel, SimWorld, TrainConfig, UsageError, get_schedule
+from minidist import FlopCounter, LinkModel, SimWorld, get_schedule
 from minidist.base.trace_file import only_steps
-from minidist.cli import main
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
-from minidist.parallel.fitting_dims import dims_of
+from minidist.pipeline.partition import Layer, partition
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
 from minidist.planning.architecture import named
 from minidist.planning.cluster.gpus import machine_of
-from minidist.planning.cluster.layout import ClusterLayout, Job, check_layout
-from minidist.planning.cluster.ready_commands import compare_command
+from minidist.planning.cluster.layout import Job
 from minidist.planning.cluster.search import plan_layout, search
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.frontier import frontier
-from minidist.report.gantt import gantt
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -102,25 +94,17 @@ show(
 # Now the small job on its eight ranks, on three of its meshes. Red is waiting.
 
 # %%
-RANKS, LAYERS, MICRO = 8, 8, 8
-JOB = {
-    "layers": LAYERS,
-    "width": 64,
-    "heads": 8,
-    "context": 32,
-    "data": "markov",
-    "global_batch": 8,
-    "steps": 2,
-    "reduction": "ring",
-    "optimizer": "sgd",
-}
+RANKS, LAYERS, WIDTH, LENGTH, SAMPLES = 8, 8, 64, 32, 8
+SHAPE = {"layers": LAYERS, "width": WIDTH, "heads": 8, "context": LENGTH, "reduction": "ring"}
+SHAPE |= {"global_batch": SAMPLES, "steps": 2, "optimizer": "sgd"}
 # The memory is so fast that only FLOPs count.
 LINKS = LinkModel(alpha=5e-6, beta=1e-9, flops=2e10, memory_bandwidth=1e18)
 
 
-def job_of(pp, dp, tp):
-    """8 samples; a pipeline takes them one by one, others all at once."""
-    return TrainConfig.make(**JOB, pp=pp, dp=dp, tp=tp, accumulation=MICRO // dp if pp > 1 else 1)
+def job_of(pp, dp, tp, **settings):
+    """A pipeline takes its samples one by one, others take all at once."""
+    passes = SAMPLES // dp if pp > 1 else 1
+    return small_job(**SHAPE, pp=pp, dp=dp, tp=tp, accumulation=passes, **settings)
 
 
 @cache
@@ -139,11 +123,8 @@ def measured(pp, dp, tp):
 
 for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
     seconds, traces = measured(*layout)
-    header = {
-        "title": f"pp, dp, tp = {layout}: {1e3 * seconds:.2f} ms",
-        "command": "part 3 of lessons/20b_plan_it.py",
-    }
-    show(draw("gantt", traces, header))
+    title = f"pp, dp, tp = {layout}: {1e3 * seconds:.2f} ms"
+    picture("gantt", traces, "part 3 of lesson 20b", title=title)
 
 # %% [markdown]
 # ## 4 The code
@@ -156,7 +137,8 @@ for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
 # once, by running one sample through the model with a FLOP counter:
 
 # %%
-job = build(TrainConfig.make(**JOB), resolve_batches(TrainConfig.make(**JOB, dp=1), 1))
+alone = job_of(1, 1, 1)
+job = build(alone, resolve_batches(alone, 1))
 with FlopCounter() as counter:
     loss = job.loss(*job.micro_batch(0, 0))
     forward = sum(flops for flops, _ in counter.take()) / 8  # of one of the 8 samples
@@ -174,61 +156,23 @@ def ring(n, nbytes):
 
 def predicted(pp, dp, tp):
     """Seconds of a step: the timing tool for the pipeline, alpha-beta for what travels."""
-    m = MICRO // dp if pp > 1 else 1
-    samples = MICRO // dp // m  # of a micro-batch
-    boundary = samples * JOB["context"] * JOB["width"] * 4  # bytes between two layers
+    m = SAMPLES // dp if pp > 1 else 1
+    samples = SAMPLES // dp // m  # of a micro-batch
+    boundary = samples * LENGTH * WIDTH * 4  # bytes between two layers
     # Two all-reduces per layer and direction.
     in_layers = LAYERS / pp * 2 * ring(tp, boundary) if tp > 1 else 0.0
     F = samples * forward / pp / tp / LINKS.flops + in_layers
     B = samples * backward / pp / tp / LINKS.flops + in_layers
-    times = Times(
-        [F] * pp, [B / 2] * pp, [B / 2] * pp, [LINKS.alpha + boundary * LINKS.beta] * (pp - 1)
-    )
-    timing = time_plan(get_schedule("1f1b").plan(pp, m), times, spans=True)
-    return timing.makespan + (ring(dp, parameters / pp / tp * 4) if dp > 1 else 0.0), timing
+    hop = LINKS.alpha + boundary * LINKS.beta
+    times = Times([F] * pp, [B / 2] * pp, [B / 2] * pp, [hop] * (pp - 1))
+    pipeline = time_plan(get_schedule("1f1b").plan(pp, m), times).makespan
+    return pipeline + (ring(dp, parameters / pp / tp * 4) if dp > 1 else 0.0)
 
 
 # %% [markdown]
 # ## 5 Check
 #
-# The command, with the layout that it puts first, why, and what does not fit:
-
-
-# %%
-def run(command):
-    """Print a command and what it prints."""
-    print("$", command)
-    progress = StringIO()  # which is shown when a command takes more than two seconds
-    try:
-        with redirect_stderr(progress):
-            main(command.split()[1:])
-    except SystemExit as end:
-        if end.code:
-            raise RuntimeError(progress.getvalue()) from None
-
-
-run(
-    "minidist plan --model llama-3.1-70b --seq 8192 --gpu h100 --ranks 64 --global-batch 512"
-    " --best 5"
-)
-first = found.plans[0]
-large_tp_guess.judge(first.layout.tp)
-large_pp_guess.judge(first.layout.pp)
-assert first.fit.fits
-assert first.layout.tp <= first.machine.gpus_per_node  # its messages stay inside a node
-assert not any(
-    plan.layout.zero == 0 and plan.layout.ranks == plan.layout.dp for plan in found.plans
-)
-
-# %% [markdown]
-# Its last command trains a small copy of the layout and compares every value with one device:
-
-# %%
-run(compare_command(first.layout, first.job))
-
-# %% [markdown]
-# A plan is worth what its predictions are worth. For the small job: all ten meshes, on paper and on
-# the virtual clock:
+# All ten meshes of the small job, on paper and on the virtual clock:
 
 # %%
 layouts = [
@@ -237,7 +181,7 @@ layouts = [
     for dp in (1, 2, 4, 8)
     if RANKS % (pp * dp) == 0
 ]
-paper = {layout: predicted(*layout)[0] for layout in layouts}
+paper = {layout: predicted(*layout) for layout in layouts}
 clock = {layout: measured(*layout)[0] for layout in layouts}
 print("(pp, dp, tp)    on paper   on the clock")
 for layout in sorted(layouts, key=paper.get):
@@ -249,30 +193,44 @@ tp_guess.judge(best[2])
 assert clock[best] <= 1.1 * min(clock.values())
 
 # %% [markdown]
-# The plan says not only how long but why. The pipeline of the best mesh with stages, or of (4, 2, 1):
-
-# %%
-show(
-    gantt(
-        [predicted(4, 2, 1)[1]],
-        command="minidist schedule 1f1b --stages 4 --microbatches 4 --format svg -o plan.svg",
-    )
-)
-
-# %% [markdown]
 # And the chosen mesh still trains what one device trains:
 
 # %%
-chosen = TrainConfig.make(
-    **{**JOB, "precision": "fp64"},
-    pp=best[0],
-    dp=best[1],
-    tp=best[2],
-    accumulation=MICRO // best[1] if best[0] > 1 else 1,
-)
-verdict = SimWorld(RANKS).run(compare_rank, chosen, expected_snapshots(chosen, RANKS))[0]
+verdict = SimWorld(RANKS).run(compare_rank, job_of(*best, precision="fp64"))[0]
 print(f"max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
 assert verdict.equal
+
+# %% [markdown]
+# Now the large job: the five layouts that `minidist plan` puts first. Its seconds are ranges, because
+# a machine reaches more or less of its peak, so layouts whose ranges overlap are equal on paper. What
+# they have in common tells more: tensor parallelism stays inside a node of 8 GPUs, and no layout
+# without a pipeline or tensor parallelism is among them.
+
+# %%
+print("seconds of a step   fullest GPU   tp  pp  cp  dp")
+for plan in found.plans[:5]:
+    of, (low, high) = plan.layout, plan.seconds_range
+    fullest = plan.fullest.peak / 1e9
+    print(f"{low:8.0f} to {high:3.0f} {fullest:12.0f} GB {of.tp:4} {of.pp:3} {of.cp:3} {of.dp:3}")
+first = found.plans[0]
+large_tp_guess.judge(first.layout.tp)
+assert first.fit.fits
+assert all(plan.layout.tp <= first.machine.gpus_per_node for plan in found.plans[:5])
+
+# %% [markdown]
+# **Where to cut the stages.** The planner gives each stage as many layers as the others. Where layers
+# differ, the slowest stage sets the pace of all. Eight layers of unequal costs, in milliseconds, on
+# four stages with twelve micro-batches; GPipe's method makes the variance of the stages' costs least:
+
+# %%
+costs = [1, 2, 3, 16, 2, 2, 2, 4]
+layers = [Layer("", cost / 3, cost * 2 / 3, 1e5, 1e7) for cost in costs]
+for method in ("uniform", "gpipe", "time"):
+    stages = partition(layers, method, 4).stages
+    sums = [sum(costs[stage.first : stage.last + 1]) for stage in stages]
+    third = [total / 3 for total in sums]  # of F, of I and of W
+    timing = time_plan(get_schedule("gpipe").plan(4, 12), Times(third, third, third, [0] * 3))
+    print(f"{method:8} stages of {sums!s:14} ms: a step takes {timing.makespan:.0f} ms")
 
 # %% [markdown]
 # ## 6 Break it
@@ -281,7 +239,7 @@ assert verdict.equal
 
 # %%
 real, LINKS = LINKS, LinkModel(alpha=0.0, beta=0.0, flops=2e10, memory_bandwidth=1e18)
-naive = {layout: predicted(*layout)[0] for layout in layouts}
+naive = {layout: predicted(*layout) for layout in layouts}
 LINKS = real
 wrong = min(layouts, key=naive.get)
 print(
@@ -302,17 +260,6 @@ print(f"planned for NVLink: {kept.time.seconds:.0f} s, {kept.layout}")
 print(f"planned for PCIe:   {right.time.seconds:.0f} s, {right.layout}")
 assert right.time.seconds < 0.9 * kept.time.seconds
 assert right.layout.tp == 1  # its messages are those that suffer
-
-# %% [markdown]
-# And a plan for 8 ranks is not a plan for 12, nor are 8 x 16 x 16 x 4 ranks 16,384, which the first
-# version of the Llama 3 report printed:
-
-# %%
-with expect(ValueError):
-    dims_of(12, pp=best[0], dp=best[1], tp=best[2])
-printed = ClusterLayout(dp=4, tp=8, pp=16, cp=16, zero=2, microbatches=32)
-with expect(UsageError):
-    check_layout(printed, Job(named("llama-3.1-405b"), 131_072, 128, "bf16", 16_384))
 
 # %% [markdown]
 # ## 7 Exercise: layers that are not alike

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 22 Long context
 #
-# *50 minutes. Before it: 06 and 14.*
+# *45 minutes. Before it: 06 and 14.*
 #
 # ## 1 The case
 #
@@ -27,7 +27,7 @@
 # Count pairs of a token and a token that it sees, in a triangle of four columns.
 
 # %%
-from minidist.course.lesson import check, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 guess = {
     "contiguous": predict("idle with one part per rank, in percent", example=10, unit="%"),
@@ -38,11 +38,9 @@ guess = {
 import numpy as np
 
 from minidist import (
-    GPT,
     SGD,
     DistributedDataParallel,
     FlopCounter,
-    GPTConfig,
     LinkModel,
     Llama,
     LlamaConfig,
@@ -55,16 +53,14 @@ from minidist import (
     init_device_mesh,
     sequence_positions,
 )
-from minidist.commands.generation import generate
 from minidist.course.story import story
-from minidist.nn.kv_cache import kv_cache_bytes
 from minidist.parallel.context import (
     AllGatherAttention,
     UlyssesRingAttention,
     document_ids,
     documents,
 )
-from minidist.report import draw, show
+from minidist.report import show
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -110,9 +106,8 @@ command = (
     "minidist train --model llama --cp 4 --attention ring --layers 1 --steps 1 --trace t.jsonl; "
     "minidist report t.jsonl"
 )
-show(draw("space-time", world.traces, {"name": "ring attention", "command": command}))
-header = {"name": "ring attention", "command": f"{command} --picture bytes-matrix"}
-show(draw("bytes-matrix", world.traces, header))
+picture("space-time", world, command, name="ring attention")
+picture("bytes-matrix", world, f"{command} --picture bytes-matrix", name="ring attention")
 
 # %% [markdown]
 # The ring, message by message, with 2 numbers in place of a block of K and V: every rank sees every
@@ -323,32 +318,6 @@ for name, which in (("one text", None), ("documents", ids)):
 assert max(moved) == 2
 
 # %% [markdown]
-# **A text that is being written.** Under causal attention the keys and values of earlier tokens do
-# not change when a token is added. A GPT that writes keeps them, and multiplies only the query of
-# the new token with all keys ([kv_cache.py](../minidist/nn/kv_cache.py)):
-
-
-# %%
-def written(kept):
-    """(token, FLOPs) of 50 tokens that a small GPT writes after four."""
-    model, prompt = (
-        GPT(GPTConfig(256, 64, 32, 2, 4), seed=0).eval(),
-        np.frombuffer(b"The ", np.uint8),
-    )
-    with FlopCounter() as counter:
-        tokens = generate(model, prompt, 50, 64, temperature=1.0, seed=1, kv_cache=kept)
-        return [(token, sum(flops for flops, _ in counter.take())) for token in tokens]
-
-
-again, once = written(False), written(True)
-assert [token for token, _ in again] == [token for token, _ in once]
-held = kv_cache_bytes(layers=2, tokens=53, kv_heads=4, head_size=8, itemsize=4)
-print(
-    f"the 50th token takes {again[49][1] / once[49][1]:.0f} times less work; the keys and values of"
-    f" the 53 tokens before it take 2 L t D = {held // 4:,} numbers, {held:,} B"
-)
-
-# %% [markdown]
 # ## 6 Break it
 #
 # Each rank numbers its own tokens from 0, as a model written for one device does. Nothing crashes:
@@ -452,6 +421,5 @@ story("22")
 # | `sequence_positions(..., "zigzag")` | Megatron-LM `get_batch_on_this_cp_rank`; PyTorch's head-tail load balancer |
 # | `positions=` of a model | `position_ids` in Transformers |
 # | `gradient_axes(mesh)` | Megatron-LM `get_data_parallel_group(with_context_parallel=True)` |
-# | `KeyValueCache` | Hugging Face `DynamicCache` (`past_key_values`); vLLM's paged attention stores it in pages |
 #
 # Next: [26 It will fail](26_it_will_fail.ipynb). All of them are in the [index](README.md).

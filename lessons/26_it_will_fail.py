@@ -28,7 +28,7 @@
 # fifth off is good enough.
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 
 WORK, SAVE, MTBF = 1000.0, 0.1, 20.0  # hours of work, of one save, and between failures
 interval_guess = predict("best interval between two saves", example=1.0, unit="h")
@@ -41,11 +41,11 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist import MinidistError, SimWorld, TrainConfig, UsageError
+from minidist import MinidistError, SimWorld, UsageError
 from minidist.course.story import story
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, Storage, save
 from minidist.job.train.trainer import train
-from minidist.report import draw, show
+from minidist.report import show
 from minidist.report.frame import new_figure, tidy
 
 # %% [markdown]
@@ -150,20 +150,11 @@ often_guess.judge(np.sqrt(2 * SAVE * MTBF / 4), within=0.2)
 # and save every 2. These are the files on the disk:
 
 # %%
-JOB = {
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "context": 8,
-    "data": "markov",
-    "global_batch": 8,
-    "reduction": "ordered",
-}
 shutil.rmtree(folder)
 
 
 def run(ranks, **settings):
-    return SimWorld(ranks).run(train, TrainConfig.make(**{**JOB, **settings}))
+    return SimWorld(ranks).run(train, small_job(layers=2, global_batch=8, **settings))
 
 
 whole = run(4, zero=3, steps=6)
@@ -247,13 +238,7 @@ for at in range(3):
 # to; every rank has written; every rank may continue.
 
 # %%
-show(
-    draw(
-        "space-time",
-        world.traces,
-        {"name": "a save", "command": "part 5 of lessons/26_it_will_fail.py"},
-    )
-)
+picture("space-time", world, "part 5 of lesson 26", name="a save")
 
 # %% [markdown]
 # ## 6 Break it

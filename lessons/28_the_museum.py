@@ -25,11 +25,10 @@
 import numpy as np
 
 from minidist import DeadlockError, SimWorld, all_gather, all_reduce
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 from minidist.course.museum import exhibits, find, run_exhibit
 from minidist.course.museum.exhibit_run import table
 from minidist.course.story import story
-from minidist.report import draw, show
 
 # %% [markdown]
 # ## 2 Predict
@@ -56,13 +55,15 @@ loss_guess = predict("loss after 12 steps, worse by", example=30, unit="%")
 (tied,) = find("13a")
 run = run_exhibit(tied, tests=False)
 losses = run.wrong.losses
-header = {
-    "losses": losses,
-    "reference_losses": run.right.losses,
-    "title": "exhibit 13a, without and with the bug",
-    "command": "minidist museum 13a -o curves.svg",
-}
-show(draw("loss", [], header, names=("without the bug", "with the bug")))
+picture(
+    "loss",
+    [],
+    "minidist museum 13a -o curves.svg",
+    losses=losses,
+    reference_losses=run.right.losses,
+    title="exhibit 13a, without and with the bug",
+    names=("without the bug", "with the bug"),
+)
 apart = max(abs(a - b) for a, b in zip(losses, run.right.losses, strict=True))
 print(
     f"the losses fall from {losses[0]:.2f} to {losses[-1]:.2f} and are never more than "

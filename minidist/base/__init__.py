@@ -22,6 +22,7 @@ files.py          writing files
 file_format.py    the format that the ending of a file names
 cache.py          arrays that are made once and memory-mapped from then on
 read_file.py      reading a user's files
+records.py        classes whose values are checked when one is made
 plain_pickle.py   reading pickles that nobody vouches for
 user_file.py      FILE.py:FUNCTION
 plain_pickle.py   pickles that hold plain values, read without running code

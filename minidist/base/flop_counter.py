@@ -55,7 +55,7 @@ class FlopCounter(Watcher):
             # In the order of the node: inputs, then parameters. A frozen input costs nothing.
             needed = [(source.node, c) for source, c in zip(sources, each, strict=True) if source.node is not None]
             if out.node.weights:
-                parameters = {parameter for parameter, _ in out.node.weights}
+                parameters = dict(out.node.weights)
                 needed.sort(key=lambda pair: pair[0] in parameters)
             out.node.costs = [c for _, c in needed]
 

@@ -12,9 +12,8 @@ Proved by: tests/base/test_limits.py
 import math
 import operator
 from contextlib import suppress
+from numbers import Real
 from typing import Any
-
-import numpy as np
 
 from minidist.core.base.errors import UsageError, quoted
 
@@ -47,9 +46,14 @@ def whole_number(text: str) -> int | None:
 
 def check_flag(name: str, value: Any) -> bool:
     """Return what is on or off as a bool; raise UsageError unless it is True or False."""
-    if not isinstance(value, (bool, np.bool_)):
+    if not _is_bool(value):
         raise UsageError(f"{name}={quoted(value)}; it must be True or False")
     return bool(value)
+
+
+def _is_bool(value: Any) -> bool:
+    """Return whether a value is a bool of Python or of NumPy, which not every user of this file has loaded."""
+    return type(value).__name__ == "bool"
 
 
 def is_size(number: float) -> bool:
@@ -76,7 +80,7 @@ def check_number(
     The range: `least` <= value < `below`, or with `above` above < value < below.
     """
     number = math.nan
-    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+    if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # a whole number of hundreds of digits
             number = float(value)
     if math.isfinite(number) and (number >= least if above is None else number > above) and number < below:
@@ -98,6 +102,6 @@ def check_whole(name: str, value: Any, least: int = 0) -> int:
         number = operator.index(value)
     except TypeError:
         number = least - 1
-    if isinstance(value, (bool, np.bool_)) or number < least:
+    if _is_bool(value) or number < least:
         raise UsageError(f"{name}={quoted(value)}; it must be a whole number of at least {least}")
     return number

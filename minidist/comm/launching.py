@@ -267,6 +267,5 @@ def _write(path: str, traces: "list[Trace]", **header: Any) -> None:
 
 def tune() -> None:
     """Set one BLAS thread per rank, unless the user chose a number, and an allocator that keeps memory."""
-    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-    chosen = any(name in os.environ for name in names)
-    tune_process(None if chosen else 1)
+    names = {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"}
+    tune_process(1 if names.isdisjoint(os.environ) else None)

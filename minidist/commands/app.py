@@ -13,38 +13,16 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
-
-import typer
+from typing import Any, NoReturn
 
 from minidist import __version__
 from minidist.base.interrupts import EXIT_CODE, ignore_more, interrupted
-from minidist.commands.output import App, Commands, say, with_flags_of
+from minidist.commands.command import Exit, arguments_of, parameters_of, say
+from minidist.commands.listing import listing, width_without_colours
 from minidist.core.base.errors import MAX_QUOTED, MinidistError, quoted, quoted_path, reason
 
-
-class Program(Commands):
-    """All commands; Ctrl-C in any of them is one line, which says where it was."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command that the command line names."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            ignore_more()
-            say(interrupted(error))
-            raise typer.Exit(EXIT_CODE) from None
-
-
-def root(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
-    """Distributed training that you can read, run on a laptop, and check."""
-    if version:
-        print(__version__)
-        raise typer.Exit(0)
-
-
+ABOUT = "Distributed training that you can read, run on a laptop, and check."
 # Each command with the first line of its help, in the order of --help. Its module is imported when it is called.
 COMMANDS = {
     "train": "Train a model on virtual ranks, or, under mpiexec, as one of its ranks.",
@@ -108,6 +86,7 @@ OF_THE_SCRIPT = {
     "torch": {"allow_interspersed_args": False},
     "mpi": {"allow_interspersed_args": False},
 }
+FIRST_ENDS = ("torch", "mpi")
 
 
 # Names of one thing: a command takes each of them in place of the one that it lists. train follows PyTorch and GPT-2,
@@ -133,15 +112,14 @@ SYNONYMS = (
 )
 
 
-def in_own_words(words: Sequence[str], parse: Any, first: str) -> list[str]:
-    """Return the words of a command line in which flags that the command does not have are replaced by their synonyms.
+def in_own_words(words: Sequence[str], command: Callable[..., Any]) -> list[str]:
+    """Return the words of a command line with synonyms in place of flags that the command does not have.
 
-    parse: what parses the command line. The flags of scripts are theirs, and stay.
+    The flags of a script stay as they are.
     """
-    command = getattr(parse, "commands", {}).get(first)
-    if first not in COMMANDS or first in OF_THE_SCRIPT or command is None:
+    if words[0] in OF_THE_SCRIPT:
         return list(words)
-    known, own = {name for parameter in command.params for name in parameter.opts}, []
+    known, own = {name for parameter in parameters_of(command) for name in parameter.on}, []
     for word in words:
         name, equals, value = word.partition("=")
         for names in SYNONYMS:
@@ -152,7 +130,7 @@ def in_own_words(words: Sequence[str], parse: Any, first: str) -> list[str]:
 
 
 def loaded(name: str) -> Any:
-    """Return the function of a command, or the App of a group; its module has the same name, and is imported now."""
+    """Return the function of a command, or the Group of several; its module has the same name, and is imported now."""
     word = name.replace("-", "_")
     return getattr(import_module(f"minidist.commands.{word}"), word)
 
@@ -162,50 +140,50 @@ def first_word(words: Sequence[str]) -> str:
     return next((word for word in words if word != "--"), "")
 
 
-def listed(text: str) -> Callable[[], None]:
-    """Return what stands for a command whose help alone is printed, in the list of all."""
-
-    def command() -> None:
-        pass
-
-    command.__doc__ = text
-    return command
-
-
-def program(first: str, words: Sequence[str] | None = None) -> typer.Typer:
-    """Return the program with the command that `first` names, or, for other words, with what --help lists of all.
-
-    words: of the command line, where the command needs no flags of a job but those among them.
-
-    Typer makes the flags of a command from its function's signature. The flags of all take longer to make than a small
-    job takes to run.
-    """
-    app = App(
-        cls=Program,
-        context_settings={"help_option_names": ["--help", "-h"]},
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
-        help=root.__doc__,
-    )
-    app.callback(invoke_without_command=True)(root)
-    if first in GROUPS:
-        app.add_typer(loaded(first), name=first)
-    elif first in COMMANDS:
-        app.command(first, context_settings=OF_THE_SCRIPT.get(first))(
-            loaded(first) if words is None else with_flags_of(words, loaded(first))
-        )
-    else:
-        for name, text in {**COMMANDS, **GROUPS}.items():
-            app.command(name)(listed(text))
-    return app
+def command_of(words: Sequence[str]) -> tuple[Callable[..., Any] | None, int]:
+    """Return the command that a command line names, or None, and the number of words of its name."""
+    first = words[0] if words else ""
+    if first in COMMANDS:
+        return loaded(first), 1
+    if first not in GROUPS:
+        return None, 0
+    group = loaded(first)
+    return (group.commands.get(words[1]), 2) if len(words) > 1 else (group.alone, 1)
 
 
-@cache
-def command_line(first: str, words: tuple[str, ...] | None = None) -> Any:
-    """Return what parses a command line that begins with this word, and that has these words, where they are given."""
-    return typer.main.get_command(program(first, words))
+def run_words(words: Sequence[str]) -> int:
+    """Run the command that a command line names, and return its exit code."""
+    if list(words) == ["--version"]:
+        print(__version__)
+        return 0
+    every = {**COMMANDS, **GROUPS}
+    if list(words) in (["--help"], ["-h"]) and (width := width_without_colours()):
+        print(listing(ABOUT, every, width), end="")
+        return 0
+
+    command, names = command_of(words)
+    arguments = None if command is None else arguments_of(command, words[names:], words[0] in FIRST_ENDS)
+    if command is None or arguments is None:
+        if command is not None and words[0] in COMMANDS and (own := in_own_words(words, command)) != list(words):
+            sys.argv[1:] = own
+            return run_words(own)
+        from minidist.commands.typer_help import read
+
+        first = first_word(words)
+        found = read(words, {first: loaded(first)} if first in every else every, ABOUT, OF_THE_SCRIPT)
+        if isinstance(found, int):
+            return found
+        ((command, arguments),) = found
+
+    # Before anything computes: bits depend on the number of BLAS threads.
+    from minidist.comm.launching import tune
+
+    tune()
+    try:
+        command(**arguments)
+    except Exit as end:
+        return end.exit_code
+    return 0
 
 
 def leave_standard_output() -> None:
@@ -251,18 +229,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Errors that a person can mend are one sentence without a traceback; all others are bugs and keep theirs. Under
     # mpiexec all processes find the same mistake, and one of them prints it.
     try:
-        first = first_word(sys.argv[1:])
-        parse = command_line(first, tuple(sys.argv[1:]))
-        sys.argv[1:] = in_own_words(sys.argv[1:], parse, first)
-        # Before anything computes: bits depend on the number of BLAS threads.
-        if first in COMMANDS or first in GROUPS:
-            from minidist.comm.launching import tune
-
-            tune()
-        code = parse(prog_name="minidist", standalone_mode=False)
+        code = run_words(sys.argv[1:])
         # What is buffered is written now, where a full disk is still a sentence.
         sys.stdout.flush()
-    except KeyboardInterrupt as error:  # while the command line is parsed
+    except KeyboardInterrupt as error:
         ignore_more()
         say(interrupted(error))
         sys.exit(EXIT_CODE)
@@ -288,4 +258,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text = io.StringIO()
         error.show(file=text)
         stop(shortened(text.getvalue().rstrip("\n"), sys.argv[1:]), error.exit_code)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code)

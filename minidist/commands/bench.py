@@ -7,29 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from minidist.commands.command import Argument, Group, Option, Result, json_or_table, say
 from minidist.commands.flags import above_zero, command_line, picture_file, whole_numbers, within_limits
-from minidist.commands.output import App, Result, json_or_table, say
 from minidist.core.base.errors import UsageError, nearest, quoted
 
-bench = App(no_args_is_help=True, help="Measure ratios in one interleaved run.")
-Rounds = Annotated[int, typer.Option(min=1, help="interleaved rounds")]
-Cases = Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")]
+bench = Group("Measure ratios in one interleaved run.")
+Rounds = Annotated[int, Option(min=1, help="interleaved rounds")]
+Cases = Annotated[list[str] | None, Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")]
 
 
-BenchRanks = Annotated[
-    int | None, typer.Option(help="processes (default 2); virtual ranks with --simulated (default 16)")
-]
+BenchRanks = Annotated[int | None, Option(help="processes (default 2); virtual ranks with --simulated (default 16)")]
 Overhead = Annotated[
     float,
-    typer.Option(
+    Option(
         help="with --simulated: seconds of the latency in which a port is busy with a message", callback=within_limits
     ),
 ]
 CrossoverPicture = Annotated[
     Path | None,
-    typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png", callback=picture_file),
+    Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png", callback=picture_file),
 ]
 
 
@@ -37,19 +33,19 @@ CrossoverPicture = Annotated[
 @json_or_table
 def bench_collectives(
     ranks: BenchRanks = None,
-    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
-    sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 4096,1048576")] = None,
+    rounds: Annotated[int, Option(help="interleaved rounds")] = 8,
+    sizes: Annotated[str | None, Option(help="bytes of the arrays, such as 4096,1048576")] = None,
     simulated: Annotated[
-        bool, typer.Option("--simulated", help="on the virtual clock: every algorithm, and what auto takes")
+        bool, Option("--simulated", help="on the virtual clock: every algorithm, and what auto takes")
     ] = False,
-    operation: Annotated[str, typer.Option(help="with --simulated: the collective")] = "all_reduce",
+    operation: Annotated[str, Option(help="with --simulated: the collective")] = "all_reduce",
     alpha: Annotated[
-        float, typer.Option(help="with --simulated: seconds of latency per message", callback=within_limits)
+        float, Option(help="with --simulated: seconds of latency per message", callback=within_limits)
     ] = 1e-6,
-    beta: Annotated[float, typer.Option(help="with --simulated: seconds per byte", callback=within_limits)] = 1e-10,
+    beta: Annotated[float, Option(help="with --simulated: seconds per byte", callback=within_limits)] = 1e-10,
     overhead: Overhead = 0.0,
     algorithm: Annotated[
-        list[str] | None, typer.Option(help="also an algorithm of your own: FILE.py:FUNCTION; may be repeated")
+        list[str] | None, Option(help="also an algorithm of your own: FILE.py:FUNCTION; may be repeated")
     ] = None,
     picture: CrossoverPicture = None,
 ) -> Result:
@@ -94,15 +90,15 @@ def bench_collectives(
 @bench.command("network")
 @json_or_table
 def bench_network(
-    hosts: Annotated[int, typer.Option(help="hosts, each a network namespace with one rank")] = 3,
+    hosts: Annotated[int, Option(help="hosts, each a network namespace with one rank")] = 3,
     rate: Annotated[
-        float, typer.Option(help="outgoing rate of each host's interface, in Mbit/s", callback=above_zero)
+        float, Option(help="outgoing rate of each host's interface, in Mbit/s", callback=above_zero)
     ] = 200.0,
-    sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 1048576,4194304")] = None,
+    sizes: Annotated[str | None, Option(help="bytes of the arrays, such as 1048576,4194304")] = None,
     algorithms: Annotated[
-        str, typer.Option(help="all-reduce algorithms, with commas between them")
+        str, Option(help="all-reduce algorithms, with commas between them")
     ] = "ring,rabenseifner,recursive_doubling",
-    rounds: Annotated[int, typer.Option(help="calls of each")] = 3,
+    rounds: Annotated[int, Option(help="calls of each")] = 3,
 ) -> Result:
     """Time all-reduce between hosts with slow links (network namespaces; needs root), against the virtual clock."""
     from minidist.report.bench import network
@@ -121,13 +117,13 @@ def bench_network(
 @json_or_table
 def bench_step(
     cases: Cases = None,
-    ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
-    tp: Annotated[int, typer.Option(help="more than 1: a tensor-parallel step of GPT blocks under mpiexec")] = 1,
-    against: Annotated[str | None, typer.Option(help="torch, or none to measure minidist alone")] = "torch",
+    ranks: Annotated[int, Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
+    tp: Annotated[int, Option(help="more than 1: a tensor-parallel step of GPT blocks under mpiexec")] = 1,
+    against: Annotated[str | None, Option(help="torch, or none to measure minidist alone")] = "torch",
     zero: Annotated[
-        str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, next to data parallelism")
+        str | None, Option(help="with --ranks: ZeRO stages, such as 1,2,3, next to data parallelism")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda, for both sides (one rank)")] = "cpu",
+    device: Annotated[str, Option(help="cpu or cuda, for both sides (one rank)")] = "cpu",
     rounds: Rounds = 8,
 ) -> Result:
     """Time a training step against PyTorch's best eager step on the same model, batch and optimizer."""
@@ -161,10 +157,10 @@ def bench_step(
 @bench.command("pipeline")
 @json_or_table
 def bench_pipeline(
-    case: Annotated[str, typer.Argument(help="gpt, gpt-512 or gpt-tiny")] = "gpt",
-    stages: Annotated[int, typer.Option(help="processes, a stage each")] = 2,
-    schedule: Annotated[str, typer.Option(help="1f1b or gpipe (others without a ratio to PyTorch)")] = "1f1b",
-    microbatches: Annotated[int, typer.Option(help="micro-batches of the batch of 8")] = 4,
+    case: Annotated[str, Argument(help="gpt, gpt-512 or gpt-tiny")] = "gpt",
+    stages: Annotated[int, Option(help="processes, a stage each")] = 2,
+    schedule: Annotated[str, Option(help="1f1b or gpipe (others without a ratio to PyTorch)")] = "1f1b",
+    microbatches: Annotated[int, Option(help="micro-batches of the batch of 8")] = 4,
     rounds: Rounds = 8,
 ) -> Result:
     """Time a pipeline step under mpiexec against torch.distributed.pipelining on gloo, and against one rank."""
@@ -186,10 +182,10 @@ def bench_memory(cases: Cases = None, rounds: Rounds = 12) -> Result:
 @bench.command("hybrid")
 @json_or_table
 def bench_hybrid(
-    dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 2,
-    tp: Annotated[int, typer.Option(help="tensor-parallel ranks")] = 2,
-    pp: Annotated[int, typer.Option(help="pipeline ranks")] = 2,
-    rounds: Annotated[int, typer.Option(help="interleaved rounds")] = 8,
+    dp: Annotated[int, Option(help="data-parallel ranks")] = 2,
+    tp: Annotated[int, Option(help="tensor-parallel ranks")] = 2,
+    pp: Annotated[int, Option(help="pipeline ranks")] = 2,
+    rounds: Annotated[int, Option(help="interleaved rounds")] = 8,
 ) -> Result:
     """Measure the share of a hybrid step that is neither arithmetic nor messages, under mpiexec."""
     from minidist.report.bench.hybrid import bench_hybrid as measure

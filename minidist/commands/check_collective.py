@@ -5,18 +5,16 @@ Proved by: tests/collectives/test_collective_check.py
 
 from typing import Annotated
 
-import typer
-
-from minidist.commands.output import Result, json_or_table
+from minidist.commands.command import Argument, Option, Result, json_or_table
 
 
 @json_or_table
 def check_collective(
-    source: Annotated[str, typer.Argument(help="FILE.py:FUNCTION, or a registered name with --operation")],
+    source: Annotated[str, Argument(help="FILE.py:FUNCTION, or a registered name with --operation")],
     operation: Annotated[
-        str | None, typer.Option(help="the collective, for a function that neither @algorithm nor its name says it of")
+        str | None, Option(help="the collective, for a function that neither @algorithm nor its name says it of")
     ] = None,
-    ranks: Annotated[int, typer.Option(help="run on 1 to this many simulated ranks")] = 9,
+    ranks: Annotated[int, Option(help="run on 1 to this many simulated ranks")] = 9,
 ) -> Result:
     """Check a collective of your own against NumPy: every number of ranks, size, root, reduction and way to send."""
     from minidist.collectives.collective_check import check_collective as check

@@ -7,14 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from minidist.commands.output import Result, json_or_table, say
+from minidist.commands.command import Argument, Result, json_or_table, say
 
 
 @json_or_table
 def check_plan(
-    rows: Annotated[Path, typer.Argument(help="a JSON list of runs: flags of plan, and step_seconds, peak_bytes, ...")],
+    rows: Annotated[Path, Argument(help="a JSON list of runs: flags of plan, and step_seconds, peak_bytes, ...")],
 ) -> Result:
     """Compare the planner with runs that you have measured: the error of its seconds and bytes, for each source."""
     from minidist.planning.cluster.measured import compare, read_rows, summaries, table, worst

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from minidist.comm.launched import launched_rank
+from minidist.commands.command import Argument, Option, Result, json_or_table, say
 from minidist.commands.flags import Timeout, command_line, within_limits
 from minidist.commands.options import (
     DeepSpeed,
@@ -26,7 +25,6 @@ from minidist.commands.options import (
     takes_config,
     with_deepspeed,
 )
-from minidist.commands.output import Result, json_or_table, say
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.techniques import own_loop, sums_buckets
@@ -36,22 +34,19 @@ CALL = "minidist compare FILE.py:RANK FILE.py:ALONE --ranks 4"
 
 Functions = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         metavar="[FILE.py:RANK [FILE.py:ALONE]]",
         help="your own program: RANK(comm) is what a rank of --ranks does, ALONE() the same on one device (default:"
         " RANK on one rank); what they return is compared",
     ),
 ]
 Theirs = Annotated[
-    Path | None,
-    typer.Option(help="a dump of another framework's gradients, compared with ours of its weights and batch"),
+    Path | None, Option(help="a dump of another framework's gradients, compared with ours of its weights and batch")
 ]
-Against = Annotated[
-    Path | None, typer.Option(help="with --theirs: another dump, in the place of our run; needs --tolerance")
-]
+Against = Annotated[Path | None, Option(help="with --theirs: another dump, in the place of our run; needs --tolerance")]
 Tolerance = Annotated[
     float,
-    typer.Option(
+    Option(
         help="of your own functions: largest difference, as a share of a tensor's largest entry; with --against as"
         " a share of its norm",
         callback=within_limits,
@@ -71,10 +66,10 @@ def compare(
     deepspeed: DeepSpeed = None,
     device: DeviceName = "cpu",
     matrix: Annotated[
-        bool, typer.Option("--matrix", help="every valid layout of --ranks (default 8) on a small GPT")
+        bool, Option("--matrix", help="every valid layout of --ranks (default 8) on a small GPT")
     ] = False,
-    sample: Annotated[int | None, typer.Option(help="with --matrix: this many layouts, chosen to differ most")] = None,
-    processes: Annotated[int, typer.Option(help="with --matrix: processes that share the layouts")] = 1,
+    sample: Annotated[int | None, Option(help="with --matrix: this many layouts, chosen to differ most")] = None,
+    processes: Annotated[int, Option(help="with --matrix: processes that share the layouts")] = 1,
     theirs: Theirs = None,
     against: Against = None,
     tolerance: Tolerance = 0.0,
@@ -100,7 +95,7 @@ def compare(
         _refuse(of_one_job, "is of one job, and --matrix runs many; leave one of the two out")
         return _sweep(config, 8 if ranks is None else ranks, sample, processes)
     _refuse(("sample", "processes"), "is a number of layouts or processes of --matrix; add --matrix, or leave it out")
-    config = with_deepspeed(config, deepspeed)
+    config = config if deepspeed is None else with_deepspeed(config, deepspeed)
 
     # Bits equal one device's only when gradients are summed in a fixed order, so that is the default here, where
     # gradients are summed by an all-reduce.

@@ -5,18 +5,15 @@ Proved by: tests/data/test_loading.py
 
 from typing import Annotated
 
-import typer
-
 from minidist.base.limits import check_count
+from minidist.commands.command import Option
 from minidist.commands.options import Ranks, takes_config
 from minidist.job.config.train_config import TrainConfig
 
 
 @takes_config
 def data(
-    config: TrainConfig,
-    ranks: Ranks = None,
-    step: Annotated[int, typer.Option(help="the step whose samples are listed")] = 0,
+    config: TrainConfig, ranks: Ranks = None, step: Annotated[int, Option(help="the step whose samples are listed")] = 0
 ) -> None:
     """Print which samples each replica trains on: the size of the data, the sharding rule, one step's samples."""
     from minidist.data import GlobalBatchSampler, load_dataset, sharding_rule

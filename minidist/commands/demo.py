@@ -6,17 +6,15 @@ Proved by: tests/test_readme.py
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from minidist.commands.command import Option, Result, json_or_table, say
 from minidist.commands.flags import Timeout
-from minidist.commands.output import Result, json_or_table, say
 
 
 @json_or_table
 def demo(
-    steps: Annotated[int, typer.Option(help="optimizer steps")] = 600,
-    ranks: Annotated[int, typer.Option(help="ranks in every world")] = 4,
-    folder: Annotated[Path, typer.Option(help="where traces and the picture go")] = Path("runs/demo"),
+    steps: Annotated[int, Option(help="optimizer steps")] = 600,
+    ranks: Annotated[int, Option(help="ranks in every world")] = 4,
+    folder: Annotated[Path, Option(help="where traces and the picture go")] = Path("runs/demo"),
     timeout: Timeout = 60.0,
 ) -> Result:
     """Train a byte-level GPT on four ranks, simulated and under mpiexec, and compare both with one device."""

@@ -27,7 +27,7 @@ from minidist.comm.errors import LauncherError
 from minidist.comm.launched import check_family, load_mpi
 from minidist.comm.launcher import find_mpiexec, launcher_version
 from minidist.comm.mpi.start import Starting, start_limit
-from minidist.commands.output import Result, json_or_table
+from minidist.commands.command import Result, json_or_table
 
 
 @dataclass

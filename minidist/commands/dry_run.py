@@ -21,7 +21,7 @@ from minidist.base.process import infrequent_gc
 from minidist.comm import SimWorld
 from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
 from minidist.comm.sim.folded import FoldedWorld
-from minidist.commands.output import Result
+from minidist.commands.command import Result
 from minidist.commands.runner import Summary, say_notices, summarize
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm

@@ -6,18 +6,11 @@ Proved by: tests/test_wheel.py
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from minidist.commands.output import App, say
-
-example = App(help="Example programs: list them, or copy them.", invoke_without_command=True)
+from minidist.commands.command import Argument, Group, say
 
 
-@example.callback()
-def listed(context: typer.Context) -> None:
-    """List the example programs, or copy them to a folder."""
-    if context.invoked_subcommand is not None:
-        return
+def listed() -> None:
+    """List the example programs."""
     from minidist.course.lesson.shipped import about, shipped
 
     for path in shipped("mpi_examples"):
@@ -27,8 +20,11 @@ def listed(context: typer.Context) -> None:
     say("copy them: minidist example copy mpi_examples")
 
 
+example = Group("Example programs: list them, or copy them.", listed)
+
+
 @example.command("copy")
-def example_copy(folder: Annotated[Path, typer.Argument(help="where the examples go")]) -> None:
+def example_copy(folder: Annotated[Path, Argument(help="where the examples go")]) -> None:
     """Copy the example programs to a folder."""
     from minidist.course.lesson.shipped import copy
 

@@ -6,10 +6,8 @@ Proved by: tests/config/test_deepspeed.py
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from minidist.commands.command import Argument, Option, Result, json_or_table
 from minidist.commands.options import Ranks, given_settings, takes_config
-from minidist.commands.output import Result, json_or_table
 from minidist.job.config.train_config import TrainConfig
 
 
@@ -17,12 +15,10 @@ from minidist.job.config.train_config import TrainConfig
 @json_or_table
 def explain(
     config: TrainConfig,
-    file: Annotated[Path, typer.Argument(help="a DeepSpeed configuration file")],
+    file: Annotated[Path, Argument(help="a DeepSpeed configuration file")],
     ranks: Ranks = None,
-    params: Annotated[
-        str | None, typer.Option(help="also the model states of this many parameters, such as 7.5e9")
-    ] = None,
-    run: Annotated[bool, typer.Option("--run", help="run a step on simulated ranks: messages and memory, too")] = False,
+    params: Annotated[str | None, Option(help="also the model states of this many parameters, such as 7.5e9")] = None,
+    run: Annotated[bool, Option("--run", help="run a step on simulated ranks: messages and memory, too")] = False,
 ) -> Result:
     """Print what a DeepSpeed configuration asks for, in bytes, on a model that flags describe."""
     from minidist.commands.explanation import explain_job, table

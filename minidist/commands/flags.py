@@ -9,42 +9,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from minidist.base.file_format import format_of
 from minidist.base.limits import check_size
+from minidist.commands.command import Option
 from minidist.core.base.errors import UsageError, quoted
 
 if TYPE_CHECKING:
     from minidist.planning.architecture import Architecture
 
 
-def within_limits(param: typer.CallbackParam, value: float | None) -> float | None:
+def within_limits(flag: str, value: float | None) -> float | None:
     """Return the number of a flag; UsageError for one that is negative, not finite, or out of range of a size.
 
     Every flag that takes a float has it, or `above_zero`, as its callback.
     """
     if value is not None:
-        check_size(value, param.opts[0])
+        check_size(value, flag)
     return value
 
 
-def above_zero(param: typer.CallbackParam, value: float | None) -> float | None:
+def above_zero(flag: str, value: float | None) -> float | None:
     """Return the number of a flag, as `within_limits`; UsageError for 0, too."""
     if value is not None:
-        check_size(value, param.opts[0], zero=False)
+        check_size(value, flag, zero=False)
     return value
 
 
-def picture_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
+def picture_file(flag: str, value: Path | None) -> Path | None:
     """Return the file of a picture; UsageError, before anything is computed, for an ending that is not a picture's."""
     from minidist.report.frame import SUFFIXES
 
-    format_of(value, None, {"picture": SUFFIXES}, flags=(max(param.opts, key=len), ""))
+    format_of(value, None, {"picture": SUFFIXES}, flags=(flag, ""))
     return value
 
 
-Timeout = Annotated[float, typer.Option(help="seconds until a silent rank is reported", callback=within_limits)]
+Timeout = Annotated[float, Option(help="seconds until a silent rank is reported", callback=within_limits)]
 
 
 def described_model(model: str | Path) -> "Architecture":

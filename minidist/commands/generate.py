@@ -6,32 +6,26 @@ Proved by: tests/commands/test_generation.py
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from minidist.commands.command import Argument, Option, Result, json_or_table
 from minidist.commands.flags import within_limits
-from minidist.commands.output import Result, json_or_table
 
 
 @json_or_table
 def generate(
     directory: Annotated[
-        Path,
-        typer.Argument(
-            help="the --save directory of a trained gpt or llama, from any layout, or a step's folder in it"
-        ),
+        Path, Argument(help="the --save directory of a trained gpt or llama, from any layout, or a step's folder in it")
     ],
-    prompt: Annotated[str, typer.Option(help="what the text begins with")] = "The ",
-    tokens: Annotated[int, typer.Option(help="how many tokens follow")] = 200,
+    prompt: Annotated[str, Option(help="what the text begins with")] = "The ",
+    tokens: Annotated[int, Option(help="how many tokens follow")] = 200,
     temperature: Annotated[
-        float,
-        typer.Option(help="below 1 favours probable tokens; 0 takes the most probable one", callback=within_limits),
+        float, Option(help="below 1 favours probable tokens; 0 takes the most probable one", callback=within_limits)
     ] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="draw from the k most probable tokens only")] = None,
-    seed: Annotated[int, typer.Option(help="seed of the draws")] = 0,
+    top_k: Annotated[int | None, Option(help="draw from the k most probable tokens only")] = None,
+    seed: Annotated[int, Option(help="seed of the draws")] = 0,
     kv_cache: Annotated[
-        bool, typer.Option(help="keep keys and values, so that a token costs one token's work; the text is the same")
+        bool, Option(help="keep keys and values, so that a token costs one token's work; the text is the same")
     ] = True,
-    from_step: Annotated[int | None, typer.Option(help="the checkpoint of this step, not the latest one")] = None,
+    from_step: Annotated[int | None, Option(help="the checkpoint of this step, not the latest one")] = None,
 ) -> Result:
     """Write text from the latest checkpoint of a language model, on one device; the same seed gives the same text."""
     from minidist.commands.generation import run_generation

@@ -8,30 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from minidist.base.files import writing
+from minidist.commands.command import Argument, Exit, Option, say
 from minidist.commands.flags import above_zero
-from minidist.commands.output import say
 from minidist.core.base.errors import UsageError, quoted
 
 
 def grade(
     files: Annotated[
-        list[Path], typer.Argument(help="submissions, .py or .ipynb; with --leaderboard the results.json of several")
+        list[Path], Argument(help="submissions, .py or .ipynb; with --leaderboard the results.json of several")
     ],
     assignment: Annotated[
-        str | None, typer.Option(help="a lesson (04), an exercise (04.ring_all_reduce), or cs336, cse234, llmsys")
+        str | None, Option(help="a lesson (04), an exercise (04.ring_all_reduce), or cs336, cse234, llmsys")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="draws some of the cases; the same for a class")] = 0,
+    seed: Annotated[int, Option(min=0, help="draws some of the cases; the same for a class")] = 0,
     json_path: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="PATH", help="where Gradescope's results.json goes; of several, a folder"),
+        Path | None, Option("--json", metavar="PATH", help="where Gradescope's results.json goes; of several, a folder")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="limit of one run of an answer", callback=above_zero)] = 30.0,
-    memory: Annotated[int, typer.Option(min=1, help="limit of an answer's memory, in MB")] = 1024,
-    messages: Annotated[int, typer.Option(min=1, help="limit of messages, in multiples of our solution's")] = 100,
-    leaderboard: Annotated[bool, typer.Option("--leaderboard", help="rank the results of several submissions")] = False,
+    seconds: Annotated[float, Option(help="limit of one run of an answer", callback=above_zero)] = 30.0,
+    memory: Annotated[int, Option(min=1, help="limit of an answer's memory, in MB")] = 1024,
+    messages: Annotated[int, Option(min=1, help="limit of messages, in multiples of our solution's")] = 100,
+    leaderboard: Annotated[bool, Option("--leaderboard", help="rank the results of several submissions")] = False,
 ) -> None:
     """Grade submissions: right answers, bytes and virtual time within par.
 
@@ -64,7 +61,7 @@ def grade(
     if len(files) > 1 and json_path is not None:
         _print_leaderboard(grading.leaderboard([path for path in paths if path is not None]))
     if not complete:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _results_of(files: list[Path], json_path: Path | None) -> list[Path | None]:

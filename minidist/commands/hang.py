@@ -6,26 +6,24 @@ Proved by: tests/commands/test_hang.py
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from minidist.commands.command import Argument, Option, Result, json_or_table
 from minidist.commands.flags import whole_numbers
-from minidist.commands.output import Result, json_or_table
 from minidist.core.base.errors import UsageError, quoted
 
 
 @json_or_table
 def hang(
     folder: Annotated[
-        Path, typer.Argument(help="the folder with one dump per rank, such as nccl_trace_rank_0, with logs, or one log")
+        Path, Argument(help="the folder with one dump per rank, such as nccl_trace_rank_0, with logs, or one log")
     ],
     write: Annotated[
-        bool, typer.Option("--write", help="write dumps of simulated programs that hang, with labels, into the folder")
+        bool, Option("--write", help="write dumps of simulated programs that hang, with labels, into the folder")
     ] = False,
     ranks: Annotated[
         str | None,
-        typer.Option(help="number of ranks of the job, where no file gives it; with --write: some (default 2,4,8)"),
+        Option(help="number of ranks of the job, where no file gives it; with --write: some (default 2,4,8)"),
     ] = None,
-    form: Annotated[str | None, typer.Option(help="with --write: pickle (default) or json")] = None,
+    form: Annotated[str | None, Option(help="with --write: pickle (default) or json")] = None,
 ) -> Result:
     """Read dumps of PyTorch's Flight Recorder, and logs: which rank waits for which, and where the ranks differ first.
 

@@ -9,29 +9,25 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from minidist.base.extras import extra
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
-from minidist.commands.output import App, say
+from minidist.commands.command import Argument, Exit, Group, Option, say
 from minidist.core.base.errors import UsageError, quoted_path
 
-lesson = App(no_args_is_help=True, help="Notebooks, slides and quizzes for a course.")
+lesson = Group("Notebooks, slides and quizzes for a course.")
 
 
 @lesson.command("build")
 def lesson_build(
-    numbers: Annotated[list[str] | None, typer.Argument(help="numbers of lessons, such as 04; default all")] = None,
-    student: Annotated[bool, typer.Option("--student", help="without solutions, not run")] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="with --student: where the notebooks go")
-    ] = None,
-    solutions: Annotated[Path | None, typer.Option(help="with --student: where the solutions go")] = None,
+    numbers: Annotated[list[str] | None, Argument(help="numbers of lessons, such as 04; default all")] = None,
+    student: Annotated[bool, Option("--student", help="without solutions, not run")] = False,
+    output: Annotated[Path | None, Option("--output", "-o", help="with --student: where the notebooks go")] = None,
+    solutions: Annotated[Path | None, Option(help="with --student: where the solutions go")] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="with --student: draws the cases of the checks; default: the date")
+        int | None, Option(min=0, help="with --student: draws the cases of the checks; default: the date")
     ] = None,
-    folder: Annotated[Path, typer.Option(help="where the lessons are")] = Path("lessons"),
+    folder: Annotated[Path, Option(help="where the lessons are")] = Path("lessons"),
 ) -> None:
     """Build notebooks: with --student those for a class, else lessons/*.ipynb with their outputs."""
     from minidist.course.lesson import build
@@ -42,7 +38,7 @@ def lesson_build(
                 raise UsageError(f"{flag} is for notebooks of students; add --student")
         code = build.main([*(numbers or ()), "--folder", str(folder)])
         if code:
-            raise typer.Exit(code)
+            raise Exit(code)
         return
     if output is None:
         raise UsageError("--output is missing: where do the students' notebooks go?")
@@ -65,19 +61,19 @@ def lesson_build(
 
 @lesson.command("open")
 def lesson_open(
-    number: Annotated[str, typer.Argument(help="number of a lesson, such as 04")] = "00",
-    folder: Annotated[Path, typer.Option(help="where the lessons are")] = Path("lessons"),
+    number: Annotated[str, Argument(help="number of a lesson, such as 04")] = "00",
+    folder: Annotated[Path, Option(help="where the lessons are")] = Path("lessons"),
 ) -> None:
     """Start Jupyter on a lesson; it ends with Ctrl-C."""
     from minidist.course.lesson import build
 
     (source,) = build.sources(folder, [number])
     extra("jupyterlab", "minidist lesson open")
-    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", str(source.with_suffix(".ipynb"))]))
+    raise Exit(subprocess.call([sys.executable, "-m", "jupyterlab", str(source.with_suffix(".ipynb"))]))
 
 
 @lesson.command("copy")
-def lesson_copy(folder: Annotated[Path, typer.Argument(help="where the lessons go")]) -> None:
+def lesson_copy(folder: Annotated[Path, Argument(help="where the lessons go")]) -> None:
     """Copy the lessons to a folder, without our solutions."""
     from minidist.course.lesson.shipped import copy
 
@@ -88,9 +84,9 @@ def lesson_copy(folder: Annotated[Path, typer.Argument(help="where the lessons g
 
 @lesson.command("slides")
 def lesson_slides(
-    numbers: Annotated[list[str], typer.Argument(help="numbers of lessons, such as 04")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="the .html file to write")],
-    folder: Annotated[Path, typer.Option(help="where the lessons are")] = Path("lessons"),
+    numbers: Annotated[list[str], Argument(help="numbers of lessons, such as 04")],
+    output: Annotated[Path, Option("--output", "-o", help="the .html file to write")],
+    folder: Annotated[Path, Option(help="where the lessons are")] = Path("lessons"),
 ) -> None:
     """Run lessons and write their text, numbers and pictures as slides: one HTML file without external requests."""
     from minidist.course.lesson.build import sources
@@ -105,9 +101,9 @@ def lesson_slides(
 
 @lesson.command("instructor")
 def lesson_instructor(
-    output: Annotated[Path, typer.Option("--output", "-o", help="the folder that gets a page for each lesson")],
-    numbers: Annotated[list[str] | None, typer.Argument(help="numbers of lessons, such as 04; default all")] = None,
-    folder: Annotated[Path, typer.Option(help="where the lessons are")] = Path("lessons"),
+    output: Annotated[Path, Option("--output", "-o", help="the folder that gets a page for each lesson")],
+    numbers: Annotated[list[str] | None, Argument(help="numbers of lessons, such as 04; default all")] = None,
+    folder: Annotated[Path, Option(help="where the lessons are")] = Path("lessons"),
 ) -> None:
     """Write pages for instructors: what is taken away, what goes wrong in the exercises, and exam questions."""
     from minidist.course.lesson.build import sources
@@ -124,10 +120,10 @@ def lesson_instructor(
 @lesson.command("quiz")
 def lesson_quiz(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="a .csv, .gift (Moodle), .zip (Canvas) or .xml (QTI 1.2) file")
+        Path, Option("--output", "-o", help="a .csv, .gift (Moodle), .zip (Canvas) or .xml (QTI 1.2) file")
     ],
-    questions: Annotated[int, typer.Option(min=1, max=100, help="how many")] = 27,
-    seed: Annotated[int, typer.Option(min=0, help="draws the numbers")] = 0,
+    questions: Annotated[int, Option(min=1, max=100, help="how many")] = 27,
+    seed: Annotated[int, Option(min=0, help="draws the numbers")] = 0,
 ) -> None:
     """Write a quiz bank whose answers are measured in traces and timings."""
     from minidist.course.lesson import quiz_files
@@ -148,15 +144,13 @@ def lesson_quiz(
 
 @lesson.command("autograder")
 def lesson_autograder(
-    assignment: Annotated[str, typer.Argument(help="a lesson (04), an exercise, or cs336, cse234, llmsys")],
+    assignment: Annotated[str, Argument(help="a lesson (04), an exercise, or cs336, cse234, llmsys")],
     output: Annotated[
         Path,
-        typer.Option(
-            "--output", "-o", help="a .zip for Gradescope, autograding.json for GitHub Classroom, or a Dockerfile"
-        ),
+        Option("--output", "-o", help="a .zip for Gradescope, autograding.json for GitHub Classroom, or a Dockerfile"),
     ],
-    seed: Annotated[int, typer.Option(min=0, help="draws some of the cases; the same for a class")] = 0,
-    package: Annotated[str, typer.Option(help="what pip installs there")] = "minidist[mpi]",
+    seed: Annotated[int, Option(min=0, help="draws some of the cases; the same for a class")] = 0,
+    package: Annotated[str, Option(help="what pip installs there")] = "minidist[mpi]",
 ) -> None:
     """Write a grader that is ready to upload: it runs `minidist grade`."""
     from minidist.course.lesson import quiz_files

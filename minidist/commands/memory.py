@@ -10,12 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from minidist.base.file_format import format_of
 from minidist.base.limits import check_count
+from minidist.commands.command import Option, Result, grouped, json_or_table, say
 from minidist.commands.flags import command_line, described_model, one_of
-from minidist.commands.output import Result, grouped, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted, quoted_path
 
 if TYPE_CHECKING:
@@ -30,33 +28,30 @@ ACTIVATIONS = ("batch", "attention", "dropout", "recompute", "kernels", "prefetc
 class StepFlags:
     """The flags of a model's step: its layout, its batch, and what is counted."""
 
-    dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 1
-    tp: Annotated[int, typer.Option(help="with --model: tensor-parallel ranks (with sequence parallelism)")] = 1
-    pp: Annotated[int, typer.Option(help="with --model: pipeline ranks; the fullest one is shown")] = 1
-    cp: Annotated[int, typer.Option(help="with --model: context-parallel ranks")] = 1
-    ep: Annotated[int, typer.Option(help="with --model: expert-parallel ranks")] = 1
-    batch: Annotated[int, typer.Option(help="with --model: sequences per forward pass of a rank")] = 1
+    dp: Annotated[int, Option(help="data-parallel ranks")] = 1
+    tp: Annotated[int, Option(help="with --model: tensor-parallel ranks (with sequence parallelism)")] = 1
+    pp: Annotated[int, Option(help="with --model: pipeline ranks; the fullest one is shown")] = 1
+    cp: Annotated[int, Option(help="with --model: context-parallel ranks")] = 1
+    ep: Annotated[int, Option(help="with --model: expert-parallel ranks")] = 1
+    batch: Annotated[int, Option(help="with --model: sequences per forward pass of a rank")] = 1
     seq: Annotated[
-        int | None, typer.Option(help="with --model: tokens per sequence; without it model states alone are counted")
+        int | None, Option(help="with --model: tokens per sequence; without it model states alone are counted")
     ] = None
     attention: Annotated[
-        str, typer.Option(help="with --model: fused, flash-1, flash-2 (scores are never stored) or unfused")
+        str, Option(help="with --model: fused, flash-1, flash-2 (scores are never stored) or unfused")
     ] = "fused"
     kernels: Annotated[
-        str, typer.Option(help="with --gpu: of norms and activations of gated blocks: fused, eager, fused-norms or any")
+        str, Option(help="with --gpu: of norms and activations of gated blocks: fused, eager, fused-norms or any")
     ] = "any"
-    dropout: Annotated[bool, typer.Option("--dropout", help="with --model: blocks keep masks of dropout")] = False
+    dropout: Annotated[bool, Option("--dropout", help="with --model: blocks keep masks of dropout")] = False
     accounting: Annotated[
         str | None,
-        typer.Option(
-            help="zero (default with --params), megatron (default with --model), fp32-accumulation, deepspeed"
-        ),
+        Option(help="zero (default with --params), megatron (default with --model), fp32-accumulation, deepspeed"),
     ] = None
-    recompute: Annotated[str, typer.Option(help="with --model: none, selective, full or sqrt")] = "none"
-    prefetch: Annotated[int, typer.Option(help="with --model: blocks that ZeRO 3 gathers ahead")] = 1
+    recompute: Annotated[str, Option(help="with --model: none, selective, full or sqrt")] = "none"
+    prefetch: Annotated[int, Option(help="with --model: blocks that ZeRO 3 gathers ahead")] = 1
     gpu: Annotated[
-        str | None,
-        typer.Option(help="with --model: say which stages fit on it, such as h100; exit code 1 if none does"),
+        str | None, Option(help="with --model: say which stages fit on it, such as h100; exit code 1 if none does")
     ] = None
 
     def planned(self, name: str) -> "tuple[Job, ClusterLayout]":
@@ -113,16 +108,14 @@ class StepFlags:
 @grouped
 def memory(
     *,
-    params: Annotated[str | None, typer.Option(help="number of parameters, such as 7.5e9")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="a name, such as gpt3-175b or llama-3.1-8b, or a config.json")
-    ] = None,
+    params: Annotated[str | None, Option(help="number of parameters, such as 7.5e9")] = None,
+    model: Annotated[str | None, Option(help="a name, such as gpt3-175b or llama-3.1-8b, or a config.json")] = None,
     flags: StepFlags,
     form: Annotated[
-        str | None, typer.Option("--format", help="on standard output: text (default) or svg (the ZeRO bars)")
+        str | None, Option("--format", help="on standard output: text (default) or svg (the ZeRO bars)")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="draw the ZeRO bars into an .svg, .pdf or .png file")
+        Path | None, Option("--output", "-o", help="draw the ZeRO bars into an .svg, .pdf or .png file")
     ] = None,
 ) -> Result:
     """Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."""

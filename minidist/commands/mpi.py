@@ -7,12 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace_file import write_traces
+from minidist.commands.command import Argument, Option, Result, json_or_table, say
 from minidist.commands.flags import Timeout
-from minidist.commands.output import Result, json_or_table, say
 from minidist.core.base.errors import UsageError
 
 MAX_RANKS = 1_024  # each holds the modules of its program
@@ -26,25 +24,23 @@ SAME = {
 
 
 EagerLimit = Annotated[
-    int, typer.Option(help="MPI's eager limit: sends of up to this many bytes do not wait for their receive")
+    int, Option(help="MPI's eager limit: sends of up to this many bytes do not wait for their receive")
 ]
-Interleavings = Annotated[int, typer.Option(help="run N times more, with other choices of receives from any rank")]
-EveryOrder = Annotated[
-    bool, typer.Option("--every-order", help="run once with every choice of the receives from any rank")
-]
+Interleavings = Annotated[int, Option(help="run N times more, with other choices of receives from any rank")]
+EveryOrder = Annotated[bool, Option("--every-order", help="run once with every choice of the receives from any rank")]
 
 
 @json_or_table
 def mpi(
-    script: Annotated[str, typer.Argument(help="FILE.py, as under mpiexec; with -m the name of a module")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="the script's own arguments")] = None,
-    ranks: Annotated[int, typer.Option("--ranks", "-n", help="simulated ranks")] = 4,
-    module: Annotated[bool, typer.Option("-m", help="run a module, as python -m does")] = False,
+    script: Annotated[str, Argument(help="FILE.py, as under mpiexec; with -m the name of a module")],
+    arguments: Annotated[list[str] | None, Argument(help="the script's own arguments")] = None,
+    ranks: Annotated[int, Option("--ranks", "-n", help="simulated ranks")] = 4,
+    module: Annotated[bool, Option("-m", help="run a module, as python -m does")] = False,
     eager_bytes: EagerLimit = 0,
     interleavings: Interleavings = 0,
     every_order: EveryOrder = False,
     timeout: Timeout = 60.0,
-    trace: Annotated[Path | None, typer.Option(help="where the trace goes, for `minidist report`")] = None,
+    trace: Annotated[Path | None, Option(help="where the trace goes, for `minidist report`")] = None,
 ) -> Result:
     """Run a program of mpi4py, unchanged, on simulated ranks of this process, without an MPI library.
 

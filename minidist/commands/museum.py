@@ -6,27 +6,22 @@ Proved by: tests/museum/test_museum.py
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from minidist.commands.command import Argument, Option, Result, json_or_table, say
 from minidist.commands.flags import command_line, picture_file
-from minidist.commands.output import Result, json_or_table, say
 from minidist.core.base.errors import UsageError
 
 
 @json_or_table
 def museum(
     number: Annotated[
-        str | None,
-        typer.Argument(help="an exhibit, such as 1 or 13a; a range, such as 101-146, or default: a table of all"),
+        str | None, Argument(help="an exhibit, such as 1 or 13a; a range, such as 101-146, or default: a table of all")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png", callback=picture_file
-        ),
+        Option("--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png", callback=picture_file),
     ] = None,
     tests: Annotated[
-        bool, typer.Option(help="also run the tests that catch it, where minidist's tests are installed")
+        bool, Option(help="also run the tests that catch it, where minidist's tests are installed")
     ] = True,
 ) -> Result:
     """Show bugs that were found in public code: how each came about, how its loss looks, and which test catches it.

@@ -15,23 +15,17 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-import typer
-
 from minidist.base.device import creating_on, device_of
-from minidist.commands.output import say, with_parameters
+from minidist.commands.command import Option, say, with_parameters
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.techniques import installed, own_loop
 
-Ranks = Annotated[
-    int | None, typer.Option(help="virtual ranks (default: the product of the degrees); not under mpiexec")
-]
-TraceFile = Annotated[Path | None, typer.Option(help="where the trace goes")]
-DeepSpeed = Annotated[
-    Path | None, typer.Option(help="a DeepSpeed configuration file; keys that do not apply are listed")
-]
-DeviceName = Annotated[str, typer.Option("--device", help="where arrays are: cpu, or cuda with CuPy")]
-EagerBytes = Annotated[int, typer.Option(help="simulated: sends of up to this many bytes are buffered")]
+Ranks = Annotated[int | None, Option(help="virtual ranks (default: the product of the degrees); not under mpiexec")]
+TraceFile = Annotated[Path | None, Option(help="where the trace goes")]
+DeepSpeed = Annotated[Path | None, Option(help="a DeepSpeed configuration file; keys that do not apply are listed")]
+DeviceName = Annotated[str, Option("--device", help="where arrays are: cpu, or cuda with CuPy")]
+EagerBytes = Annotated[int, Option(help="simulated: sends of up to this many bytes are buffered")]
 
 
 def on_device(name: str, config: TrainConfig) -> AbstractContextManager[None]:
@@ -63,8 +57,7 @@ PANELS = {
 def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
     """Give a command `--config`, `--set`, `--print-config` and a flag for each field of TrainConfig.
 
-    `function` receives the resulting TrainConfig as its first parameter, `config`, and its own flags by name. The
-    command may be called without some of its `settings`, which then have their defaults (`with_flags_of`).
+    `function` receives the resulting TrainConfig as its first parameter, `config`, and its own flags by name.
     """
     parameters = _of_a_file() + _of_a_config()
     defaults = [(name, info.default) for name, info in TrainConfig.model_fields.items()]
@@ -72,8 +65,11 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
     parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
     def command(*, config: Path | None, overrides: list[str] | None, print_config: bool, **values: Any) -> Any:
-        # A default needs no check.
-        settings = {name: value for name, default in defaults if (value := values.pop(name, default)) != default}
+        settings = {}
+        for name, default in defaults:
+            value = values.pop(name)
+            if value != default:  # which needs no check
+                settings[name] = value
         _written.set(frozenset())
         if config is not None or overrides:
             from minidist.job.config.config_file import read_config, read_overrides
@@ -89,23 +85,20 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
             return None
         return function(config=job, **values)
 
-    command.settings = frozenset(TrainConfig.model_fields)  # type: ignore[attr-defined]
     return with_parameters(command, function, parameters)
 
 
 def _of_a_file() -> list[inspect.Parameter]:
     """Return `--config`, `--set` and `--print-config`."""
     panel = "Job file"
-    file = typer.Option("--config", help="a .toml or .json file of settings; flags override it", rich_help_panel=panel)
-    one = typer.Option(
-        "--set",
-        help="KEY=VALUE with a setting's name in the file, such as axes.tp=4; overrides the file",
-        rich_help_panel=panel,
+    file = Option("--config", help="a .toml or .json file of settings; flags override it", panel=panel)
+    one = Option(
+        "--set", help="KEY=VALUE with a setting's name in the file, such as axes.tp=4; overrides the file", panel=panel
     )
-    shown = typer.Option(
+    shown = Option(
         "--print-config",
         help="print all settings as a file for --config (defaults as comments), and run nothing",
-        rich_help_panel=panel,
+        panel=panel,
     )
 
     return [
@@ -130,7 +123,7 @@ def _of_a_config() -> list[inspect.Parameter]:
             kind = str | None
         # A bool has one flag only, without Typer's --no-FLAG.
         panel = panels.get(name) or PANELS.get(name, panel)
-        option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel=panel)
+        option = Option(*((flag(name),) if kind is bool else ()), help=text, panel=panel)
         parameters.append(_parameter(name, kind, option, info.default))
     return parameters
 
@@ -156,10 +149,8 @@ def _parameter(name: str, kind: Any, option: Any, default: Any) -> inspect.Param
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
+def with_deepspeed(config: TrainConfig, path: Path) -> TrainConfig:
     """Return the job with the settings of a DeepSpeed file; the first process names the keys that do not apply."""
-    if path is None:
-        return config
     from minidist.comm.launched import launched_rank
     from minidist.job.config.deepspeed import apply_deepspeed, read_deepspeed
 

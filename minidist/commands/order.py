@@ -5,31 +5,29 @@ Proved by: tests/commands/test_order.py
 
 from typing import Annotated
 
-import typer
-
+from minidist.commands.command import Argument, Option, Result, json_or_table
 from minidist.commands.flags import whole_numbers
-from minidist.commands.output import Result, json_or_table
 
 
 @json_or_table
 def order(
     source: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help=(
                 "an algorithm of --operation; FILE.py:FUNCTION, a function(array) or function(comm, array); numpy.sum,"
                 " numpy.dot, sum, math.fsum, torch.sum; or under mpiexec MPI_Allreduce"
             )
         ),
     ],
-    terms: Annotated[int | None, typer.Option(help="numbers that are added (default: 8, or one per rank)")] = None,
+    terms: Annotated[int | None, Option(help="numbers that are added (default: 8, or one per rank)")] = None,
     ranks: Annotated[
-        str | None, typer.Option(help="simulated ranks, such as 4, or several to compare: 1,2,4 (default 4)")
+        str | None, Option(help="simulated ranks, such as 4, or several to compare: 1,2,4 (default 4)")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float16, float32 or float64")] = "float64",
-    operation: Annotated[str, typer.Option(help="all_reduce, reduce or reduce_scatter")] = "all_reduce",
+    dtype: Annotated[str, Option(help="float16, float32 or float64")] = "float64",
+    operation: Annotated[str, Option(help="all_reduce, reduce or reduce_scatter")] = "all_reduce",
     elements: Annotated[
-        int | None, typer.Option(min=1, help="elements of the arrays that ranks reduce (default: one per rank)")
+        int | None, Option(min=1, help="elements of the arrays that ranks reduce (default: one per rank)")
     ] = None,
 ) -> Result | None:
     """Find in which order a sum adds its terms, by calling it; with several numbers of ranks, whether it is the same.

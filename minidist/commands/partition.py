@@ -5,32 +5,27 @@ Proved by: tests/pipeline/test_partition.py, tests/planning/test_profiler.py
 
 from typing import Annotated
 
-import typer
-
+from minidist.commands.command import Argument, Option, Result, json_or_table
 from minidist.commands.flags import above_zero
-from minidist.commands.output import Result, json_or_table
 from minidist.core.base.errors import UsageError
 
 
 @json_or_table
 def partition(
     profile: Annotated[
-        str, typer.Argument(help="a JSON list of layers (op, fwd_ms, bwd_ms, act_bytes, param_bytes), or FILE:NAME")
+        str, Argument(help="a JSON list of layers (op, fwd_ms, bwd_ms, act_bytes, param_bytes), or FILE:NAME")
     ],
-    machines: Annotated[int, typer.Option(help="machines to use; stages, for the methods that replicate none")],
+    machines: Annotated[int, Option(help="machines to use; stages, for the methods that replicate none")],
     bandwidth: Annotated[
-        float | None, typer.Option(help="pipedream: bytes per second of a link", callback=above_zero)
+        float | None, Option(help="pipedream: bytes per second of a link", callback=above_zero)
     ] = None,
     method: Annotated[
-        str,
-        typer.Option(help="pipedream, gpipe (times differ least), time (fastest slowest stage), parameters or uniform"),
+        str, Option(help="pipedream, gpipe (times differ least), time (fastest slowest stage), parameters or uniform")
     ] = "pipedream",
     objective: Annotated[
-        str, typer.Option(help="pipedream: released (compute + synchronisation) or paper (the larger of the two)")
+        str, Option(help="pipedream: released (compute + synchronisation) or paper (the larger of the two)")
     ] = "released",
-    memory_limit: Annotated[
-        float | None, typer.Option(help="pipedream: bytes of a machine", callback=above_zero)
-    ] = None,
+    memory_limit: Annotated[float | None, Option(help="pipedream: bytes of a machine", callback=above_zero)] = None,
 ) -> Result:
     """Decide which layers make a stage; by PipeDream's optimizer also how many machines share it."""
     from minidist.pipeline.partition import METHODS, pipedream, read_profile

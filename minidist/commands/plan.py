@@ -10,11 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from minidist.base.limits import check_count
+from minidist.commands.command import Argument, Option, Result, grouped, json_or_table, say
 from minidist.commands.flags import above_zero, command_line, described_model, one_of, picture_file, whole_numbers
-from minidist.commands.output import Result, grouped, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted, quoted_path
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ BEST = 10  # layouts that are printed
 
 
 def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+    return Option(*names, help=help, panel=panel, **more)
 
 
 @dataclass(frozen=True)
@@ -181,7 +179,7 @@ class LayoutFlags:
 def plan(
     *,
     config: Annotated[
-        Path | None, typer.Argument(help="a Hugging Face config.json, or a job file (.toml) of minidist train")
+        Path | None, Argument(help="a Hugging Face config.json, or a job file (.toml) of minidist train")
     ] = None,
     model: Annotated[str | None, _option(MODEL, "a name, such as gpt3-175b or llama-3.1-8b, or a config.json")] = None,
     sizes: ModelFlags,

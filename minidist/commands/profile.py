@@ -8,13 +8,11 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.comm.launching import writable
+from minidist.commands.command import Option, Result, json_or_table, say
 from minidist.commands.options import takes_config
-from minidist.commands.output import Result, json_or_table, say
 from minidist.job.config.train_config import TrainConfig
 
 SECONDS_BETWEEN_LINES = 2.0
@@ -24,9 +22,9 @@ SECONDS_BETWEEN_LINES = 2.0
 @json_or_table
 def profile(
     config: TrainConfig,
-    rounds: Annotated[int, typer.Option(min=1, help="timed passes of each block")] = 5,
+    rounds: Annotated[int, Option(min=1, help="timed passes of each block")] = 5,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="a .json file, for minidist partition and --partition")
+        Path | None, Option("--output", "-o", help="a .json file, for minidist partition and --partition")
     ] = None,
 ) -> Result:
     """Time each block of the model on this machine: a table, and with -o a PROFILE.json for minidist partition.

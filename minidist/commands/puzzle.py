@@ -6,10 +6,8 @@ Proved by: tests/lesson/test_puzzles.py
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from minidist.base.files import writing
-from minidist.commands.output import Result, json_or_table, say
+from minidist.commands.command import Argument, Option, Result, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted_path
 
 if TYPE_CHECKING:
@@ -18,9 +16,9 @@ if TYPE_CHECKING:
 
 @json_or_table
 def puzzle(
-    name: Annotated[str | None, typer.Argument(help="a puzzle, such as m03; default: a list of all")] = None,
-    file: Annotated[Path | None, typer.Argument(help="your answer, such as m03.py; default: write a stub")] = None,
-    print_only: Annotated[bool, typer.Option("--print", help="print the stub instead of writing a file")] = False,
+    name: Annotated[str | None, Argument(help="a puzzle, such as m03; default: a list of all")] = None,
+    file: Annotated[Path | None, Argument(help="your answer, such as m03.py; default: write a stub")] = None,
+    print_only: Annotated[bool, Option("--print", help="print the stub instead of writing a file")] = False,
 ) -> Result:
     """Fill a few lines: puzzles about messages, memory and schedules, each with a target and a picture of your run.
 

@@ -6,15 +6,13 @@ Proved by: tests/commands/test_cli.py, tests/report/test_pictures.py, tests/repo
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from minidist.base.file_format import format_of
-from minidist.commands.output import say
+from minidist.commands.command import Argument, Option, say
 from minidist.core.base.errors import UsageError, quoted_path
 
 PictureName = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help=(
             "space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto,"
             " page or steps"
@@ -23,7 +21,7 @@ PictureName = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--output",
         "-o",
         help=(
@@ -34,7 +32,7 @@ Output = Annotated[
 ]
 Form = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--format",
         help=(
             "gif: the steps as a moving picture; or files for another tool, one per rank: chakra (MLCommons, for"
@@ -45,14 +43,14 @@ Form = Annotated[
 
 
 def report(
-    trace: Annotated[Path, typer.Argument(help="a trace file of train, compare or a program's --trace")],
+    trace: Annotated[Path, Argument(help="a trace file of train, compare or a program's --trace")],
     picture: PictureName = None,
     output: Output = None,
     form: Form = None,
     messages: Annotated[
-        bool, typer.Option("--messages", help="with --format chakra: messages instead of collective calls")
+        bool, Option("--messages", help="with --format chakra: messages instead of collective calls")
     ] = False,
-    steps: Annotated[str | None, typer.Option(help="a:b, only steps a, ..., b - 1; they are numbered from 0")] = None,
+    steps: Annotated[str | None, Option(help="a:b, only steps a, ..., b - 1; they are numbered from 0")] = None,
 ) -> None:
     """Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else.
 

@@ -9,18 +9,15 @@ import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import typer
-
 from minidist.base.user_file import ProgramError
 from minidist.comm import has_run
 from minidist.comm.launched import launched_size
-from minidist.commands.output import say
+from minidist.commands.command import Argument, Exit, say
 from minidist.core.base.errors import MinidistError, UsageError, quoted_path
 
 
 def run(
-    script: Annotated[Path, typer.Argument(help="a Python program that calls minidist's launch")],
-    context: typer.Context,
+    script: Annotated[Path, Argument(help="a Python program that calls minidist's launch")], rest: list[str]
 ) -> None:
     """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
     if not script.is_file():
@@ -30,11 +27,11 @@ def run(
         raise UsageError(f"script {quoted_path(script)} {what}; give the path of a Python file")
 
     if launched_size() is None and is_of_mpi4py(script):
-        on_simulated_ranks(script, context.args)
+        on_simulated_ranks(script, rest)
 
     # As under `python SCRIPT`: the script's own arguments, and imports from its folder.
     has_run.any_program = False
-    sys.argv = [str(script), *context.args]
+    sys.argv = [str(script), *rest]
     sys.path.insert(0, str(script.resolve().parent))
     try:
         runpy.run_path(str(script), run_name="__main__")
@@ -57,12 +54,11 @@ def is_of_mpi4py(script: Path) -> bool:
 
 def on_simulated_ranks(script: Path, arguments: list[str]) -> NoReturn:
     """Run a program of mpi4py as `minidist mpi --ranks N SCRIPT ARGUMENTS` does."""
-    from minidist.commands.app import command_line
+    from minidist.commands.app import run_words
 
     rest = list(arguments)
     ranks = [] if "--ranks" not in rest else rest[(place := rest.index("--ranks")) : place + 2]
     if ranks:
         del rest[place : place + 2]
     say(f"{script} is a program of mpi4py: minidist {' '.join(['mpi', *ranks, str(script), *rest])}")
-    code = command_line("mpi")(["mpi", *ranks, str(script), *rest], prog_name="minidist", standalone_mode=False)
-    raise typer.Exit(code if isinstance(code, int) else 0)
+    raise Exit(run_words(["mpi", *ranks, str(script), *rest]))

@@ -11,14 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
 from minidist.comm.launching import writable
+from minidist.commands.command import Argument, Exit, Json, Option, grouped, say
 from minidist.commands.flags import above_zero, command_line, one_of
-from minidist.commands.output import Json, grouped, say
 from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 
 if TYPE_CHECKING:
@@ -29,39 +27,34 @@ if TYPE_CHECKING:
 class PlanFlags:
     """The flags of what a plan is, and how it is timed."""
 
-    stages: Annotated[int | None, typer.Option(help="pipeline ranks, each with --chunks stages")] = None
-    microbatches: Annotated[
-        int | None, typer.Option(help="micro-batches of a step (of a batch, for pipedream-2bw)")
-    ] = None
-    chunks: Annotated[int | None, typer.Option(help="stages on a rank, for the schedules that leave the choice")] = None
+    stages: Annotated[int | None, Option(help="pipeline ranks, each with --chunks stages")] = None
+    microbatches: Annotated[int | None, Option(help="micro-batches of a step (of a batch, for pipedream-2bw)")] = None
+    chunks: Annotated[int | None, Option(help="stages on a rank, for the schedules that leave the choice")] = None
     times: Annotated[
         str,
-        typer.Option(
+        Option(
             help=(
                 "times of a stage: F=1,I=1,W=1,comm=0; FB of an overlapped pair; of schedules with different numbers of"
                 " stages per rank, those of a rank's whole part of the model"
             )
         ),
     ] = "F=1,I=1,W=1,comm=0"
-    profile: Annotated[
-        str | None, typer.Option(help="a JSON file with each stage's times and bytes, instead of --times")
-    ] = None
+    profile: Annotated[str | None, Option(help="a JSON file with each stage's times and bytes, instead of --times")] = (
+        None
+    )
     memory_limit: Annotated[
         float | None,
-        typer.Option(
-            help="exit 1 when a rank needs more bytes (micro-batches, without a profile)", callback=above_zero
-        ),
+        Option(help="exit 1 when a rank needs more bytes (micro-batches, without a profile)", callback=above_zero),
     ] = None
     receives: Annotated[
-        str,
-        typer.Option(help="latency, blocking: receives stop the rank where they stand, as in some runtimes, or both"),
+        str, Option(help="latency, blocking: receives stop the rank where they stand, as in some runtimes, or both")
     ] = "latency"
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="run every stage's forward again before its backward")
-    ] = False
-    lowered: Annotated[bool, typer.Option("--lowered", help="show sends, posted receives and reductions too")] = False
+    recompute: Annotated[bool, Option("--recompute", help="run every stage's forward again before its backward")] = (
+        False
+    )
+    lowered: Annotated[bool, Option("--lowered", help="show sends, posted receives and reductions too")] = False
     option: Annotated[
-        list[str] | None, typer.Option(help="a schedule's own option, such as backward_order=forward or stashing=0")
+        list[str] | None, Option(help="a schedule's own option, such as backward_order=forward or stashing=0")
     ] = None
 
 
@@ -70,14 +63,12 @@ def schedule(
     *,
     plans: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared; none: what there is"
-        ),
+        Argument(help="schedules by NAME, FILE.csv or FILE.py:FUNCTION; several are compared; none: what there is"),
     ] = None,
     flags: PlanFlags,
     form: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--format",
             help=(
                 "text (default), csv, json, svg, versions (svg: the weights that each action sees), perfetto (json) or"
@@ -87,7 +78,7 @@ def schedule(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--output", "-o", help="a file instead of standard output: .txt, .csv, .json, .html, .svg, .pdf or .png"
         ),
     ] = None,
@@ -119,7 +110,7 @@ def schedule(
     too_much = limit_sentence(evaluated, flags.memory_limit)
     if too_much:
         say(f"minidist: {too_much}")
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def timed(plans: Iterable[str], flags: PlanFlags, form: str) -> list[Any]:

@@ -6,29 +6,25 @@ Proved by: tests/bench/test_staleness.py
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from minidist.commands.command import Argument, Option, Result, json_or_table, say
 from minidist.commands.flags import above_zero, command_line, picture_file
-from minidist.commands.output import Result, json_or_table, say
 
 
 @json_or_table
 def staleness(
     consistency: Annotated[
-        list[str] | None, typer.Argument(help="bsp, delay:T, ssp:S or asp; default bsp, ssp:2 and asp")
+        list[str] | None, Argument(help="bsp, delay:T, ssp:S or asp; default bsp, ssp:2 and asp")
     ] = None,
-    workers: Annotated[int, typer.Option(help="workers, in addition to the one server")] = 3,
-    slow: Annotated[
-        float, typer.Option(help="how many times as long a slow gradient takes", callback=above_zero)
-    ] = 3.0,
+    workers: Annotated[int, Option(help="workers, in addition to the one server")] = 3,
+    slow: Annotated[float, Option(help="how many times as long a slow gradient takes", callback=above_zero)] = 3.0,
     who: Annotated[
-        str, typer.Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")
+        str, Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")
     ] = "last",
     seconds: Annotated[
-        float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001", callback=above_zero)
+        float, Option(help="virtual seconds of a run; a gradient takes 0.001", callback=above_zero)
     ] = 0.3,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file", callback=picture_file)
+        Path | None, Option("--output", "-o", help="a picture: an .svg, .pdf or .png file", callback=picture_file)
     ] = None,
 ) -> Result:
     """Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."""

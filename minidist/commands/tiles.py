@@ -6,31 +6,25 @@ Proved by: tests/report/test_tiles.py
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from minidist.commands.command import Option, Result, json_or_table, say
 from minidist.commands.flags import command_line, picture_file
-from minidist.commands.output import Result, json_or_table, say
 from minidist.core.base.errors import UsageError
 
 
 @json_or_table
 def tiles(
-    model: Annotated[str, typer.Option(help="gpt or llama")] = "gpt",
-    tp: Annotated[int, typer.Option(help="tensor-parallel ranks")] = 2,
-    width: Annotated[int, typer.Option(help="width of the model")] = 16,
-    heads: Annotated[int, typer.Option(help="attention heads")] = 4,
-    kv_heads: Annotated[
-        int | None, typer.Option(help="key-value heads of the llama (default: as many as heads)")
-    ] = None,
-    vocab: Annotated[int, typer.Option(help="words; padded to a multiple of --tp")] = 10,
-    experts: Annotated[int, typer.Option(help="experts in place of the gpt's MLP")] = 0,
-    ep: Annotated[int, typer.Option(help="ranks among which the experts are divided")] = 1,
-    rank: Annotated[int, typer.Option(help="the rank whose tiles the table lists")] = 0,
+    model: Annotated[str, Option(help="gpt or llama")] = "gpt",
+    tp: Annotated[int, Option(help="tensor-parallel ranks")] = 2,
+    width: Annotated[int, Option(help="width of the model")] = 16,
+    heads: Annotated[int, Option(help="attention heads")] = 4,
+    kv_heads: Annotated[int | None, Option(help="key-value heads of the llama (default: as many as heads)")] = None,
+    vocab: Annotated[int, Option(help="words; padded to a multiple of --tp")] = 10,
+    experts: Annotated[int, Option(help="experts in place of the gpt's MLP")] = 0,
+    ep: Annotated[int, Option(help="ranks among which the experts are divided")] = 1,
+    rank: Annotated[int, Option(help="the rank whose tiles the table lists")] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="draw all ranks' tiles into an .svg, .pdf or .png file", callback=picture_file
-        ),
+        Option("--output", "-o", help="draw all ranks' tiles into an .svg, .pdf or .png file", callback=picture_file),
     ] = None,
 ) -> Result:
     """Print which tile of each matrix of a layer is on which rank, under tensor and expert parallelism."""

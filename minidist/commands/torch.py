@@ -8,14 +8,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from minidist.base.extras import extra
 from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace_file import write_traces
 from minidist.base.user_file import is_user_function, load_function
+from minidist.commands.command import Argument, Option, Result, grouped, json_or_table, say
 from minidist.commands.flags import Timeout, within_limits
-from minidist.commands.output import Result, grouped, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted
 
 if TYPE_CHECKING:
@@ -39,20 +37,18 @@ class ComparisonFlags:
 
     compare: Annotated[
         str | None,
-        typer.Option(
-            help="FILE.py:FUNCTION of one device: its tensors must be those that every rank's FUNCTION returns"
-        ),
+        Option(help="FILE.py:FUNCTION of one device: its tensors must be those that every rank's FUNCTION returns"),
     ] = None
     tolerance: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="with --compare: largest difference, as a share of a tensor's largest entry; 1e-5 if not given",
             callback=within_limits,
         ),
     ] = None
     rounding: Annotated[
         str | None,
-        typer.Option(help="with --compare: fp32, fp16 or bf16; the tolerance is 8 times the error of one rounding"),
+        Option(help="with --compare: fp32, fp16 or bf16; the tolerance is 8 times the error of one rounding"),
     ] = None
 
     def allowed(self) -> float:
@@ -90,15 +86,15 @@ class ComparisonFlags:
 class RunFlags:
     """The flags of how the ranks run."""
 
-    check_buffers: Annotated[
-        bool, typer.Option(help="report who uses a tensor before its operation has been waited for")
-    ] = True
+    check_buffers: Annotated[bool, Option(help="report who uses a tensor before its operation has been waited for")] = (
+        True
+    )
     interleavings: Annotated[
-        int, typer.Option(help="run N times more, the ranks in other orders, and compare what they print and send")
+        int, Option(help="run N times more, the ranks in other orders, and compare what they print and send")
     ] = 0
-    eager_bytes: Annotated[int, typer.Option(help="sends of up to this many bytes are buffered")] = 0
+    eager_bytes: Annotated[int, Option(help="sends of up to this many bytes are buffered")] = 0
     timeout: Timeout = 60.0
-    trace: Annotated[Path | None, typer.Option(help="where the trace goes, for `minidist report`")] = None
+    trace: Annotated[Path | None, Option(help="where the trace goes, for `minidist report`")] = None
 
     def write(self, world: Any) -> None:
         """Write the trace of a world, where one is asked for."""
@@ -108,17 +104,16 @@ class RunFlags:
 
 Script = Annotated[
     str,
-    typer.Argument(
+    Argument(
         help="FILE.py, as under torchrun; or FILE.py:FUNCTION, which is called on every rank; or, with -m, a module"
     ),
 ]
 CudaDevice = Annotated[
-    Cuda | None,
-    typer.Option(help="what a CUDA device means: the CPU, which is the default without a GPU; or the real one"),
+    Cuda | None, Option(help="what a CUDA device means: the CPU, which is the default without a GPU; or the real one")
 ]
 OwnPackages = Annotated[
     list[str] | None,
-    typer.Option(help="an installed package that every rank imports for itself, because it keeps state in globals"),
+    Option(help="an installed package that every rank imports for itself, because it keeps state in globals"),
 ]
 
 
@@ -127,12 +122,12 @@ OwnPackages = Annotated[
 def torch(
     *,
     script: Script,
-    arguments: Annotated[list[str] | None, typer.Argument(help="the script's own arguments")] = None,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as under python -m")] = False,
-    ranks: Annotated[int, typer.Option(help="simulated ranks")] = 4,
+    arguments: Annotated[list[str] | None, Argument(help="the script's own arguments")] = None,
+    module: Annotated[bool, Option("-m", help="SCRIPT is the name of a module, as under python -m")] = False,
+    ranks: Annotated[int, Option(help="simulated ranks")] = 4,
     cuda: CudaDevice = None,
     own: OwnPackages = None,
-    seed: Annotated[int, typer.Option(help="every rank's random numbers begin with it", min=0)] = 0,
+    seed: Annotated[int, Option(help="every rank's random numbers begin with it", min=0)] = 0,
     comparison: ComparisonFlags,
     run: RunFlags,
 ) -> Result:

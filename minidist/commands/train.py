@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from minidist.base.limits import MAX_RANKS, check_count
 from minidist.comm.launched import launched_rank
+from minidist.commands.command import Option, Result, grouped, json_or_table, say
 from minidist.commands.flags import Timeout, command_line
 from minidist.commands.options import DeepSpeed, DeviceName, EagerBytes, Ranks, on_device, takes_config, with_deepspeed
-from minidist.commands.output import Result, grouped, json_or_table, say
 from minidist.core.base.errors import UsageError, quoted
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 
@@ -26,11 +24,11 @@ class HuggingFaceFlags:
 
     save_hf: Annotated[
         Path | None,
-        typer.Option("--save-hf", help="with --save: a new folder for the trained weights as Hugging Face stores them"),
+        Option("--save-hf", help="with --save: a new folder for the trained weights as Hugging Face stores them"),
     ] = None
     hf_shards: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--hf-shards",
             help="with --save-hf: so many files, each with a part of every tensor, as torch's DCP has them",
         ),
@@ -50,14 +48,13 @@ class DryFlags:
     """The flags of a run without values."""
 
     dry: Annotated[
-        bool, typer.Option("--dry-run", help="run on arrays without data: bytes, peaks of memory and virtual time")
+        bool, Option("--dry-run", help="run on arrays without data: bytes, peaks of memory and virtual time")
     ] = False
     gpu: Annotated[
-        str | None, typer.Option(help="with --dry-run: whose speeds the clock has, such as h100 (see minidist plan)")
+        str | None, Option(help="with --dry-run: whose speeds the clock has, such as h100 (see minidist plan)")
     ] = None
     fold: Annotated[
-        bool,
-        typer.Option(help="with --dry-run: one rank of each pipeline stage runs and stands for all, for many ranks"),
+        bool, Option(help="with --dry-run: one rank of each pipeline stage runs and stands for all, for many ranks")
     ] = False
 
     def check(self, trace: Path | None) -> None:
@@ -80,13 +77,11 @@ def train(
     timeout: Timeout = 60.0,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            help="where the trace goes (default: runs/train.jsonl, of at most 64 ranks), or none: keep no events"
-        ),
+        Option(help="where the trace goes (default: runs/train.jsonl, of at most 64 ranks), or none: keep no events"),
     ] = None,
     eager_bytes: EagerBytes = 0,
     metrics: Annotated[
-        Path | None, typer.Option(help="a file of JSON lines, one per step; steps are numbered from 0")
+        Path | None, Option(help="a file of JSON lines, one per step; steps are numbered from 0")
     ] = None,
     files: HuggingFaceFlags,
     deepspeed: DeepSpeed = None,
@@ -96,7 +91,7 @@ def train(
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
     from minidist.commands.runner import chosen, run_training
 
-    config = with_deepspeed(config, deepspeed)
+    config = config if deepspeed is None else with_deepspeed(config, deepspeed)
     path = _trace_path(trace, config, ranks, run.fold)
     run.check(trace)
     files.check()

@@ -306,8 +306,9 @@ def evaluation_bytes(
         return Counter()
     result, done = Counter[str](), first_step
     for shares, steps in runs or [(batches.shares, config.steps - first_step)]:
-        cut = {"accumulation": shares.accumulation, "micro_batch": shares.largest}
-        same = batches.model_copy(update=cut) if shares.samples == batches.global_batch else batches
+        same = batches
+        if shares.samples == batches.global_batch:
+            same = replace(batches, accumulation=shares.accumulation, micro_batch=shares.largest)
         # Evaluations follow the multiples of `every` in (done, done + steps].
         times = (done + steps) // every - done // every
         done += steps

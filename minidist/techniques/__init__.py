@@ -14,17 +14,17 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from pydantic import ValidationError
-
+from minidist.base.records import Field, WrongValue
 from minidist.base.user_file import load_function
 from minidist.core.base.errors import UsageError, quoted, quoted_path
-from minidist.techniques.extension import AxisRun, Extension, History, Moment, Run, Settings, defaults_of
+from minidist.techniques.extension import AxisRun, Extension, History, Moment, Run, Settings
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule, Value, multiples, setting, without_effect
 
 __all__ = [
     "AxisRun",
     "Extension",
+    "Field",
     "History",
     "Moment",
     "OwnLoop",
@@ -101,7 +101,10 @@ def touched(config: Any) -> Iterator[type[Extension]]:
 @cache
 def _quiet() -> tuple[tuple[type[Extension], tuple[tuple[str, Any], ...]], ...]:
     """Return each technique with the values of settings with which no job uses it."""
-    return tuple((kind, (*defaults_of(kind.Settings), *kind.switches)) for kind in installed())
+    return tuple(
+        (kind, (*((name, field.default) for name, field in kind.Settings.model_fields.items()), *kind.switches))
+        for kind in installed()
+    )
 
 
 def defaults() -> dict[str, Any]:
@@ -221,12 +224,11 @@ def of_users(config: Any) -> Iterator[Extension]:
         keys.add(kind.key)
         try:
             yield kind(kind.Settings(**values))
-        except ValidationError as error:
-            first = error.errors()[0]
+        except WrongValue as error:
             known = ", ".join(kind.Settings.model_fields) or "none"
             raise UsageError(
-                f"--extension {quoted(source)}: {'.'.join(map(str, first['loc']))}={quoted(first.get('input'))}:"
-                f" {first['msg'][0].lower()}{first['msg'][1:]}; its settings are: {known}"
+                f"--extension {quoted(source)}: {error.path}={quoted(error.value)}:"
+                f" {error.clause}; its settings are: {known}"
             ) from None
 
 

@@ -55,12 +55,11 @@ Proved by: tests/techniques/test_extensions.py
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from minidist.base.records import Record
 from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
 from minidist.data import Shares
@@ -142,16 +141,8 @@ class History(NamedTuple):
     overwrite: bool = False
 
 
-class Settings(BaseModel):
+class Settings(Record, forbid=True):
     """The flags of a technique. A field is a flag of `minidist train`, with its default, bounds and description."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
-@cache
-def defaults_of(settings: type[BaseModel]) -> tuple[tuple[str, Any], ...]:
-    """Return the default of each flag. They are asked for again and again, and pydantic makes `model_fields` anew."""
-    return tuple((name, field.default) for name, field in settings.model_fields.items())
 
 
 class Extension:
@@ -184,7 +175,7 @@ class Extension:
     gradients.
     """
 
-    Settings: ClassVar[type[BaseModel]] = Settings
+    Settings: ClassVar[type[Record]] = Settings
     switches: ClassVar[tuple[tuple[str, Any], ...]] = ()
     panel: ClassVar[str] = "Checkpoints and checks"
     rules: ClassVar[tuple[Rule, ...]] = ()
@@ -229,7 +220,7 @@ class Extension:
     @classmethod
     def given(cls, config: Any) -> bool:
         """Return whether a setting of the technique differs from its default."""
-        return any(getattr(config, name) != default for name, default in defaults_of(cls.Settings))
+        return any(getattr(config, name) != field.default for name, field in cls.Settings.model_fields.items())
 
     @classmethod
     def check(cls, job: Any) -> None:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
-
+from minidist.base.records import Record
 from minidist.core.base.errors import quoted
 
 Value = Callable[[Any], Any]  # of a job as the rules see it, a `config.resolved_job.ResolvedJob`
@@ -44,7 +43,7 @@ class Rule:
         )
 
 
-def without_effect(settings: type[BaseModel], name: str, effective: Value, other: str) -> Rule:
+def without_effect(settings: type[Record], name: str, effective: Value, other: str) -> Rule:
     """Return the rule FLAG-without-effect, which refuses a flag of `settings` elsewhere. other: what it belongs to."""
     info, flag = settings.model_fields[name], "--" + name.replace("_", "-")
     given = flag if info.annotation is bool else f"{flag} {{{name}}}"

@@ -111,11 +111,11 @@ def test_while_the_program_is_imported_it_ends_at_once_and_one_process_says_so(r
 def test_while_the_command_line_is_parsed(monkeypatch, capsys):
     """Ctrl-C there is one line, and a second one does not disturb the end."""
 
-    def interrupted(**_):
+    def interrupted(words):
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(app, "command_line", lambda first, words: interrupted)
+    monkeypatch.setattr(app, "run_words", interrupted)
     with pytest.raises(SystemExit) as end:
         app.main(["doctor"])
     ignored = signal.signal(signal.SIGINT, before)

@@ -316,19 +316,6 @@ def test_compare_says_how_far_it_is_when_it_takes_long(here, monkeypatch, flags,
     assert lines == both
 
 
-def test_a_command_line_makes_only_the_flags_that_it_names():
-    """Unless it needs them all: for its help, and to say which flag is near to an unknown one."""
-
-    def flags(words):
-        (command,) = app.command_line("train", words).commands.values()
-        return {name for parameter in command.params for name in parameter.opts}
-
-    every, some = flags(None), flags(("train", "--steps", "3", "--tp=2"))
-    assert {"--steps", "--tp", "--config", "--set", "--ranks", "--json"} <= some < every
-    assert not {"--zero", "--pp", "--quantize"} & some
-    assert flags(("train", "--help")) == flags(("train", "--stepz", "3")) == flags(("train", "--hidden", "8")) == every
-
-
 def test_a_flag_has_the_names_that_the_other_commands_give_it(here):
     """A setting that is given by another name is given: it is written without a comment, and contradicts a file."""
     canonical = ["--width", "32", "--context=16", "--chunks", "2", "--micro-batch", "4", "--lr", "0.1", "--pp", "2"]
@@ -349,17 +336,16 @@ def test_a_flag_has_the_names_that_the_other_commands_give_it(here):
     # Each name belongs to one thing, and the flags of a script stay as they are.
     names = [name for names in app.SYNONYMS for name in names]
     assert len(names) == len(set(names))
-    assert app.in_own_words(["run", "x.py", "--gpus", "2"], app.command_line("run"), "run")[2] == "--gpus"
 
 
 def test_the_list_of_commands_says_what_each_of_them_says():
     assert {name: app.loaded(name).__doc__.splitlines()[0] for name in app.COMMANDS} == app.COMMANDS
-    assert {name: app.loaded(name).info.help for name in app.GROUPS} == app.GROUPS
+    assert {name: app.loaded(name).help for name in app.GROUPS} == app.GROUPS
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"], [], ["trian"]])
 def test_what_needs_no_command_imports_none(words):
-    """Nor NumPy, which takes several times as long as the list of commands."""
+    """Nor NumPy, which takes several times as long as the list of commands; Typer only to say what is wrong."""
     code = (
         "import sys\n"
         f"sys.argv[1:] = {words}\n"
@@ -368,10 +354,23 @@ def test_what_needs_no_command_imports_none(words):
         "    cli.main()\n"
         "except SystemExit:\n"
         "    named = [name for name in sys.modules if name.startswith('minidist.commands.')]\n"
-        "    print(*sorted(named), 'numpy' in sys.modules)\n"
+        "    print(*sorted(name.rpartition('.')[2] for name in named), *({'numpy', 'typer'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "minidist.commands.app minidist.commands.output False"
+    wrong = "typer_help typer" if words in ([], ["trian"]) else ""
+    assert done.stdout.splitlines()[-1].split() == f"app command listing {wrong}".split()
+
+
+def test_a_command_line_that_is_right_does_not_load_typer(tmp_path):
+    """Nor what it brings, and what a schedule does not use."""
+    for words, without in (
+        (["train", "--steps", "1", "--dp", "2", "--trace", "none"], {"typer", "rich", "pydantic"}),
+        (["schedule", "1f1b", "--stages", "4", "--microbatches", "8"], {"typer", "rich", "pydantic"}),
+    ):
+        code = f"import sys; sys.argv[1:] = {words}; from minidist import cli\n"
+        code += "try: cli.main()\nfinally: print(*(name for name in sys.modules if '.' not in name))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert without & set(done.stdout.splitlines()[-1].split()) == set(), words
 
 
 def test_the_progress_of_a_long_job_is_few_lines(monkeypatch, capsys):

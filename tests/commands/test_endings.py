@@ -77,7 +77,7 @@ def test_every_command_that_writes_to_a_name_has_a_case():
         " ".join(words)
         for words, function in commands()
         for _, kind, info in options(function)
-        if Path in (kind, *get_args(kind)) and {"--output", "--picture"} & {*(info.param_decls or ()), f"--{_}"}
+        if Path in (kind, *get_args(kind)) and {"--output", "--picture"} & {*info.names, f"--{_}"}
     }
     assert found - folders == set(CASES)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-import typer
 
 import minidist.commands.app as program
 from minidist.base.limits import MAX_VALUE, MIN_VALUE
@@ -24,12 +23,12 @@ def commands():
     for name in program.COMMANDS:
         yield [name], program.loaded(name)
     for name in program.GROUPS:
-        for command in program.loaded(name).registered_commands:
-            yield [name, command.name or command.callback.__name__.replace("_", "-")], command.callback
+        for command, function in program.loaded(name).commands.items():
+            yield [name, command], function
 
 
 def options(function):
-    """(name, type, OptionInfo or ArgumentInfo) of each flag of a command."""
+    """(name, type, Flag) of each flag of a command."""
     for name, parameter in inspect.signature(function).parameters.items():
         kind, *rest = get_args(parameter.annotation) or (parameter.annotation,)
         if rest:
@@ -234,9 +233,9 @@ FORMS = (LONG, f"{LONG}:{LONG}", f"{LONG}.py:{LONG}", f"text:{LONG}", f"{LONG}.j
 def with_value(command, name, info, value):
     """The words of a command that is right but for one flag or argument."""
     needed = NEEDED.get(command, [])
-    if isinstance(info, typer.models.ArgumentInfo):
+    if info.is_word:
         return [*command.split(), value, *needed[bool(needed) and not needed[0].startswith("--") :]]
-    flag = next((text for text in info.param_decls or () if text.startswith("--")), f"--{name.replace('_', '-')}")
+    flag = next((text for text in info.names if text.startswith("--")), f"--{name.replace('_', '-')}")
     return [*command.split(), *needed, flag, value]
 
 

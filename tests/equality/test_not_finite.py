@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minidist.base.files import strict
-from minidist.commands.output import Result, json_or_table
+from minidist.commands.command import Result, json_or_table
 from minidist.core.base.errors import UsageError
 from minidist.debug.dumps.dump_comparison import _compared
 from minidist.job.equality.compare import Judge

@@ -21,7 +21,6 @@ def wrong(name, hint):
 
 my_add_backward = solution("00b.add_backward")
 my_cross_entropy_backward = solution("00b.cross_entropy_backward")
-my_fit_a_line = solution("05.fit_a_line")
 my_gradient_and_noise = solution("10b.gradient_and_noise")
 my_min_max_split = solution("20b.min_max_split")
 my_place_ranks = solution("20.place_ranks")
@@ -334,12 +333,6 @@ def lists(t, s):
         out.append(t[i : i + k])
         i += k
     return out
-
-
-@wrong("05.fit_a_line", "this is a bandwidth, in bytes per")
-def bandwidth(s, t):
-    a, b = my_fit_a_line(s, t)
-    return a, 1 / b
 
 
 @wrong("22.visible", "this is the reverse: True where a")

@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidist.course.lesson import solution
+from minidist.course.lesson.exercise import find
 from minidist.course.lesson.puzzles import filled
+from minidist.course.lesson.solutions import defined
 from minidist.course.puzzle import rows
 from tests.lesson.attempts import ATTEMPTS
 from tests.lesson.judged_here import judged
@@ -64,7 +66,7 @@ def mutated(name, old, new):
     assert changed != text, f"{name}: {old!r} is not there"
     module = ModuleType("mutated")
     exec(compile(changed, f"<{name}>", "exec"), module.__dict__)
-    return module.SOLUTIONS[name]
+    return defined(module, find(name))
 
 
 def of_puzzle(puzzle, lines):

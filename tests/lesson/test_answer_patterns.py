@@ -50,31 +50,33 @@ def test_what_is_no_pattern_is_not_said():
     assert "times" not in said([np.ones(2)] * 2, zeros)
 
 
-def merge(f):
-    """Return an answer to exercise 40 that returns f(common, own, gradient) and the right second result."""
-    return lambda comm, common, own, gradient, lr, alpha: (
-        f(common, own, gradient),
-        solution("06e.merge")(comm, common, own, gradient, lr, alpha)[1],
-    )
+def changed(f, results, common, weights, momentum):
+    """Return the right results of an exercise with f(first result, ...) in place of the first."""
+    return f(results[0], common, weights, momentum), results[1]
 
 
 def test_an_argument_that_came_back_or_is_missing_is_named():
-    exercise, case = find("06e.merge"), Case(3, 8)
+    exercise, case = find("06e.outer_step"), Case(3, 8)
+    expected = exercise.expected(case)
     for f, text in (
-        (lambda common, own, gradient: own, "result 0: this is the second argument after comm as it came in"),
-        (lambda common, own, gradient: common, "result 0: this is the first argument after comm as it came in"),
-        (lambda common, own, gradient: common - gradient, "the right numbers minus 0.5 times the third argument"),
-        (lambda common, own, gradient: common + gradient / 2, "the right numbers plus the third argument"),
+        (lambda right, common, own, momentum: own, "result 0: this is the second argument after comm as it came in"),
+        (lambda right, common, own, momentum: common, "result 0: this is the first argument after comm as it came in"),
+        (lambda right, common, own, momentum: right - momentum / 2, "the right numbers minus 0.5 times the third"),
+        (lambda right, common, own, momentum: right + momentum, "the right numbers plus the third argument"),
     ):
-        answers = [merge(f)(None, *exercise.arguments(case, rank)) for rank in range(3)]
-        failure = Failure("wrong", "", case, answers=answers, expected=exercise.expected(case))
+        answers = [changed(f, expected[rank], *exercise.arguments(case, rank)[:3]) for rank in range(3)]
+        failure = Failure("wrong", "", case, answers=answers, expected=expected)
         assert text in pattern_of(failure, exercise), text
 
 
 def test_a_larger_case_says_what_one_number_cannot():
-    verdict = judged("06e.merge", merge(lambda common, own, gradient: common + gradient / 2))
+    def with_momentum(comm, common, own, momentum, lr, mu):
+        results = solution("06e.outer_step")(comm, common, own, momentum, lr, mu)
+        return changed(lambda right, *given: right + momentum, results, common, own, momentum)
+
+    verdict = judged("06e.outer_step", with_momentum)
     assert verdict.failure.case.size == 1
-    assert verdict.hint.startswith("on 3 ranks, 8 elements: result 0: the right numbers plus the third argument")
+    assert verdict.hint.startswith("on 4 ranks, 8 elements: result 0: the right numbers plus the third argument")
 
 
 def test_a_long_array_names_the_first_entry_that_differs():

@@ -24,13 +24,9 @@ def test_a_typical_wrong_answer_gets_a_hint_that_fits(name, function, hint):
 
 
 def test_what_a_text_says_is_judged():
-    """A server has no gradient, a grid of zeros has no scale, and what took twice as long may not decide a fit."""
-    for name, old, new, problem in (
-        ("06c.through_servers", "total = np.zeros_like(chunks[comm.rank])", "total = chunks[comm.rank]", "got [nan"),
-        ("09b.one_grid", "largest[0] / 127 or 1.0", "largest[0] / 127", "got [nan"),
-        ("05.fit_a_line", "for _ in range(20):", "for _ in range(1):", "the machine's is"),
-    ):
-        assert problem in judged(name, mutated(name, old, new)).text, name
+    """A grid of zeros has no scale."""
+    answer = mutated("09b.one_grid", "largest[0] / 127 or 1.0", "largest[0] / 127")
+    assert "got [nan" in judged("09b.one_grid", answer).text
 
 
 @pytest.mark.sampled(6)

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 
 from minidist import cli
+from minidist.commands.command import Exit
 from minidist.commands.grade import grade as grade_command
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson import solution
@@ -228,7 +228,7 @@ def test_a_class_is_graded_by_one_command(tmp_path, capsys):
     (tmp_path / "a.py").write_text(inspect.getsource(solution("17.one_f_one_b")))
     (tmp_path / "b.py").write_text("def one_f_one_b(p, m):\n    return []\n")
     files = [tmp_path / "a.py", tmp_path / "b.py"]
-    with pytest.raises(typer.Exit) as end:
+    with pytest.raises(Exit) as end:
         grade_command(files, "17", 5, tmp_path / "results", 30.0, 1024, 100, False)
     assert end.value.exit_code == 1
     scores = {path.stem: json.loads(path.read_text())["score"] for path in (tmp_path / "results").iterdir()}

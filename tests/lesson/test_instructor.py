@@ -53,6 +53,13 @@ def test_every_core_lesson_has_three_questions():
     assert Counter(question["lesson"] for question in exam()) == dict.fromkeys(core, 3)
 
 
+def test_every_page_has_the_takeaway_of_its_lesson_alone():
+    for source in LESSONS.glob("[0-9]*.py"):
+        takeaway = page(source).partition("## What students take away\n\n")[2].partition("\n\n")[0]
+        assert takeaway.startswith("- "), source.name
+        assert "\n#" not in takeaway, source.name
+
+
 def test_a_page_has_the_takeaway_the_mistakes_and_the_questions(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["lesson", "instructor", "04", "00b", "--folder", str(LESSONS), "-o", str(tmp_path / "pages")])

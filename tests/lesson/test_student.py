@@ -8,9 +8,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import typer
 
 from minidist import cli
+from minidist.commands.command import Exit
 from minidist.commands.lesson import lesson_build, lesson_open
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson import solution
@@ -112,7 +112,7 @@ def test_a_lesson_is_opened_in_jupyter(monkeypatch):
     started = []
     monkeypatch.setitem(sys.modules, "jupyterlab", types.ModuleType("jupyterlab"))
     monkeypatch.setattr(subprocess, "call", lambda command: started.append(command) or 0)
-    with pytest.raises(typer.Exit) as end:
+    with pytest.raises(Exit) as end:
         lesson_open("04", ROOT / "lessons")
     assert end.value.exit_code == 0
     notebook = ROOT / "lessons" / "04_all_reduce_without_a_boss.ipynb"

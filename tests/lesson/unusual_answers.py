@@ -588,17 +588,6 @@ def element_wise(comm, size, pieces, read):
     return result
 
 
-@right("05.fit_a_line")
-def without_the_slow_ones(sizes, seconds):
-    n, s = np.array(sizes), np.array(seconds)
-    keep = np.ones(len(n), bool)
-    for _ in range(5):
-        slope, intercept = np.polyfit(n[keep], s[keep], 1, w=1 / s[keep])
-        ratio = s / (intercept + slope * n)
-        keep = ratio < 1.3 * np.median(ratio)
-    return [intercept, slope]
-
-
 @right("28.first_difference")
 def with_two_checksums(comm, weights):
     data = weights.tobytes()
@@ -704,43 +693,12 @@ def with_sums_in_two_rounds(comm, x, eps):
     return centred * (variance + eps) ** -0.5
 
 
-@right("10.batch_sizes")
-def with_match(ranks, train, micro, steps):
-    match train is None, micro is None, steps is None:
-        case True, True, _:
-            return None
-        case True, False, _:
-            steps = steps or 1
-            train = micro * steps * ranks
-        case False, True, _:
-            steps = steps or 1
-            micro = train / (steps * ranks)
-        case False, False, True:
-            steps = train / (micro * ranks)
-    whole = all(number == int(number) and number >= 1 for number in (train, micro, steps))
-    return (train, micro, steps) if whole and train == micro * steps * ranks else None
-
-
 @right("05b.ring_order")
 def by_groups(nodes):
     groups = defaultdict(list)
     for rank, node in enumerate(nodes):
         groups[node].insert(0, rank)
     return [*itertools.chain.from_iterable(groups.values())]
-
-
-@right("06c.through_servers")
-def from_any_worker(comm, servers, gradient):
-    parts = np.array_split(gradient.copy(), servers)
-    if comm.rank < servers:
-        arrived = np.empty((comm.size - servers, parts[comm.rank].size))
-        who = [comm.recv(row, ANY) for row in arrived]
-        total = arrived.sum(axis=0)
-        comm.waitall([comm.isend(total, worker) for worker in who])
-        return total
-    comm.waitall([comm.isend(part.copy(), server) for server, part in enumerate(parts)])
-    comm.waitall([comm.irecv(part, server) for server, part in enumerate(parts)])
-    return np.concatenate(parts)
 
 
 @right("04b.ordered_reduce_scatter")
@@ -777,9 +735,3 @@ def with_differences(comm, common, weights, momentum, lr, mu):
     g = all_reduce(comm, (common - weights) / comm.size)
     new = g + mu * momentum
     return common - lr * g - lr * mu * new, new
-
-
-@right("06e.merge")
-def as_a_step_towards(comm, common, own, outer_gradient, lr, alpha):
-    new = common - np.multiply(outer_gradient, lr)
-    return new, own + (1 - alpha) * (new - own)

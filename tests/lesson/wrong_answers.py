@@ -28,7 +28,6 @@ our_two_versions = solution("17c.two_versions")
 our_place_ranks = solution("20.place_ranks")
 our_visible = solution("22.visible")
 our_load_residual = solution("06d.load_residual")
-our_fit_a_line = solution("05.fit_a_line")
 our_in_order = solution("06f.in_order")
 
 
@@ -807,16 +806,6 @@ def stages_left_empty(times, stages):
     return [len(times)] + [0] * (stages - 1)
 
 
-def plain_least_squares(sizes, seconds):
-    beta, alpha = np.polyfit(sizes, seconds, 1)
-    return alpha, beta
-
-
-def slope_first(sizes, seconds):
-    alpha, beta = our_fit_a_line(sizes, seconds)
-    return beta, alpha
-
-
 def compares_with_the_left(comm, weights):
     gathered = all_gather(comm, np.array([float(hash(weights.tobytes()) % 2**50)]))
     return comm.rank if gathered[comm.rank] != gathered[comm.rank - 1] else -1
@@ -1035,19 +1024,6 @@ def away_from_the_average(comm, common, weights, momentum, lr, mu):
     return common - lr * (average - common + mu * momentum), momentum
 
 
-def with_alpha_swapped(comm, common, own, outer_gradient, lr, alpha):
-    common = common - lr * outer_gradient
-    return common, (1 - alpha) * own + alpha * common
-
-
-def towards_the_old_ones(comm, common, own, outer_gradient, lr, alpha):
-    return common - lr * outer_gradient, alpha * own + (1 - alpha) * common
-
-
-def with_a_step_of_its_own(comm, common, own, outer_gradient, lr, alpha):
-    return common - lr * outer_gradient, alpha * own + (1 - alpha) * (own - lr * outer_gradient)
-
-
 def heavy_ball(comm, common, weights, momentum, lr, mu):
     average = weights.copy()
     all_reduce(comm, average, "avg")
@@ -1121,83 +1097,12 @@ def gathers_all_elements(comm, sizes, weights, update):
     )
 
 
-def batch_by(ranks, train, micro, steps):
-    if train is None and micro is None:
-        return None
-    steps = steps or (train // micro // ranks if train and micro else 1)
-    micro = micro or train // ranks // steps
-    train = train or micro * steps * ranks
-    return (train, micro, steps) if min(train, micro, steps) > 0 and train == micro * steps * ranks else None
-
-
-def forgets_the_ranks(ranks, train, micro, steps):
-    return batch_by(1, train, micro, steps)
-
-
-def accumulates_never(ranks, train, micro, steps):
-    answer = batch_by(ranks, train, micro, steps)
-    return answer and (answer[0], answer[0] // ranks, 1)
-
-
-def checks_nothing(ranks, train, micro, steps):
-    steps = steps or (train // micro // ranks if train and micro else 1)
-    micro = micro or (train or 0) // ranks // steps
-    return train or micro * steps * ranks, micro, steps
-
-
 def in_the_order_of_ranks(nodes):
     return list(range(len(nodes)))
 
 
 def one_rank_per_node(nodes):
     return list({node: rank for rank, node in enumerate(nodes)}.values())
-
-
-def keeps_the_sum(comm, servers, gradient):
-    chunks = np.array_split(gradient, servers)
-    if comm.rank >= servers:
-        for server in range(servers):
-            comm.send(chunks[server], server)
-        return np.zeros_like(gradient)
-    total, part = np.zeros_like(chunks[comm.rank]), np.empty_like(chunks[comm.rank])
-    for worker in range(servers, comm.size):
-        comm.recv(part, worker)
-        total += part
-    return total
-
-
-def the_mean_of_the_workers(comm, servers, gradient):
-    chunks, workers = np.array_split(gradient, servers), range(servers, comm.size)
-    if comm.rank >= servers:
-        for server in range(servers):
-            comm.send(chunks[server], server)
-        for server in range(servers):
-            comm.recv(chunks[server], server)
-        return gradient
-    total, part = np.zeros_like(chunks[comm.rank]), np.empty_like(chunks[comm.rank])
-    for worker in workers:
-        comm.recv(part, worker)
-        total += part / len(workers)
-    for worker in workers:
-        comm.send(total, worker)
-    return total
-
-
-def everything_to_every_server(comm, servers, gradient):
-    workers = range(servers, comm.size)
-    if comm.rank >= servers:
-        for server in range(servers):
-            comm.send(gradient, server)
-        total = np.empty_like(gradient)
-        comm.recv(total, 0)
-        return total
-    total, part = np.zeros_like(gradient), np.empty_like(gradient)
-    for worker in workers:
-        comm.recv(part, worker)
-        total += part
-    for worker in workers if comm.rank == 0 else ():
-        comm.send(total, worker)
-    return np.array_split(total, servers)[comm.rank]
 
 
 WRONG = [
@@ -1285,8 +1190,6 @@ WRONG = [
     ("20.place_ranks", all_on_one_node, "every node holds node_size ranks"),
     ("20b.min_max_split", as_many_layers_each, "with as many layers each do not take as long"),
     ("20b.min_max_split", stages_left_empty, "every stage has a layer"),
-    ("05.fit_a_line", plain_least_squares, "one percent counts the same"),
-    ("05.fit_a_line", slope_first, "polyfit gives the slope first"),
     ("28.first_difference", compares_with_the_left, "the ranks give different answers"),
     ("28.first_difference", sends_the_weights, "the weights themselves"),
     ("28.read_once", adds_the_numbers, "0 and 3 were read as 1 and 2"),
@@ -1317,9 +1220,6 @@ WRONG = [
     ("22.visible", causal_only, "keys of other documents"),
     ("22.visible", counts_the_separator, "the document that it ends"),
     ("22.visible", contiguous_queries, "chunk 2P-1-r"),
-    ("06e.merge", with_alpha_swapped, "the share of the rank's own weights"),
-    ("06e.merge", towards_the_old_ones, "as they are after the outer step"),
-    ("06e.merge", with_a_step_of_its_own, "only mixed with the result"),
     ("06e.outer_step", away_from_the_average, "against the gradient"),
     ("06e.outer_step", by_its_own_way, "average the weights first"),
     ("06e.outer_step", heavy_ball, "plus mu times the new momentum"),
@@ -1369,12 +1269,6 @@ WRONG = [
     ("26.save", onto_what_a_dead_save_left, "remove them first"),
     ("26.load", equal_chunks, "some ranks one more"),
     ("26.load", in_the_order_of_the_files, "in any order"),
-    ("10.batch_sizes", forgets_the_ranks, "the ranks are in it"),
-    ("10.batch_sizes", accumulates_never, "what is left of train"),
-    ("10.batch_sizes", checks_nothing, "return None where"),
     ("05b.ring_order", in_the_order_of_ranks, "say nothing about their nodes"),
     ("05b.ring_order", one_rank_per_node, "every rank once"),
-    ("06c.through_servers", keeps_the_sum, "must be sent back"),
-    ("06c.through_servers", the_mean_of_the_workers, "the sum was asked for"),
-    ("06c.through_servers", everything_to_every_server, "the one server that owns it"),
 ]

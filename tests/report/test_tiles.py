@@ -4,9 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from minidist.commands.app import program
+from minidist.commands.app import run_words
 from minidist.core.base.errors import UsageError
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 from tests.cases import each
@@ -57,10 +56,9 @@ def test_a_rectangle_for_each_tile(case):
             assert tile.name not in drawn
 
 
-def test_the_command(tmp_path):
-    answer = CliRunner().invoke(program("tiles"), ["tiles", "--tp", "2", "--json", "-o", str(tmp_path / "tiles.svg")])
-    assert answer.exit_code == 0, answer.output
-    boxes = json.loads(answer.stdout)["transformer.h.0.mlp.c_fc.weight"]["boxes"]
+def test_the_command(tmp_path, capsys):
+    assert run_words(["tiles", "--tp", "2", "--json", "-o", str(tmp_path / "tiles.svg")]) == 0
+    boxes = json.loads(capsys.readouterr().out)["transformer.h.0.mlp.c_fc.weight"]["boxes"]
     assert boxes == [[[[0, 16], [0, 32]]], [[[0, 16], [32, 64]]]]
     assert "c_attn.weight" in (tmp_path / "tiles.svg").read_text()
 

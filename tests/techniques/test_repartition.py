@@ -209,7 +209,7 @@ def test_a_resumed_job_begins_with_the_cut_of_its_checkpoint(zero, tmp_path):
 
     save = {"save": str(tmp_path / "b")}
     run({**values, **save, "steps": 3}, seconds)
-    assert read_job_state(Checkpoint(tmp_path / "b")).model_extra["partition"] == [3, 1]
+    assert read_job_state(Checkpoint(tmp_path / "b")).everything["partition"] == [3, 1]
     rest, world, config, batches = run({**values, **save, "resume": True}, seconds)
     assert cuts(rest) == [("3,1", 1), ("1,3", 2)]
     assert (rest[0].losses, [r.digest for r in rest]) == (whole[0].losses, [r.digest for r in whole])

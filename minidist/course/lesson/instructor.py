@@ -42,7 +42,7 @@ def page(source: Path) -> str:
         )
 
     parts = [f"# {title[1]}", f"{minutes[1]} The exercises take as long again."]
-    if takeaway := re.search(r"^# ## \d+ Takeaway\n#\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL):
+    if takeaway := re.search(r"^# ## \d+ Takeaway\n#\n(.*?)\n(?:\n|#\n# ## )", text, re.MULTILINE | re.DOTALL):
         parts.append("## What students take away\n\n" + re.sub(r"^# ?", "", takeaway[1], flags=re.MULTILINE))
     parts += [_exercise(exercise) for exercise in exercises_of(number)]
     if questions := [question for question in exam() if question["lesson"] == number]:

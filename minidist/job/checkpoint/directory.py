@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from minidist.base.files import writing
 from minidist.base.half import named_dtype
 from minidist.base.read_file import parse_json
+from minidist.base.records import Field, Record, WrongValue
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path, reason
 from minidist.core.base.random import fingerprint
@@ -377,10 +377,9 @@ Count = Annotated[int, Field(ge=0, le=2**62)]
 Pair = Annotated[list[Count], Field(min_length=2, max_length=2)]
 
 
-class _Piece(BaseModel):
+class _Piece(Record, strict=True):
     """One shard: where its elements are in the tensor, and where in a file."""
 
-    model_config = ConfigDict(strict=True, defer_build=True)
     file: str
     key: str
     checksum: str
@@ -389,46 +388,43 @@ class _Piece(BaseModel):
     kept: Count | None = None  # values that are stored, with a bit for each element; None: all of them
 
     def stored_bytes(self, shape: Sequence[int], itemsize: int) -> int:
-        """Return the bytes of the shard in its file."""
+        """Return the bytes of the shard in its file; WrongValue when it keeps more elements than it has."""
         size = self.size(shape)
         if self.kept is None:
             return size * itemsize
         if self.kept > size:
-            raise ValueError(f"a shard of {size} elements that keeps {self.kept}")
+            raise WrongValue(f"a shard of {size} elements that keeps {self.kept}")
         return self.kept * itemsize + -(-size // 8)
 
     def size(self, shape: Sequence[int]) -> int:
-        """Return the number of its elements; ValueError when it does not fit into a tensor of `shape`."""
+        """Return the number of its elements; WrongValue when it does not fit into a tensor of `shape`."""
         sides, lengths = ([self.range], [prod(shape)]) if self.range is not None else (self.box, shape)
         if (self.range is None) == (self.box is None) or sides is None or len(sides) != len(lengths):
-            raise ValueError("a shard that has neither a range nor a box of its tensor")
+            raise WrongValue("a shard that has neither a range nor a box of its tensor")
         if not all(start <= stop <= length for (start, stop), length in zip(sides, lengths, strict=True)):
-            raise ValueError(f"a shard {sides} outside of shape {list(shape)}")
+            raise WrongValue(f"a shard {sides} outside of shape {list(shape)}")
         return prod(stop - start for start, stop in sides)
 
 
-class _Entry(BaseModel):
+class _Entry(Record, strict=True):
     """One tensor."""
 
-    model_config = ConfigDict(strict=True, defer_build=True)
     shape: Annotated[list[Count], Field(max_length=32)]
     dtype: Literal[DTYPES]  # type: ignore[valid-type]
     pieces: list[_Piece]
 
 
-class _Metadata(BaseModel):
+class _Metadata(Record, strict=True):
     """The whole file."""
 
-    model_config = ConfigDict(strict=True, defer_build=True)
     format: Literal["minidist-checkpoint-1"]
     step: Count
     state: dict[str, Any]
     files: dict[str, Count]
     tensors: dict[str, _Entry]
 
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> "_Metadata":
-        """Hold the shards against their tensors, and against the files that are said to hold them."""
+    def check_sizes(self) -> None:
+        """Raise WrongValue unless the shards fit their tensors, and the files that are said to hold them."""
         stored: Counter[str] = Counter()
         for name, entry in self.tensors.items():
             itemsize, covered = named_dtype(entry.dtype).itemsize, 0
@@ -436,13 +432,12 @@ class _Metadata(BaseModel):
                 covered += piece.size(entry.shape)
                 stored[piece.file] += piece.stored_bytes(entry.shape, itemsize)
             if covered != prod(entry.shape):
-                raise ValueError(f"tensor {name[:80]!r} has {prod(entry.shape)} elements and its shards {covered}")
+                raise WrongValue(f"tensor {name[:80]!r} has {prod(entry.shape)} elements and its shards {covered}")
 
         # No name that leads out of the checkpoint, and no file with more in it than it has bytes.
         for file, nbytes in stored.items():
             if Path(file).name != file or nbytes > self.files.get(file, 0):
-                raise ValueError(f"file {file[:80]!r} cannot hold {nbytes} B of tensors")
-        return self
+                raise WrongValue(f"file {file[:80]!r} cannot hold {nbytes} B of tensors")
 
 
 class Checkpoint:
@@ -475,10 +470,9 @@ class Checkpoint:
             checksum = record.pop("checksum")
             intact = checksum == _digest(json.dumps(record).encode())
             if intact:
-                _Metadata.model_validate(record)
-        except ValidationError as error:
-            first = error.errors()[0]
-            why = f" ({'.'.join(map(str, first['loc']))[:80]}: {first['msg']})"
+                _Metadata.model_validate(record).check_sizes()
+        except WrongValue as error:
+            why = f" ({error})"
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
             intact = False
         if why or not intact:

@@ -16,10 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from minidist.base import arrays as xp
 from minidist.base.meta import NoDevice
+from minidist.base.records import Field, Record, WrongValue
 from minidist.comm.sim.folded import others_of, seen_from
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import Array, creating
@@ -158,22 +157,22 @@ def job_state(
     }
 
 
-class JobState(BaseModel):
+class JobState(Record, strict=True):
     """What `job_state` wrote, read back: every value has the type and the range that the loaders rely on."""
 
-    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)  # extensions read their own keys
+    everything: dict[str, Any]  # extensions read their own keys
     config: dict[str, Any]
     global_batch: int = Field(ge=1)
     optimizer_steps: int = Field(ge=0)
-    optimizer_counts: dict[str, Annotated[int, Field(ge=0)]] = {}  # of parameters that have had fewer steps
+    optimizer_counts: dict[str, Annotated[int, Field(ge=0)]] = Field({})  # of parameters that have had fewer steps
     losses: list[float]
-    scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field({})
     data_digest: str | None = None  # older checkpoints have none
-    batch_plan: dict[str, Any] = {}  # where batches change while the job trains
+    batch_plan: dict[str, Any] = Field({})  # where batches change while the job trains
 
     def of(self, extension: Extension) -> Any:
         """Return the state of an extension, as JSON has it; None when the job that saved the checkpoint had none."""
-        return (self.model_extra or {}).get(extension.key)
+        return self.everything.get(extension.key)
 
 
 def read_job_state(checkpoint: Checkpoint) -> JobState:
@@ -185,7 +184,7 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
             " read its tensors with minidist.job.checkpoint.Checkpoint"
         )
     with _describing_a_job(checkpoint):
-        state = JobState.model_validate(checkpoint.state)
+        state = JobState(**{**checkpoint.state, "everything": checkpoint.state})
         if len(state.losses) != checkpoint.step:
             raise ValueError(f"it has {len(state.losses)} losses of {checkpoint.step} steps")
     return state
@@ -198,9 +197,8 @@ def _describing_a_job(checkpoint: Checkpoint, *place: str) -> Iterator[None]:
         yield
     except ValueError as error:
         why = reason(error)
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            why = f"{'.'.join(map(str, (*place, *first['loc'])))[:80]}: {first['msg']}"
+        if isinstance(error, WrongValue):
+            why = str(WrongValue(error.message, (*place, *error.place)))
         raise UsageError(
             f"the checkpoint {quoted_path(checkpoint.path)} does not describe a job ({why}); {checkpoint.remedy}"
         ) from None
@@ -406,7 +404,7 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
 
 def _check_settings(state: JobState, job: SavedJob, path: str) -> None:
     """Raise UsageError for a setting that differs from the checkpoint's, and may not."""
-    config, kept = job.config, state.model_extra or {}
+    config, kept = job.config, state.everything
     by_content = {name for extension in job.extensions if extension.key in kept for name in extension.by_content}
     for name in fixed_settings():
         # Data are the same when their content is, whatever their path.
@@ -434,7 +432,7 @@ def _check_settings(state: JobState, job: SavedJob, path: str) -> None:
 
 def _check_content(state: JobState, job: SavedJob, checkpoint: Checkpoint) -> None:
     """Raise UsageError when the data, or what a technique reads, are not what they were."""
-    path, kept = str(checkpoint.path), state.model_extra or {}
+    path, kept = str(checkpoint.path), state.everything
     if state.data_digest not in (None, job.data_digest):
         name = _short(state.config.get("data"))
         raise UsageError(
@@ -455,9 +453,11 @@ def _short(value: object) -> str:
 
 
 def check_saving(config: TrainConfig) -> None:
-    """Make the directory of --save; UsageError when nothing can be written there, or an earlier run would be hidden."""
-    if config.save is None:
-        return
+    """Make the directory of --save; UsageError when nothing can be written there, or an earlier run would be hidden.
+
+    The job has one.
+    """
+    assert config.save is not None
     step = history(config).from_step
     if step is not None:
         name_of_step(config.save, step)

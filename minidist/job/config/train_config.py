@@ -6,22 +6,12 @@ determine the third. A global batch that the ranks do not divide is cut into sha
 Proved by: tests/config/test_train_config.py
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from dataclasses import dataclass
+from types import new_class
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    ValidatorFunctionWrapHandler,
-    create_model,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
-
-from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range
+from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS
+from minidist.base.records import Field, Record, WrongValue, checked
 from minidist.base.user_file import is_user_function
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.parallel.dims import ParallelDims
@@ -32,16 +22,33 @@ from minidist.pipeline.schedules import get_schedule, read_csv
 from minidist.techniques import installed, ranks_beside
 
 
-class JobSettings(BaseModel):
-    """The settings of every job: model, data, batch, layout. Those of a technique are in its folder of `techniques`."""
+def _check_model(value: str) -> None:
+    if value not in ("gpt", "llama", "mlp", "cnn") and not is_user_function(value):
+        raise WrongValue("Input should be 'gpt', 'llama', 'mlp', 'cnn' or FILE.py:FUNCTION")
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, defer_build=True
-    )  # made at first use: what it is a base of, too
+
+def _check_optimizer(value: str) -> None:
+    if value not in OPTIMIZERS and not is_user_function(value):
+        raise WrongValue(f"Input should be {', '.join(map(repr, OPTIMIZERS))} or FILE.py:CLASS")
+
+
+def _samples_or_auto(value: Any) -> int | str | None:
+    # One sentence for both.
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    try:
+        return checked(int, value, {"ge": 1, "le": MAX_BATCH}, strict=False)  # type: ignore[no-any-return]
+    except WrongValue:
+        raise WrongValue(f"Input should be a whole number from 1 to {MAX_BATCH:,}, or auto") from None
+
+
+class JobSettings(Record, forbid=True):
+    """The settings of every job: model, data, batch, layout. Those of a technique are in its folder of `techniques`."""
 
     # model and data
     model: str = Field(
         "gpt",
+        check=_check_model,
         description="gpt or llama (byte-level language models), mlp (classifier), cnn (of images), or your own,"
         " FILE.py:FUNCTION",
     )
@@ -75,6 +82,7 @@ class JobSettings(BaseModel):
     steps: int = Field(20, ge=1, le=MAX_COUNT, description="optimizer steps")
     optimizer: str = Field(
         "adamw",
+        check=_check_optimizer,
         description="optimizer (sgd | adagrad | rmsprop | adam | adamw | lars | lamb | muon) or your own FILE.py:CLASS",
     )
     lr: float = Field(3e-3, gt=0, description="learning rate")
@@ -83,9 +91,9 @@ class JobSettings(BaseModel):
 
     # the batch: any two of the first three give the third
     global_batch: int | None = Field(None, ge=1, le=MAX_BATCH, description="samples per step, on all ranks together")
-    micro_batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] | Literal["auto"] | None = Field(
+    micro_batch: int | Literal["auto"] | None = Field(
         None,
-        union_mode="left_to_right",
+        read=_samples_or_auto,
         description="samples per forward pass of a rank, or auto: as many as fit --memory-budget",
     )
     accumulation: int | None = Field(None, ge=1, le=MAX_BATCH, description="forward passes of a rank per step")
@@ -196,63 +204,23 @@ class JobSettings(BaseModel):
         """Whether the model comes from a function of the user's, FILE.py:FUNCTION."""
         return is_user_function(self.model)
 
-    @field_validator("*")
     @classmethod
-    def _finite(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, float) and not is_size(value):
-            # Pydantic checks a field's own bounds before; 0 may lie outside of them.
-            bounds = cls.model_fields[info.field_name or ""].metadata
-            zero = not any(getattr(bound, "gt", -1) >= 0 or getattr(bound, "ge", 0) > 0 for bound in bounds)
-            raise PydanticCustomError("size", f"input should be {size_range(zero)}")
-        return value
-
-    @field_validator("model")
-    @classmethod
-    def _known_model(cls, value: str) -> str:
-        if value not in ("gpt", "llama", "mlp", "cnn") and not is_user_function(value):
-            raise PydanticCustomError("model", "input should be 'gpt', 'llama', 'mlp', 'cnn' or FILE.py:FUNCTION")
-        return value
-
-    @field_validator("optimizer")
-    @classmethod
-    def _known_optimizer(cls, value: str) -> str:
-        if value not in OPTIMIZERS and not is_user_function(value):
-            names = ", ".join(map(repr, OPTIMIZERS))
-            raise PydanticCustomError("optimizer", "input should be {names} or FILE.py:CLASS", {"names": names})
-        return value
-
-    @field_validator("micro_batch", mode="wrap")
-    @classmethod
-    def _samples_or_auto(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        # One sentence for both: the union has an error for each of them.
-        try:
-            return handler(value)
-        except ValidationError:
-            limit = f"input should be a whole number from 1 to {MAX_BATCH:,}, or auto"
-            raise PydanticCustomError("samples", limit) from None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_data(cls, values: Any) -> Any:
-        # A validator, not the field's default, because the default depends on another field.
-        if isinstance(values, dict) and not values.get("data"):
-            values = {**values, "data": "glyphs" if values.get("model") in ("mlp", "cnn") else "pydoc"}
-        return values
+    def completed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings with the data set that belongs to the model."""
+        data = "glyphs" if values.get("model") in ("mlp", "cnn") else "pydoc"
+        return {**values, "data": values.get("data") or data}
 
     @classmethod
     def make(cls, **values: Any) -> Self:
         """Make a config; UsageError names the nearest setting of an unknown one, and what is allowed for a value."""
         try:
             return cls(**values)
-        except ValidationError as error:
+        except WrongValue as error:
             # One sentence about the first wrong value, in the words of the flags.
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            if first["type"] == "extra_forbidden":
+            key = error.path
+            if error.unknown:
                 raise UsageError(f"unknown setting {quoted(key)}{nearest(key, cls.model_fields)}") from None
-            raise UsageError(
-                f"{flag(key)} {quoted(first.get('input'))}: {first['msg'][0].lower()}{first['msg'][1:]}"
-            ) from None
+            raise UsageError(f"{flag(key)} {quoted(error.value)}: {error.clause}") from None
 
 
 if TYPE_CHECKING:
@@ -262,11 +230,10 @@ if TYPE_CHECKING:
 
 else:
     # What a technique is told by its flags, only its own folder knows.
-    TrainConfig = create_model(
+    TrainConfig = new_class(
         "TrainConfig",
-        __base__=(*(kind.Settings for kind in reversed(installed()) if kind.Settings.model_fields), JobSettings),
-        __module__=__name__,
-        __doc__="A job: `JobSettings` and the settings of every technique. `_` in a name is `-` in its flag.",
+        (*(kind.Settings for kind in reversed(installed()) if kind.Settings.model_fields), JobSettings),
+        exec_body=lambda body: body.update(__module__=__name__),
     )
 
 
@@ -275,7 +242,8 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-class Batches(BaseModel):
+@dataclass(frozen=True)
+class Batches:
     """The resolved degrees and batch triple: global_batch = micro_batch * accumulation * dp where all shares are equal.
 
     micro_batch: the rows of the largest micro-batch. weights: of the ranks' shares; None where they are equal.
@@ -295,8 +263,9 @@ class Batches(BaseModel):
     def with_shares(self, shares: Shares) -> "Batches":
         """Return the batches of steps that have these shares."""
         rows = tuple(float(sum(replica)) for replica in shares.rows)
-        numbers = {"global_batch": shares.samples, "micro_batch": shares.largest, "accumulation": shares.accumulation}
-        return self if shares == self.shares else self.model_copy(update={**numbers, "weights": rows})
+        if shares == self.shares:
+            return self
+        return Batches(self.dims, shares.samples, shares.largest, shares.accumulation, rows)
 
     @property
     def dp(self) -> int:

@@ -93,7 +93,7 @@ def join_replicas(config: TrainConfig, batches: Batches) -> tuple[TrainConfig, B
     if replicas == 1:
         return config, batches, 1
     rows = batches.micro_batch * replicas
-    whole = batches.model_copy(update={"dims": replace(batches.dims, dp=1), "micro_batch": rows, "weights": None})
+    whole = replace(batches, dims=replace(batches.dims, dp=1), micro_batch=rows, weights=None)
     return config.model_copy(update={"dp": 1, "dp_replicate": 1, "micro_batch": rows}), whole, replicas
 
 

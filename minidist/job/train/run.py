@@ -51,7 +51,8 @@ MAX_SAMPLES = 3_000  # of a rank; a picture of one step draws 500 of them
 class Run(Loop):
     """What a rank has of a job.
 
-    job, strategy: of the layout in use. done: steps of earlier runs; saved: those of the last checkpoint, 0 without
+    job, strategy: of the layout in use. storage: what
+    `save_job` takes, of a job that saves. done: steps of earlier runs; saved: those of the last checkpoint, 0 without
     one. skipped: steps of this run whose update was left out. phases: the layouts that have ended. observers: are
     called after every step. flops: counts the operations of evaluations and updates for the virtual clock. account:
     whose samples become the memory in the trace; None keeps none. began: the step, on the clock. made: its update.
@@ -145,8 +146,9 @@ class Run(Loop):
 
     def _phase(self, done: int) -> Phase:
         """Return the phase of the layout in use, which ends after `done` steps."""
+        settings = self.job.config.model_dump()
         return Phase(
-            {name: value for name, value in self.job.config if value != getattr(self.config, name)},
+            {name: value for name, value in settings.items() if value != getattr(self.config, name)},
             self.strategy.sizes(),
             done - self.done - sum(phase.steps for phase in self.phases),
             self.skipped - sum(phase.skipped for phase in self.phases),
@@ -193,7 +195,7 @@ def begin(
     the job ends.
     """
     # No other job saves into the same directory while this one runs.
-    storage = stack.enter_context(saving_alone(comm, config))
+    storage = None if config.save is None else stack.enter_context(saving_alone(comm, config))
 
     resumed = config.resume and config.save
     job = build(resumed_config(config, batches) if resumed else config, batches, comm)

@@ -41,7 +41,7 @@ def number_of_ranks(config: TrainConfig, ranks: int | None, has_values: bool = T
     batches = resolve_batches(config, result)
     # Simulated ranks share the memory of this process; processes of mpiexec have their own.
     check_rules(config, batches, (1 if launched_size() else result) if has_values else 0)
-    if has_values:
+    if has_values and config.save is not None:
         check_saving(config)
     for extension in of_job(config):
         extension.check_models(config, SavedModel)

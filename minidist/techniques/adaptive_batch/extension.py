@@ -13,6 +13,7 @@ Proved by: tests/techniques/test_noise_scale.py, tests/techniques/test_batch_pla
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from minidist.core.comm import Comm
@@ -64,7 +65,7 @@ class AdaptiveBatches(Extension):
         # A pipeline gets the plan for this step's number of micro-batches; of all else the first batch is the measure.
         if self.job.config.pp > 1 and samples != self.first.global_batch:
             number = samples * self.first.accumulation // self.first.global_batch
-            self.strategy.cut_batches(self.first.model_copy(update={"global_batch": samples, "accumulation": number}))
+            self.strategy.cut_batches(replace(self.first, global_batch=samples, accumulation=number))
         self.comm.trace.take_computed()
 
     def after_forward_backward(self, strategy: Any, step: int) -> None:

@@ -16,8 +16,8 @@ from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
+from minidist.base.records import Field, Record
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.parallel.dims import Axes
@@ -29,10 +29,9 @@ from minidist.techniques.adaptive_batch.rules import unit_of
 new_purpose("load_balance")
 
 
-class PlanState(BaseModel):
+class PlanState(Record, strict=True):
     """What `VaryingPlan.state` returns."""
 
-    model_config = ConfigDict(strict=True, defer_build=True)
     weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None
     samples: list[Annotated[int, Field(ge=1)]]
     next: int | None = Field(ge=1)

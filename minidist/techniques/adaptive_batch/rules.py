@@ -5,9 +5,8 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 
 from typing import Any
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_BATCH
+from minidist.base.records import Field
 from minidist.core.pipeline.plan.registry import SCHEDULES
 from minidist.data import measured_every
 from minidist.techniques import Rule, Settings, multiples

@@ -17,9 +17,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_BATCH
+from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.data import PrefetchingSampler, WorkerSampler, microbatch_numbers
 from minidist.data.workers import open_sampler

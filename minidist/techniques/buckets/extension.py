@@ -16,9 +16,8 @@ Proved by: tests/config/test_no_setting_is_ignored.py, tests/config/test_rules.p
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_COUNT
+from minidist.base.records import Field
 from minidist.core.parallel.gradients import BUCKET_MEGABYTES
 from minidist.core.parallel.zero import REDUCE_BUCKET_SIZE
 from minidist.techniques import Extension, Rule, Settings, without_effect

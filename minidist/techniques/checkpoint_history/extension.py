@@ -12,9 +12,8 @@ Lesson: 26_it_will_fail.
 Proved by: tests/checkpoint/test_resume.py, tests/config/test_rules.py
 """
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_COUNT
+from minidist.base.records import Field
 from minidist.techniques import Extension, History, Rule, Settings
 
 

@@ -7,8 +7,7 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 
 from typing import Any
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.techniques import Rule, Settings
 from minidist.techniques.compression.by_name import check_compression
 

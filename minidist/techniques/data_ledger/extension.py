@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
+from minidist.base.records import Field, Record
 from minidist.core.comm import Comm
 from minidist.techniques import Extension, Moment, Run, Settings
 from minidist.techniques.data_ledger.ledger import DataLedger, data_check_volume
@@ -24,10 +24,9 @@ class DataLedgerSettings(Settings):
     )
 
 
-class LedgerState(BaseModel):
+class LedgerState(Record, strict=True):
     """What `DataLedger.state` returns, read back from a checkpoint."""
 
-    model_config = ConfigDict(strict=True, defer_build=True)
     done: int = Field(ge=0, le=2**62)
     open_epoch: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import Field
-
 from minidist.base.half import DTYPES, named_dtype
 from minidist.base.limits import MAX_RANKS
+from minidist.base.records import Field
 from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
 from minidist.data import load_dataset

@@ -15,8 +15,7 @@ Proved by: tests/parallel/test_all_gather_attention.py, tests/config/test_rules.
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
 from minidist.parallel.context import document_ids, documents

@@ -17,8 +17,7 @@ Proved by: tests/checkpoint/test_initial_weights.py
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.techniques import Extension, Rule, Settings
 

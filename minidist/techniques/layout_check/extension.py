@@ -9,8 +9,7 @@ Proved by: tests/parallel/test_layout_check.py
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.base.watchers import watching
 from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
 from minidist.techniques import Extension, Rule, Settings

@@ -13,9 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_COUNT
+from minidist.base.records import Field
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.parallel.replica_guard import startup_bytes

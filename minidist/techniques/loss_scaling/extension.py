@@ -17,10 +17,9 @@ Proved by: tests/techniques/test_loss_scaling.py
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
-
 from minidist.base.half import all_finite
 from minidist.base.limits import MAX_COUNT
+from minidist.base.records import Field
 from minidist.collectives.closed_forms import volume
 from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm

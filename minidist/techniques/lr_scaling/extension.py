@@ -28,16 +28,15 @@ Proved by: tests/techniques/test_lr_scaling.py
 from collections import deque
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
-
 from minidist.base.limits import MAX_BATCH, whole_number
+from minidist.base.records import Field, checked
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
 from minidist.techniques import Extension, Settings, changes_batches, without_effect
 
 EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # of the batch in the learning rate
 
-RECENT: TypeAdapter[list[int]] = TypeAdapter(list[Annotated[int, Field(ge=1, strict=True)]])
+RECENT = list[Annotated[int, Field(ge=1)]]
 
 
 class LrScalingSettings(Settings):
@@ -101,7 +100,7 @@ class LrScaling(Extension):
         return list(self.recent) if self.changes else []
 
     def load(self, state: Any, samples: int) -> None:
-        self.recent.extend(RECENT.validate_python(state or []))
+        self.recent.extend(checked(RECENT, state or [], {}, strict=True))
 
     def result(self) -> dict[str, Any]:
         if self.settings.base_batch is None:

@@ -16,9 +16,8 @@ Proved by: tests/config/test_train_config.py, tests/config/test_deepspeed.py, te
 from collections.abc import Callable
 from typing import Any, Literal
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_COUNT
+from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.optim import WarmupCosine
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear

@@ -25,13 +25,14 @@ Proved by: tests/techniques/test_memory_budget_file.py
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from minidist.base.memory import MemoryAccount
+from minidist.base.records import Field
 from minidist.core.base.errors import MinidistError, UsageError, quoted, quoted_path, reason
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import current
@@ -233,7 +234,7 @@ def choices(batches: Any) -> Iterator[Any]:
         largest = cut_batch(batches.global_batch, batches.dp, accumulation, batches.weights).largest
         if largest not in seen:
             seen.add(largest)
-            yield batches.model_copy(update={"micro_batch": largest, "accumulation": accumulation})
+            yield replace(batches, micro_batch=largest, accumulation=accumulation)
 
 
 def _cut(strategy: Any, batches: Any) -> bool:

@@ -16,8 +16,7 @@ Proved by: tests/parallel/test_muon.py
 
 from typing import Any, Literal
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.optim import Muon
 from minidist.optim.named import optimizer_named
 from minidist.parallel import WholeMatrices

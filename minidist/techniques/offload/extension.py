@@ -20,8 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.optim.named import optimizer_named

@@ -12,12 +12,23 @@ Proved by: tests/optim/test_own_optimizer.py, tests/config/test_train_config.py,
 
 from typing import Any
 
-from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
-
 from minidist.base.limits import is_size
+from minidist.base.records import Field, WrongValue
 from minidist.optim.named import takes
 from minidist.techniques import Extension, Rule, Settings
+
+
+def _two_betas(value: Any) -> str | None:
+    # A file may have a list; one spelling makes equal settings equal.
+    if value is None:
+        return None
+    try:
+        betas = [float(word) for word in (value.split(",") if isinstance(value, str) else value)]
+    except (TypeError, ValueError):
+        betas = []
+    if len(betas) != 2 or not all(is_size(beta) and beta < 1 for beta in betas):
+        raise WrongValue("Input should be two numbers from 0 to below 1, such as 0.9,0.95")
+    return ",".join(map(str, betas))
 
 
 class OptimizerArguments(Settings):
@@ -27,6 +38,7 @@ class OptimizerArguments(Settings):
     nesterov: bool = Field(False, description="sgd and muon with --momentum: Nesterov's form, as in PyTorch")
     betas: str | None = Field(
         None,
+        read=_two_betas,
         description="adam, adamw, lamb, muon: decay rates of the two averages, such as 0.9,0.95 (default: 0.9,0.999)",
     )
     eps: float | None = Field(
@@ -34,20 +46,6 @@ class OptimizerArguments(Settings):
         gt=0,
         description="epsilon in the denominator (default: 1e-8, adagrad 1e-10, lamb 1e-6; sgd and lars have none)",
     )
-
-    @field_validator("betas", mode="before")
-    @classmethod
-    def _two_betas(cls, value: Any) -> str | None:
-        # A file may have a list; one spelling makes equal settings equal.
-        if value is None:
-            return None
-        try:
-            betas = [float(word) for word in (value.split(",") if isinstance(value, str) else value)]
-        except (TypeError, ValueError):
-            betas = []
-        if len(betas) != 2 or not all(is_size(beta) and beta < 1 for beta in betas):
-            raise PydanticCustomError("betas", "input should be two numbers from 0 to below 1, such as 0.9,0.95")
-        return ",".join(map(str, betas))
 
 
 RULES = (

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.base.errors import quoted
 from minidist.core.comm import Comm
 from minidist.techniques import AxisRun, Extension, Moment, Rule, Run, Settings, setting, without_effect

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear

@@ -24,9 +24,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import Field, TypeAdapter
-
 from minidist.base.limits import MAX_COUNT
+from minidist.base.records import Field, checked
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
@@ -38,7 +37,7 @@ from minidist.techniques.repartition.moving import move_state
 
 new_purpose("repartition")
 
-SIZES: TypeAdapter[list[int] | None] = TypeAdapter(list[Annotated[int, Field(ge=0, strict=True)]] | None)
+SIZES = list[Annotated[int, Field(ge=0)]] | None
 
 _profile: ContextVar[Callable[[], LayerProfile]] = ContextVar("profile", default=LayerProfile)
 
@@ -111,7 +110,7 @@ class Repartition(Extension):
 
     def before_resume(self, config: Any, stages: int, then: Mapping[str, Any], state: Any) -> Any:
         """Return the settings with the cut of the checkpoint, where that has as many stages."""
-        sizes = SIZES.validate_python(state)
+        sizes = checked(SIZES, state, {}, strict=True)
         if sizes is None or len(sizes) != stages:
             return config
         # The cut of another model does not fit; what differs is said when the job is resumed.

@@ -6,8 +6,7 @@ Equal to: the job without the check, bit for bit.
 Proved by: tests/train/test_replicas.py, tests/config/test_rules.py
 """
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.parallel.replica_check import check_shard_replicas
 from minidist.techniques import Extension, Moment, Rule, Run, Settings
 

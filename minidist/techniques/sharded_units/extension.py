@@ -19,9 +19,8 @@ Proved by: tests/planning/test_volumes.py, tests/train/test_sharded.py, tests/co
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
-
 from minidist.base.limits import MAX_COUNT, whole_number
+from minidist.base.records import Field
 from minidist.core.base.errors import UsageError, quoted
 from minidist.techniques import Extension, Rule, Settings, without_effect
 

@@ -15,8 +15,7 @@ Proved by: tests/parallel/test_layer_sums.py, tests/optim/test_layerwise.py
 
 from typing import Any
 
-from pydantic import Field
-
+from minidist.base.records import Field
 from minidist.core.comm.mesh import Mesh
 from minidist.core.train.data_axis import Group
 from minidist.optim import LayerwiseOptimizer

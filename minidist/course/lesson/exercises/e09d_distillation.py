@@ -77,6 +77,7 @@ DISTIL = Exercise(
         without_temperature=lambda f: f.answers_are(targets_of(f.case, lambda logits: soft(logits, 1.0))),
         multiplied_by_temperature=lambda case: targets_of(case, lambda logits: soft(logits, 1 / TEMPERATURE)),
         over_the_wrong_axis=lambda case: targets_of(case, lambda logits: soft(logits.T, TEMPERATURE).T),
+        uniform=lambda case: targets_of(case, lambda logits: np.full(logits.shape, 1 / CLASSES)),
         not_normalised=lambda case: targets_of(case, lambda logits: np.exp(logits / TEMPERATURE)),
         logits=lambda f: f.answers_are(targets_of(f.case, lambda logits: logits)),
     ),

@@ -137,6 +137,13 @@ def swapped_back(case: Case) -> list[np.ndarray]:
     ]
 
 
+def never_back(case: Case) -> list[np.ndarray]:
+    """Return the answers when results stay where their experts are."""
+    experts = np.array_split(np.arange(shapes(case)[0]), case.ranks)
+    arrived = [slots_of(case, source) for source in range(case.ranks)]
+    return [np.stack([compute(e, slots[e]) for slots in arrived for e in here]) for here in experts]
+
+
 EXERCISES = [
     Exercise(
         name="14c.slots_and_balance",
