@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from minidist.base.coordinates import current_coordinates
+from minidist.base.limits import check_whole
 from minidist.core.autograd import AutogradError, DtypeError, Parameter, Tensor, is_grad_enabled
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError
+from minidist.core.base.errors import UsageError, quoted
 from minidist.core.nn.module import Module
 
 
@@ -34,6 +35,23 @@ def refuse_output(module: Module, args: tuple[Any, ...], output: xp.Array) -> No
                 " no gradient; return the Tensor whose `data` it is, or call the module in no_grad() or after"
                 " eval()"
             )
+
+
+def check_module(wrapper: str, module: Any, others: str) -> None:
+    """Raise UsageError where a wrapper got no module. others: what follows the model in a call."""
+    if not isinstance(module, Module):
+        raise UsageError(
+            f"{wrapper} got a value of type {type(module).__name__} as its module; pass the model,"
+            f" and then the communicator: {wrapper}(model, {others})"
+        )
+
+
+def check_sizes(sizes: Any) -> None:
+    """Raise UsageError for the sizes of an MLP that are not two or more whole numbers of at least 1."""
+    if not isinstance(sizes, Iterable) or len(list(sizes)) < 2:
+        raise UsageError(f"MLP({quoted(sizes)}) has no layer; pass the sizes of its input and of each layer's output")
+    for at, size in enumerate(sizes):
+        check_whole(f"sizes[{at}]", size, 1)
 
 
 def check_whole_parameter(parameter: Parameter) -> None:

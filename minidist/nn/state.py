@@ -10,13 +10,14 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.core.autograd import AutogradError, Parameter, ShapeError
-from minidist.core.base.errors import nearest
+from minidist.core.base.errors import UsageError, nearest
 from minidist.core.nn.module import Module
 from minidist.nn.buffers import named_buffers, own_buffers
 
 
 def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
     """Copy values in; returns (missing, unexpected) names. See `Module.load_state_dict`."""
+    _check_dict(state)
     # A missing name is not an error when the tied parameter's other name is there.
     own, buffers = dict(module._all_parameters()), dict(named_buffers(module))
     given = {name: parameter for name, parameter in own.items() if name in state}
@@ -39,6 +40,12 @@ def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = Tru
         for check in flat.load_checks if flat is not None else ():
             check()
     return missing, unexpected
+
+
+def _check_dict(state: Any) -> None:
+    """Raise UsageError for what is no dict."""
+    if not isinstance(state, Mapping):
+        raise UsageError(f"load_state_dict got a {type(state).__name__}; pass a dict, as state_dict() returns it")
 
 
 def _load_buffers(model: Module, state: Mapping[str, Any], buffers: Mapping[str, xp.Array]) -> None:

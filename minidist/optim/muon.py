@@ -82,6 +82,9 @@ class Muon(AdamW):
         whole_matrices: Callable[[Updates, Mapping[str, Shape]], Updates] | None = None,
         **adamw: Any,
     ) -> None:
+        for name in adamw:
+            if name not in ("betas", "eps", "groups"):
+                raise UsageError(f"Muon has no argument {name!r}; of AdamW's it takes betas, eps and groups")
         super().__init__(parameters, lr, weight_decay=weight_decay, **adamw)
         self.momentum, self.nesterov, self.whole_matrices = momentum, nesterov, whole_matrices
 

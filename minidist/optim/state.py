@@ -49,6 +49,7 @@ def load_state_dict(optimizer: Any, saved: dict[str, Any]) -> None:
     Without "counts" all parameters have had all steps. Raises UsageError for a state that is missing, unknown, or of
     another shape or dtype, with its parameter's name.
     """
+    _check_dict(saved)
     count = check_whole("step", saved["step"])
     counts_of = {name: check_whole(f"counts[{name!r}]", n) for name, n in saved.get("counts", {}).items()}
     # A state of an unknown parameter is a mistake of the caller; silence would lose it.
@@ -80,6 +81,12 @@ def load_state_dict(optimizer: Any, saved: dict[str, Any]) -> None:
                 raise UsageError(f"optimizer state of {name!r} is missing; that of {present!r} is there")
             _fill(optimizer, name, {key: array[start:stop] for key, array in own.items()}, states[name])
     optimizer.step_count = count
+
+
+def _check_dict(saved: Any) -> None:
+    """Raise UsageError for what is no `state_dict` of an optimizer."""
+    if not isinstance(saved, Mapping) or not {"step", "state"} <= saved.keys():
+        raise UsageError("load_state_dict needs a dict with 'step' and 'state', as an optimizer's state_dict() returns")
 
 
 def _fill(optimizer: Any, name: str, places: Mapping[str, xp.Array], state: Mapping[str, xp.Array]) -> None:

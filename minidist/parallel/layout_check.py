@@ -41,7 +41,7 @@ WORDS = {
     PARTIAL: "a summand on each rank",
 }
 
-# Border -> (types that it takes, type that it gives). Function nodes have the names of their classes.
+# Border -> (types that it takes, type that it gives), by the name of its node.
 BORDERS = {
     "_Copy": (INVARIANT, REPLICATED),
     "_Reduce": (PARTIAL + VARYING, INVARIANT),

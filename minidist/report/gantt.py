@@ -21,11 +21,6 @@ MAX_BARS, MAX_ROWS = 20_000, 40
 POINTS = 720  # the width of a panel
 
 
-def colour_of(kind: str) -> str:
-    """Return the palette's name of a kind of action."""
-    return "recompute" if kind == "RECOMPUTE" else kind
-
-
 def label(item: Item, chunked: bool) -> str:
     """Return F3; with several stages on a rank F3.1: micro-batch 3 on stage 1."""
     return "+".join(
@@ -185,7 +180,7 @@ def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:
             # Two actions that run as one (F and B overlapped) share the height of the row.
             pieces = actions_of(item)
             for number, action in enumerate(pieces):
-                kind = colour_of(action.kind)
+                kind = "recompute" if action.kind == "RECOMPUTE" else action.kind
                 used.add(kind)
                 height = 0.86 / len(pieces)
                 y = rank - 0.43 + height * (number + 0.5)

@@ -70,10 +70,8 @@ def _byte_unit(highest: int) -> tuple[float, str]:
 
 def _colours(names: set[str]) -> dict[str, str]:
     """Return a colour for each purpose, in the order in which they are drawn: the user program's own come last."""
-    purposes = sorted(names, key=_order)
-    known = [MEMORY[name] for name in purposes if name in MEMORY]
-    own = distinct([*MEMORY.values()], len(MEMORY) + len(purposes) - len(known))[len(MEMORY) :]
-    return dict(zip(purposes, [*known, *own], strict=True))
+    known, own = {name: colour for name, colour in MEMORY.items() if name in names}, sorted(names - MEMORY.keys())
+    return known | dict(zip(own, distinct([*MEMORY.values()], len(MEMORY) + len(own))[len(MEMORY) :], strict=True))
 
 
 def _mark_peak(panel: Any, times: np.ndarray, totals: np.ndarray, scale: float) -> None:
@@ -102,7 +100,3 @@ def _stack(panel: Any, times: np.ndarray, stacks: np.ndarray, colours: Iterable[
         alive[1:] |= alive[:-1].copy()
         panel.fill_between(times[corner], low, high, where=alive, step="post", color=colour, linewidth=0)
         below = above
-
-
-def _order(name: str) -> tuple[int, str]:
-    return (list(MEMORY).index(name) if name in MEMORY else len(MEMORY), name)

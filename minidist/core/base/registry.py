@@ -51,6 +51,7 @@ class Registry(dict[str, Entry]):
         return super().__contains__(name) or (self.load_more() and name in self)
 
     def __missing__(self, name: str) -> Entry:
+        name = str(name)  # a caller may pass None
         known = self.aliases.get(name.lower())
         if known is None and self.load_more():
             return self[name]

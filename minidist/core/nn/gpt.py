@@ -184,6 +184,8 @@ class LanguageModel(Module):
         """
         # (batch, T, vocab), or this rank's words only when the vocabulary is split.
         tokens = xp.as_array(tokens)
+        if tokens.ndim != 2:
+            raise ShapeError(f"tokens of shape {tokens.shape}; a model takes (batch, T), and one text is (1, T)")
         logits = self.lm_head(self.decoder(tokens, positions))
         if targets is None:
             return self.logits_fn(logits)

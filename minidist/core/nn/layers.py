@@ -14,6 +14,7 @@ from typing import Any
 from minidist.core.autograd import Parameter, Tensor, embedding, layer_norm
 from minidist.core.autograd.ops.linear import linear
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.nn.module import Module, Sequential
 
 
@@ -113,6 +114,7 @@ class MLP(Sequential):
         dtype: Any = xp.float32,
         seed: int = 0,
     ) -> None:
+        hooks.refusals().check_sizes(sizes)
         # The last layer gives logits or values, so it has no activation.
         last = len(sizes) - 2
         layers = [

@@ -8,10 +8,7 @@ zero.py                 ZeRO 1 and 2
 fsdp.py                 ZeRO 3: `fully_shard`, and when it gathers, releases and reduces
 fsdp_unit.py            the parameters that FSDP gathers together
 flat_shards.py          one rank's shard of a flat unit
-tensor/layers.py        the two ways to split a product
-tensor/regions.py       the borders of a region of split matrices
-tensor/vocabulary.py    embedding and loss with the vocabulary split
-tensor/sharding.py      a parameter's shard, and what a style is given
+tensor/                 every matrix split over the ranks
 context/                ring attention, and which tokens of a split sequence a rank has
 expert/dispatch.py      expert parallelism
 """

@@ -92,6 +92,11 @@ class Shard:
             self._grad = track(xp.zeros(self.size, self.dtype, self.data), "gradient")
         return self._grad
 
+    def destination(self, place: slice = slice(None)) -> xp.Array:
+        """Return the array for a sum of these elements: the gradient itself, or a new one where it has earlier sums."""
+        out = self.grad_buffer()[place]
+        return track(xp.empty_like(out), "communication") if self.filled else out
+
     def slices(self) -> list[FlatSlice]:
         """Return this rank's trainable elements, one slice per parameter, for an optimizer.
 

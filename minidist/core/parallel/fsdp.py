@@ -78,6 +78,7 @@ def fully_shard(
     A step with k micro-batches sends from each rank (n-1)/n of 2 k Psi elements (purpose `parameter_gather`) and of k
     Psi (`gradient_reduce`).
     """
+    hooks.refusals().check_module("fully_shard", module, "mesh=comm")
     op = operation_of(reduction)
     hooks.check_whole("prefetch", prefetch)
     settings = {

@@ -129,10 +129,7 @@ class FSDPUnit:
 
     def destination(self) -> xp.Array:
         """Return the array for a sum: the shard's gradient, unless something is there already."""
-        shard = self.shard
-        if shard.filled:
-            return track(xp.empty(shard.size, shard.dtype, self.device), "communication")
-        return shard.grad_buffer()
+        return self.shard.destination()
 
     def finish_reduce(self, root: Any, piece: xp.Array) -> None:
         """Take the sum that a reduction has brought."""

@@ -148,6 +148,7 @@ class GradientReducer(BackwardObserver):
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
 
         # The progress of the running pass.
+        self.missing = [set[Parameter]() for _ in self.buckets]  # parameters that are not ready yet
         self._begin_anew()
         self.synchronizing = True  # False while gradients stay local, in `no_sync`
         self.graph_synchronizes: bool | None = None  # of the running pass; where it is known, it takes precedence
@@ -155,7 +156,8 @@ class GradientReducer(BackwardObserver):
 
     def _begin_anew(self) -> None:
         """Begin a pass with no parameter ready and no bucket launched."""
-        self.missing = [set(bucket.parameters) for bucket in self.buckets]  # parameters that are not ready yet
+        for missing, bucket in zip(self.missing, self.buckets, strict=True):
+            missing.update(bucket.parameters)
         self.works: list[Any] = []  # of the buckets launched so far
         self._taking_part = False  # did a parameter get ready in the running pass?
 

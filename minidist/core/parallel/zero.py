@@ -87,11 +87,8 @@ class ShardReducer(GradientReducer):
             self.collect()
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
 
-        # The first reduction since zero_grad writes straight into the shard. A later one goes through a separate
-        # array, which `collect` adds to what is there. A bucket that crosses a boundary has several owners: `counts`.
-        out = self.shard.grad_buffer()[self.shard.place(bucket.slice)]
-        if self.shard.filled:
-            out = track(xp.empty_like(out), "communication")
+        # A bucket that crosses a boundary has several owners: `counts`. `collect` adds a sum to earlier ones.
+        out = self.shard.destination(self.shard.place(bucket.slice))
         work = self.scatter(bucket, array, self.shard.counts(bucket.slice), out)
         self.forget(bucket)
         return work

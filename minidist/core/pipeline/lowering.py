@@ -1,7 +1,7 @@
 """From a schedule to something that can be executed: sends, receives posted ahead of use, and reductions.
 
-    lower            1F1 → 1RECV_F1 .. 1F1 1SEND_F1      for every neighbour on another rank
-    reduce_gradients .. 0B3 0REDUCE_GRAD                 directly after a stage's last B or W
+    1F1 → 1RECV_F1 .. 1F1 1SEND_F1      for every neighbour on another rank
+    0B3 → 0B3 0REDUCE_GRAD              directly after a stage's last B or W, where a step has one update
 
 RECV posts a receive into a fresh buffer; the F, I or B that needs it waits. SEND does not block and is waited for when
 it must have arrived. A stage posts one receive per neighbour ahead of use, so its buffers can be counted.
@@ -23,7 +23,7 @@ def lower(plan: Plan) -> Plan:
     rank_of = plan.rank_of_stage()
     orders = [_lower_rank(plan, rank, rank_of) for rank in range(plan.ranks)]
     hooks.prevent_deadlocks(plan.with_orders(orders), orders, rank_of)
-    return reduce_gradients(plan.with_orders(orders))
+    return plan.with_orders(orders)
 
 
 def _lower_rank(plan: Plan, rank: int, rank_of: dict[Key, int]) -> list[Item]:
@@ -34,9 +34,12 @@ def _lower_rank(plan: Plan, rank: int, rank_of: dict[Key, int]) -> list[Item]:
             receives.setdefault((receive.kind, receive.stage), []).append(receive)
     result: list[Item] = [waiting.pop(0) for waiting in receives.values()]
 
-    # Behind an item: the receives that take the place of those that it used, then the sends of what it made.
+    # Behind an item: the stages whose gradients it completes, the receives that take the place of those that it used,
+    # then the sends of what it made.
+    last = {a.stage: a for a in plan.actions(rank) if a.kind in ("B", "W") and plan.updates == "flush"}
     for item in plan.orders[rank]:
-        result.append(item)
+        complete = sorted(a.stage for a in actions_of(item) if last.get(a.stage) == a)
+        result += [item, *(Action.of("REDUCE_GRAD", stage) for stage in complete)]
         sends: list[Action] = []
         for action in actions_of(item):
             receive, send = transfer("RECV", action, rank, rank_of), transfer("SEND", action, rank, rank_of)
@@ -65,17 +68,3 @@ def transfer(kind: str, action: Action, rank: int, rank_of: dict[Key, int]) -> A
 def check_not_lowered(plan: Plan) -> None:
     if plan.is_lowered:
         raise UsageError(f"plan {plan.name!r} has sends and receives already; lower a plan of computations only")
-
-
-def reduce_gradients(plan: Plan) -> Plan:
-    """Add REDUCE_GRAD directly after each stage's last B or W on a rank (where a step has one update)."""
-    if plan.updates != "flush":
-        return plan
-    orders: Orders = []
-    for order in plan.orders:
-        last = {a.stage: place for place, item in enumerate(order) for a in actions_of(item) if a.kind in ("B", "W")}
-        orders.append([])
-        for place, item in enumerate(order):
-            complete = sorted(a.stage for a in actions_of(item) if last.get(a.stage) == place)
-            orders[-1] += [item, *(Action.of("REDUCE_GRAD", stage) for stage in dict.fromkeys(complete))]
-    return plan.with_orders(orders)

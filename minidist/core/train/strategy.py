@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-from minidist.core.comm import Comm
 from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
 from minidist.core.pipeline.plan import Plan, get_schedule
@@ -52,7 +51,7 @@ class Strategy:
         task, comm, m = self.task, self.axes.comm, self.task.microbatches
         losses = []
         for i in range(m):
-            number = self.number(i, task)
+            number = self.axes.dp.rank * m + i
             batch = task.micro_batch(step, number)
             # Gradients are sent while the last backward runs.
             with task.coordinates(step, number), self.no_sync() if i < m - 1 else nullcontext():
@@ -63,10 +62,6 @@ class Strategy:
                 comm.advance_clock("backward")
             losses.append(loss.item())
         return losses
-
-    def number(self, i: int, task: Task) -> int:
-        """Return the global number of this replica's micro-batch i."""
-        return self.axes.dp.rank * task.microbatches + i
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return a context in which the gradients of a pass stay on this rank."""
@@ -113,8 +108,8 @@ class PipelineStrategy(Strategy):
         self.current_step = 0
         flats, reducers, shards = (joined(of_stage, what) for what in ("flats", "reducers", "shards"))
         self.stages = [PipelineStage(modules[number], number, flats[number]) for number in own]
-        self.watching = self.observers(plan.stages, own)
         self.reduction: dict[str, Any] = {
+            "data": axes.data,
             "reducers": reducers if axes.data.size > 1 or layout.zero else {},
             "each": layout.zero == 2,
             "shards": shards if layout.zero >= 2 else None,
@@ -129,9 +124,8 @@ class PipelineStrategy(Strategy):
             self.stages,
             self._loss,
             tied=self.tied,
-            reduce=Reduction(self.same_step(), **self.reduction),
+            reduce=Reduction(**self.reduction),
             coordinates=self.coordinates,
-            observers=self.watching,
         )
 
     # --- what a subclass may choose -----------------------------------------------------------------------------------
@@ -144,14 +138,6 @@ class PipelineStrategy(Strategy):
         """Return the model's stages, and the names of the parameters that several of them have."""
         return cut_model(task.model, stages)
 
-    def same_step(self) -> Comm:
-        """Return the ranks of the data axis that update a stage together with this one."""
-        return self.axes.data
-
-    def observers(self, stages: int, own: Collection[int]) -> Sequence[Any]:
-        """Return what watches the pipeline. own: the numbers of this rank's stages."""
-        return []
-
     # --- the phases of a step -----------------------------------------------------------------------------------------
 
     def forward_backward(self, step: int) -> list[float]:
@@ -162,6 +148,10 @@ class PipelineStrategy(Strategy):
         """Return the inputs, as arrays of the model's dtype, and the targets of this pipeline's micro-batches."""
         pairs = [task.micro_batch(step, self.number(i, task)) for i in range(task.microbatches)]
         return [input_array(inputs, task.dtype) for inputs, _ in pairs], [targets for _, targets in pairs]
+
+    def number(self, i: int, task: Task) -> int:
+        """Return the global number of micro-batch i of this pipeline."""
+        return self.axes.dp.rank * task.microbatches + i
 
     def _loss(self, outputs: Any, targets: Any) -> Any:
         return self.task.scaled(self.task.loss_of(outputs, targets))

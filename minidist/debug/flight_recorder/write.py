@@ -149,13 +149,9 @@ def frames_of(world: SimWorld, message: MessageEvent) -> list[dict[str, Any]]:
         waiting = [
             s.waiting for s in world.state.streams() if s.rank == message.rank and isinstance(s.waiting, LocatedRequest)
         ]
-        sites = [w.site for w in waiting if (w.kind, w.tag, w.comm.name) == message_key(message) and message.end < 0]
+        key = message.kind, message.tag, message.communicator
+        sites = [w.site for w in waiting if (w.kind, w.tag, w.comm.name) == key and message.end < 0]
     else:
         log = world.calls.logs.get(message.communicator, {}).get(message.rank)
         sites = [site for number, _, site, _ in log.recent if number == message.tag] if log is not None else []
     return [{"name": "main", "filename": site.filename, "line": site.line} for site in sites[:1]]
-
-
-def message_key(message: MessageEvent) -> tuple[str, int, str]:
-    """Return what a message shares with its request."""
-    return message.kind, message.tag, message.communicator

@@ -586,7 +586,7 @@ class Intracomm(Comm):
         cls, group: Group, stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None
     ) -> Any:
         """Return the communicator of a group that was made without another communicator."""
-        world = _world_of_program()
+        world = sys.modules["mpi4py.MPI"].COMM_WORLD
         return world.Create_group(group, zlib.crc32(stringtag.encode()) & TAG_LIMIT)
 
 
@@ -595,7 +595,3 @@ class Intercomm(Comm):
 
 
 Comm.intracomm, Comm.intercomm = Intracomm, Intercomm
-
-
-def _world_of_program() -> Any:
-    return sys.modules["mpi4py.MPI"].COMM_WORLD

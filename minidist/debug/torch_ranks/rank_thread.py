@@ -111,7 +111,9 @@ class RankThread:
             raise RankEnded  # torch hides an Exception here behind one that it makes of the unknown group
         # Whatever waits when the program has ended has no line of the program on its stack.
         self.site = call_site(sys._getframe(1), self.site)
-        self._request = at_line(self.site, function)
+        # Called from that line, so that reports name the line of the program.
+        calls = _calls_at(self.site)
+        self._request = lambda: eval(calls, {"function": function})
         self.on_leave()
         self._to_rank.release()
         self._to_program.acquire()
@@ -137,11 +139,6 @@ class RankThread:
             self.on_leave()
             self._ended = True
             self._to_rank.release()
-
-
-def at_line(site: CallSite, function: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that calls `function` from the given line, so that reports name the line of the program."""
-    return lambda: eval(_calls_at(site), {"function": function})
 
 
 @cache

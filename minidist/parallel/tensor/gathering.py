@@ -23,13 +23,18 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel import model_parallel
 from minidist.core.parallel.model_parallel import Plan, Styles
 from minidist.core.parallel.tensor import layers as split
-from minidist.core.parallel.tensor.regions import Border, contiguous
+from minidist.core.parallel.tensor.regions import border, contiguous
 from minidist.core.parallel.tensor.sharding import ShardContext
 
 
 def gather_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """Return all ranks' columns; backward keeps this rank's columns of the gradient."""
-    return x if comm.size == 1 else Gather.apply(x, comm, x.ndim - 1)
+    return x if comm.size == 1 else gather(x, comm, x.ndim - 1)
+
+
+def gather(x: Tensor, comm: Comm, dim: int) -> Tensor:
+    """Return all ranks' x, joined along `dim`; each rank has all of the gradient of the whole."""
+    return border("Gather", x, comm, partial(gathered, dim=dim), partial(own_part, dim=dim))
 
 
 def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
@@ -50,11 +55,6 @@ def own_part(comm: Comm, x: xp.Array, dim: int, why: str = "") -> xp.Array:
     size = x.shape[dim] // comm.size
     index = (slice(None),) * dim + (slice(comm.rank * size, (comm.rank + 1) * size),)
     return xp.array(contiguous(x[index]))
-
-
-class Gather(Border):
-    # Each rank has all of the gradient of the whole.
-    there, back = staticmethod(gathered), staticmethod(own_part)
 
 
 class ColumnParallelLinear(split.ColumnParallelLinear):

@@ -15,6 +15,7 @@ names.
 Proved by: tests/parallel/test_tensor.py
 """
 
+from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Tensor
@@ -24,8 +25,8 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
 from minidist.core.collectives import reduce_scatter
 from minidist.core.comm import Comm
-from minidist.core.parallel.tensor.regions import Border, contiguous
-from minidist.parallel.tensor.gathering import Gather, gathered, own_part
+from minidist.core.parallel.tensor.regions import border, contiguous
+from minidist.parallel.tensor.gathering import gather, gathered, own_part
 
 SEQUENCE = 1  # the dim of a sequence
 
@@ -33,7 +34,7 @@ SEQUENCE = 1  # the dim of a sequence
 def scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """Return this rank's rows of x (batch, T, ...); backward gathers the gradient's rows."""
     _check(comm, x)
-    return x if comm.size == 1 else Scatter.apply(x, comm, SEQUENCE)
+    return x if comm.size == 1 else border("Scatter", x, comm, partial(own_part, dim=SEQUENCE), _all_rows)
 
 
 def gather_from_sequence_parallel_region(
@@ -48,42 +49,35 @@ def gather_from_sequence_parallel_region(
     if comm.size == 1:
         return x
     # The gathered array is used now, and dropped when nothing in forward needs it any more.
-    gather = _GatherSummands if tensor_parallel_output_grad else Gather
-    whole = gather.apply(x, comm, SEQUENCE)
+    if tensor_parallel_output_grad:
+        # Each rank has a part of the gradient of the whole, that of its columns.
+        whole = border("_GatherSummands", x, comm, _all_rows, _scattered_sum)
+    else:
+        whole = gather(x, comm, SEQUENCE)
     return _Gathered(whole, x, comm) if regather else whole
 
 
 def reduce_scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """Return this rank's rows of the sum of x over `comm`; backward gathers the gradient's rows."""
-    return x if comm.size == 1 else _ReduceScatter.apply(x, comm, SEQUENCE)
+    return x if comm.size == 1 else border("_ReduceScatter", x, comm, _scattered_sum, _all_rows)
 
 
-def _scattered_sum(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
-    """Return this rank's part along `dim` of the sum of all ranks' x."""
+_all_rows = partial(gathered, dim=SEQUENCE)
+
+
+def _scattered_sum(comm: Comm, x: xp.Array, why: str) -> xp.Array:
+    """Return this rank's rows of the sum of all ranks' x."""
     _check(comm, x)
-    # `dim` comes first, so that the ranks' parts are the equal pieces of the flat array that reduce_scatter cuts.
-    front = contiguous(xp.moveaxis(x, dim, 0))
+    # The rows come first, so that the ranks' parts are the equal pieces of the flat array that reduce_scatter cuts.
+    front = contiguous(xp.moveaxis(x, SEQUENCE, 0))
     comm.advance_clock(why)
     with purpose(why):
         part = reduce_scatter(comm, front)
-    return contiguous(xp.moveaxis(part.reshape(front.shape[0] // comm.size, *front.shape[1:]), 0, dim))
+    return contiguous(xp.moveaxis(part.reshape(front.shape[0] // comm.size, *front.shape[1:]), 0, SEQUENCE))
 
 
 def _check(comm: Comm, x: Any) -> None:
     check_divisible(x.shape[SEQUENCE], "tokens of a sequence" if x.ndim > 2 else "columns", comm.size, "tensor")
-
-
-class Scatter(Border):
-    there, back = staticmethod(own_part), staticmethod(gathered)
-
-
-class _GatherSummands(Border):
-    # Each rank has a part of the gradient of the whole, that of its columns.
-    there, back = staticmethod(gathered), staticmethod(_scattered_sum)
-
-
-class _ReduceScatter(Border):
-    there, back = staticmethod(_scattered_sum), staticmethod(gathered)
 
 
 class _Gathered(Tensor):

@@ -14,7 +14,7 @@ from minidist.comm.communicator import part
 from minidist.comm.message_checks import CheckedMessages
 from minidist.core.autograd import Parameter
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import MismatchError, UsageError, nearest
+from minidist.core.base.errors import MismatchError, UsageError, nearest, quoted
 from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import broadcast
@@ -27,7 +27,9 @@ from minidist.core.pipeline.runtime.reduction import Place, Row, digest_of, word
 
 
 def check_flushes(plan: Plan) -> None:
-    """Raise UsageError for a plan whose weights change on the way."""
+    """Raise UsageError for what is no plan, and for a plan whose weights change on the way."""
+    if not isinstance(plan, Plan):
+        raise UsageError(f"Pipeline got {quoted(plan)} as its plan; pass get_schedule(name).plan(stages, microbatches)")
     if plan.updates not in ("flush", "none"):
         raise UsageError(
             f"plan {plan.name!r} updates its weights on the way; run it with VersionedPipeline(...,"
@@ -109,6 +111,13 @@ def check_cuts(blocks: int, stages: int, cuts: Sequence[int] | None) -> None:
         raise UsageError(
             f"cuts {sizes} do not make {stages} stages of {blocks} layers; give {stages} numbers whose sum is {blocks}"
         )
+
+
+def check_numbers(numbers: Iterable[int], stages: int) -> None:
+    """Raise UsageError for the number of a stage that a model cut into `stages` does not have."""
+    for number in numbers:
+        if number not in range(stages):
+            raise UsageError(f"there is no stage {quoted(number)} of {stages}; number them from 0 to {stages - 1}")
 
 
 def check_model(model: Any, stages: int) -> None:

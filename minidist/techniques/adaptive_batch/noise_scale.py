@@ -12,14 +12,16 @@ per step pay; above it, they are mostly wasted. Both estimates are unbiased but 
 denominator are averaged separately.
 
 Where a replica is cut by tensor parallelism or a pipeline, or the sum by ZeRO 1, a rank has the squares of its shards,
-and these are added over the ranks (`sharded_estimate`).
+and these are added over the ranks (`sharded_estimate`). `NoiseMeter` measures the steps of a job: the squares of a
+replica's own gradient are summed before it is reduced, those of the whole gradient afterwards, and per step one number
+of 8 B is all-reduced, or two over all ranks where gradients are sharded. The weights do not change.
 
 Source: McCandlish et al., An empirical model of large-batch training, 2018, section 2.2 and appendix A.1.
-Proved by: tests/techniques/test_noise_estimate.py
+Proved by: tests/techniques/test_noise_estimate.py, tests/techniques/test_noise_scale.py
 """
 
 from collections.abc import Collection, Sequence
-from math import inf
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +33,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
+from minidist.core.parallel.dims import ParallelDims
 from minidist.core.parallel.gradients import Bucket, GradientReducer
 
 
@@ -170,13 +173,7 @@ def estimate_of_shares(shares: Sequence[int], squares: float, big_square: float)
 
 
 def sharded_estimate(
-    comm: Comm,
-    replicas: int,
-    local_square: float,
-    shard_square: float,
-    batch: int,
-    reduction: str = "sum",
-    shares: Sequence[int] | None = None,
+    comm: Comm, replicas: int, local_square: float, shard_square: float, batch: int, shares: Sequence[int] | None = None
 ) -> Estimate:
     """Return the estimate where gradients are sharded: squares of shards add up to that of the whole gradient.
 
@@ -188,8 +185,7 @@ def sharded_estimate(
         small, big = all_reduce(comm, np.array([local_square, shard_square]), algorithm="ordered").tolist()
     if shares is not None:
         return estimate_of_shares(shares, small, big)
-    mean = small / replicas * (replicas**2 if reduction == "sum" else 1)
-    return estimate(batch // replicas, mean, batch, big)
+    return estimate(batch // replicas, small / replicas * replicas**2, batch, big)
 
 
 def sharded_estimate_volume(ranks: int) -> int:
@@ -218,3 +214,54 @@ class AdaptiveBatch:
         wanted = min(noise_scale, 2 * self.samples, self.largest)
         self.samples = max(self.samples, round(wanted / self.unit) * self.unit)
         return self.samples
+
+
+class NoiseMeter:
+    """Measures every step of data parallelism, also of replicas that are cut over ranks."""
+
+    def __init__(self, strategy: Any, scale: NoiseScale) -> None:
+        job, self.strategy, self.scale = strategy.job, strategy, scale
+        self.sharded = shards_gradients(job.config.zero, strategy.axes.dims)
+        # What tensor-parallel ranks or stages both have is counted once.
+        self.locals = [
+            LocalGradient(reducer, [p for p in axis.parameters if not self._counts(axis, p)])
+            for axis in strategy.data_axes
+            for reducer in axis.reducers
+        ]
+
+    def _counts(self, axis: Any, parameter: Parameter) -> bool:
+        return self.strategy.owns(axis, parameter) and not self.strategy.replica_of(axis, parameter).number
+
+    def measure(self) -> None:
+        """Add a step's estimate; called between backward and clipping, when the gradients are summed."""
+        axes, local = self.strategy.axes, sum(part.take() for part in self.locals)
+        shares = self.strategy.job.batch.shares
+        batch, uneven = shares.samples, None if shares.is_even else [sum(rows) for rows in shares.rows]
+        if not self.sharded:
+            # One data axis, with one flat array that every rank has whole.
+            ((flat,),) = (axis.flats for axis in self.strategy.data_axes)
+            self.scale.add(step_estimate(axes.data, local, flat.grad, batch, shares=uneven))
+            return
+
+        # Replicas of the sum count on the first of them; ZeRO 1 has none.
+        mine = sum(
+            square(shard.values)
+            for axis in self.strategy.data_axes
+            for shard in axis.gradient_shards()
+            if (axis.shards or axes.data.rank == 0) and self._counts(axis, shard.parameter)
+        )
+        self.scale.add(sharded_estimate(axes.comm, axes.data.size, local, mine, batch, shares=uneven))
+
+    def result(self) -> dict[str, float | None]:
+        """Return averages over steps: |G|^2, tr(Sigma), and their ratio in samples (None: |G|^2 is lost in noise)."""
+        simple = self.scale.simple
+        return {
+            "samples": simple if isfinite(simple) else None,
+            "gradient_square": self.scale.gradient,
+            "noise": self.scale.noise,
+        }
+
+
+def shards_gradients(zero: int, dims: ParallelDims) -> bool:
+    """Return whether a replica's gradient, or the sum of all, is cut over ranks."""
+    return zero > 0 or dims.ranks > dims.dp

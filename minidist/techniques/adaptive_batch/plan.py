@@ -24,7 +24,6 @@ from minidist.core.parallel.dims import Axes
 from minidist.data import measured_every, weighted_shards
 from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.techniques.adaptive_batch.noise_scale import AdaptiveBatch, NoiseScale
-from minidist.techniques.adaptive_batch.rules import unit_of
 
 new_purpose("load_balance")
 
@@ -130,3 +129,11 @@ class VaryingPlan(BatchPlan):
 def load_balance_volume(ranks: int) -> int:
     """Return the numbers that all ranks together send for one exchange of their compute seconds."""
     return ranks * (ranks - 1)
+
+
+def unit_of(pp: int, batches: Any) -> int:
+    """Return the samples by which the batch grows: one micro-batch of every rank, or of a pipeline the first batch.
+
+    A schedule that runs a number of micro-batches runs every multiple of it.
+    """
+    return int(max(1, batches.global_batch // (1 if pp > 1 else batches.accumulation)))

@@ -28,8 +28,7 @@ sign.py            signs and one magnitude
 qsgd.py            random rounding to a few levels
 power_sgd.py       two thin factors of a matrix
 by_name.py         a compressor by its name on the command line
-extension.py       --compression in a job: a hook on each data axis, and its state in checkpoints
-rules.py           with what it does not combine
+extension.py       --compression in a job: a hook on each data axis, its state in checkpoints, and its rules
 replay.py          the same on one device
 push.py            what a worker pushes to a parameter server
 

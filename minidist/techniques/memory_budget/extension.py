@@ -104,9 +104,10 @@ class MemoryBudget(Extension):
     @classmethod
     def check(cls, job: Any) -> None:
         path = job.memory_budget_file.replace("{rank}", "0")
-        if read_budget(path) is None:
+        budget = read_budget(path)
+        if isinstance(budget, str):
             raise UsageError(
-                f"--memory-budget-file {quoted_path(path)}: {why_not(path)}; write the bytes that a rank may hold at a"
+                f"--memory-budget-file {quoted_path(path)}: {budget}; write the bytes that a rank may hold at a"
                 " time, such as 2e9"
             )
 
@@ -170,8 +171,8 @@ class MemoryBudget(Extension):
     def _read(self) -> float:
         """Return this rank's budget; that of the step before where the file holds no number."""
         budget = read_budget(self.path)
-        if budget is None:
-            self._say(f"rank {self.comm.rank}: {quoted_path(self.path)} {why_not(self.path)}; the last budget stays")
+        if isinstance(budget, str):
+            self._say(f"rank {self.comm.rank}: {quoted_path(self.path)} {budget}; the last budget stays")
         else:
             self.budget = budget
         return self.budget
@@ -210,21 +211,17 @@ class MemoryBudget(Extension):
         return {"memory_budget": run.steps * run.ranks * (run.ranks - 1) * NUMBERS * 8}
 
 
-def read_budget(path: str) -> float | None:
-    """Return the bytes in a file; None where it cannot be read, or holds no number above 0."""
+def read_budget(path: str) -> float | str:
+    """Return the bytes in a file; where it cannot be read, or holds no number above 0, what is wrong with it."""
+    text = None
     try:
-        budget = float(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return budget if budget > 0 else None
-
-
-def why_not(path: str) -> str:
-    """Return what is wrong with a file of which `read_budget` makes nothing."""
-    try:
-        return f"holds {quoted(Path(path).read_text(encoding='utf-8').strip())}, which is no number above 0"
+        text = Path(path).read_text(encoding="utf-8")
+        if float(text) > 0:
+            return float(text)
     except (OSError, ValueError) as error:
-        return f"cannot be read ({reason(error)})"
+        if text is None:
+            return f"cannot be read ({reason(error)})"
+    return f"holds {quoted(text.strip())}, which is no number above 0"
 
 
 def choices(batches: Any) -> Iterator[Any]:

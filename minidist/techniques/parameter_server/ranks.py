@@ -56,10 +56,9 @@ from minidist.techniques import Run, of_job
 from minidist.techniques import parameter_server as ps
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import CASTS
-from minidist.techniques.compression.extension import RESIDUAL
+from minidist.techniques.compression.extension import RESIDUAL, only_casts
 from minidist.techniques.compression.push import PushCompression
 from minidist.techniques.compression.replay import CompressionReplay
-from minidist.techniques.compression.rules import only_casts
 from minidist.techniques.parameter_server.server import Updates
 
 RESIDUAL_PLACE = f"{RESIDUAL}/stage 0 tile 0"  # where data parallelism saves it, too

@@ -19,10 +19,18 @@ from minidist.base.records import Field
 from minidist.core.base.errors import quoted
 from minidist.core.comm import Comm
 from minidist.techniques import AxisRun, Extension, Moment, Rule, Run, Settings, setting, without_effect
-from minidist.techniques.pruning.layouts import exchange_masks, leave_out, parts, prunable_units, shard_comm
+from minidist.techniques.pruning.layouts import (
+    exchange_masks,
+    leave_out,
+    parts,
+    prunable_units,
+    pruned_weights,
+    pruning_bytes,
+    reduction_bytes,
+    shard_comm,
+)
 from minidist.techniques.pruning.pruner import Pruner, check_prunable, prunable
 from minidist.techniques.pruning.schedule import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
-from minidist.techniques.pruning.volumes import pruned_weights, pruning_bytes, reduction_bytes
 
 
 class PruningSettings(Settings):

@@ -38,11 +38,6 @@ class RecomputeSettings(Settings):
     )
 
 
-def _in_segments(job: Any) -> bool:
-    """Return whether segments of blocks run again in backward."""
-    return _budget(job) is not None or job.recompute == "sqrt"
-
-
 def stages_of(text: str) -> tuple[int, ...]:
     """Return the stages of "stages:0,2", nothing for another choice; UsageError for what is no list of numbers."""
     word, _, listed = text.partition(":")
@@ -82,7 +77,7 @@ RULES = (
     ),
     Rule(
         "segments-in-a-pipeline",
-        lambda j: j.pp > 1 and _in_segments(j),
+        lambda j: j.pp > 1 and (_budget(j) is not None or j.recompute == "sqrt"),
         "not implemented: --recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
         "use full or selective",
     ),

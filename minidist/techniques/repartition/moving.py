@@ -18,6 +18,7 @@ from minidist.core.comm import Comm
 from minidist.parallel.redistribute import Piece, lacking_bytes, redistribute
 
 Shards = dict[str, list[Any]]  # what a technique keeps next to the weights of a data axis, by kind
+State = dict[str, dict[str, Array]]  # of an optimizer: {parameter: {key: array}}
 
 
 def move_state(comm: Comm, before: Any, after: Any, done: int, stride: int) -> tuple[int, int]:
@@ -27,21 +28,20 @@ def move_state(comm: Comm, before: Any, after: Any, done: int, stride: int) -> t
     and did not have.
     """
     # [1] Room for what this rank will have, and what it has.
-    state = _OptimizerState(after, before.step_count)
+    states = [_empty_state(axis) if before.step_count else {} for axis in after.data_axes]
     extensions = after.job.extensions
     beside = [[_empty(extension.shards_after(axis, done)) for extension in extensions] for axis in after.data_axes]
     buffers = [(name, xp.empty(array.shape, array.dtype)) for name, array, _ in after.buffers()]
     held = [[extension.shards(axis) for extension in extensions] for axis in before.data_axes]
-    have = _pieces(before, held, before.buffers())
-    have += _state_pieces(before)
-    need = [*_pieces(after, beside, buffers), *state.pieces()]
+    have = _pieces(before, held, before.buffers(), [axis.optimizer.state for axis in before.data_axes])
+    need = _pieces(after, beside, buffers, states)
 
     # [2] From the ranks that had it to those that have it now.
     lacking = lacking_bytes(have, need)
     ranges = redistribute(comm, have, need, stride)
 
     # [3] As after a resume: optimizers take their state over, and everyone learns that the weights have changed.
-    for axis, found, own in zip(after.data_axes, state.by_axis, beside, strict=True):
+    for axis, found, own in zip(after.data_axes, states, beside, strict=True):
         for extension, shards in zip(extensions, own, strict=True):
             extension.load_shards(axis, shards)
         axis.optimizer.load_state_dict({"step": before.step_count, "state": found})
@@ -52,54 +52,34 @@ def move_state(comm: Comm, before: Any, after: Any, done: int, stride: int) -> t
     return ranges, lacking
 
 
-def _pieces(strategy: Any, beside: Sequence[Sequence[Shards]], buffers: Sequence[tuple[Any, ...]]) -> list[Piece]:
-    """Return weights, what techniques keep next to them, and running statistics of a rank.
+def _pieces(
+    strategy: Any, beside: Sequence[Sequence[Shards]], buffers: Sequence[tuple[Any, ...]], states: Sequence[State]
+) -> list[Piece]:
+    """Return weights, what techniques keep next to them, running statistics and optimizer state of a rank.
 
-    beside: of each data axis, what each technique keeps.
+    beside: of each data axis, what each technique keeps. states: of each data axis.
     """
     result = []
-    for axis, own in zip(strategy.data_axes, beside, strict=True):
+    for axis, own, state in zip(strategy.data_axes, beside, states, strict=True):
         for kind, shards in (("weights", axis.weights()), *(pair for kinds in own for pair in kinds.items())):
             result += [_piece(strategy, axis, kind, s.parameter.name, s.start, s.stop, s.values) for s in shards]
+        for p, start, stop in axis.state_ranges():
+            for key, array in state.get(p.name, {}).items():
+                result.append(_piece(strategy, axis, f"optimizer/{key}", p.name, start, stop, array))
     for name, array, *_ in buffers:
         values = array.reshape(-1)
         result.append(Piece(f"buffers/{name}", 0, values.size, values))
     return result
 
 
-def _state_pieces(strategy: Any) -> list[Piece]:
-    """Return the optimizer state of a rank."""
-    return [
-        _piece(strategy, axis, f"optimizer/{key}", p.name, start, stop, array)
-        for axis in strategy.data_axes
-        for p, start, stop in axis.state_ranges()
-        for key, array in axis.optimizer.state.get(p.name, {}).items()
-    ]
-
-
-class _OptimizerState:
-    """New arrays for the optimizer state of a strategy. by_axis: {parameter: {key: array}} of each of its data axes."""
-
-    def __init__(self, strategy: Any, steps: int) -> None:
-        self.strategy = strategy
-        self.by_axis: list[dict[str, dict[str, Array]]] = []
-        for axis in strategy.data_axes:
-            own: dict[str, dict[str, Array]] = {}
-            for p, start, stop in axis.state_ranges() if steps else ():
-                dtype = xp.dtype(xp.float32) if is_half(p.dtype) else p.dtype
-                names = axis.optimizer.state_names(p.dtype, p.name)
-                if names:
-                    own[p.name] = {name: xp.empty(stop - start, dtype) for name in names}
-            self.by_axis.append(own)
-
-    def pieces(self) -> list[Piece]:
-        """Return them, to be filled."""
-        return [
-            _piece(self.strategy, axis, f"optimizer/{key}", p.name, start, stop, array)
-            for axis, own in zip(self.strategy.data_axes, self.by_axis, strict=True)
-            for p, start, stop in axis.state_ranges()
-            for key, array in own.get(p.name, {}).items()
-        ]
+def _empty_state(axis: Any) -> State:
+    """Return new arrays for the optimizer state of a data axis, to be filled."""
+    result: State = {}
+    for p, start, stop in axis.state_ranges():
+        dtype = xp.dtype(xp.float32) if is_half(p.dtype) else p.dtype
+        if names := axis.optimizer.state_names(p.dtype, p.name):
+            result[p.name] = {name: xp.empty(stop - start, dtype) for name in names}
+    return result
 
 
 def _piece(strategy: Any, axis: Any, kind: str, name: str, start: int, stop: int, values: Array) -> Piece:

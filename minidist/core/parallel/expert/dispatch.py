@@ -20,7 +20,7 @@ Proved by: tests/parallel/test_expert.py
 from collections.abc import Callable
 from typing import Any
 
-from minidist.core.autograd import Tensor, record
+from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError, check_divisible
 from minidist.core.base.trace import purpose
@@ -28,7 +28,7 @@ from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.regions import contiguous
+from minidist.core.parallel.tensor.regions import border, contiguous
 from minidist.core.parallel.tensor.sharding import ShardContext
 
 
@@ -70,11 +70,11 @@ class Exchange(Module):
 
     def node(self, slots: Tensor, send: Callable[[Comm, xp.Array, bool], xp.Array]) -> Tensor:
         """Exchange slots with `send`: `exchange`, or another function of (comm, slots, to_experts)."""
-        # A view of the gradient: nothing may be added in place to what a collective has returned.
-        result, edge = send(self.comm, slots.data, self.to_experts), (slots, lambda grad: grad[...])
-        return record(
-            "exchange_slots", result, (edge,), prepare=lambda grad: send(self.comm, grad, not self.to_experts), cost=0
-        )
+
+        def way(comm: Comm, slots: xp.Array, why: str) -> xp.Array:
+            return send(comm, slots, self.to_experts == (why == "tensor_forward"))
+
+        return border("exchange_slots", slots, self.comm, way, way)
 
 
 def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:

@@ -33,12 +33,24 @@ def copy_to_tensor_parallel_region(x: Any, comm: Comm) -> Tensor:
         return x
     x = x if isinstance(x, Tensor) else Tensor(x)
     # A node that saves the result saves x instead: of a parameter the parameter itself, with its version.
-    return _Alias(_Copy.apply(x, comm, 0), x)
+    return _Alias(border("_Copy", x, comm, _unchanged, _summed), x)
 
 
 def reduce_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """g: return the sum of x over `comm`; backward passes the gradient on unchanged."""
-    return x if comm.size == 1 else _Reduce.apply(x, comm, 0)
+    # Every rank has the gradient of the sum, which is that of each summand.
+    return x if comm.size == 1 else border("_Reduce", x, comm, _summed, _unchanged)
+
+
+def border(name: str, x: Any, comm: Comm, there: Callable[..., xp.Array], back: Callable[..., xp.Array]) -> Tensor:
+    """Return a node: `there` of x, whose backward is `back` of the gradient; functions of (comm, array, why=).
+
+    x: a tensor, or an array, which needs no gradient.
+    """
+    x = x if isinstance(x, Tensor) else Tensor(x)
+    # A view of the gradient: nothing may be added in place to what a collective has returned.
+    result, edge = there(comm, x.data, why="tensor_forward"), (x, lambda grad: grad[...])
+    return record(name, result, (edge,), prepare=lambda grad: back(comm, grad, why="tensor_backward"), cost=0)
 
 
 # --- the messages ---
@@ -53,12 +65,12 @@ def contiguous(x: xp.Array) -> xp.Array:
     return result
 
 
-def _unchanged(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
+def _unchanged(comm: Comm, x: xp.Array, why: str) -> xp.Array:
     """Return x itself. Sends nothing."""
     return x
 
 
-def _summed(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
+def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
     """Return the sum of all ranks' x, a new array; `why` is the messages' purpose."""
     # A copy, because the all-reduce works in place and x belongs to another node.
     result = xp.empty(x.shape, x.dtype, x)
@@ -67,39 +79,6 @@ def _summed(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
     with purpose(why):
         all_reduce(comm, result)
     return result
-
-
-# --- the nodes ---
-
-
-class Border:
-    """A node: what forward does with x, and what backward does with the gradient, functions of (comm, array, dim, why).
-
-    The node has the name of the class.
-    """
-
-    there: Callable[[Comm, xp.Array, int, str], xp.Array]
-    back: Callable[[Comm, xp.Array, int, str], xp.Array]
-
-    @classmethod
-    def apply(cls, x: Any, comm: Comm, dim: int) -> Tensor:
-        """Return the tensor behind the border; x: a tensor, or an array, which needs no gradient."""
-        x = x if isinstance(x, Tensor) else Tensor(x)
-        # A view of the gradient: nothing may be added in place to what a collective has returned.
-        result, edge = cls.there(comm, x.data, dim, "tensor_forward"), (x, lambda grad: grad[...])
-        return record(
-            cls.__name__, result, (edge,), prepare=lambda grad: cls.back(comm, grad, dim, "tensor_backward"), cost=0
-        )
-
-
-class _Copy(Border):
-    # The same array: forward copies nothing.
-    there, back = staticmethod(_unchanged), staticmethod(_summed)
-
-
-class _Reduce(Border):
-    # Every rank has the gradient of the sum, which is that of each summand.
-    there, back = staticmethod(_summed), staticmethod(_unchanged)
 
 
 class _Alias(Tensor):

@@ -56,6 +56,7 @@ def split_model(
     more stages than blocks, or the cuts do not add up.
     """
     modules, tied = cut_model(model, stages, cuts)
+    hooks.pipeline_refusals().check_numbers(numbers, stages)
     return [PipelineStage(modules[number], number) for number in numbers], tied
 
 

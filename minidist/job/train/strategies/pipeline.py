@@ -42,6 +42,7 @@ class PipelineParallel(strategy.PipelineStrategy, MeshStrategy):
     """This rank's stages of a job's pipeline."""
 
     forward_pipe: Evaluation | None = None
+    watching: Sequence[Any] | None = None  # of every pipe
     pipes: dict[int, tuple[Pipeline, Evaluation | None]]  # by the number of micro-batches, where that changes
 
     # --- what the settings choose -------------------------------------------------------------------------------------
@@ -51,7 +52,15 @@ class PipelineParallel(strategy.PipelineStrategy, MeshStrategy):
             from minidist.pipeline.runtime.repeated import RepeatedPipeline
 
             self.runtime = RepeatedPipeline
-        return super().make_pipe(plan)
+        config, data = self.job.config, self.axes.data
+        if trains_alone(config):
+            # The ranks of the data axis that update a stage together with this one.
+            self.reduction["data"] = mesh_of_replicas(data, replicas_of(config, data.size))["shard"]
+        pipe = super().make_pipe(plan)
+        if self.watching is None:
+            self.watching = self.observers(plan.stages, pipe.stages)
+        pipe.observers = self.watching
+        return pipe
 
     def make_plan(self, task: Any, layout: ParallelLayout) -> Plan:
         return make_plan(task.config, task.batches.accumulation)
@@ -59,13 +68,8 @@ class PipelineParallel(strategy.PipelineStrategy, MeshStrategy):
     def cut(self, task: Any, stages: int) -> tuple[Sequence[Module], Sequence[str]]:
         return cut_stages(task.config, task.model, stages)
 
-    def same_step(self) -> Comm:
-        config, data = self.job.config, self.axes.data
-        if not trains_alone(config):
-            return data
-        return mesh_of_replicas(data, replicas_of(config, data.size))["shard"]
-
     def observers(self, stages: int, own: Collection[int]) -> Sequence[Any]:
+        """Return what watches the pipeline. own: the numbers of this rank's stages."""
         # A profile puts hooks on the layers of this rank, by their number in the model.
         job, profile = self.job, self.job.profile
         if profile is None:
