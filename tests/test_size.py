@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_412,
     "commands": 5_513,
     "course": 12_499,
-    "core": 10_411,
+    "core": 10_409,
     "data": 1_610,
     "debug": 9_978,
     "job": 8_810,
