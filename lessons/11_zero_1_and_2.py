@@ -95,30 +95,19 @@ def train(comm, stage, steps=3, dtype=np.float32):
     with account_memory() as account, FlopCounter() as counter:
         # Rank 0's weights are sent to every rank.
         model = MLP([64, 256, 256, 10], dtype=dtype, seed=comm.rank)
+        options = {"reduction": "sum", "algorithm": "ordered"}
         if stage == 0:
             flat = FlatParameters(model.parameters())
-            forward = DistributedDataParallel(
-                model, comm, reduction="sum", algorithm="ordered", flat=flat
-            )
+            forward = DistributedDataParallel(model, comm, flat=flat, **options)
             optimizer, zero_grad = Adam(flat, lr=1e-2), flat.zero_grad
         else:
-            forward = model
-            optimizer = ZeroOptimizer(
-                model,
-                Adam,
-                lr=1e-2,
-                comm=comm,
-                stage=stage,
-                reduction="sum",
-                algorithm="ordered",
-                reduce_bucket_size=30_000,
-            )
+            options |= {"stage": stage, "reduce_bucket_size": 30_000}
+            forward, optimizer = model, ZeroOptimizer(model, Adam, lr=1e-2, comm=comm, **options)
             flat, zero_grad = optimizer.flat, optimizer.zero_grad
         for _ in range(steps):
             zero_grad()
-            loss = cross_entropy(
-                forward(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=24
-            )
+            outputs = forward(Tensor(rows[mine].astype(dtype)))
+            loss = cross_entropy(outputs, targets[mine], divisor=24)
             comm.compute(counter.take(), name="forward")
             loss.backward()
             comm.compute(counter.take(), name="backward")
@@ -128,12 +117,8 @@ def train(comm, stage, steps=3, dtype=np.float32):
 
 world = SimWorld(2, links=LinkModel(alpha=2e-5, beta=2e-9, flops=2e9, memory_bandwidth=4e9))
 world.run(train, stage=1, steps=1)
-picture(
-    "space-time",
-    world,
-    "minidist train --model mlp --data glyphs --dp 2 --zero 1 --steps 1",
-    name="a step of ZeRO 1",
-)
+command = "minidist train --model mlp --data glyphs --dp 2 --zero 1 --steps 1"
+picture("space-time", world, command, name="a step of ZeRO 1")
 
 # %% [markdown]
 # The messages of one step on 4 ranks, with 8 weights in place of a model: the gradients are reduced
@@ -251,9 +236,8 @@ def clipped(comm, right):
     mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
     model = MLP([64, 256, 256, 10])
     zero = ZeroOptimizer(model, SGD, comm=comm, stage=2, reduction="sum", lr=1.0)
-    cross_entropy(
-        model(Tensor(rows[mine].astype(np.float32))), targets[mine], divisor=24
-    ).backward()
+    outputs = model(Tensor(rows[mine].astype(np.float32)))
+    cross_entropy(outputs, targets[mine], divisor=24).backward()
     if right:
         zero.clip_grad_norm_(0.1)
     else:
@@ -287,10 +271,10 @@ with expect(UsageError):
 # ## 7 Exercise: a step on a flat partition
 #
 # `weights` and `gradients` are lists of arrays, the same shapes on every rank; the gradients are
-# this rank's own. The lists may be empty, and the number of elements need not be a multiple of the ranks. Change the weights in place, on every rank, to what `update(weights,
-# summed_gradient)` makes of them; `update` works in place on 1-D arrays. Each rank may update at
-# most 1/n of the elements (rounded up), and send no more than a reduce-scatter and an all-gather
-# do. Use `reduce_scatter` and `all_gather` from `minidist.collectives`.
+# this rank's own. The lists may be empty, and the number of elements need not be a multiple of the
+# ranks. Change the weights in place, on every rank, to what `update(weights, summed_gradient)` makes
+# of them; `update` works in place on 1-D arrays. Each rank may update at most 1/n of the elements
+# (rounded up), and send no more than a reduce-scatter and an all-gather do. Use `reduce_scatter` and `all_gather` from `minidist.collectives`.
 
 
 # %%

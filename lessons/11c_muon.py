@@ -86,7 +86,8 @@ picture(
 # ## 4 The code
 #
 # The momentum of a matrix is dominated by a few directions. Muon makes all of its singular values
-# about 1, so that each direction moves as far; five rounds of matrix products do it (Newton-Schulz). Vectors, embeddings and the output layer take AdamW's step.
+# about 1, so that each direction moves as far; five rounds of matrix products do it (Newton-Schulz).
+# Vectors, embeddings and the output layer take AdamW's step.
 
 
 # %%

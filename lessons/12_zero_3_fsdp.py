@@ -34,8 +34,6 @@ traffic_guess = predict("bytes that a rank sends in a step, over (n-1)/n Ψ", ex
 layers_guess = predict("whole layers at the peak, with one layer gathered ahead", example=1)
 
 # %%
-from dataclasses import replace
-
 import numpy as np
 
 from minidist import (
@@ -56,6 +54,8 @@ from minidist import (
     shards_of,
 )
 from minidist.base.memory import account_memory
+from minidist.base.trace_file import only_steps
+from minidist.base.traces import SpanEvent
 from minidist.course.story import story
 from minidist.report import show
 
@@ -76,10 +76,9 @@ LAYER = 4 * WIDTH * WIDTH  # bytes
 rng = np.random.default_rng(0)
 rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 links = LinkModel(alpha=2e-6, beta=8e-10, flops=3e10, memory_bandwidth=1e11)
-BEGIN = 0.1  # seconds: when the second step begins, on all ranks
 
 
-def train(comm, prefetch=1, reshard=True, steps=2, dtype=np.float32):
+def train(comm, prefetch=1, reshard=True, steps=3, dtype=np.float32):
     """Returns weights, account and what is alive between two steps.
 
     Each layer is a unit; an ordinary optimizer works on the shards.
@@ -94,8 +93,7 @@ def train(comm, prefetch=1, reshard=True, steps=2, dtype=np.float32):
         fully_shard(model, mesh=comm, prefetch=prefetch, reduction="sum")
         optimizer = Adam(sharded_parameters(model), lr=1e-3)
         for step in range(steps):
-            if step == 1:
-                comm.compute(seconds=BEGIN - comm.time(), name="wait")
+            began = comm.time()
             for shard in shards_of(model):
                 shard.zero_grad()
             loss = cross_entropy(
@@ -104,12 +102,11 @@ def train(comm, prefetch=1, reshard=True, steps=2, dtype=np.float32):
             loss.backward()
             comm.compute(counter.take(), name="backward")
             optimizer.step()
+            mark = SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step")
+            comm.trace.add_span(mark)
     comm.trace.memory = [(0.0, live) for live in account.history()]
-    return (
-        np.concatenate([whole(shard, comm) for shard in shards_of(model)]),
-        account,
-        dict(account.by_purpose),
-    )
+    weights = np.concatenate([whole(shard, comm) for shard in shards_of(model)])
+    return weights, account, dict(account.by_purpose)
 
 
 def whole(shard, comm):
@@ -117,29 +114,11 @@ def whole(shard, comm):
     return all_gather(comm, shard.data.copy())[: shard.flat.numel]
 
 
-def second_step(traces):
-    """The events of the second step, with times that begin at 0."""
-    result = []
-    for trace in traces:
-        messages = [
-            replace(m, posted=m.posted - BEGIN, start=m.start - BEGIN, end=m.end - BEGIN)
-            for m in trace.messages
-            if m.posted >= BEGIN and m.purpose != "user"
-        ]
-        spans = [
-            replace(s, start=s.start - BEGIN, end=s.end - BEGIN)
-            for s in trace.spans
-            if s.start >= BEGIN
-        ]
-        result.append(replace(trace, messages=messages, spans=spans, memory=[]))
-    return result
-
-
 runs = {}
 for prefetch in (0, 1, 2):
     world = SimWorld(RANKS, links=links)
     results = world.run(train, prefetch)
-    runs[prefetch] = (second_step(world.traces), results[0])
+    runs[prefetch] = (only_steps(world.traces, 1, 2), results[0])
 for prefetch in (0, 1):
     picture("lanes", runs[prefetch][0], "part 3 of lesson 12", name=f"prefetch {prefetch}")
 
@@ -205,9 +184,11 @@ assert same
 # %%
 psi, peaks = LAYERS * LAYER, {}
 for prefetch, (traces, (_, account, _)) in runs.items():
-    end = max(max(m.end for m in trace.messages) for trace in traces)
+    seconds = max(span.end - span.start for trace in traces for span in trace.spans)  # of the step
     peaks[prefetch] = account.peak_by_purpose["unsharded"] // LAYER
-    print(f"prefetch {prefetch}: {end * 1e6:.0f} µs, {peaks[prefetch]} whole layers at the peak")
+    print(
+        f"prefetch {prefetch}: {seconds * 1e6:.0f} µs, {peaks[prefetch]} whole layers at the peak"
+    )
 layers_guess.judge(peaks[1])
 
 sent = runs[1][0][0].bytes_by_purpose()
@@ -223,7 +204,7 @@ traffic_guess.judge(sum(sent.values()) / (psi * (RANKS - 1) / RANKS))
 
 
 # %%
-def data_parallel(comm, steps=2, dtype=np.float32):
+def data_parallel(comm, steps=3, dtype=np.float32):
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
     with account_memory(timeline=True) as account:
         flat = FlatParameters(
@@ -299,7 +280,7 @@ with expect(UsageError):
 # %%
 world = SimWorld(RANKS, links=links)
 (_, account, _), *_ = world.run(train, 1, False)
-sent = second_step(world.traces)[0].bytes_by_purpose()
+sent = only_steps(world.traces, 1, 2)[0].bytes_by_purpose()
 print(
     f"{sum(sent.values()) / (psi * (RANKS - 1) / RANKS):g} times (n-1)/n Ψ, "
     f"{account.peak_by_purpose['unsharded'] // LAYER} whole layers at the peak"

@@ -17,12 +17,12 @@ FOLDER = PACKAGE / "core"
 LINES = {
     "autograd": 1_752,
     "base": 1_107,
-    "collectives": 592,
+    "collectives": 596,
     "comm": 950,
     "nn": 1_101,
     "optim": 479,
-    "parallel": 2_301,
-    "pipeline": 1_375,
+    "parallel": 2_300,
+    "pipeline": 1_367,
     "train": 737,
 }
 CORE = {

@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +110,8 @@ def read_entry(place: Path) -> np.ndarray | None:
 
 def write_entry(place: Path, array: np.ndarray) -> None:
     """Write an entry so that other processes see all of it or nothing. Raises OSError where it cannot be written."""
+    import tempfile
+
     place.parent.mkdir(parents=True, exist_ok=True)
     _discard_unfinished(place)
     # [1] Write a temporary file that no other process writes, with the hash of its bytes at its end, and wait until all

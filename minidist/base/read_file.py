@@ -13,7 +13,6 @@ Proved by: tests/base/test_read_file.py
 """
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +101,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > MAX_TOML_LINE:
             raise ValueError(f"line {number} has more than {MAX_TOML_LINE:,} characters")
+    import tomllib
+
     try:
         content = tomllib.loads(text)
     except RecursionError:

@@ -27,10 +27,10 @@ def check_call(
     operation: str,
     array: Any,
     op: str | None = None,
+    equal: str = "",
     out: Any = None,
     root: Any = 0,
     counts: Any = None,
-    equal: str = "",
 ) -> str:
     """Refuse what is not a communicator or a contiguous array, what `op` cannot reduce, an `out` that is in use or does
     not fit, a root that is not a rank, and counts that are not those of the array.
@@ -202,29 +202,20 @@ def check_op(op: str, dtype: np.dtype[Any]) -> None:
 # --- sums of numbers that may not hold the result: 16-bit floats are rounded, short integers are checked ---
 
 
-def narrow_sum(op: str, total: np.ndarray, contribution: np.ndarray) -> bool:
-    """total = total (op) contribution where that is a sum or a product of narrow numbers; return whether it was."""
-    # Half precision: upcast, add in float32, downcast, in pieces that stay in the cache.
-    if op in ("sum", "avg") and isinstance(total, np.ndarray) and is_half(total.dtype):
-        add_into(total, contribution)
+def narrow_sum(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> bool:
+    """Store first (op) second in `out` where that is a sum or a product of narrow numbers; return whether it was."""
+    # Half precision: upcast, add in float32, downcast, in pieces that stay in the cache where `out` is the first one.
+    if op in ("sum", "avg") and isinstance(out, np.ndarray) and is_half(out.dtype):
+        if out is first:
+            add_into(out, second)
+        else:
+            with quiet_overflow():  # a sum that is too large becomes infinite, and a loss scaler looks for it
+                xp.add(first, second, out=out)
         return True
-    if total.itemsize <= 4 and op in ("sum", "prod") and total.dtype.kind in "iu":
-        _checked(op, total, contribution, total)
+    if out.itemsize <= 4 and op in ("sum", "prod") and out.dtype.kind in "iu":
+        _checked(op, first, second, out)
         return True
     return False
-
-
-def combine(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
-    """Store first (op) second in `out`, which may be one of the two, where ranks must agree on which comes first."""
-    if out.dtype.char in "fd":  # nothing to round or to check
-        UFUNCS[op](first, second, out=out)
-    elif op in ("sum", "avg") and out.itemsize == 2 and is_half(out.dtype):
-        with quiet_overflow():  # a sum that is too large becomes infinite, and a loss scaler looks for it
-            xp.add(first, second, out=out)
-    elif out.itemsize <= 4 and op in ("sum", "prod") and out.dtype.kind in "iu":
-        _checked(op, first, second, out)
-    else:
-        UFUNCS[op](first, second, out=out)
 
 
 def _checked(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:

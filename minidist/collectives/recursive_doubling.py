@@ -16,11 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.collectives.call_checks import combine
 from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, place_of
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
-from minidist.core.collectives.operations import divide
+from minidist.core.collectives.operations import accumulate, divide
 from minidist.core.collectives.registry import algorithm
 from minidist.core.comm.point_to_point import PointToPoint
 
@@ -42,30 +41,29 @@ def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float, ove
 @algorithm("all_reduce", "recursive_doubling", sends=all_reduce_sends, seconds=all_reduce_seconds)
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Exchange the whole array log2 n times. Lower ranks' values come first, so all ranks have the same bits."""
-    rank, place = comm.rank, place_of(comm.size, comm.rank)
+    rank, n = comm.rank, comm.size
+    gives, takes, partners = place_of(n, rank)
 
     # Fold: a rank that gives waits for the result, its neighbour works for both.
-    if place.gives:
+    if gives:
         comm.send(array, rank + 1)
         comm.recv(array, rank + 1)
         return array
     incoming = xp.empty_like(array)
-    if place.takes:
+    if takes:
         comm.recv(incoming, rank - 1)
-        combine(op, incoming, array, out=array)
+        accumulate(op, incoming, array, array)
 
     # Rounds 1, 2, 3, ... of the picture.
-    for partner in place.partners:
+    for partner in partners:
         comm.sendrecv(array, partner, incoming, partner)
-        if partner < rank:
-            combine(op, incoming, array, out=array)
-        else:
-            combine(op, array, incoming, out=array)
+        first, second = (incoming, array) if partner < rank else (array, incoming)
+        accumulate(op, first, second, array)
 
     # Unfold: the neighbour that gave gets the result.
     if op == "avg":
-        divide(array, comm.size)
-    if place.takes:
+        divide(array, n)
+    if takes:
         comm.send(array, rank - 1)
     return array
 

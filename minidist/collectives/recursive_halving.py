@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.collectives.call_checks import combine
 from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, halving_rounds
 from minidist.collectives.recursive_doubling import all_gather_sends, gather_doubling
 from minidist.core.base import arrays as xp
@@ -68,7 +67,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     if fold.takes(rank):
         incoming = xp.empty_like(flat)
         comm.recv(incoming, rank - 1)
-        combine(op, incoming, total, out=total)
+        accumulate(op, incoming, total, total)
 
     # The rounds of the picture; then each folded number has the sum of its one or two chunks.
     scatter_halving(comm, fold, total, offsets(fold.merge(sizes)), op)
@@ -131,7 +130,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     if fold.takes(rank):
         incoming = xp.empty_like(flat)
         comm.recv(incoming, rank - 1)
-        combine(op, incoming, flat, out=flat)
+        accumulate(op, incoming, flat, flat)
 
     # Reduce-scatter by halving, divide the own chunk, all-gather by doubling.
     start, me = offsets(chunk_sizes(flat.size, fold.power)), fold.number(rank)

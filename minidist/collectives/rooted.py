@@ -29,7 +29,7 @@ def reduce(
     """Give the root the sum (`op`) of all ranks' arrays, as a new array; the others get None."""
     equal = check_call(comm, "reduce", array, op, root=root)
     root = int(root)
-    return run_call(comm, "reduce", algorithm, async_op, array, root, op, root=root, equal=equal)
+    return run_call(comm, "reduce", algorithm, async_op, array, root, op, op=op, root=root, equal=equal)
 
 
 def gather(

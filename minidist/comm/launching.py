@@ -8,7 +8,6 @@ Process settings (BLAS threads, memory allocator) are made here, never at import
 Proved by: tests/comm/mpi/test_failures.py, tests/test_mpi_examples.py
 """
 
-import argparse
 import difflib
 import os
 import sys
@@ -25,6 +24,8 @@ from minidist.comm.program_lines import lines_of
 from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted_path
 
 if TYPE_CHECKING:
+    import argparse
+
     from minidist.base.traces import Trace
     from minidist.comm.sim.sim_world import SimWorld
 
@@ -86,8 +87,10 @@ def launch(
         refuse("minidist: " + "\n  ".join(lines_of(error)), error.exit_code)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> "argparse.ArgumentParser":
     """Return the parser of the flags that every program started by `launch` understands."""
+    import argparse
+
     result = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     result.add_argument("--help", "-h", action="store_true", help="show this and leave")
     result.add_argument("--ranks", type=int, help="virtual ranks; not under mpiexec")

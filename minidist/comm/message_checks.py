@@ -57,11 +57,7 @@ class CheckedMessages(PointToPoint):
     def sendrecv(
         self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
     ) -> None:
-        # The short way, where nothing is checked or recorded: one call of MPI's.
-        world = self.world
-        if world.unchecked and world.exchange(self, outgoing, dest, incoming, source, tag):
-            return
-        if world.checks and may_overlap(outgoing, incoming):
+        if self.world.checks and may_overlap(outgoing, incoming):
             raise BufferReuseError(
                 f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
                 f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a buffer of its own"

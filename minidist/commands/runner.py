@@ -20,11 +20,9 @@ from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
 from minidist.core.parallel.dims import ParallelDims
 from minidist.data import data_digest, load_dataset
-from minidist.job.checkpoint.directory import Checkpoint, save_bytes
-from minidist.job.checkpoint.resume import read_job_state
+from minidist.job.checkpoint.directory import save_bytes
 from minidist.job.config.rules import notices
 from minidist.job.config.train_config import Batches, TrainConfig, flag, resolve_batches, resolve_dims
-from minidist.job.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
 from minidist.job.train.progress import Progress
 from minidist.job.train.start import number_of_ranks
 from minidist.job.train.state import Observer, TrainResult
@@ -164,6 +162,8 @@ def run_training(
         stack.enter_context(progress)
         writing: list[Observer] = []
         if metrics is not None:
+            from minidist.job.train.metrics import MetricsFile
+
             writing.append(stack.enter_context(MetricsFile(metrics, config.resume)))
         outcome = execute(
             partial(_agreed, settings, main),
@@ -181,8 +181,13 @@ def _check_metrics(path: Path, trace: Path | None, config: TrainConfig) -> None:
     """Raise UsageError when the file of --metrics is a user's own, or the trace, or of another run than is resumed."""
     if trace is not None and path.resolve() == trace.resolve():
         raise UsageError(f"--metrics and --trace are the same file, {quoted_path(path)}; give one of them another name")
+    from minidist.job.train.metrics import METRICS_BEGIN, check_same_run
+
     writable(path, "--metrics", METRICS_BEGIN)
     if config.resume and config.save is not None:
+        from minidist.job.checkpoint import Checkpoint
+        from minidist.job.checkpoint.resume import read_job_state
+
         check_same_run(path, read_job_state(Checkpoint(config.save, step=history(config).from_step)).losses)
 
 

@@ -5,11 +5,10 @@ Texts and tokens are memory-mapped, so a file may be larger than the memory.
 Proved by: tests/data/test_datasets.py
 """
 
-import gzip
-import zipfile
 import zlib
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +63,8 @@ def text_file(path: str) -> TokenDataset:
 
 def _unpacked(file: Path) -> bytes:
     # Real data are at most a few dozen times as large as their packed form; a file made to fill the memory, a thousand.
+    import gzip
+
     most = max(MIN_UNPACKED, MAX_RATIO * file.stat().st_size)
     try:
         with gzip.open(file) as packed:
@@ -194,6 +195,8 @@ def cifar_folder(path: str) -> SampleDataset:
 
 def npz_file(path: str) -> SampleDataset:
     """Return the arrays `x`, (n, ...), and `y`, (n,), of a NumPy archive; or `x_train` and `y_train`, as in Keras."""
+    import zipfile
+
     file = _existing("npz", path)
     if not zipfile.is_zipfile(file):
         raise UsageError(f"--data npz:{path} is not a NumPy archive; write it with numpy.savez")
@@ -215,8 +218,11 @@ def npz_file(path: str) -> SampleDataset:
     raise UsageError(f"--data npz:{path} holds {names}; it needs x and y, or x_train and y_train")
 
 
-def _check_packed(packed: zipfile.ZipFile, name: str, file: Path) -> None:
-    """Refuse an array before it is unpacked, when it or its header asks for much more than the file can hold."""
+def _check_packed(packed: Any, name: str, file: Path) -> None:
+    """Refuse an array before it is unpacked, when it or its header asks for much more than the file can hold.
+
+    packed: a `zipfile.ZipFile`.
+    """
     member = packed.getinfo(name if name in packed.namelist() else f"{name}.npy")
     with packed.open(member) as content:
         version = np.lib.format.read_magic(content)

@@ -3,7 +3,6 @@
 Proved by: tests/parallel/test_dims.py
 """
 
-from fractions import Fraction
 from math import prod
 
 from minidist.core.base.errors import UsageError, quoted
@@ -71,6 +70,8 @@ def _mismatch(asked: dict[str, int], ranks: int, product: int) -> str:
         others = product // degree
         if ranks % others == 0:
             choices.append(f"use --{name} {ranks // others}")
+
+    from fractions import Fraction
 
     # ... or change the number of ranks.
     if "dp" in asked:

@@ -8,10 +8,16 @@
 matplotlib is imported when the first picture is drawn, never before, and pyplot not at all.
 """
 
+from typing import TYPE_CHECKING
+
+from minidist.core.base.lazy import lazy_imports
 from minidist.report.draw import KINDS, draw
-from minidist.report.frame import save
-from minidist.report.notebook import show
-from minidist.report.perfetto import write_perfetto
-from minidist.report.stepper_world import step
+
+if TYPE_CHECKING:
+    from minidist.report.frame import save
+    from minidist.report.notebook import show
+    from minidist.report.perfetto import write_perfetto
+    from minidist.report.stepper_world import step
 
 __all__ = ["KINDS", "draw", "save", "show", "step", "write_perfetto"]
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -24,9 +24,11 @@ def test_a_typical_wrong_answer_gets_a_hint_that_fits(name, function, hint):
 
 
 def test_what_a_text_says_is_judged():
-    """A grid of zeros has no scale."""
+    """A grid of zeros has no scale, and the mean of largest logits is not the largest one."""
     answer = mutated("09b.one_grid", "largest[0] / 127 or 1.0", "largest[0] / 127")
     assert "got [nan" in judged("09b.one_grid", answer).text
+    answer = mutated("14b.split_cross_entropy", '"max")', '"avg")')
+    assert "got [inf" in judged("14b.split_cross_entropy", answer).text
 
 
 @pytest.mark.sampled(6)

@@ -1,6 +1,7 @@
 """The MPI world: every rank is a process, and messages are real.
 
 world.py        this process as a rank
+direct.py       messages without checks and record
 start.py        the start of MPI on all processes
 execute.py      a rank from its start to the results on rank 0
 agreement.py    what must be equal on all processes is compared

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from minidist.base.traces import MessageEvent, Trace
 from minidist.comm.call_log import CallLog
@@ -37,13 +37,14 @@ class Entering:
         return self.text
 
 
-class Exchanging:
+class Exchanging(NamedTuple):
     """A rank is in a sendrecv whose requests are not kept."""
 
-    __slots__ = ("comm", "dest", "nbytes", "source", "tag")
-
-    def __init__(self, comm: PointToPoint, dest: int, source: int, tag: int, nbytes: int) -> None:
-        self.comm, self.dest, self.source, self.tag, self.nbytes = comm, dest, source, tag, nbytes
+    comm: PointToPoint
+    dest: int
+    source: int
+    tag: int
+    nbytes: int
 
     def describe(self) -> str:
         """Return what the rank waits in."""
@@ -68,12 +69,16 @@ class Watched(Protocol):
     place: str  # where the program says that it is
     waiting: Wait  # of the main program
     handling: BaseException | None  # the exception that led into the wait
-    completed: int  # messages
     active: list[Stream]
     trace: Trace
     logs: dict[str, CallLog]  # of the collective calls, by communicator
     made: dict[str, Claim]  # communicators, also the one that is being made
     main: Fiber
+
+    @property
+    def completed(self) -> int:
+        """A number that grows with each message."""
+        ...
 
     def abort(self, code: int) -> NoReturn:
         """End this process, and the job."""
@@ -106,7 +111,7 @@ def doing(state: Mapping[str, Any]) -> str:
 
 def _waiting(world: Watched, silence: float) -> dict[str, object]:
     now = world.waiting
-    waiting = Exchanging(*now) if isinstance(now, tuple) else now
+    waiting = Exchanging._make(now) if isinstance(now, tuple) else now
     if waiting is None:
         return {"what": f"computing at {_site(world)}", "silence": silence}
 

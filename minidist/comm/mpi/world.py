@@ -54,6 +54,7 @@ from minidist.comm.header import (
 )
 from minidist.comm.launched import check_launcher, launched_rank, launched_size
 from minidist.comm.message_checks import OWN_TAG, CheckedMessages
+from minidist.comm.mpi.direct import DirectComm
 from minidist.comm.mpi.ending import end_later, finalize_at_exit
 from minidist.comm.mpi.interrupts import InterruptWatch, say_past_the_launcher
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
@@ -88,6 +89,7 @@ class MPIWorld(FindsLines):
     kind = "mpi"
     folds = False
     finds_lines = False  # another thread reports, and cannot look at the program at every moment
+    direct = DirectComm  # the communicators of a world that checks and records nothing
     kept_calls = 256  # a rank whose sends are buffered may be far ahead
 
     def __init__(
@@ -111,6 +113,7 @@ class MPIWorld(FindsLines):
             MPI = starting.start_mpi()
             if starting.initialized:
                 finalize_at_exit(MPI)
+            self.BYTE = MPI.BYTE
             self.MPI, self.checks, self.synchronous, self.record = MPI, bool(checks), synchronous, record
             self.check_buffers = checks is True
             self.unchecked = self.reuses_calls = not (checks or record or synchronous)
@@ -125,7 +128,8 @@ class MPIWorld(FindsLines):
                 remove_old_folders()
             self.base = MPI.COMM_WORLD.Dup()  # for making groups, and for what this class itself exchanges
             self._prepare()
-            self.comm = CheckedComm(self, "world", range(self.size), self.rank)
+            kind = self.direct if self.unchecked else CheckedComm
+            self.comm = kind(self, "world", range(self.size), self.rank)
             if timeout:
                 self.watchdog = Watchdog(self, timeout, self.folder)
 
@@ -155,7 +159,6 @@ class MPIWorld(FindsLines):
         self.state = "computing"
         self.waiting: Wait = None  # of the main program
         self.handling: BaseException | None = None  # the exception that led into a wait in `except` or `finally`
-        self.completed = 0  # messages
         self.mark = 0.0  # since when the main program has been computing
         self.started = time.perf_counter()
 
@@ -274,7 +277,7 @@ class MPIWorld(FindsLines):
             return
         self.logs[comm.name] = CallLog(self.kept_calls)
         if self.state == "returned":
-            raise self._cannot_be_used(comm, call_site(sys._getframe(1)))
+            raise self.cannot_be_used(comm, call_site(sys._getframe(1)))
         while self.active and self.running is None:  # another member may need our streams before it comes here
             self.progress()
 
@@ -325,7 +328,7 @@ class MPIWorld(FindsLines):
             )
         handle = self.handles.get(comm.context)
         if handle is None or threading.get_ident() != self.thread:
-            raise self._cannot_be_used(comm, request.site)
+            raise self.cannot_be_used(comm, request.site)
 
         # The rank in MPI's communicator; a part of a collective call has other numbers.
         place = comm.ranks[peer] if peer != ANY else self.MPI.ANY_SOURCE
@@ -389,7 +392,7 @@ class MPIWorld(FindsLines):
         else:
             request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], place, tag)
 
-    def _cannot_be_used(self, comm: PointToPoint, site: CallSite) -> UsageError:
+    def cannot_be_used(self, comm: PointToPoint, site: CallSite) -> UsageError:
         """Return why a communicator has no messages: it is used after the run, or in another thread."""
         if threading.get_ident() != self.thread:
             return UsageError(
@@ -477,37 +480,6 @@ class MPIWorld(FindsLines):
 
     # waiting ----------------------------------------------------------------------------------------------------------
 
-    def exchange(
-        self, comm: CheckedMessages, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
-    ) -> bool:
-        """Do a whole sendrecv in MPI, when there is nothing to check, to record or to do meanwhile; else return False.
-
-        A message costs a microsecond in MPI and four in what is kept about it, which on short ones is all there is.
-        """
-        if tag is not None and comm.highest_tag != MAX_TAG:
-            return False
-        tag = comm.tag if tag is None else tag
-        if self.active or self.running is not None or outgoing.__class__ is not np.ndarray:
-            return False
-        handle, BYTE, ranks = self.handles.get(comm.context), self.MPI.BYTE, comm.ranks
-        if handle is None:
-            raise self._cannot_be_used(comm, NOWHERE)
-        to, origin = ranks[dest], ranks[source]
-        self.waiting = (comm, dest, source, tag, outgoing.nbytes)  # the watchdog makes an Exchanging of it
-
-        # With more ranks than cores a spinning wait keeps the partner from running: test, and yield.
-        if self.oversubscribed:
-            requests = [handle.Irecv([incoming, BYTE], origin, tag), handle.Isend([outgoing, BYTE], to, tag)]
-            while not self.MPI.Request.Testall(requests):
-                os.sched_yield()
-        else:
-            handle.Sendrecv([outgoing, BYTE], to, tag, [incoming, BYTE], origin, tag)
-        self.waiting = None
-        self.sent[comm.members[dest]] += 1
-        self.received[comm.members[source]] += 1
-        self.completed += 2
-        return True
-
     def wait(self, request: Any) -> None:
         # In a stream hand control back until it is complete; the main program blocks, or polls while streams have work.
         event = request.event
@@ -544,7 +516,6 @@ class MPIWorld(FindsLines):
         event.end = self.time()
         if self.running is None:
             self.mark = event.end
-        self.completed += 1
         self.unwaited.pop(id(request), None)
 
     def _compare_payload(self, request: MPIRequest) -> None:
@@ -626,7 +597,7 @@ class MPIWorld(FindsLines):
     def run_async(self, work: Work) -> Work:
         self.find_line(work)
         if threading.get_ident() != self.thread:
-            raise self._cannot_be_used(work.comm, work.site)
+            raise self.cannot_be_used(work.comm, work.site)
         # One stream per communicator: works run one after the other, in the order of their starts.
         stream = self.streams.get(work.comm.name)
         if stream is None:
@@ -698,6 +669,11 @@ class MPIWorld(FindsLines):
             while not work.finished:
                 self.main.switch()
         return work.result
+
+    @property
+    def completed(self) -> int:
+        """The number of messages that this rank has posted to send, or received: it grows while streams go on."""
+        return sum(self.sent) + sum(self.received)
 
     # clock and record -------------------------------------------------------------------------------------------------
 

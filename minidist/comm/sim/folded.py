@@ -240,10 +240,6 @@ class FoldedWorld(SimWorld):
         if share.messages:
             trace.add_to_totals(current_purpose(), groups * share.messages, groups * share.nbytes)
 
-    def exchange(self, *_: Any) -> bool:
-        """Not done: a sendrecv has no shorter way here."""
-        return False
-
 
 def others_of(comm: Comm) -> Sequence[int]:
     """Return the ranks for which the rank of `comm`, a communicator of all ranks, stands; itself is not among them."""

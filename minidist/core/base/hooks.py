@@ -107,8 +107,8 @@ fibers: Callable[[], Any] = _not_in_the_core
 kernels_of: Callable[[type], Any] = _nothing
 # The module minidist/base/half.py: conversions and sums of 16-bit floats.
 half: Callable[[], Any] = _not_in_the_core
-# (op, total, contribution) -> whether it has made total (op) contribution, of 16-bit floats or of short integers.
-narrow_sum: Callable[[str, Any, Any], Any] = _nothing
+# (op, first, second, out) -> whether it has stored first (op) second in out, of 16-bit floats or of short integers.
+narrow_sum: Callable[[str, Any, Any, Any], Any] = _nothing
 # The module minidist/nn/ops/precision.py: operands in half precision, and in which precision an operation computes.
 precision: Callable[[], Any] = _not_in_the_core
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.

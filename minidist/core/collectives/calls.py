@@ -18,7 +18,7 @@ import numpy as np
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.layout import chunk_sizes
-from minidist.core.collectives.registry import ALGORITHMS, PARAMETERS
+from minidist.core.collectives.registry import ALGORITHMS
 from minidist.core.comm.point_to_point import MAX_TAG, PointToPoint
 
 
@@ -35,8 +35,8 @@ def all_reduce(
 
     equal: a text that every rank must pass equal (whose gradient it is); compared with each message, at no cost.
     """
-    equal = hooks.check_call(comm, "all_reduce", array, op, equal=equal)
-    return run_call(comm, "all_reduce", algorithm, async_op, array, op, equal=equal)
+    equal = hooks.check_call(comm, "all_reduce", array, op, equal)
+    return run_call(comm, "all_reduce", algorithm, async_op, array, op, op=op, equal=equal)
 
 
 def reduce_scatter(
@@ -55,10 +55,10 @@ def reduce_scatter(
     counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes, in
     separate memory. equal: as in `all_reduce`.
     """
-    equal = hooks.check_call(comm, "reduce_scatter", array, op, out, counts=counts, equal=equal)
+    equal = hooks.check_call(comm, "reduce_scatter", array, op, equal, out, counts=counts)
     sizes = chunk_sizes(array.size, comm.size) if counts is None else list(map(int, counts))
     out = xp.empty_like(array, shape=(sizes[comm.rank],)) if out is None else out.reshape(-1)
-    return run_call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, equal=equal)
+    return run_call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, op=op, equal=equal)
 
 
 def all_gather(
@@ -132,47 +132,49 @@ def run_call(
     operation: str,
     algorithm: str,
     async_op: bool,
-    array: np.ndarray | None,
     *arguments: Any,
+    op: str = "sum",
     total: int | None = None,
     root: int | None = None,
     equal: str = "",
 ) -> Any:
     """Open a collective call and run the algorithm on it, now or on the communicator's stream.
 
-    total: elements of the whole, which "auto" chooses by, a number that all ranks know; default: those of `array`.
-    root: of an operation that has one. equal: what else must be equal on both sides of each message.
+    arguments: of the algorithm, after the call; the first one is the array. op: of an operation that adds. total:
+    elements of the whole, which "auto" chooses by, a number that all ranks know; default: those of the array. root: of
+    an operation that has one. equal: what else must be equal on both sides of each message.
     """
     # Chosen from what every rank knows, or they would run different algorithms.
     if algorithm in hooks.choosers:
-        algorithm = hooks.choosers[algorithm](comm, operation, _bytes(array, total))
-    chosen = ALGORITHMS[operation][algorithm]
-    op = arguments[-1] if "op" in PARAMETERS[operation] else "sum"
-    function = chosen.run
-    if comm.world.folds:
-        function = partial(hooks.one_event[-1]().run_as_one_event, operation, chosen)
+        algorithm = hooks.choosers[algorithm](comm, operation, _bytes(arguments[0], total))
 
     # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or recorded, equal
     # calls differ by it alone, so the object of one that has ended is used again.
-    ended, key = comm.ended, (operation, chosen.name, op)
-    call = ended.pop(key, None) if ended and not async_op else None
-    if call is not None:
-        call.tag, call.nodes = next(comm.numbers) & MAX_TAG, comm.nodes
+    ended, key = comm.ended, (operation, algorithm, op)
+    opened = ended.pop(key, None) if ended and not async_op else None
+    if opened is not None:
+        opened[0].tag, opened[0].nodes = next(comm.numbers) & MAX_TAG, comm.nodes
     else:
+        chosen = ALGORITHMS[operation][algorithm]
+        function = chosen.run
+        if comm.world.folds:
+            function = partial(hooks.one_event[-1]().run_as_one_event, operation, chosen)
         # With `equal`, the name is what must be equal on both sides of each message, however the algorithm is spelled.
         name = f"{operation}/{chosen.name} {op}".removesuffix(" sum")
-        call = comm.collective(name, equal or "", root, chosen.is_users, array)
+        call = comm.collective(name, equal or "", root, chosen.is_users, arguments[0])
+        opened = call, function, chosen.is_users
+    call, function, is_users = opened
 
     if not async_op:
-        result = function(call, array, *arguments)
-        if ended is not None and not chosen.is_users:
-            ended[key] = call
+        result = function(call, *arguments)
+        if ended is not None and not is_users:
+            ended[key] = opened
         return result
     used = []  # what the caller leaves alone until the wait
-    for argument in (array, *arguments):
+    for argument in arguments:
         if isinstance(argument, np.ndarray):
             used.append(argument)
-    return call.run_async(partial(function, call, array, *arguments), used)
+    return call.run_async(partial(function, call, *arguments), used)
 
 
 def _bytes(array: np.ndarray | None, total: int | None) -> int:

@@ -24,13 +24,15 @@ UFUNCS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
-    """total = total (op) contribution, in the arrays' own dtype, without a temporary."""
+def accumulate(op: str, total: np.ndarray, contribution: np.ndarray, out: np.ndarray | None = None) -> None:
+    """total = total (op) contribution, in the arrays' own dtype, without a temporary.
+
+    out: where the result goes instead; it may be `contribution`, where ranks must agree on which of the two is first.
+    """
     # 16-bit floats are added in float32, and integers that may not hold the result are checked.
-    narrow = total.itemsize == 2 or (total.itemsize <= 4 and total.dtype.kind in "iu")
-    if narrow and hooks.narrow_sum(op, total, contribution):
-        return
-    UFUNCS[op](total, contribution, out=total)
+    out = total if out is None else out
+    if out.dtype.char in "fd" or not hooks.narrow_sum(op, total, contribution, out):
+        UFUNCS[op](total, contribution, out=out)
 
 
 def divide(total: np.ndarray, ranks: int) -> None:

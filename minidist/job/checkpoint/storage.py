@@ -13,7 +13,6 @@ Proved by: tests/checkpoint/test_killed.py, tests/checkpoint/test_lock.py
 import errno
 import os
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -85,6 +84,8 @@ class Storage:
                     f"another job saves into {quoted_path(directory)} ({owner}); wait until it has ended, or save into"
                     " another directory (--save)"
                 ) from None
+
+        import socket
 
         # For the sentence that another job prints; a job on a full disk reports the disk when it saves.
         with suppress(OSError):

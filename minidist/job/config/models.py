@@ -11,8 +11,6 @@ from minidist.base.user_file import load_function
 from minidist.core.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.core.nn import GPT, MLP, GPTConfig, Module
 from minidist.job.config.train_config import TrainConfig, flag
-from minidist.nn import CNN, Llama, LlamaConfig
-from minidist.nn.cnn import block_shape
 from minidist.techniques import model_options
 
 ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
@@ -34,6 +32,8 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
         return GPT(gpt, dtype=dtype, seed=config.seed)
 
     if config.model == "llama":
+        from minidist.nn import Llama, LlamaConfig
+
         llama = LlamaConfig(
             dataset.vocab_size,
             config.width,
@@ -51,6 +51,8 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
         return own_model(config, dataset)
 
     if config.model == "cnn":
+        from minidist.nn import CNN
+
         sizes = dataset.image, dataset.classes, config.width, config.layers
         return CNN(*sizes, channels_last=dataset.channels_last, dtype=dtype, seed=config.seed, **options)
 
@@ -117,6 +119,8 @@ def llama_inner(config: TrainConfig) -> int:
 def activation_shape(config: TrainConfig, dataset: Any) -> tuple[int, ...]:
     """Return the shape of one sample's activation between two blocks of a model of the package's own."""
     if config.model == "cnn":
+        from minidist.nn.cnn import block_shape
+
         return block_shape(dataset.image, config.width)
     return (config.width,) if config.model == "mlp" else (config.context, config.width)
 

@@ -21,11 +21,8 @@ from minidist.data import load_dataset
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig, updates_of
 from minidist.pipeline.partition import by_cost, by_slowest, read_profile, read_stages
-from minidist.pipeline.passes import recompute
-from minidist.pipeline.runtime.stream import plan_length
 from minidist.pipeline.schedules import load_plan
 from minidist.pipeline.schedules.load import check_sizes
-from minidist.pipeline.validate import validate
 from minidist.techniques import replayed
 
 
@@ -36,6 +33,8 @@ def load_job_plan(config: TrainConfig, microbatches: int) -> Plan:
     whatever the number of steps (pipeline/runtime/stream.py). Raises UsageError when the schedule does not exist, or
     when it cannot be made for these numbers of stages and micro-batches.
     """
+    from minidist.pipeline.runtime.stream import plan_length
+
     updates = updates_of(config.schedule)
     length = plan_length(config.pp, period_of(config, microbatches))
     # PipeDream updates the weights after every mini-batch, without draining the pipeline.
@@ -102,6 +101,9 @@ def _plan_of_a_step(
 
 
 def _validated(plan: Plan, again: tuple[int, ...] | range) -> Plan:
+    from minidist.pipeline.passes import recompute
+    from minidist.pipeline.validate import validate
+
     validate(plan)
     # A range has all stages that there may be, and a list those that the user has named.
     named = [stage for stage in range(plan.stages) if stage in again] if isinstance(again, range) else again

@@ -13,11 +13,13 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
 from minidist.base.read_file import parse_json
+from minidist.comm.mpi.direct import DirectCall, DirectComm, DirectMessages
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
@@ -53,30 +55,44 @@ class ProcessTimer:
             self.inside = False
 
 
+def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a world's method whose processor time is measured."""
+
+    @wraps(method)
+    def measured(world: Any, *arguments: Any, **keywords: Any) -> Any:
+        return world.timer(method, world, *arguments, **keywords)
+
+    return measured
+
+
+class TimedMessages(DirectMessages):
+    """Messages whose sendrecv is measured."""
+
+    def sendrecv(self, *arguments: Any, **keywords: Any) -> None:
+        self.world.timer(super().sendrecv, *arguments, **keywords)
+
+
+class TimedCall(TimedMessages, DirectCall):
+    """One collective call of a rank."""
+
+
+class TimedComm(TimedMessages, DirectComm):
+    """A rank's handle on a group of ranks."""
+
+    call_class = TimedCall
+
+
 class TimedWorld(MPIWorld):
     """An MPI world that measures the processor time inside sends, receives and waits (`timer`)."""
+
+    direct = TimedComm
 
     def __init__(self, **settings: Any) -> None:
         self.timer = ProcessTimer()
         super().__init__(**settings)
 
-    def post(self, *arguments: Any, **keywords: Any) -> Any:
-        return self.timer(super().post, *arguments, **keywords)
-
-    def exchange(self, *arguments: Any, **keywords: Any) -> Any:
-        return self.timer(super().exchange, *arguments, **keywords)
-
-    def wait(self, *arguments: Any, **keywords: Any) -> Any:
-        return self.timer(super().wait, *arguments, **keywords)
-
-    def run_async(self, *arguments: Any, **keywords: Any) -> Any:
-        return self.timer(super().run_async, *arguments, **keywords)
-
-    def wait_work(self, *arguments: Any, **keywords: Any) -> Any:
-        return self.timer(super().wait_work, *arguments, **keywords)
-
-    def progress(self) -> None:
-        self.timer(super().progress)
+    post, wait, wait_work = timed(MPIWorld.post), timed(MPIWorld.wait), timed(MPIWorld.wait_work)
+    run_async, progress = timed(MPIWorld.run_async), timed(MPIWorld.progress)
 
 
 def bench_hybrid(rounds: int = 8, dp: int = 2, tp: int = 2, pp: int = 2) -> dict[str, Any]:

@@ -12,7 +12,6 @@ Source: McCandlish et al., An empirical model of large-batch training, 2018, for
 Proved by: tests/techniques/test_batch_plan.py
 """
 
-from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
@@ -73,6 +72,8 @@ class VaryingPlan(BatchPlan):
         self.seconds.append(seconds / rows)
         if done % self.every:
             return
+        from statistics import median
+
         with purpose("load_balance"):
             every_rank = all_gather(axes.comm, np.array([median(self.seconds)]))
         self.seconds = []

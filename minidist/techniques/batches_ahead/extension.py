@@ -20,8 +20,7 @@ from typing import Any
 from minidist.base.limits import MAX_BATCH
 from minidist.base.records import Field
 from minidist.core.comm import Comm
-from minidist.data import PrefetchingSampler, WorkerSampler, microbatch_numbers
-from minidist.data.workers import open_sampler
+from minidist.data import microbatch_numbers
 from minidist.techniques import Extension, Settings
 
 MAX_WORKERS = 64  # processes that make the batches of a rank
@@ -54,7 +53,10 @@ class BatchesAhead(Extension):
         places = [job.batch.shares.place(number) for number in microbatch_numbers(replica, job.batches.accumulation)]
         requests = ((step, first, rows) for step in steps for first, rows in places)
         if not workers:
+            from minidist.data import PrefetchingSampler
+
             return PrefetchingSampler(sampler, requests, ahead)
+        from minidist.data.workers import WorkerSampler, open_sampler
 
         # A worker opens the data itself.
         config, held_out = job.config, job.config.evaluate_every is not None

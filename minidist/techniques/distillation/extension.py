@@ -18,7 +18,6 @@ from minidist.base.records import Field
 from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
 from minidist.data import load_dataset
-from minidist.data.workers import open_sampler
 from minidist.parallel.replica_guard import startup_bytes
 from minidist.techniques import Extension, Rule, Run, Settings, Value, without_effect
 from minidist.techniques.distillation.split_loss import distillation_volume
@@ -155,6 +154,8 @@ class Distillation(Extension):
         find_teacher(config, load_dataset(config.data), saved_model)
 
     def serve(self, comm: Comm, config: Any, batches: Any, saved_model: Callable[[str, str], Any]) -> int:
+        from minidist.data.workers import open_sampler
+
         held_out = config.evaluate_every is not None
         sampler = open_sampler(config.data, held_out, batches.global_batch, config.context, config.seed)
         self.teacher = Teacher(config, sampler.dataset, saved_model)

@@ -19,10 +19,6 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.parallel.replica_guard import startup_bytes
 from minidist.techniques import Extension, Rule, Run, Settings, multiples, without_effect
-from minidist.techniques.local_sgd.averaging import local_sgd_volume
-from minidist.techniques.local_sgd.meetings import LocalSteps, StreamingSteps
-from minidist.techniques.local_sgd.replay import AveragingReplay, StreamingReplay
-from minidist.techniques.local_sgd.streaming import streaming_volume
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica, replicas_of
 
 
@@ -189,6 +185,8 @@ class LocalSGD(Extension):
         self.fragments: tuple[int, ...] = ()  # elements of each, in Streaming DiLoCo
 
     def meeting(self, replica: Replica) -> Meeting:
+        from minidist.techniques.local_sgd.meetings import LocalSteps, StreamingSteps
+
         if not streaming(self.settings):
             return LocalSteps(self.settings, replica)
         made = StreamingSteps(self.settings, replica)
@@ -196,6 +194,8 @@ class LocalSGD(Extension):
         return made
 
     def replay(self, devices: Sequence[Any], mean: Mean) -> Replay:
+        from minidist.techniques.local_sgd.replay import AveragingReplay, StreamingReplay
+
         kind = StreamingReplay if streaming(self.settings) else AveragingReplay
         return kind(self.settings, devices, mean)
 
@@ -217,6 +217,9 @@ class LocalSGD(Extension):
 
         Each rank has its part of a replica, and the ranks with the same part of the others meet: of them one counts.
         """
+        from minidist.techniques.local_sgd.averaging import local_sgd_volume
+        from minidist.techniques.local_sgd.streaming import streaming_volume
+
         every, replicas = self.settings.local_steps, replicas_of(run.config, run.batches.dims.dp)
         axes = [axis for each in run.sizes for axis in each]
         shards = run.batches.dims.dp // replicas if run.config.zero else 1

@@ -25,7 +25,6 @@ from minidist.base.records import Field
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.parallel.dims import Axes
 from minidist.nn.buffers import named_buffers
-from minidist.nn.recompute import budget_of, recompute
 from minidist.parallel.fitting_dims import splits_sums
 from minidist.techniques import Extension, Rule, Settings, packs_inputs
 
@@ -51,6 +50,8 @@ def stages_of(text: str) -> tuple[int, ...]:
 
 def _budget(job: Any) -> int | None:
     """Return N of "budget:N", None for the other choices."""
+    from minidist.nn.recompute import budget_of
+
     return None if stages_of(job.recompute) else budget_of(job.recompute)
 
 
@@ -125,6 +126,8 @@ class Recompute(Extension):
         pack = next((extension.pack for extension in job.extensions if extension.packs_inputs()), None)
         if job.config.pp > 1 and what != "selective" and pack is None:
             return
+        from minidist.nn.recompute import recompute
+
         buffers = dict(named_buffers(job.model))
         recompute(job.model, what, pack, (job.batches.micro_batch, *job.activation_shape), job.dtype)
 

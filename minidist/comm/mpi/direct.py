@@ -1,0 +1,59 @@
+"""Messages without checks and record: a sendrecv is one call of MPI's.
+
+A message costs a microsecond in MPI and four in what is kept about it, which on short ones is all there is. So a world
+that keeps nothing gives its programs a communicator that makes no requests for a sendrecv:
+
+    all_reduce ──▶ DirectCall.sendrecv ──▶ MPI_Sendrecv        instead of two posts, two waits and what they note
+
+Proved by: tests/comm/test_conformance.py, tests/comm/mpi/test_failures.py
+"""
+
+import os
+
+import numpy as np
+
+from minidist.comm.call_site import NOWHERE
+from minidist.comm.communicator import CheckedComm
+from minidist.comm.message_checks import CheckedCall, CheckedMessages
+from minidist.core.comm.point_to_point import MAX_TAG
+
+
+class DirectMessages(CheckedMessages):
+    """Messages of an MPIWorld that checks and records nothing."""
+
+    def sendrecv(
+        self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
+    ) -> None:
+        # Streams go on while a request is waited for, and an array on a GPU is copied.
+        world, own_tag = self.world, tag is not None and self.highest_tag != MAX_TAG
+        if world.active or own_tag or outgoing.__class__ is not np.ndarray:
+            super().sendrecv(outgoing, dest, incoming, source, tag)
+            return
+
+        tag = self.tag if tag is None else tag
+        handle, BYTE, ranks, members = world.handles.get(self.context), world.BYTE, self.ranks, self.members
+        if handle is None:
+            raise world.cannot_be_used(self, NOWHERE)
+        to, origin = ranks[dest], ranks[source]
+        world.waiting = (self, dest, source, tag, outgoing.nbytes)  # the watchdog makes an Exchanging of it
+
+        # With more ranks than cores a spinning wait keeps the partner from running: test, and yield.
+        if world.oversubscribed:
+            requests = [handle.Irecv((incoming, BYTE), origin, tag), handle.Isend((outgoing, BYTE), to, tag)]
+            while not world.MPI.Request.Testall(requests):
+                os.sched_yield()
+        else:
+            handle.Sendrecv((outgoing, BYTE), to, tag, (incoming, BYTE), origin, tag)
+        world.waiting = None
+        world.sent[members[dest]] += 1
+        world.received[members[source]] += 1
+
+
+class DirectCall(DirectMessages, CheckedCall):
+    """One collective call of a rank."""
+
+
+class DirectComm(DirectMessages, CheckedComm):
+    """A rank's handle on a group of ranks."""
+
+    call_class = DirectCall
