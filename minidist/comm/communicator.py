@@ -78,7 +78,6 @@ class CheckedComm(CheckedMessages, Comm):
 
     def __init__(self, world: Any, origin: str, members: Sequence[int], rank: int, label: str = "") -> None:
         super().__init__(world, origin, members, rank, label)
-        self.ended = {} if world.reuses_calls else None
         world.register(self, origin, label)
 
     def collective(
@@ -105,7 +104,7 @@ class CheckedComm(CheckedMessages, Comm):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A rank that counts itself as another one would take that one's messages.
-        if name in FIXED and name in self.__dict__:
+        if name in FIXED and hasattr(self, name):  # a look at `__dict__` makes one, and all access slower
             raise UsageError(
                 f"rank {self.rank}: comm.{name} = {str(value)[:80]}, at {call_site(sys._getframe(1))}; what a"
                 " communicator is cannot be changed: use another variable, or make another communicator with split()"
