@@ -56,6 +56,15 @@ def two_that_take_turns(comm):
     reduce_all(comm, ([2, 3] * 6)[comm.rank == 1 :])
 
 
+def rank_3_skips_a_gather(comm):
+    # Rank 1 comes late, so that rank 0 waits in a sendrecv with both messages in flight.
+    if comm.rank in (1, 2):
+        comm.sendrecv(np.ones(1), 3 - comm.rank, np.ones(1), 3 - comm.rank)
+    if comm.rank != 3:
+        all_gather(comm, np.ones(16))
+    broadcast(comm, np.ones(300), root=2, algorithm="segmented_ring")
+
+
 def one_more_on_rank_1_of_a_gather(comm):
     all_gather(comm, np.ones(4 + (comm.rank == 1)))
 
@@ -72,6 +81,7 @@ SAID = {
     rank_1_exchanges_two: r"on rank 1, at \S*; rank 1 makes calls 0 and 1 in the other order; every",
     rank_1_begins_with_the_last: r"on rank 1, at \S*; rank 1 makes calls 0 to 2 in another order; every",
     two_that_take_turns: "; rank 1 makes calls 0 and 1 in the other order, or rank 1 made no call like call 0 of",
+    rank_3_skips_a_gather: "rank 3 made no call like call 0 of rank 0, and its later calls are rank 0's, one earlier; every",
     one_more_on_rank_1_of_a_gather: r"all_gather of float64\[4\] on ranks 0, 2, 3 and of float64\[5\] on rank 1, at",
 }
 
