@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.interrupts import interruptible
+from minidist.base.limits import check_number, check_whole
 from minidist.comm.call_site import NOWHERE, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError, UnwaitedRequestError
@@ -77,13 +78,13 @@ class SimWorld(FindsLines, Sim):
     ) -> None:
         check_record(record)
         check_checks(checks)
-        super().__init__(ranks, links=links)
-        self.eager_bytes, self.chooser = eager_bytes, chooser
+        super().__init__(check_whole("SimWorld: ranks", ranks), links=links)
+        self.eager_bytes, self.chooser = check_whole("SimWorld: eager_bytes", eager_bytes), chooser
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
         self.checks, self.check_buffers = bool(checks), checks is True
         self.finds_lines = sys.platform != "emscripten"  # the stack of a fiber made of promises cannot be looked at
-        self.timeout, self.record, self.on_failure = timeout, record, on_failure
+        self.timeout, self.record, self.on_failure = check_number("SimWorld: timeout", timeout), record, on_failure
         self.in_run = self.looking_ahead = False
         self.pending_kills: dict[int, int] = {}  # rank -> messages that it posts before, in each run
 
