@@ -55,7 +55,8 @@ class CheckedMessages(PointToPoint):
     def waitall(self, requests: Sequence[Request]) -> None:
         if not isinstance(requests, Iterable):
             raise self._no_request("waitall", requests)
-        super().waitall(requests)
+        for request in requests:
+            self.wait(request)
 
     def _no_request(self, call: str, value: Any) -> UsageError:
         """Return the error for something else in the place of a request, or of several."""
