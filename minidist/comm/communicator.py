@@ -105,7 +105,7 @@ class CheckedComm(CheckedMessages, Comm):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A rank that counts itself as another one would take that one's messages.
-        if name in FIXED and name in self.__dict__:
+        if name in FIXED and hasattr(self, name):  # a look at `__dict__` makes one, and all access slower
             raise UsageError(
                 f"rank {self.rank}: comm.{name} = {str(value)[:80]}, at {call_site(sys._getframe(1))}; what a"
                 " communicator is cannot be changed: use another variable, or make another communicator with split()"

@@ -69,15 +69,14 @@ class CheckedMessages(PointToPoint):
             tag = self.tag
         elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
             tag = tag_of(self, tag)
-        flags = array.flags if type(array) is np.ndarray else None
-        if type(peer) is not int or not 0 <= peer < self.size or flags is None or not flags.c_contiguous:
+        # Most are a plain array, C-contiguous and writeable, and a rank in its range.
+        plain = array.__class__ is np.ndarray and array.flags.carray and not array.dtype.hasobject
+        if not plain or peer.__class__ is not int or not 0 <= peer < self.size:
             peer = check(self, kind, array, peer)
-        elif array.dtype.hasobject or not (flags.writeable or kind == "send"):
-            check(self, kind, array, peer)
-        world = self.world
-        request: Request = world.post(self, kind, array, peer, tag, nonblocking)
+        post = self.world.post
+        request: Request = post(self, kind, array, peer, tag, nonblocking)
         if nonblocking:
-            world.note_request(request)
+            self.world.note_request(request)
         return request
 
 

@@ -7,7 +7,7 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py, tests/c
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from minidist.base.traces import MessageEvent
@@ -38,7 +38,7 @@ def tag_text(tag: int, key: str = "") -> str:
     return f"{number} (own tag {own})" if own else f"{number}"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False, init=False)
 class LocatedRequest(SimRequest):
     """A request whose line is found when somebody asks for it.
 
@@ -46,9 +46,9 @@ class LocatedRequest(SimRequest):
     """
 
     comm: CheckedMessages
-    posted_at: CallSite | None = field(default=None, init=False)
-    event: MessageEvent | None = field(default=None, init=False)
-    error: RankDeadError | None = field(default=None, init=False)
+    posted_at: CallSite | None = None
+    event: MessageEvent | None = None
+    error: RankDeadError | None = None
     describe = describe
 
     @property

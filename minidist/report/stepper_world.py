@@ -68,13 +68,13 @@ class KeepingMatching(Watched):
         self._places: dict[SimRequest, Place | None] = {}
         self._received = [-1] * self.state.size  # the last step in which each rank received
         self._sent: list[list[tuple[int, Place]]] = [[] for _ in range(self.state.size)]  # those after it
+        self.on_posted.insert(0, self._keep)
 
-    def _posted(self, request: SimRequest) -> None:
-        """Keep what the rank's arrays hold now."""
+    def _keep(self, request: SimRequest) -> None:
+        """Keep what the rank's arrays hold now, before the message meets another one."""
         rank, shown = request.stream.rank, request.kind == "send" or request.comm.operation == "message"
         self.note(rank)
         self._places[request] = self._place(rank, request.array, shown)
-        super()._posted(request)
 
     def deliver(self, send: Any, receive: Any) -> None:
         super().deliver(send, receive)

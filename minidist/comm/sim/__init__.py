@@ -3,8 +3,7 @@
 sim_world.py         the world that programs run in: it checks and records messages
 folded.py            one rank of each class runs, and stands for all of them
 state.py            the state of a run that these share
-any_source.py       receives from any rank
-watched.py          messages of a run with watchers
+watched.py          the messages of a run: receives from any rank, and watchers
 choosers.py          which message a wildcard receive gets
 nodes.py             ranks that the fastest links join
 checks/              what watches the messages of a run

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from minidist.base.traces import Trace
-from minidist.comm.sim.any_source import Candidate, Chooser, earliest
+from minidist.comm.sim.state import Candidate, Chooser, earliest
 from minidist.core.base.errors import MismatchError
 
 __all__ = ["Candidate", "Chooser", "drawn", "earliest", "explore", "replay", "seeded"]

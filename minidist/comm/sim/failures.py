@@ -24,12 +24,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from minidist.comm.sim.any_source import remove
 from minidist.comm.sim.state import RunState
+from minidist.comm.sim.watched import take
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.fibers import FiberExit, throw
-from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
+from minidist.core.comm.point_to_point import ANY, Request, Work
 from minidist.core.comm.sim.state import Stream
 
 
@@ -51,9 +51,12 @@ class Failures:
             request.complete = False
             self.fail(request, request.other)
 
-    def posting(self, stream: Stream, comm: PointToPoint) -> None:
-        """Stop a rank that is dead, or that dies now, before it posts a message."""
-        rank = stream.rank
+    def posted(self, request: LocatedRequest) -> None:
+        """Stop a rank that is dead, or that dies now, before its message meets another one."""
+        self.posting(request.stream.rank)
+
+    def posting(self, rank: int) -> None:
+        """Stop a rank that is dead, or that dies now, instead of its next message."""
         # A dead rank's `finally` blocks may still try to send: that ends them.
         if rank in self.state.dead:
             raise FiberExit
@@ -109,24 +112,20 @@ class Failures:
         state = self.state
         for key in [key for key in state.sends if key[1] == rank]:
             for request in [request for request in state.sends[key] if not request.complete]:
-                remove(state.sends, key, request)
-        for any_key in [any_key for any_key in state.open if any_key[1] == rank]:
-            del state.open[any_key]
+                take(state.sends, key, request)
         for key in [key for key in state.receives if key[2] == rank]:
             del state.receives[key]
 
     def _fail_others(self, rank: int) -> None:
         """Fail the messages of other ranks that wait for a dead one."""
         state = self.state
-        for key in [key for key in state.sends if key[2] == rank]:
-            for request in state.sends.pop(key):
-                if not request.complete:
-                    self.fail(request, rank)
-        for key in [key for key in state.receives if key[1] == rank]:
-            for request in state.receives.pop(key):
-                self.fail(request, rank)
-        for (context, destination, tag), receives in state.open.items():
-            if (context, rank, destination, tag) not in state.sends:
+        for queues, other in ((state.sends, 2), (state.receives, 1)):
+            for key in [key for key in queues if key[other] == rank]:
+                for request in queues.pop(key):
+                    if not request.complete:
+                        self.fail(request, rank)
+        for (context, source, *place), receives in state.receives.items():
+            if source == ANY and (context, rank, *place) not in state.sends:
                 for request in [request for request in receives if request.other == rank]:
                     receives.remove(request)
                     self.fail(request, rank)
@@ -178,7 +177,7 @@ class Failures:
 
             # Withdraw the request, then let its wait raise.
             if request.kind == "send":
-                remove(state.sends, (request.comm.context, stream.rank, news[0], request.tag), request)
+                take(state.sends, (request.comm.context, stream.rank, news[0], request.tag), request)
             else:
                 withdraw(request)
             self.fail(request, news[0])

@@ -295,10 +295,10 @@ class _FoldedMatching(Watched):
             )
         return super().post(comm, kind, array, peer, tag, nonblocking)
 
-    def _ring_or_both(self, send: SimRequest) -> Key:
+    def _ring_or_both(self, send: SimRequest, key: Key) -> Key:
         comm, rank = send.comm, send.stream.rank
-        if not self.world.is_folded(comm):
-            return comm.context, rank, send.other, send.tag
+        if send.kind == "receive" or not self.world.is_folded(comm):
+            return key
         # Round a ring: as this rank sends `distance` places on, the one as many places back sends to it.
         distance = send.peer - comm.rank
         return comm.context, comm.members[(comm.rank - distance) % comm.size], rank, send.tag

@@ -77,8 +77,9 @@ def _run_on(world: Any, state: RunState, unlike: UnlikeCalls) -> None:
             raise FiberExit
         if kind == "receive":
             array[...] = np.zeros((), array.dtype)
-        request = Request(comm, kind, array, 0 if peer == ANY else peer, tag, nonblocking)
-        request.finished = True
+        request = Request()
+        request.comm, request.kind, request.array, request.finished = comm, kind, array, True
+        request.peer, request.tag, request.nonblocking = 0 if peer == ANY else peer, tag, nonblocking
         return request
 
     world.looking_ahead, world.direct = True, False

@@ -36,12 +36,10 @@ class ProcessState:
         self.kept: dict[int, Any] = {}
         self.loops: dict[int, Any] = {}
         self.folder = _folder()
-        # Where the program has imported asyncio. NoneType() is None.
-        asyncio: Any = sys.modules.get("asyncio")
-        self.running_loop: Any = type(None) if asyncio is None else asyncio.events._get_running_loop
+        self.asyncio: Any = sys.modules.get("asyncio")  # where the program has imported it
         words = _words()
         self.drawn, self.seed, self.numpy = words or (ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64())
-        # None once a rank has drawn: then every switch keeps the state.
+        # None, None, None once a rank has drawn: then every switch keeps the state.
         self.words: Any = self.words_now(self)
         # Reading the states takes as long as a short run, and nothing has drawn where the words are the same.
         if words is None or self.words != self._last[0]:
@@ -49,23 +47,25 @@ class ProcessState:
         self.beginning = self._last[1]
         # A normal deviate that waits to be drawn changes no word when it is.
         if words is None or self.beginning[0][2] is not None or bool(self.beginning[1]["has_gauss"]):
-            self.words, type(self)._last = None, (None, None)
+            self.words, type(self)._last = (None, None, None), (None, None)
 
     def give_to(self, rank: int) -> None:
         """Let the process have the state of a rank."""
-        self._switch_loops(rank)
+        if self.asyncio is not None:
+            self._switch_loops(rank)
         before, self.owner = self.owner, rank
         if self.words == self.words_now(self):
             return
-        self.words = None
+        self.words = None, None, None
         self.kept[before] = _states()
         _set(self.kept.get(rank, self.beginning))
 
     def _switch_loops(self, rank: int) -> None:
-        running = self.running_loop()
+        events = self.asyncio.events
+        running = events._get_running_loop()
         if running is not None or rank in self.loops:
             self.loops[self.owner] = running
-            sys.modules["asyncio"].events._set_running_loop(self.loops.pop(rank, None))
+            events._set_running_loop(self.loops.pop(rank, None))
 
     def returned(self, rank: int, size: int) -> None:
         """Warn when a rank of several has changed the working directory, which belongs to all of them."""

@@ -21,7 +21,6 @@ from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError, Unwait
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import check_checks, check_record
 from minidist.comm.message_checks import CheckedCall
-from minidist.comm.sim.any_source import AnySource, Chooser, earliest
 from minidist.comm.sim.checks.buffer_watch import BufferWatch
 from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
 from minidist.comm.sim.checks.recorder import Lines, Recorder, Totals
@@ -29,8 +28,8 @@ from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.process_state import ProcessState
-from minidist.comm.sim.state import RunState
-from minidist.comm.sim.watched import Watched
+from minidist.comm.sim.state import Chooser, RunState, earliest
+from minidist.comm.sim.watched import AnySource, Watched
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import DeadlockError, MismatchError, RankDeadError, UsageError, quoted
 from minidist.core.base.fibers import FiberExit
@@ -159,7 +158,7 @@ class SimWorld(FindsLines, Sim):
             self.pending_kills[rank] = after_messages
 
     def _post_until_killed(self, comm: PointToPoint, *message: Any) -> Request:
-        self.failures.posting(self.state.running, comm)
+        self.failures.posting(self.state.running.rank)
         return self.matching.post(comm, *message)
 
     def _watchers(self) -> list[Any]:
@@ -258,7 +257,13 @@ class SimWorld(FindsLines, Sim):
         process, rank = self.process, stream.rank
         if rank != process.owner:
             # Usually no rank has drawn a random number or waits inside an event loop.
-            if process.words != process.words_now(process) or process.loops or process.running_loop() is not None:
+            drawn, seed, numpy = process.words
+            if (
+                process.drawn.value != drawn
+                or process.seed.value != seed
+                or process.numpy.value != numpy
+                or process.asyncio is not None
+            ):
                 process.give_to(rank)
             process.owner = rank
         self.switches += 1
@@ -285,8 +290,9 @@ class SimWorld(FindsLines, Sim):
 
     # messages and works -----------------------------------------------------------------------------------------------
 
-    def posting(self, stream: Stream, comm: Any) -> None:
+    def posted(self, request: LocatedRequest) -> None:
         """Raise when the communicator is not that of the rank that runs, or is used in another thread."""
+        comm, stream = request.comm, request.stream
         if get_ident() != self.thread:
             raise second_thread(comm, comm.site or call_site(sys._getframe(1), comm.opened))
         if comm.members[comm.rank] != stream.rank:

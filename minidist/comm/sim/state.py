@@ -3,23 +3,42 @@
 Proved by: tests/comm/sim/test_world.py
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import NamedTuple
 
 from minidist.core.comm.point_to_point import Request, Work
-from minidist.core.comm.sim.state import SimRequest, SimState
+from minidist.core.comm.sim.state import SimState
 
-AnyKey = tuple[str, int, int]  # context, destination, tag: of a receive from any rank
+
+class Candidate(NamedTuple):
+    """A possible match: `receiver` (world rank) would get the oldest message of `sender`, ready at virtual `time`.
+
+    context, tag: of the receive; a rank may have several wildcard receives open.
+    """
+
+    time: float
+    receiver: int
+    sender: int
+    context: str = ""
+    tag: int = 0
+
+
+Chooser = Callable[[Sequence[Candidate]], int]  # which of the candidates a receive from any rank gets
+
+
+def earliest(candidates: Sequence[Candidate]) -> int:
+    """Choose the message that is there first; ties by receiver, then sender. The default."""
+    return min(range(len(candidates)), key=candidates.__getitem__)
 
 
 @dataclass(eq=False)
 class RunState(SimState):
     """One run of a `SimWorld`."""
 
-    chooser: Any = None  # see any_source.py
+    chooser: Chooser = earliest
     eager_limit: int = -1  # sends of at most this size in bytes are buffered; -1: none, not even an empty one
-    open: dict[AnyKey, list[SimRequest]] = field(default_factory=dict)  # receives from any rank, and those behind them
     returned: set[int] = field(default_factory=set)
     dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
     unwaited: dict[int, Request | Work] = field(default_factory=dict)  # by id: those that no wait was called for

@@ -1,29 +1,108 @@
-"""The messages of a run with watchers.
+"""The messages of a run: receives from any rank, and whoever watches.
+
+A receive from any rank waits until no stream can run, and then a chooser decides; until then more messages may come. A
+receive by name that was posted after one from any rank, and fits the same messages, lets it choose first:
+
+    receives[context, ANY, 0, tag]   from any rank ── from 2 ── from any rank      in the order of their posts
+                                     chooses        ▲ meets its send then, as if it were posted now
 
 An object that checks or records messages, or ends ranks, is a *watcher* of the run (core/base/watchers.py has those of
-operations): it has some of these methods, which are called here. A run without watchers has another class, so that they
+operations): it has some of these methods, which are called here. A run without watchers has `AnySource`, so that they
 cost nothing there.
 
-    posting(stream, comm)      before a message is posted         queued(request)   its other side is not there yet:
-    posted(request)            it has been posted                                   request.error keeps it out
-    meet(send, receive)        before the array is copied;        waiting(request)  its wait begins
-                               True: a watcher has copied it   ended(request)    its wait ends
+    posted(request)       before it meets another message     queued(request)   its other side is not there yet:
+    meet(send, receive)   before the array is copied;                           request.error keeps it out
+                          True: a watcher has copied it       waiting(request)  its wait begins
+                                                              ended(request)    its wait ends
 
-Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_failures.py
+Proved by: tests/comm/sim/test_choosers.py, tests/comm/sim/test_world.py, tests/comm/sim/test_failures.py
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from minidist.comm.sim.any_source import AnySource
-from minidist.comm.sim.state import RunState
+from minidist.comm.sim.state import Candidate, RunState
+from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.trace import current_purpose
-from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
+from minidist.core.comm.point_to_point import ANY, Request, Work
 from minidist.core.comm.sim.matching import Matching
 from minidist.core.comm.sim.state import Key, SimRequest
+
+
+class AnySource(Matching):
+    """The messages of a run whose programs may receive from any rank; until it has one, `other` is ANY."""
+
+    state: RunState
+    request_class = LocatedRequest
+
+    def any_source(self) -> int:
+        self.key_of = self._behind_any  # from now on
+        return ANY
+
+    def _behind_any(self, request: SimRequest, key: Key) -> Key:
+        """Let a receive by name stand behind an older one from any rank that fits the same messages."""
+        context, _, rank, tag = key
+        of_any = context, ANY, rank, tag
+        return of_any if request.kind == "receive" and of_any in self.receives else key
+
+    def match_one(self) -> bool:
+        """No stream can run: give one receive from any rank its message. Returns False when there is none to give."""
+        # The chooser decides among all matches that are possible now.
+        found = self._candidates()
+        if not found:
+            return False
+        chosen = self.state.chooser([candidate for candidate, _ in found])
+
+        # The wildcard receive now has a source, and meets the oldest message from it.
+        context, source, destination, tag = key = found[chosen][1]
+        receive: Any = self.receives[context, ANY, destination, tag][0]
+        receive.peer, receive.other = receive.comm.members.index(source), source
+        if receive.event is not None:
+            receive.event.peer = source
+        self.deliver(take(self.sends, key), receive)
+        self.withdraw(receive)
+        return True
+
+    def _candidates(self) -> list[tuple[Candidate, Key]]:
+        """Return every match of a wildcard that there could be now, sorted: not in the order of the schedule."""
+        # A candidate for each sender: its oldest message and the oldest wildcard that it fits.
+        found = []
+        for key, queue in self.sends.items():
+            context, source, destination, tag = key
+            receives = self.receives.get((context, ANY, destination, tag))
+            if receives is not None:
+                time = max(queue[0].arrival, receives[0].arrival)
+                found.append((Candidate(time, destination, source, context, tag), key))
+        return sorted(found)
+
+    def withdraw(self, receive: SimRequest) -> None:
+        """Take a receive out of its queue; those that had to wait for it meet their sends now."""
+        context, rank, tag = receive.comm.context, receive.stream.rank, receive.tag
+        of_any = context, ANY, rank, tag
+        receives = self.receives.get(of_any, [])
+        if receive not in receives:
+            take(self.receives, (context, receive.other, rank, tag), receive)
+            return
+        receives.remove(receive)
+        while receives and receives[0].peer != ANY:
+            behind = receives.pop(0)
+            key = context, behind.other, rank, tag
+            if key in self.sends:
+                self.deliver(take(self.sends, key), behind)
+            else:
+                self.queue(self.receives, key, behind)
+        if not receives:
+            del self.receives[of_any]
+
+
+def take(queues: dict[Key, list[Any]], key: Key, request: SimRequest | None = None) -> Any:
+    """Remove a request, or the oldest one, from its queue, and return it; an empty queue is deleted."""
+    queue = queues[key]
+    taken = queue.pop(queue.index(request) if request else 0)
+    if not queue:
+        del queues[key]
+    return taken
 
 
 class Watched(AnySource):
@@ -31,63 +110,39 @@ class Watched(AnySource):
 
     def __init__(self, state: RunState, block: Callable[[Request | Work], None], watchers: Sequence[Any] = ()) -> None:
         super().__init__(state, block)
-        self.on_posting, self.on_posted, self.on_queued, self.on_meet, self.on_waiting, self.on_ended = (
+        self.on_posted, self.on_queued, self.on_meet, self.on_waiting, self.on_ended = (
             [getattr(watcher, name) for watcher in watchers if hasattr(watcher, name)]
-            for name in ("posting", "posted", "queued", "meet", "waiting", "ended")
+            for name in ("posted", "queued", "meet", "waiting", "ended")
         )
+        if state.eager_limit >= 0:
+            self.on_posted.append(self._buffer)
         # The messages that take no time: see `LinkModel.free_startup`.
         self.free: set[SimRequest] = set()
-        self.free_startup = state.links.free_startup
-        if self.free_startup:
+        if state.links.free_startup:
             usual = self.cost_of or (lambda request: (self.alpha, self.beta, self.overhead))
             self.cost_of = lambda request: (0.0, 0.0, 0.0) if request in self.free else usual(request)
+            self.on_posted.append(self._free_of_startup)
 
-    def post(
-        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, nonblocking: bool
-    ) -> SimRequest:
-        for posting in self.on_posting:
-            posting(self.state.running, comm)
-        return Matching.post(self, comm, kind, array, peer, tag, nonblocking)
+    def _buffer(self, request: SimRequest) -> None:
+        """Let a short send be complete at once."""
+        request.complete = request.kind == "send" and request.nbytes <= self.state.eager_limit
 
-    def send(self, request: SimRequest) -> None:
-        self._posted(request)
-        request.complete = request.nbytes <= self.state.eager_limit
-        Matching.send(self, request)
-
-    def receive(self, request: SimRequest) -> None:
-        if request.peer == ANY:
-            request.other = ANY
-        self._posted(request)
-        AnySource.receive(self, request)
-
-    def _posted(self, request: SimRequest) -> None:
-        if self.free_startup and current_purpose() == "startup":
+    def _free_of_startup(self, request: SimRequest) -> None:
+        """Let a message of purpose startup take no time."""
+        if current_purpose() == "startup":
             self.free.add(request)
-        for posted in self.on_posted:
-            posted(request)
 
     def queue(self, queues: dict[Key, list[SimRequest]], key: Key, request: Any) -> None:
-        for queued in self.on_queued:
-            queued(request)
+        # A receive behind one from any rank may have its message there already.
+        if key[1] != ANY or (key[0], request.other, *key[2:]) not in self.sends:
+            for queued in self.on_queued:
+                queued(request)
         if request.error is None:
             if request.complete:
                 # It is complete before it is received, so its line is found now and its buffer may be written again.
                 request.array = request.array.copy()
                 request.posted_at = request.site
             Matching.queue(self, queues, key, request)
-
-    def _behind(self, request: Any, older: list[SimRequest]) -> None:
-        if (request.comm.context, request.other, request.stream.rank, request.tag) not in self.sends:
-            for queued in self.on_queued:
-                queued(request)
-        if request.error is None:
-            super()._behind(request, older)
-
-    def copy(self, send: SimRequest, receive: SimRequest) -> None:
-        for meet in self.on_meet:
-            if meet(send, receive):
-                return
-        receive.array[...] = send.array
 
     def wait(self, request: Any) -> None:
         for waiting in self.on_waiting:

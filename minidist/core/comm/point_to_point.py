@@ -29,7 +29,7 @@ PASS_OF = {"tensor_forward": "forward", "tensor_backward": "backward", "regather
 MAX_TAG = 2**14 - 1  # MPI guarantees tags up to 2**15 - 1; the upper half is for headers
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False, init=False)  # two are made for each message, and setting attributes takes half of an `__init__`
 class Request:
     """A nonblocking send or receive; each world has a subclass with what it must remember until the wait.
 
@@ -137,8 +137,8 @@ class PointToPoint:
 
     def recv(self, array: np.ndarray, source: int, tag: int | None = None) -> int:
         """Receive into `array`; return the source's rank (of interest with ANY)."""
-        request = self._post("receive", array, source, tag, False)
-        self.world.wait(request)
+        request, wait = self._post("receive", array, source, tag, False), self.world.wait
+        wait(request)
         return request.peer
 
     def sendrecv(
@@ -147,9 +147,9 @@ class PointToPoint:
         """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
         # The receive first: when the partner's message comes, its buffer is known.
         receive = self._post("receive", incoming, source, tag, False)
-        send = self._post("send", outgoing, dest, tag, False)
-        self.world.wait(receive)
-        self.world.wait(send)
+        send, wait = self._post("send", outgoing, dest, tag, False), self.world.wait
+        wait(receive)
+        wait(send)
 
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, nonblocking: bool) -> Request:
         request: Request = self.world.post(self, kind, array, peer, self.tag if tag is None else tag, nonblocking)

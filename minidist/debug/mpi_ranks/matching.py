@@ -27,11 +27,11 @@ import numpy as np
 
 from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.header import dtype_name
-from minidist.comm.sim.any_source import remove
 from minidist.comm.sim.checks.buffer_watch import Watched
 from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.comm.sim.watched import Watched as WatchedMessages
+from minidist.comm.sim.watched import take
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.comm.communicator import Comm
@@ -129,13 +129,10 @@ class MPIMatching(WatchedMessages):
         self.state.unwaited[id(request)] = request
         request.posted_at = site
         rank, other = request.stream.rank, request.other
-        queues: Any = self.state.receives
-        key: Any = comm.context, other, rank, tag
         if kind == "send":
-            queues, key = self.state.sends, (comm.context, rank, other, tag)
-        elif peer == ANY:
-            queues, key = self.open, (comm.context, rank, tag)
-        remove(queues, key, request)
+            take(self.state.sends, (comm.context, rank, other, tag), request)
+        else:
+            take(self.state.receives, (comm.context, other, rank, tag), request)
         return request
 
     def receive_taken(self, comm: Comm, array: np.ndarray | None, send: SimRequest, site: CallSite) -> Any:
@@ -194,7 +191,7 @@ class MPIMatching(WatchedMessages):
     def take_send(self, send: SimRequest) -> None:
         """Take a message out of its queue."""
         context, source, peer = send.comm.context, send.stream.rank, send.comm.members[send.peer]
-        remove(self.state.sends, (context, source, peer, EVERY_TAG), send)
+        take(self.state.sends, (context, source, peer, EVERY_TAG), send)
 
     def deliver(self, send: SimRequest, receive: SimRequest) -> None:
         self.met += 1
@@ -256,8 +253,10 @@ class MPIMatching(WatchedMessages):
     def probe(self, comm: Any, source: int, tag: int, site: CallSite) -> SimRequest:
         """Return a receive that is not posted: it finds a message, and leaves it where it is."""
         stream = self.state.running
-        probe = LocatedRequest(comm, "probe", _NOTHING, source, tag, False, stream, source, 0, stream.time)
-        probe.posted_at = site
+        probe = LocatedRequest()
+        probe.comm, probe.kind, probe.array, probe.peer, probe.tag = comm, "probe", _NOTHING, source, tag
+        probe.stream, probe.other, probe.arrival, probe.posted_at = stream, source, stream.time, site
+        probe.nonblocking, probe.complete, probe.waiter, probe.nbytes = False, False, None, 0
         return probe
 
     def found(self, probe: SimRequest) -> list[tuple[Candidate, SimRequest, SimRequest]]:

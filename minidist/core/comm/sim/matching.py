@@ -15,28 +15,32 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.comm.point_to_point import PointToPoint, Request, Work
+from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
 from minidist.core.comm.sim.state import Key, SimRequest, SimState
 
 
 class Matching:
     """The messages of a run. block: let other streams run until the request can go on.
 
-    cost_of: a message -> its (alpha, beta, overhead); None: the same for every message. key_of: a send -> what its
-    receive must have equal, where that is not its context, ranks and tag (`FoldedWorld`).
+    cost_of: a message -> its (alpha, beta, overhead); None: the same for every message. key_of: a message and its key
+    -> what its other side must have equal; None: the key (`FoldedWorld`, receives from any rank). on_posted: what looks
+    at a message before it meets another one, where the run is watched. on_meet: at a send and its receive, before the
+    array is copied; True: it has copied it.
     """
 
-    requests: type[SimRequest] = SimRequest  # what a message in flight is
-    cost_of: Callable[[SimRequest], tuple[float, float, float]] | None = None
-    key_of: Callable[[SimRequest], Key] | None = None
+    request_class: type[SimRequest] = SimRequest
 
     def __init__(self, state: SimState, block: Callable[[Request | Work], None]) -> None:
-        self.state, self.block = state, block
+        self.state, self.block, self.requests = state, block, self.request_class
+        self.on_posted: list[Callable[[SimRequest], None]] = []
+        self.on_meet: list[Callable[[SimRequest, SimRequest], bool]] = []
         self.sends, self.receives = state.sends, state.receives
         links = state.links
         self.alpha, self.beta, self.overhead = links.alpha, links.beta, links.overhead
+        self.cost_of: Callable[[SimRequest], tuple[float, float, float]] | None = None
         if links.link is not None:
             self.cost_of = self._cost_of_link
+        self.key_of: Callable[[SimRequest, Key], Key] | None = None
 
     def _cost_of_link(self, request: SimRequest) -> tuple[float, float, float]:
         """Return the costs of a message whose link differs from others."""
@@ -44,63 +48,64 @@ class Matching:
         alpha, beta = self.state.links.cost(*(pair if request.kind == "send" else pair[::-1]))
         return alpha, beta, self.overhead
 
+    def any_source(self) -> int:
+        """Return the other rank of a receive from any rank. Only a subclass has such receives: here they wait."""
+        return ANY
+
     def post(
         self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, nonblocking: bool
     ) -> SimRequest:
-        """Start a send or a receive."""
-        stream = self.state.running
-        other, nbytes, now = comm.members[peer], array.nbytes, stream.time
-        request = self.requests(comm, kind, array, peer, tag, nonblocking, stream, other, nbytes, now)
+        """Start a send or a receive. It meets the oldest message of the other kind that fits it, or waits for one."""
+        stream, requests = self.state.running, self.requests
+        rank, other = stream.rank, self.any_source() if peer == ANY else comm.members[peer]
+        request = requests()
+        request.comm, request.kind, request.array = comm, kind, array
+        request.peer, request.tag, request.nonblocking = peer, tag, nonblocking
+        request.stream, request.other, request.nbytes = stream, other, array.nbytes
+        request.arrival, request.complete, request.waiter = stream.time, False, None
+        for posted in self.on_posted:
+            posted(request)
+
+        # What a send and its receive have equal: the context, the sender, the receiver, the tag.
         if kind == "send":
-            self.send(request)
+            # The out-port sends one message after the other, and is busy with each for its overhead and its bytes.
+            alpha, beta, overhead = self.alpha, self.beta, self.overhead
+            if self.cost_of is not None:
+                alpha, beta, overhead = self.cost_of(request)
+            request.depart = stream.time if stream.time > stream.out_free else stream.out_free
+            left = request.depart + beta * request.nbytes
+            request.end = stream.out_free = left + overhead
+            request.arrival = left + alpha
+            key, mine, others = (comm.context, rank, other, tag), self.sends, self.receives
         else:
-            self.receive(request)
-        return request
-
-    def send(self, request: SimRequest) -> None:
-        """Let a send leave, and meet the oldest receive that waits for it."""
-        # The out-port sends one message after the other, and is busy with each for its overhead and its bytes.
-        stream, alpha, beta, overhead = request.stream, self.alpha, self.beta, self.overhead
-        if self.cost_of is not None:
-            alpha, beta, overhead = self.cost_of(request)
-        request.depart = depart = stream.time if stream.time > stream.out_free else stream.out_free
-        left = depart + beta * request.nbytes
-        request.end = stream.out_free = left + overhead
-        request.arrival = left + alpha
-
-        key = (request.comm.context, stream.rank, request.other, request.tag)
+            key, mine, others = (comm.context, other, rank, tag), self.receives, self.sends
         if self.key_of is not None:
-            key = self.key_of(request)
-        receives = self.receives.get(key)
-        if receives is None:
-            self.queue(self.sends, key, request)
-        else:
-            if len(receives) == 1:
-                del self.receives[key]
-            self.deliver(request, receives.pop(0))
+            key = self.key_of(request, key)
 
-    def receive(self, request: SimRequest) -> None:
-        """Let a receive meet the oldest send that waits for it."""
-        key = (request.comm.context, request.other, request.stream.rank, request.tag)
-        sends = self.sends.get(key)
-        if sends is None:
-            self.queue(self.receives, key, request)
+        queue = others.get(key)
+        if queue is None:
+            self.queue(mine, key, request)
+            return request
+        if len(queue) == 1:
+            del others[key]
+        if kind == "send":
+            self.deliver(request, queue.pop(0))
         else:
-            if len(sends) == 1:
-                del self.sends[key]
-            self.deliver(sends.pop(0), request)
+            self.deliver(queue.pop(0), request)
+        return request
 
     def queue(self, queues: dict[Key, list[SimRequest]], key: Key, request: SimRequest) -> None:
         """Keep a message whose other side is not there yet."""
-        if key in queues:
-            queues[key].append(request)
-        else:
-            queues[key] = [request]
+        queues.setdefault(key, []).append(request)
 
     def deliver(self, send: SimRequest, receive: SimRequest) -> None:
         """Let a send and its receive meet: copy once, wake the streams that wait."""
         # The message itself: one copy, from the sender's array into the receiver's.
-        self.copy(send, receive)
+        for meet in self.on_meet:
+            if meet(send, receive):
+                break
+        else:
+            receive.array[...] = send.array
 
         # The times of the two are those of the picture in `clock`. A synchronous send ends no earlier than its receive
         # is posted; one that is complete already was buffered.
@@ -119,12 +124,6 @@ class Matching:
             self.state.ready.append(send.waiter)
             send.waiter = None
 
-    def copy(self, send: SimRequest, receive: SimRequest) -> None:
-        """Copy what is sent to where it is received."""
-        receive.array[...] = send.array
-
-    # waiting ----------------------------------------------------------------------------------------------------------
-
     def wait(self, request: Any) -> None:
         """Return when the request is complete, and advance the stream's clock to that time."""
         # Let the others run until it has met its other side.
@@ -134,8 +133,9 @@ class Matching:
             self.block(request)
 
         # A receive: `landed` of the picture in `clock`. The in-port takes one message after the other.
-        end = request.end
-        if request.kind == "receive":
+        if request.kind == "send":
+            end = request.end
+        else:
             beta, overhead = self.beta, self.overhead
             if self.cost_of is not None:
                 _, beta, overhead = self.cost_of(request)

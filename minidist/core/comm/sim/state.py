@@ -33,23 +33,23 @@ class Stream:
     queue: deque[Work] = field(default_factory=deque)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False, init=False)
 class SimRequest(Request):
     """A request and what the simulated world must remember of it until it has been waited for.
 
     other: the world rank of its peer. arrival: when the message arrives; of a receive that has not met its send, when
-    it was posted. complete: its wait does not block. depart, end: of a send, when its bytes leave the port, and when
-    its buffer is free.
+    it was posted. complete: its wait does not block. waiter: what waits for it. depart, end: of a send, when its bytes
+    leave the port, and when its buffer is free.
     """
 
     stream: Stream
     other: int
     nbytes: int
     arrival: float
-    depart: float = field(default=0.0, init=False)
-    end: float = field(default=0.0, init=False)
-    complete: bool = field(default=False, init=False)
-    waiter: Stream | None = field(default=None, init=False)
+    complete: bool
+    waiter: Stream | None
+    depart: float = 0.0
+    end: float = 0.0
 
 
 @dataclass(eq=False)

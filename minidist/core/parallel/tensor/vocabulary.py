@@ -110,11 +110,10 @@ def shard_words(whole: Parameter, context: ShardContext) -> Parameter:
     return context.shard_of(whole, 0, padding=padding)
 
 
-def split_loss(model: Any, context: ShardContext, name: str, *, vocab_size: int) -> Module:
+def split_loss(model: Any, context: ShardContext, name: str, *, vocab_size: int) -> Any:
     """Return a language model whose loss is computed from split logits; without targets it returns these."""
     model.loss_fn = partial(vocab_parallel_cross_entropy, comm=context.comm, vocab_size=vocab_size)
-    split: Module = model
-    return split
+    return model
 
 
 def vocab_parallel_cross_entropy(

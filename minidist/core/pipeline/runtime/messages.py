@@ -16,7 +16,7 @@ Proved by: tests/pipeline/test_messages.py, tests/pipeline/test_runtime.py
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -43,15 +43,8 @@ MESSAGE = TENSORS * ROW.itemsize  # bytes of what is told at a boundary
 TAGS = 2**14  # between two ranks: one more than MAX_TAG of point_to_point.py
 PURPOSES = {"F": "pipeline_activation", "B": "pipeline_gradient"}
 Message = tuple[str, int, int]  # "F" or "B" for an activation or a gradient, the stage that gets it, micro-batch
+Route = tuple[int, int, list[tuple[tuple[int, ...], np.dtype[Any]]]]  # other rank, first tag, shapes and dtypes
 Orders = Sequence[Sequence[Sequence[Action]]]  # of all ranks, items as their actions
-
-
-class Route(NamedTuple):
-    """How a message goes: the other rank, the first tag, and each tensor's shape and dtype."""
-
-    rank: int
-    tag: int
-    tensors: list[tuple[tuple[int, ...], np.dtype[Any]]]
 
 
 class Messages:
@@ -133,8 +126,8 @@ class Messages:
                 (other,) = ranks - {self.comm.rank}
                 shapes = [(shape, named_dtype(dtype)) for shape, dtype in tensors]
                 floats = [(shape, dtype) for shape, dtype in shapes if dtype.kind in FLOATS]
-                self.routes[message] = Route(other, self.tags[message], shapes)
-                self.routes[back] = Route(other, self.tags[back], floats)
+                self.routes[message] = other, self.tags[message], shapes
+                self.routes[back] = other, self.tags[back], floats
         self.released: dict[int, list[Message]] = hooks.arrived_messages(self)
 
     # --- receiving ---

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +62,7 @@ def prepared(plan: Plan, allow_wrong_gradients: bool) -> tuple[Plan, Orders, Map
     hooks.validate_plan(plan, allow_wrong_gradients)
     lowered = plan if plan.is_lowered else lower(plan)
     orders = [[actions_of(item) for item in order] for order in lowered.orders]
-    return lowered, orders, MappingProxyType(lowered.rank_of_stage())
+    return lowered, orders, lowered.rank_of_stage()
 
 
 class Pipeline:
