@@ -18,9 +18,8 @@ from typing import Any, Literal
 
 from minidist import optim
 from minidist.base.limits import MAX_COUNT
-from minidist.base.records import Field
 from minidist.core.comm import Comm
-from minidist.techniques import Extension, Settings, without_effect
+from minidist.techniques import Extension, Field, Settings, without_effect
 
 
 class LrScheduleSettings(Settings):

@@ -17,9 +17,8 @@ Proved by: tests/parallel/test_muon.py
 from typing import Any, Literal
 
 from minidist import optim, parallel
-from minidist.base.records import Field
 from minidist.optim.named import optimizer_named
-from minidist.techniques import AxisRun, Extension, Rule, Run, Settings, trains_alone, without_effect
+from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings, trains_alone, without_effect
 
 
 class MuonSettings(Settings):

@@ -21,10 +21,9 @@ from functools import partial
 from typing import Any, Literal
 
 from minidist import optim, parallel
-from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.optim.named import optimizer_named
-from minidist.techniques import Extension, Rule, Settings, recomputed
+from minidist.techniques import Extension, Field, Rule, Settings, recomputed
 
 
 class OffloadSettings(Settings):
