@@ -18,11 +18,10 @@ Proved by: tests/parallel/test_sync_batch_norm.py, tests/train/test_cnn.py
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from minidist.base.records import Field
 from minidist.core.base.errors import UsageError
 from minidist.core.parallel.dims import Axes
 from minidist.parallel.sync_batch_norm import convert_sync_batchnorm, sync_batch_norm_bytes
-from minidist.techniques import AxisRun, Extension, Rule, Run, Settings, changes_batches, without_effect
+from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings, changes_batches, without_effect
 
 
 class BatchNormSettings(Settings):

@@ -19,13 +19,12 @@ from typing import Any
 
 from minidist.base.half import all_finite
 from minidist.base.limits import MAX_COUNT
-from minidist.base.records import Field
 from minidist.collectives.closed_forms import volume
 from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
 from minidist.optim import DynamicLossScaler, StaticLossScaler
 from minidist.parallel import agree_on_overflow
-from minidist.techniques import Extension, Rule, Run, Settings, without_effect
+from minidist.techniques import Extension, Field, Rule, Run, Settings, without_effect
 from minidist.techniques.loss_scaling.deepspeed import DeepSpeedLossScale
 
 PREFIX = "loss_scale."  # of the numbers in a checkpoint

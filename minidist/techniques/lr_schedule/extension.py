@@ -17,11 +17,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from minidist.base.limits import MAX_COUNT
-from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.optim import WarmupCosine
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
-from minidist.techniques import Extension, Settings, without_effect
+from minidist.techniques import Extension, Field, Settings, without_effect
 
 
 class LrScheduleSettings(Settings):

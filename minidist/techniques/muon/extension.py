@@ -16,11 +16,10 @@ Proved by: tests/parallel/test_muon.py
 
 from typing import Any, Literal
 
-from minidist.base.records import Field
 from minidist.optim import Muon
 from minidist.optim.named import optimizer_named
 from minidist.parallel import WholeMatrices
-from minidist.techniques import AxisRun, Extension, Rule, Run, Settings, trains_alone, without_effect
+from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings, trains_alone, without_effect
 
 
 class MuonSettings(Settings):

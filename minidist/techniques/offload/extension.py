@@ -20,12 +20,11 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
-from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.optim.named import optimizer_named
 from minidist.parallel import CPUOffloadPolicy, HostPool
-from minidist.techniques import Extension, Rule, Settings, recomputed
+from minidist.techniques import Extension, Field, Rule, Settings, recomputed
 from minidist.techniques.offload.activations import HostCopy, SavedOnHost
 from minidist.techniques.offload.optimizer import HostOptimizer, OffloadedOptimizer
 

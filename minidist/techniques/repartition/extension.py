@@ -25,13 +25,13 @@ from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from minidist.base.limits import MAX_COUNT
-from minidist.base.records import Field, checked
+from minidist.base.records import checked
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.parallel.redistribute import NUMBER, table_bytes
 from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
-from minidist.techniques import Extension, Rule, Run, Settings
+from minidist.techniques import Extension, Field, Rule, Run, Settings
 from minidist.techniques.repartition.cut import choose_sizes, exchange_volume
 from minidist.techniques.repartition.moving import move_state
 

@@ -6,9 +6,8 @@ Equal to: the job without the check, bit for bit.
 Proved by: tests/train/test_replicas.py, tests/config/test_rules.py
 """
 
-from minidist.base.records import Field
 from minidist.parallel.replica_check import check_shard_replicas
-from minidist.techniques import Extension, Moment, Rule, Run, Settings
+from minidist.techniques import Extension, Field, Moment, Rule, Run, Settings
 
 NUMBER, ROW = 8, 16  # bytes: how many shards a rank holds; and which part of which tensor, with its fingerprint
 
