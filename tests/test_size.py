@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_397,
     "commands": 5_518,
     "course": 12_501,
-    "core": 10_406,
+    "core": 10_404,
     "data": 1_616,
     "debug": 9_977,
     "job": 8_817,
