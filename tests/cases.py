@@ -5,7 +5,7 @@
 
 is one item, whose message names the cases that fail. Each case has an empty `tmp_path`, a `monkeypatch` that ends with
 it, and a `capsys` that has read nothing; what other fixtures give, all cases share. A decorator above another makes
-every pair, as pytest's do. With `sampled=7` in one of them `make test` runs the first case and about one in 7 of all
+every pair, as pytest's do. With `sampled=7` in one of them `make test` runs the first case and one in 7 of the other
 pairs, and `make exhaustive` all of them.
 
 Proved by: tests/test_cases.py
@@ -83,8 +83,10 @@ def try_each(test, cases, fixtures):
 
 
 def sample(cases, one_in):
-    """Return the first case and about one in n of the others, the same everywhere: a checksum of the name draws."""
-    return cases[:1] + [case for case in cases[1:] if crc32(case[0].encode()) % one_in == 0]
+    """Return the first of the (name, case) and one in n of the others, the same everywhere: a checksum draws them."""
+    names = sorted((name for name, _ in cases[1:]), key=lambda name: crc32(name.encode()))
+    drawn = set(names[: len(names) // one_in])
+    return cases[:1] + [case for case in cases[1:] if case[0] in drawn]
 
 
 def fresh(fixtures, number, stack):

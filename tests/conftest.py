@@ -3,10 +3,11 @@
 import gc
 import os
 import signal
-from collections import Counter
-from zlib import crc32
+from collections import defaultdict
 
 import pytest
+
+from tests.cases import sample
 
 pytest_plugins = ["tests.mpi_runner", "tests.examples"]
 
@@ -14,30 +15,32 @@ pytest_plugins = ["tests.mpi_runner", "tests.examples"]
 LONGEST = (
     "comm/mpi/test_failures",
     "comm/mpi/test_watchdog",
-    "lesson/test_lessons",
     "test_mpi_examples",
-    "test_readme",
+    "lesson/test_lessons",
     "train/test_under_mpi",
-    "equality/test_layout_sweep",
-    "comm/mpi/test_start",
-    "lesson/test_judge",
-    "golden/test_golden",
-    "commands/test_cli",
+    "train/test_servers",
     "lesson/test_cheats",
-    "parallel/test_tensor",
-    "parallel/test_fully_shard",
-    "parallel/test_mixed_precision",
-    "test_wheel",
-    "test_mpi_runner",
-    "pipeline/test_runtime",
-    "pipeline/test_plans",
-    "museum/test_museum",
-    "parallel/test_zero",
+    "comm/mpi/test_start",
+    "test_readme",
+    "golden/test_golden",
+    "train/test_folded_dry_run",
+    "techniques/test_extensions",
     "config/test_no_setting_is_ignored",
-    "train/test_precision",
-    "train/test_memory_over_steps",
+    "commands/test_cli",
+    "equality/test_layout_sweep",
     "techniques/test_repartition",
-    "equality/test_rounding",
+    "techniques/test_sharded_replicas",
+    "techniques/test_memory_budget_file",
+    "lesson/test_judge",
+    "report/test_chakra",
+    "test_mpi_runner",
+    "test_wheel",
+    "techniques/test_quantization",
+    "train/test_memory_over_steps",
+    "commands/test_memory_budget",
+    "pipeline/test_plans",
+    "pipeline/test_pipedream",
+    "planning/test_ready_commands",
 )
 
 if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and the import takes half a second
@@ -57,26 +60,24 @@ if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and
     settings.register_profile("mutants", settings.get_profile("ci"), phases=unshrunk)
     settings.load_profile("ci")
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(items):
-        """Begin with the files that take longest, so that no worker is left with one of them at the end."""
+        """Leave a sample of the tests that are marked `sampled(n)`; `make exhaustive` runs the others.
+
+        Begin with the files that take longest, so that no worker is left with one of them at the end.
+        """
+        grids = defaultdict(list)
+        for item in items:
+            if (mark := item.get_closest_marker("sampled")) is not None:
+                grids[item.nodeid.split("[")[0], mark.args[0]].append((item.nodeid, item))
+        for (_, one_in), grid in grids.items():
+            drawn = {name for name, _ in sample(grid, one_in)}
+            for name, item in grid:
+                if name not in drawn:
+                    item.add_marker("exhaustive")
+
         place = {f"tests/{name}.py": number for number, name in enumerate(LONGEST)}
         items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(place)))
-
-
-_cases: Counter[str] = Counter()  # of each test that is collected
-
-
-def pytest_itemcollected(item):
-    """Leave of a test that is marked `sampled(n)` the first case and about one in n; `make exhaustive` runs the others.
-
-    A checksum of the name draws them, so that they are the same everywhere.
-    """
-    mark = item.get_closest_marker("sampled")
-    if mark is not None:
-        test = item.nodeid.split("[")[0]
-        _cases[test] += 1
-        if _cases[test] > 1 and crc32(item.nodeid.encode()) % mark.args[0]:
-            item.add_marker("exhaustive")
 
 
 def pytest_collection():

@@ -100,7 +100,7 @@ def cell_name(filename: str) -> str:
 class FindsLines:
     """What a world that reports lines of the program adds to one that only moves messages."""
 
-    checks = unchecked = reuses_calls = False
+    checks = unchecked = False
     finds_lines = True  # the line of a rank that waits can be found when it is asked for
 
     def note_request(self, request: Any) -> None:

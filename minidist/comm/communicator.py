@@ -78,7 +78,6 @@ class CheckedComm(CheckedMessages, Comm):
 
     def __init__(self, world: Any, origin: str, members: Sequence[int], rank: int, label: str = "") -> None:
         super().__init__(world, origin, members, rank, label)
-        self.ended = {} if world.reuses_calls else None
         world.register(self, origin, label)
 
     def collective(

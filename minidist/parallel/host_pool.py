@@ -20,7 +20,7 @@ from typing import Any
 from minidist.base.limits import check_number, check_whole
 from minidist.base.memory import MemoryAccount
 from minidist.comm.mpi.staging import is_device_array, pinned_like
-from minidist.core.autograd import is_in_backward
+from minidist.core.autograd import current_pass
 from minidist.core.base import arrays as xp
 from minidist.core.base.watchers import track, watching
 from minidist.core.collectives import all_gather
@@ -132,7 +132,7 @@ class HostPool:
 
     def advance(self) -> None:
         """Advance the virtual clock by the time of what has been computed so far. Call it before any wait."""
-        self.comm.advance_clock("backward" if is_in_backward() else "forward")
+        self.comm.advance_clock("backward" if current_pass() else "forward")
 
     def _transfer(self, source: xp.Array, target: xp.Array, stream: Comm, name: str) -> Transfer:
         # The transfer starts when everything computed so far is done, and its time passes in the link's own stream.

@@ -178,7 +178,7 @@ def test_an_observer_is_not_told_that_a_pass_finished_when_an_error_ended_it():
     with pytest.raises(ZeroDivisionError):
         ag.backward_hook(Tensor(draws(2), requires_grad=True), fail).sum().backward(observers=[log])
     assert log.events == ["started", "node"]
-    assert not ag.is_in_backward()
+    assert not ag.current_pass()
 
 
 def test_a_tensor_used_twice_gets_both_gradients_and_nobody_elses():

@@ -258,7 +258,8 @@ def what_happens(*settings):
     look.reads_tensors = False
     world = SimWorld(ranks)
     try:
-        check_saving(config)
+        if config.save is not None:
+            check_saving(config)
         results = world.run(train, config, [look])
     except MinidistError as error:
         return str(error)

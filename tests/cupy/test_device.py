@@ -113,7 +113,7 @@ def happens(settings):
     return NUMBER.split(text), [float(number) for number in NUMBER.findall(text)]
 
 
-@pytest.mark.sampled(32)
+@pytest.mark.sampled(75)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_and_one_that_is_drawn_do_on_a_device_what_they_do_on_the_host(name):
     """Losses, messages, memory, virtual times and files, and the comparison with one device where there is one."""

@@ -130,6 +130,7 @@ def test_one_message_of_288_bytes_per_layer():
     assert len(world.traces[0].sent("trust_ratio")) == 2 * (ranks - 1)  # a ring's messages
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("job", "zero", "other", "sentence"),
     [

@@ -71,6 +71,7 @@ def test_masters_as_shards_make_the_bits_of_masters_in_the_optimizer(ranks, half
             assert np.array_equal(state, wanted["optimizer"][name])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("reduce", ["float16", "float32"])
 @pytest.mark.parametrize("local", [1, 2])
 def test_shards_on_the_host_have_the_same_bits_and_are_transferred_in_half_precision(local, reduce):

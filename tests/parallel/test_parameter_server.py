@@ -189,6 +189,7 @@ def test_every_order_of_3_workers_and_2_pushes(consistency, eager_bytes):
     assert max(gaps) == (consistency not in ("ssp:0", "bsp"))  # the bound is reached, and 1 is all that 2 pushes allow
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("consistency", ["asp", "ssp:0", "ssp:1", "ssp:3", "bsp", "delay:2"])
 @given(data=st.data())
 @settings(max_examples=15)

@@ -41,6 +41,7 @@ JOB = {"model": "llama", "layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "c
 JOB |= {"steps": 2, "micro_batch": 2, "cp": 4, "attention": "ulysses-ring"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ranks", "layout"),
     [

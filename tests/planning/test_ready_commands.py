@@ -49,6 +49,7 @@ def run(command, capsys):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_minidist_accepts_the_commands_of_every_layout(name):
     for ranks, fixed in ((1, {}), (8, {}), (16, {}), (8, {"cp": 2}), (16, {"cp": 2, "tp": 2})):

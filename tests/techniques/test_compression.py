@@ -136,6 +136,7 @@ def residuals_after_loading(comm, path, made):
     return axis.techniques["compression"].residual(axis.parallel.reducer.buckets)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
 def test_on_another_number_of_ranks_the_sum_of_the_residuals_is_kept(ranks, tmp_path):
     made, _, _ = run(4, steps=2, compression="topk:0.05", save=str(tmp_path), precision="fp64")

@@ -131,6 +131,7 @@ def test_all_forms_have_the_same_bits(saved):
     assert losses[0] == losses[1] == losses[2]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "layout",
     [

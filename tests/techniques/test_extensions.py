@@ -23,7 +23,6 @@ SIZES = "--layers 1 --width 8 --heads 2 --context 8 --steps 3 --micro-batch 2"
 JOB = ["train", "--data", "markov", *SIZES.split(), "--trace", "none"]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
 EXAMPLE = re.search(r"<!-- small.py -->\n```python\n(.*?)```", GUIDE, re.DOTALL)[1]
-IMPORT = "from minidist.techniques.rule import without_effect"
 
 
 @pytest.fixture
@@ -343,7 +342,9 @@ def test_the_example_of_the_guide_as_a_folder_of_the_package(tmp_path):
     text = text.replace("    every: int = Field(1, ge=1,", "    small_gradients_every: int = Field(0, ge=0,")
     (rule,) = re.findall(r"^ +(without_effect\(SmallSettings.*\))$", GUIDE, flags=re.MULTILINE)
     text = text.replace("    rules = (\n", f"    rules = (\n        {rule},\n")
-    text = text.replace("import Extension, Rule, Settings", "import Extension, Rule, Settings\n" + IMPORT)
+    text = text.replace(
+        "import Extension, Field, Rule, Settings", "import Extension, Field, Rule, Settings, without_effect"
+    )
     (folder / "extension.py").write_text(text)
 
     # Without __init__.py it is no package.

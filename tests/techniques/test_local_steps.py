@@ -199,6 +199,7 @@ def test_a_planted_bug_is_caught():
     assert "at step 1 " in verdict.first_difference
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("optimizer", "outer"), [("adam", {}), ("sgd", {}), ("adamw", DILOCO), ("sgd", DILOCO)])
 def test_a_resumed_job_has_the_bits_of_the_undisturbed_one(optimizer, outer, tmp_path):
     momentum = 0.9 if optimizer == "sgd" and not outer else 0.0

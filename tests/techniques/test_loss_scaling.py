@@ -77,6 +77,7 @@ class LeavesOut(Extension):
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("ranks", "layout"), LAYOUTS)
 def test_any_technique_may_leave_an_update_out(ranks, layout, tmp_path):
     source = tmp_path / "user.py"

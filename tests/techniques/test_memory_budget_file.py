@@ -49,6 +49,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_micro_batches_follow_the_budget_and_the_bytes_the_closed_form(tmp_path, layout):
     largest = 16 // layout["dp"]
@@ -71,6 +72,7 @@ def test_micro_batches_and_stages_change_in_one_job(tmp_path):
     assert results[0].losses == pytest.approx(plain[0].losses, rel=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS[:3], ids=str)
 def test_the_losses_are_those_of_the_same_batches_in_other_micro_batches(tmp_path, layout):
     results, *_ = run(tmp_path, layout, {1: 1, 3: PLENTY}, steps=6)

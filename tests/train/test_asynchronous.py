@@ -39,7 +39,7 @@ NAMES = ["pipedream", "pipedream-vertical-sync", "pipedream-2bw"]
 
 
 @each("optimizer", ["sgd", "adamw"])
-@each("name", NAMES, sampled=3)
+@each("name", NAMES)
 def test_every_step_equals_the_replay(name, optimizer):
     """Tied embeddings, dropout, a warm-up of the learning rate; loss, gradients, weights and state of every update."""
     result = verdict(3, **SMALL, pp=3, schedule=name, dropout=0.1, warmup=2, decay="cosine", optimizer=optimizer)

@@ -84,6 +84,7 @@ def test_tensor_parallel_with_every_other_axis(ranks, values):
     holds(ranks, "float", **DOUBLE, **values)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ranks", "values"),
     [

@@ -50,6 +50,7 @@ def test_every_layout_equals_one_device_bit_for_bit_and_sends_the_closed_form(se
     assert run_training(config.model_copy(update={"steps": 1}), None, 60, None).volumes_hold()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -63,10 +63,11 @@ HOOKS = {
     "job/train/run.py Run.before_step",
     "job/train/run.py Run.is_updated",
 }
-# Files that watch messages and modules, and refuse; `SimWorld` is the core's world with all of these.
+# Files that watch messages and modules, record them, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {
     "nn/ops/in_place.py",
     "base/memory.py",
+    "base/traces.py",
     "collectives/call_checks.py",
     "nn/ops/refusals.py",
     "nn/refusals.py",

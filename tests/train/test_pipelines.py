@@ -35,6 +35,7 @@ def test_every_schedule_equals_one_device(name, optimizer):
     assert (result.tier, result.steps, result.ranks) == ("ordered", 2, 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ranks", "values"),
     [

@@ -19,9 +19,9 @@ BOTH = sorted({*REDUCE} & {*SCATTER})
 
 # A layout, and the algorithms that it may have. Buckets are small, so that there are several of unequal sizes.
 CASES = [
+    ({"dp": 3, "zero": 1, "reduce_bucket_size": 700}, SCATTER),
     ({"dp": 3, "bucket_cap_mb": 0.005}, REDUCE),
     ({"dp": 4, "bucket_cap_mb": 0.005}, REDUCE),
-    ({"dp": 3, "zero": 1, "reduce_bucket_size": 700}, SCATTER),
     ({"dp": 4, "zero": 2, "reduce_bucket_size": 700}, SCATTER),
     ({"dp": 3, "zero": 3}, SCATTER),
     ({"dp": 4, "zero": 3, "dp_replicate": 2}, BOTH),

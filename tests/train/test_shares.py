@@ -38,6 +38,7 @@ def check_bytes(config, batches, world, results, runs=None):
 @each(
     "values",
     [
+        {"global_batch": 9, "dp": 2, "ep": 2, "experts": 4, "weights": "2,1", "accumulation": 2, **FLOAT},
         {"global_batch": 8, "dp": 3},
         {"global_batch": 8, "dp": 3, "weights": "2,1,1", "clip": 0.1, "evaluate_every": 1},
         {"global_batch": 9, "dp": 2, "weights": "2,1", "accumulation": 2, "zero": 1, "prefetch_batches": 1},
@@ -46,7 +47,6 @@ def check_bytes(config, batches, world, results, runs=None):
         {"global_batch": 8, "dp": 2, "pp": 2, "microbatches": 2, "zero": 3, "weights": "3,1"},
         {"global_batch": 5, "pp": 2, "microbatches": 2, "schedule": "pipedream-2bw"},
         {"global_batch": 5, "dp": 2, "tp": 2, "cp": 2, "experts": 2, "layers": 1, "steps": 1, **FLOAT},
-        {"global_batch": 9, "dp": 2, "ep": 2, "experts": 4, "weights": "2,1", "accumulation": 2, **FLOAT},
         {"global_batch": 9, "dp": 4, "ep": 2, "experts": 2, "zero": 3, "top_k": 2, "evaluate_every": 1, **FLOAT},
         {"global_batch": 7, "dp": 2, "ep": 2, "tp": 2, "experts": 2, "recompute": "full", **FLOAT},
         {

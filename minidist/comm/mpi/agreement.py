@@ -21,14 +21,6 @@ from minidist.core.comm.communicator import Comm
 MAX_SHOWN = 8  # ranks of one value that are listed
 
 
-class Agreeing(Entering):
-    """A rank compares its settings with those of all others."""
-
-    def __init__(self, comm: Comm) -> None:
-        super().__init__(comm)
-        self.text = "comparing its settings with those of all ranks"
-
-
 def check_same_settings(comm: Comm, settings: Mapping[str, Any]) -> None:
     """Raise UsageError, the same on every rank, when the ranks of the world have different settings.
 
@@ -40,7 +32,7 @@ def check_same_settings(comm: Comm, settings: Mapping[str, Any]) -> None:
         return
 
     # The watchdog reports a rank that waits here for one that never comes.
-    world.waiting = Agreeing(comm)
+    world.waiting = Entering(comm, text="comparing its settings with those of all ranks")
     mine = {name: str(value) for name, value in settings.items()}
     prints = world.base.allgather(fingerprint(repr(sorted(mine.items()))).tobytes())
     if len(set(prints)) > 1:

@@ -9,6 +9,7 @@ Proved by: tests/comm/test_conformance.py, tests/comm/mpi/test_failures.py
 """
 
 import os
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,10 @@ class DirectCall(DirectMessages, CheckedCall):
 
 
 class DirectComm(DirectMessages, CheckedComm):
-    """A rank's handle on a group of ranks."""
+    """A rank's handle on a group of ranks; equal calls of it are one object (`ended`)."""
 
     call_class = DirectCall
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.ended = {}

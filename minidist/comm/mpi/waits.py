@@ -24,13 +24,13 @@ _values = attrgetter(*_FIELDS)
 
 
 class Entering:
-    """A rank makes a communicator and waits for the other members."""
+    """A rank makes a communicator and waits for the other members. text: what else it does with them, in words."""
 
-    def __init__(self, comm: PointToPoint, origin: str = "") -> None:
+    def __init__(self, comm: PointToPoint, origin: str = "", text: str = "") -> None:
         self.origin = origin
         self.peers = [member for member in comm.members if member != comm.members[comm.rank]]
         site = call_site(sys._getframe(1))
-        self.text = f"making the communicator {comm.name} of ranks {list(comm.members)}, at {site}"
+        self.text = text or f"making the communicator {comm.name} of ranks {list(comm.members)}, at {site}"
 
     def describe(self) -> str:
         """Return what the rank waits in."""

@@ -79,7 +79,7 @@ class Watchdog:
         with self.writing:
             if self.stopping.is_set():
                 return
-            self.folder.write_state(self.world.rank, self._state())
+            self.folder.write_state(self.world.rank, state_of(self.world, self.silence))
             if self.folder.is_asked():
                 self.folder.write_state(self.world.rank, self._history()._asdict(), ".calls")
             new = self.world.trace.messages[self.written :]
@@ -107,9 +107,6 @@ class Watchdog:
             {name: [(number, key, CallSite(*site), passed) for number, key, site, passed in of] for name, of in calls},
             {origin: Claim._make([*claim, CallSite(*site)]) for origin, (*claim, site) in made},
         )
-
-    def _state(self) -> dict[str, object]:
-        return state_of(self.world, self.silence)
 
     # reports ----------------------------------------------------------------------------------------------------------
 
@@ -153,7 +150,7 @@ class Watchdog:
     def _states(self) -> dict[int, dict[str, Any]]:
         """Return what each rank does now, of those that have said it; this one's own needs no file."""
         found = {rank: state for rank in range(self.world.size) if (state := self.folder.state(rank)) is not None}
-        return found | {self.world.rank: self._state()}
+        return found | {self.world.rank: state_of(self.world, self.silence)}
 
     def text(self) -> str:
         """Return the report."""

@@ -116,7 +116,7 @@ class MPIWorld(FindsLines):
             self.BYTE = MPI.BYTE
             self.MPI, self.checks, self.synchronous, self.record = MPI, bool(checks), synchronous, record
             self.check_buffers = checks is True
-            self.unchecked = self.reuses_calls = not (checks or record or synchronous)
+            self.unchecked = not (checks or record or synchronous)
             self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
             check_launcher(self.size, MPI.Get_library_version().splitlines()[0])
             self.highest_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) - HEADER_TAG

@@ -259,8 +259,6 @@ def seen_from(comm: Comm, rank: int) -> Comm:
 class _NoMessages:
     """The world of a communicator that is seen from another rank."""
 
-    reuses_calls = False
-
     def register(self, *_: Any) -> None:
         """Note nothing: no member of the communicator uses it."""
 

@@ -19,7 +19,6 @@ from minidist.core.autograd.backward import (
     backward_hook,
     backward_hooks,
     current_pass,
-    is_in_backward,
     map_tensors,
 )
 from minidist.core.base.lazy import lazy_imports

@@ -30,7 +30,6 @@ _creation = attrgetter("index")
 
 _running: ContextVar["BackwardPass | None"] = ContextVar("minidist_running_backward_pass", default=None)
 current_pass = _running.get  # the pass that is running on this rank, or None
-is_in_backward = _running.get  # the same, where only its truth value is of interest
 
 
 def backward(

@@ -26,6 +26,7 @@ from typing import Any
 
 from minidist.base.plain_pickle import BadPickleError
 from minidist.base.traces import MessageEvent, SpanEvent, Trace
+from minidist.comm import errors as message_errors
 from minidist.comm.has_run import NotRunError
 from minidist.core.base import errors
 from minidist.core.base.errors import MinidistError
@@ -243,6 +244,7 @@ KNOWN: dict[str, type[BaseException]] = {
     for kind in (
         *vars(builtins).values(),
         *vars(errors).values(),
+        *vars(message_errors).values(),
         *(LibraryCallError, ForbiddenCallError),
         *(ProgramExitError, EndlessError, NotRunError),
     )

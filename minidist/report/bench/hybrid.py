@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.read_file import parse_json
-from minidist.comm.mpi.direct import DirectCall, DirectComm, DirectMessages
+from minidist.comm.mpi.direct import DirectCall, DirectComm
 from minidist.comm.mpi.world import MPIWorld
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
@@ -56,30 +56,25 @@ class ProcessTimer:
 
 
 def timed(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a world's method whose processor time is measured."""
+    """Return a method of a world, or of its communicators, whose processor time is measured."""
 
     @wraps(method)
-    def measured(world: Any, *arguments: Any, **keywords: Any) -> Any:
-        return world.timer(method, world, *arguments, **keywords)
+    def measured(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        return getattr(self, "world", self).timer(method, self, *arguments, **keywords)
 
     return measured
 
 
-class TimedMessages(DirectMessages):
-    """Messages whose sendrecv is measured."""
-
-    def sendrecv(self, *arguments: Any, **keywords: Any) -> None:
-        self.world.timer(super().sendrecv, *arguments, **keywords)
-
-
-class TimedCall(TimedMessages, DirectCall):
+class TimedCall(DirectCall):
     """One collective call of a rank."""
 
+    sendrecv = timed(DirectCall.sendrecv)
 
-class TimedComm(TimedMessages, DirectComm):
+
+class TimedComm(DirectComm):
     """A rank's handle on a group of ranks."""
 
-    call_class = TimedCall
+    call_class, sendrecv = TimedCall, timed(DirectComm.sendrecv)
 
 
 class TimedWorld(MPIWorld):

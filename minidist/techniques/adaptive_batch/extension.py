@@ -17,11 +17,10 @@ from dataclasses import replace
 from typing import Any
 
 from minidist.base.limits import MAX_BATCH
-from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.core.pipeline.plan.registry import SCHEDULES
 from minidist.data import measured_every
-from minidist.techniques import Extension, Rule, Run, Settings, multiples
+from minidist.techniques import Extension, Field, Rule, Run, Settings, multiples
 from minidist.techniques.adaptive_batch.noise_scale import (
     NoiseMeter,
     NoiseScale,

@@ -18,10 +18,9 @@ from functools import partial
 from typing import Any
 
 from minidist.base.limits import MAX_BATCH
-from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.data import microbatch_numbers
-from minidist.techniques import Extension, Settings
+from minidist.techniques import Extension, Field, Settings
 
 MAX_WORKERS = 64  # processes that make the batches of a rank
 

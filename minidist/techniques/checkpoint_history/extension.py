@@ -13,8 +13,7 @@ Proved by: tests/checkpoint/test_resume.py, tests/config/test_rules.py
 """
 
 from minidist.base.limits import MAX_COUNT
-from minidist.base.records import Field
-from minidist.techniques import Extension, History, Rule, Settings
+from minidist.techniques import Extension, Field, History, Rule, Settings
 
 
 class CheckpointHistorySettings(Settings):

@@ -16,10 +16,9 @@ Proved by: tests/optim/test_clip.py, tests/planning/test_volumes.py, tests/equal
 
 from typing import Any
 
-from minidist.base.records import Field
 from minidist.core.comm import Comm
 from minidist.core.optim import NORM_BLOCK
-from minidist.techniques import AxisRun, Extension, Rule, Run, Settings
+from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings
 
 NUMBER = 8  # bytes of a sum of squares
 

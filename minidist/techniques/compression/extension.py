@@ -14,13 +14,12 @@ Proved by: tests/techniques/test_compression.py
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from minidist.base.records import Field
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.parallel.comm_hooks import register_comm_hook
 from minidist.parallel.compressor import compress
-from minidist.techniques import AxisRun, Extension, Rule, Run, Settings
+from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import check_compression, make_compressor
 from minidist.techniques.compression.error_feedback import GradientCompressor

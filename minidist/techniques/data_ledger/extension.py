@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from minidist.base.records import Field, Record
+from minidist.base.records import Record
 from minidist.core.comm import Comm
-from minidist.techniques import Extension, Moment, Run, Settings
+from minidist.techniques import Extension, Field, Moment, Run, Settings
 from minidist.techniques.data_ledger.ledger import DataLedger, data_check_volume
 
 

@@ -14,12 +14,11 @@ from typing import Any, Literal
 
 from minidist.base.half import DTYPES, named_dtype
 from minidist.base.limits import MAX_RANKS
-from minidist.base.records import Field
 from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
 from minidist.data import load_dataset
 from minidist.parallel.replica_guard import startup_bytes
-from minidist.techniques import Extension, Rule, Run, Settings, Value, without_effect
+from minidist.techniques import Extension, Field, Rule, Run, Settings, Value, without_effect
 from minidist.techniques.distillation.split_loss import distillation_volume
 from minidist.techniques.distillation.student import DistillationLoss, SoftTargets
 from minidist.techniques.distillation.teacher import Teacher, find_teacher, teacher_bytes

@@ -15,12 +15,11 @@ Proved by: tests/parallel/test_all_gather_attention.py, tests/config/test_rules.
 from contextlib import AbstractContextManager
 from typing import Any
 
-from minidist.base.records import Field
 from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.context.all_gather_attention import mask_documents
-from minidist.techniques import Extension, Rule, Settings
+from minidist.techniques import Extension, Field, Rule, Settings
 
 
 class DocumentsSettings(Settings):

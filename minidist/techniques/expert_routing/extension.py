@@ -18,8 +18,7 @@ Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.p
 from collections.abc import Mapping
 from typing import Any
 
-from minidist.base.records import Field
-from minidist.techniques import Extension, Rule, Settings, without_effect
+from minidist.techniques import Extension, Field, Rule, Settings, without_effect
 
 
 class ExpertRoutingSettings(Settings):

@@ -17,9 +17,8 @@ Proved by: tests/checkpoint/test_initial_weights.py
 from collections.abc import Callable
 from typing import Any
 
-from minidist.base.records import Field
 from minidist.core.comm import Comm
-from minidist.techniques import Extension, Rule, Settings
+from minidist.techniques import Extension, Field, Rule, Settings
 
 
 class InitialWeightsSettings(Settings):

@@ -9,10 +9,9 @@ Proved by: tests/parallel/test_layout_check.py
 from contextlib import AbstractContextManager
 from typing import Any
 
-from minidist.base.records import Field
 from minidist.core.base.watchers import watching
 from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
-from minidist.techniques import Extension, Rule, Settings
+from minidist.techniques import Extension, Field, Rule, Settings
 
 
 class LayoutCheckSettings(Settings):

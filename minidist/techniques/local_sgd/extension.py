@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from minidist.base.limits import MAX_COUNT
-from minidist.base.records import Field
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.parallel.replica_guard import startup_bytes
-from minidist.techniques import Extension, Rule, Run, Settings, multiples, without_effect
+from minidist.techniques import Extension, Field, Rule, Run, Settings, multiples, without_effect
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica, replicas_of
 
 

@@ -29,10 +29,10 @@ from collections import deque
 from typing import Annotated, Any
 
 from minidist.base.limits import MAX_BATCH, whole_number
-from minidist.base.records import Field, checked
+from minidist.base.records import checked
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm
-from minidist.techniques import Extension, Settings, changes_batches, without_effect
+from minidist.techniques import Extension, Field, Settings, changes_batches, without_effect
 
 EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}  # of the batch in the learning rate
 

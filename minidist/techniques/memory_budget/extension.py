@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 
 from minidist.base.memory import MemoryAccount
-from minidist.base.records import Field
 from minidist.core.base.errors import MinidistError, UsageError, quoted, quoted_path, reason
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.base.watchers import current
@@ -40,7 +39,7 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.data import cut_batch
 from minidist.data.batch_plan import BatchPlan
-from minidist.techniques import Extension, Rule, Run, Settings
+from minidist.techniques import Extension, Field, Rule, Run, Settings
 
 new_purpose("memory_budget")
 

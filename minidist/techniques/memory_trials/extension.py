@@ -20,8 +20,7 @@ Proved by: tests/commands/test_memory_budget.py
 
 from typing import Any
 
-from minidist.base.records import Field
-from minidist.techniques import Extension, Rule, Settings, without_effect
+from minidist.techniques import Extension, Field, Rule, Settings, without_effect
 
 
 class MemoryTrialsSettings(Settings):

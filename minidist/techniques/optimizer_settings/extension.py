@@ -13,9 +13,9 @@ Proved by: tests/optim/test_own_optimizer.py, tests/config/test_train_config.py,
 from typing import Any
 
 from minidist.base.limits import is_size
-from minidist.base.records import Field, WrongValue
+from minidist.base.records import WrongValue
 from minidist.optim.named import takes
-from minidist.techniques import Extension, Rule, Settings
+from minidist.techniques import Extension, Field, Rule, Settings
 
 
 def _two_betas(value: Any) -> str | None:

@@ -13,9 +13,8 @@ Proved by: tests/train/test_servers.py
 from typing import Any, Literal
 
 from minidist.base.limits import MAX_RANKS
-from minidist.base.records import Field
 from minidist.core.base.errors import UsageError
-from minidist.techniques import Extension, OwnLoop, Rule, Settings
+from minidist.techniques import Extension, Field, OwnLoop, Rule, Settings
 from minidist.techniques.parameter_server.server_config import parse_consistency
 
 

@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from minidist.base.records import Field
 from minidist.core.base.errors import quoted
 from minidist.core.comm import Comm
-from minidist.techniques import AxisRun, Extension, Moment, Rule, Run, Settings, setting, without_effect
+from minidist.techniques import AxisRun, Extension, Field, Moment, Rule, Run, Settings, setting, without_effect
 from minidist.techniques.pruning.layouts import (
     exchange_masks,
     leave_out,

@@ -15,12 +15,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal
 
-from minidist.base.records import Field
 from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.parallel.dims import Axes
-from minidist.techniques import Extension, Moment, Rule, Run, Settings, without_effect
+from minidist.techniques import Extension, Field, Moment, Rule, Run, Settings, without_effect
 from minidist.techniques.quantization.layers import (
     convert,
     converted,

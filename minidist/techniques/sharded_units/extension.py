@@ -20,9 +20,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from minidist.base.limits import MAX_COUNT, whole_number
-from minidist.base.records import Field
 from minidist.core.base.errors import UsageError, quoted
-from minidist.techniques import Extension, Rule, Settings, without_effect
+from minidist.techniques import Extension, Field, Rule, Settings, without_effect
 
 
 class ShardedUnitsSettings(Settings):

@@ -12,8 +12,7 @@ Lesson: 10_accumulate_and_recompute.
 Proved by: tests/config/test_rules.py, tests/train/test_sharded.py, tests/equality/test_equality.py
 """
 
-from minidist.base.records import Field
-from minidist.techniques import Extension, Rule, Settings
+from minidist.techniques import Extension, Field, Rule, Settings
 
 
 class SynchronizeEachSettings(Settings):

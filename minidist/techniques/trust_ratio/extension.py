@@ -15,14 +15,13 @@ Proved by: tests/parallel/test_layer_sums.py, tests/optim/test_layerwise.py
 
 from typing import Any
 
-from minidist.base.records import Field
 from minidist.core.comm.mesh import Mesh
 from minidist.core.train.data_axis import Group
 from minidist.optim import LayerwiseOptimizer
 from minidist.optim.named import optimizer_named, takes
 from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
-from minidist.techniques import AxisRun, Extension, Rule, Run, Settings
+from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings
 
 NUMBER = 8  # bytes of a sum of squares
 

@@ -15,6 +15,7 @@ from greenlet import getcurrent
 from minidist.base.traces import Trace
 from minidist.comm import SimWorld
 from minidist.comm.mpi import ending, job_folder, waits
+from minidist.comm.mpi import watchdog as watchdog_module
 from minidist.comm.mpi import world as mpi_world
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
 from minidist.comm.mpi.waits import Returned
@@ -61,7 +62,7 @@ TROUBLES = {
     "the folder is a file": lambda watchdog, patch: put_a_file_there(watchdog.folder),
     "the disk is full": lambda watchdog, patch: patch.setattr(job_folder.Path, "write_text", no_space),
     "a state that JSON does not know": lambda watchdog, patch: patch.setattr(
-        watchdog, "_state", lambda: {"rank": 0, "state": "returned", "peers": {0}, "what": object()}
+        watchdog_module, "state_of", lambda *_: {"rank": 0, "state": "returned", "peers": {0}, "what": object()}
     ),
     "a state that cannot be made": lambda watchdog, patch: patch.setattr(waits, "_site", lambda world: 1 / 0),
     "messages that cannot be written": lambda watchdog, patch: patch.setattr(
