@@ -158,16 +158,21 @@ assert np.array_equal(weights, single)
 
 # %%
 shape = {"layers": 6, "width": 64, "heads": 4, "context": 32, "micro_batch": 4, "steps": 2}
-print("on the host   device's peak    crosses the link in a step, down and up")
-for zero in (0, 3):
-    (plain_job,) = SimWorld(1).run(train_job, small_job(**shape, zero=zero))
-    if zero == 0:
-        print(f"nothing       {plain_job.peak_bytes:11,} B              0 B")
-    for offload in ("optimizer", "activations") if zero == 0 else ("parameters",):
-        (result,) = SimWorld(1).run(train_job, small_job(**shape, zero=zero, offload=offload))
-        down, up = (result.measured["host"][way] // 2 for way in ("to_host", "to_device"))
-        print(f"{offload:12}  {result.peak_bytes:11,} B {down:11,} B  {up:11,} B")
-        assert result.digest == plain_job.digest
+digests = {}
+for zero, offload in (
+    (0, "none"),
+    (0, "optimizer"),
+    (0, "activations"),
+    (3, "none"),
+    (3, "parameters"),
+):
+    (result,) = SimWorld(1).run(train_job, small_job(**shape, zero=zero, offload=offload))
+    host = result.measured.get("host", {"to_host": 0, "to_device": 0})
+    print(
+        f"ZeRO {zero}, --offload {offload:11} device {result.peak_bytes:9,} B at most; in a step"
+        f" {host['to_host'] // 2:9,} B go down and {host['to_device'] // 2:9,} B up"
+    )
+    assert result.digest == digests.setdefault(zero, result.digest)
 
 # %% [markdown]
 # [docs/three_sizes.md](../docs/three_sizes.md) walks one model from a card that holds it to a card

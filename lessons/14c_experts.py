@@ -79,7 +79,8 @@ show(
 )
 
 # %% [markdown]
-# In one layer on four ranks, forward and backward, every rank sends the same amount to every other rank.
+# In one layer on four ranks, forward and backward, every rank sends the same amount to every other
+# rank.
 
 # %%
 RANKS, EXPERTS, WIDTH, TOKENS = 4, 8, 16, 64
@@ -223,8 +224,9 @@ for name, job in JOBS.items():
 # %% [markdown]
 # ## 6 Break it
 #
-# What comes back must be laid out as it was sent. Swap the order on the way back, and every token gets another
-# token's result. Shapes fit, the loss even falls (the rest of the model learns around it):
+# What comes back must be laid out as it was sent. Swap the order on the way back, and every token
+# gets another token's result. Shapes fit, the loss even falls (the rest of the model learns around
+# it):
 
 # %%
 original = dispatch.exchange
@@ -298,7 +300,8 @@ check("14c.dispatch", solution("14c.dispatch"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Tokens move, weights stay**: four all-to-alls per layer, (P-1)/P x tokens x k x factor x width numbers each.
+# - **Tokens move, weights stay**: four all-to-alls per layer, (P-1)/P x tokens x k x factor x width
+#   numbers each.
 # - Slots are a price paid in bytes and dropped tokens; balance is bought with **N sum f P**.
 
 # %% [markdown]
