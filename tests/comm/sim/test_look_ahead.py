@@ -81,7 +81,7 @@ SAID = {
     rank_1_exchanges_two: r"on rank 1, at \S*; rank 1 makes calls 0 and 1 in the other order; every",
     rank_1_begins_with_the_last: r"on rank 1, at \S*; rank 1 makes calls 0 to 2 in another order; every",
     two_that_take_turns: "; rank 1 makes calls 0 and 1 in the other order, or rank 1 made no call like call 0 of",
-    rank_3_skips_a_gather: "rank 3 made no call like call 0 of rank 0, and its later calls are rank 0's, one earlier; every",
+    rank_3_skips_a_gather: "rank 3 made no call like call 0 of rank 0, and its later calls are rank 0's, one earlier",
     one_more_on_rank_1_of_a_gather: r"all_gather of float64\[4\] on ranks 0, 2, 3 and of float64\[5\] on rank 1, at",
 }
 
