@@ -148,8 +148,7 @@ class PointToPoint:
         # The receive first: when the partner's message comes, its buffer is known.
         receive = self._post("receive", incoming, source, tag, False)
         send = self._post("send", outgoing, dest, tag, False)
-        # A world may have another `wait` after the first one: see minidist/comm/sim/look_ahead.py.
-        self.world.wait(receive)
+        self.world.wait(receive)  # a world that looks ahead has another `wait` then
         self.world.wait(send)
 
     def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, nonblocking: bool) -> Request:
