@@ -58,13 +58,14 @@ def _is_bool(value: Any) -> bool:
 
 def is_size(number: float) -> bool:
     """Whether a number can be a time, a rate or a size: 0, or from MIN_VALUE up to MAX_VALUE. False for NaN."""
-    return number == 0 or MIN_VALUE <= number <= MAX_VALUE
+    return isinstance(number, Real) and (number == 0 or MIN_VALUE <= number <= MAX_VALUE)
 
 
 def check_size(number: float, flag: str, zero: bool = True) -> None:
     """Raise UsageError unless `is_size`; with zero=False also for 0."""
     if not is_size(number) or (number == 0 and not zero):
-        raise UsageError(f"{flag} is {number:g}; it must be {size_range(zero)}")
+        shown = f"{number:g}" if isinstance(number, Real) else quoted(number)
+        raise UsageError(f"{flag} is {shown}; it must be {size_range(zero)}")
 
 
 def size_range(zero: bool = True) -> str:

@@ -104,7 +104,11 @@ def _check_reduction(comm: PointToPoint, operation: str, array: Any, op: Any) ->
 
 
 def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any) -> None:
-    """Refuse an array for the result that cannot be written, or that other ranks still read."""
+    """Refuse an out that is no array, that cannot be written, or that other ranks still read."""
+    if not hasattr(out, "flags"):
+        raise UsageError(
+            f"rank {comm.rank}: {operation} into a {type(out).__name__}; pass an array for the result as out, or none"
+        )
     if not getattr(out.flags, "writeable", True):
         raise UsageError(f"rank {comm.rank}: {operation} into an out that is read-only; pass one that may be written")
     its_own = {"reduce_scatter": "input", "scatter": "array"}.get(operation)

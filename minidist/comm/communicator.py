@@ -21,14 +21,14 @@ tests/comm/mpi/test_groups.py
 
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf, prod
 from operator import index
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
-from minidist.base.limits import MAX_VALUE, MIN_VALUE, check_size
+from minidist.base.limits import MAX_VALUE, MIN_VALUE, check_size, is_size
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.base.errors import MismatchError, UsageError, nearest, quoted, reason
@@ -249,9 +249,10 @@ def check_links(links: LinkModel) -> None:
             f"{links.alpha}"
         )
     for name in ("flops", "memory_bandwidth"):
-        if not (MIN_VALUE <= getattr(links, name) <= MAX_VALUE or getattr(links, name) == inf):
+        rate = getattr(links, name)
+        if rate == 0 or not (rate == inf or is_size(rate)):
             raise UsageError(
-                f"link model: {name} is {getattr(links, name)}; it must be from {MIN_VALUE:g} to {MAX_VALUE:g} per"
+                f"link model: {name} is {quoted(rate)}; it must be from {MIN_VALUE:g} to {MAX_VALUE:g} per"
                 " second, or infinite"
             )
 
@@ -275,23 +276,33 @@ def check_group(comm: Comm, ranks: Sequence[int]) -> None:
     )
 
 
-def refuse_mesh(mesh: Mesh) -> NoReturn:
-    """Raise UsageError for axes without a distinct name each, and for a product that is not the number of ranks."""
-    if len(mesh.shape) != len(mesh.axis_names) or len(set(mesh.axis_names)) != len(mesh.axis_names):
+def check_mesh(comm: object, shape: Any, names: Any) -> None:
+    """Raise UsageError for axes without a size and a distinct name each, and a product that is not the ranks' number.
+
+    comm: of the mesh. shape, names: as they were passed.
+    """
+    if not isinstance(comm, PointToPoint):
+        refuse_communicator(comm, "init_device_mesh")
+    if not isinstance(shape, Iterable) or not all(isinstance(size, SupportsIndex) for size in shape):
+        raise UsageError(f"mesh shape {quoted(shape)}; pass the ranks of each axis, such as (2, 4)")
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"mesh names {quoted(names)}; pass the name of each axis, such as ('dp', 'tp')")
+
+    shape, names = tuple(shape), tuple(names)
+    if not len(shape) == len(names) == len(set(names)):
+        raise UsageError(f"a mesh needs one distinct name for each axis, got shape {shape} and names {names}")
+    if prod(shape) != comm.size or min(shape, default=1) < 1:
+        product = " x ".join(map(str, shape)) or "1"
         raise UsageError(
-            f"a mesh needs one distinct name for each axis, got shape {mesh.shape} and names {mesh.axis_names}"
+            f"mesh {dict(zip(names, shape, strict=True))}: {product} = {prod(shape)} ranks, "
+            f"but there are {comm.size}; make the product of the axes equal to the number of ranks"
         )
-    product = " x ".join(map(str, mesh.shape)) or "1"
-    raise UsageError(
-        f"mesh {dict(zip(mesh.axis_names, mesh.shape, strict=True))}: {product} = {prod(mesh.shape)} ranks, "
-        f"but there are {mesh.comm.size}; make the product of the axes equal to the number of ranks"
-    )
 
 
 def refuse_axis(mesh: Mesh, name: str) -> None:
     """Raise UsageError for the name of no axis."""
     raise UsageError(
-        f"the mesh has no axis {name!r}{nearest(name, mesh.axis_names)}; it has {', '.join(mesh.axis_names)}"
+        f"the mesh has no axis {name!r}{nearest(str(name), mesh.axis_names)}; it has {', '.join(mesh.axis_names)}"
     )
 
 

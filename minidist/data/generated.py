@@ -11,6 +11,7 @@ from math import log
 import numpy as np
 
 from minidist.base.coordinates import uniform_rows
+from minidist.base.limits import check_whole
 from minidist.core.base.random import Key, uniform
 from minidist.data.datasets import SampleDataset, TokenDataset
 
@@ -49,6 +50,7 @@ def random_tokens(vocab_size: int, tokens: int = 2**20, seed: int = 0) -> TokenD
 
 def glyphs(samples: int = 2000, size: int = 12, seed: int = 0) -> SampleDataset:
     """Return grey images of digits, (samples, size, size) float32, at random places, in random ink, with noise."""
+    check_whole("samples", samples, 1)
     draws = uniform_rows(Key(seed, "glyphs"), 0, samples, (4 + size * size,))
 
     # Columns of the draws: the digit, its place, its ink, and a pixel of noise each.

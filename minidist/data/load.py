@@ -66,6 +66,8 @@ def load_dataset(spec: str) -> Dataset:
 
     Raises UsageError, with the value and the remedy, for an unknown name and for a file that cannot be used.
     """
+    if not isinstance(spec, str):
+        raise UsageError(f"load_dataset({quoted(spec)}); pass the name of a dataset, such as 'pydoc' or 'text:FILE'")
     spec, *stages = (part.strip() for part in spec.split("|"))
     return with_stages(_source(spec), stages) if stages else _source(spec)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from minidist.base.limits import check_whole
 from minidist.core.autograd import Parameter, ShapeError, Tensor, reshape
 from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
@@ -27,6 +28,7 @@ from minidist.nn import rotary, rotary_angles, swiglu
 from minidist.nn.dropout import AttentionDropout
 from minidist.nn.norms import RMSNorm
 from minidist.nn.ops.grouped_attention import grouped_query_attention
+from minidist.nn.refusals import check_config
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)
 # (and with attention dropout that as a fourth argument)
@@ -54,7 +56,8 @@ class LlamaConfig:
     router_aux_loss_coef: float = 0.01
 
     def __post_init__(self) -> None:
-        heads, kv = self.num_attention_heads, self.kv_heads
+        check_whole("hidden_size", self.hidden_size, 1)
+        heads, kv = check_whole("num_attention_heads", self.num_attention_heads, 1), self.kv_heads
         if self.hidden_size % (2 * heads):
             raise UsageError(
                 f"hidden_size {self.hidden_size} does not divide into {heads} heads of an even size; use a multiple of"
@@ -238,6 +241,7 @@ class Llama(LanguageModel):
         seed: int | None = 0,
         attention_fn: GroupedAttention = grouped_query_attention,
     ) -> None:
+        check_config("Llama", config, LlamaConfig)
         super().__init__()
         self.config = config
         self.aux_loss_weight = config.router_aux_loss_coef if config.num_local_experts else None

@@ -54,6 +54,29 @@ def check_sizes(sizes: Any) -> None:
         check_whole(f"sizes[{at}]", size, 1)
 
 
+def check_heads(width: Any, heads: Any) -> None:
+    """Raise UsageError for the width and the heads of a GPT that are not whole numbers, one a multiple of the other."""
+    check_whole("n_embd", width, 1)
+    check_whole("n_head", heads, 1)
+    if width % heads:
+        raise UsageError(f"n_embd {width} is not a multiple of n_head {heads}")
+
+
+def check_config(model: str, config: Any, kind: type) -> None:
+    """Raise UsageError where a model got something else than its `kind` of configuration."""
+    if not isinstance(config, kind):
+        raise UsageError(f"{model} got {quoted(config)} as its configuration; pass a {kind.__name__}(...)")
+
+
+def check_flat(parameters: Any, pad_to: Any) -> None:
+    """Raise UsageError for what is no series of parameters, and for a padding that is not a whole number."""
+    check_whole("pad_to", pad_to, 1)
+    if not isinstance(parameters, Iterable):
+        raise UsageError(
+            f"FlatParameters got a value of type {type(parameters).__name__}; pass parameters: model.parameters()"
+        )
+
+
 def check_whole_parameter(parameter: Parameter) -> None:
     """Raise UsageError for a parameter that is a shard, whose initial values cannot be drawn."""
     if parameter.layout is not None and parameter.layout.axes:

@@ -24,6 +24,7 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
 from minidist.nn.ops.in_place import sample_step
+from minidist.nn.refusals import check_module
 
 # The modules that each layer, or function of the core, splits; the head first, which is a column-parallel layer, too.
 KINDS: dict[Any, tuple[type, ...]] = {
@@ -42,6 +43,7 @@ def check_weights(operation: str, module: Module, comm: Comm, plan: Mapping[str,
     plan: of tensor parallelism. Raises UsageError where `comm` is no communicator, or a style has a module of another
     kind.
     """
+    check_module(operation, module, "comm")
     check_communicator(comm, operation)
     if plan is not None:
         check_plan(module, plan)

@@ -3,7 +3,26 @@
 import numpy as np
 import pytest
 
-from minidist import GPT, MLP, AdamW, GPTConfig, Pipeline, SimWorld, fully_shard, split_model
+from minidist import (
+    GPT,
+    MLP,
+    AdamW,
+    GPTConfig,
+    LinkModel,
+    Llama,
+    LlamaConfig,
+    Pipeline,
+    SimWorld,
+    all_gather,
+    all_reduce,
+    fully_shard,
+    glyphs,
+    init_device_mesh,
+    load_dataset,
+    matmul,
+    parallelize_module,
+    split_model,
+)
 from minidist.core.base.errors import MinidistError
 from minidist.core.nn.flat import FlatParameters
 from minidist.optim import Muon
@@ -25,6 +44,24 @@ CALLS = {
     "one size": (lambda c: MLP(3), r"MLP\(3\) has no layer; pass the sizes"),
     "a negative size": (lambda c: MLP([3, -2]), r"sizes\[1\]=-2; it must be a whole number of at least 1"),
     "one text": (lambda c: GPT(GPTConfig(7, 4, 8, 1, 2))(np.arange(3)), r"shape \(3,\).*one text is \(1, T\)"),
+    "no algorithm": (lambda c: all_reduce(c, np.ones(2), algorithm=None), "unknown all_reduce algorithm 'None'"),
+    "a list as out": (lambda c: all_gather(c, np.ones(2), out=[0, 0]), "rank 0: all_gather into a list; pass an array"),
+    "a name as a cost": (lambda c: LinkModel(alpha="1"), "alpha is '1'; it must be 0, or a number from"),
+    "a name as a rate": (lambda c: LinkModel(flops="1"), "flops is '1'; it must be from .* per second, or infinite"),
+    "a mesh of a number": (lambda c: init_device_mesh(c, 1, ("dp",)), r"shape 1; pass the ranks of each axis, such as"),
+    "axes that are numbers": (lambda c: init_device_mesh(c, (1,), (3,)), r"names \(3,\); pass the name of each axis"),
+    "a mesh without a communicator": (lambda c: init_device_mesh((1,), ("dp",), c), "needs a communicator, and got"),
+    "an axis by number": (lambda c: init_device_mesh(c, (1,), ("dp",)).size(0), "the mesh has no axis 0; it has dp"),
+    "a dict as configuration": (lambda c: GPT({"n_layer": 2}), r"GPT got .* as its configuration; pass a GPTConfig\("),
+    "the class as configuration": (lambda c: Llama(LlamaConfig), r"Llama got .*; pass a LlamaConfig\("),
+    "no heads": (lambda c: GPTConfig(n_head=0), "n_head=0; it must be a whole number of at least 1"),
+    "half a width": (lambda c: GPTConfig(n_embd=64.5), "n_embd=64.5; it must be a whole number of at least 1"),
+    "no heads of a llama": (lambda c: LlamaConfig(num_attention_heads=0), "num_attention_heads=0; it must be a whole"),
+    "a model as parameters": (lambda c: FlatParameters(MLP([2, 2])), r"of type MLP; pass parameters: model.parameters"),
+    "no module to split": (lambda c: parallelize_module(None, c, {}), "of type NoneType as its module; pass the model"),
+    "two arrays": (lambda c: matmul(np.ones((1, 1)), np.ones((1, 1))), r"ndarray, and needs a Tensor; pass Tensor\("),
+    "fewer than no images": (lambda c: glyphs(-1), "samples=-1; it must be a whole number of at least 1"),
+    "no name of a dataset": (lambda c: load_dataset(3), r"load_dataset\(3\); pass the name of a dataset"),
     "an unknown setting": (lambda c: Muon(MLP([2, 2]).parameters(), nosuch=1), "Muon has no argument 'nosuch'; of"),
 }
 

@@ -26,6 +26,8 @@ def as_tensor(value: Any, like: Tensor) -> Tensor:
     """`value` as a tensor. Any Python or NumPy scalar takes the dtype of `like`; so do arrays of integers or bools."""
     if isinstance(value, Tensor):
         return value
+    if not isinstance(like, Tensor):
+        hooks.operation_checks().refuse_operands(value, like)
     if xp.is_array(value) and value.ndim > 0 and value.dtype.kind not in "biu":
         return Tensor(value)
     if like.dtype.kind in "biu" and getattr(value, "ndim", 0) == 0 and hasattr(value, "__mod__") and value % 1 != 0:

@@ -68,7 +68,7 @@ class Algorithms(Registry[Algorithm]):
         self.operation = operation
 
     def __missing__(self, name: str) -> Algorithm:
-        for find in hooks.algorithm_sources if name.lower() not in self.aliases else ():
+        for find in hooks.algorithm_sources if isinstance(name, str) and name.lower() not in self.aliases else ():
             if (entry := find(self.operation, name)) is not None:
                 return cast(Algorithm, entry)
         return super().__missing__(name)

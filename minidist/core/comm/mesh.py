@@ -12,7 +12,6 @@ Proved by: tests/comm/test_mesh.py
 """
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,8 @@ class Mesh:
 
     def __init__(self, comm: Comm, shape: Sequence[int], axis_names: Sequence[str]) -> None:
         # [1] The product of the axes must be the number of ranks.
+        hooks.comm_checks().check_mesh(comm, shape, axis_names)
         self.comm, self.shape, self.axis_names = comm, tuple(shape), tuple(axis_names)
-        named = len(self.shape) == len(self.axis_names) == len(set(self.axis_names))
-        if not named or prod(self.shape) != comm.size or min(self.shape, default=1) < 1:
-            hooks.comm_checks().refuse_mesh(self)
 
         # [2] ranks[coordinate] is the rank at a coordinate; the last axis is the fastest. `coordinate` is this rank's.
         self.ranks = np.arange(comm.size).reshape(self.shape)

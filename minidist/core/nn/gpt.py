@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 from minidist.core.autograd import Parameter, ShapeError, Tensor, causal_attention, cross_entropy, linear, reshape
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
-from minidist.core.base.errors import UsageError
 from minidist.core.nn.experts import MixtureOfExperts, auxiliary_losses
 from minidist.core.nn.layers import Conv1D, Embedding, LayerNorm
 from minidist.core.nn.module import Identity, Module, run_blocks
@@ -58,8 +57,7 @@ class GPTConfig:
     attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.n_embd % self.n_head:
-            raise UsageError(f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}")
+        hooks.refusals().check_heads(self.n_embd, self.n_head)
 
 
 class Attention(Module):
@@ -269,6 +267,7 @@ class GPT(LanguageModel):
         seed: int | None = 0,
         attention_fn: AttentionFunction = causal_attention,
     ) -> None:
+        hooks.refusals().check_config("GPT", config, GPTConfig)
         super().__init__()
         self.config = config
         self.aux_loss_weight = config.aux_loss_weight if config.n_experts else None

@@ -71,6 +71,13 @@ def refuse_indices(indices: xp.Array, weight: Parameter) -> None:
     )
 
 
+def refuse_operands(one: Any, two: Any) -> None:
+    """Raise UsageError for the operands of an operation when neither is a Tensor."""
+    raise UsageError(
+        f"an operation got a {type(one).__name__} and a {type(two).__name__}, and needs a Tensor; pass Tensor(array)"
+    )
+
+
 def refuse_scalar(value: Any, like: Tensor) -> None:
     """Raise DtypeError: the scalar is no integer, and the tensor is one of integers."""
     raise DtypeError(
