@@ -138,7 +138,7 @@ CASES: dict[str, Case] = {
         swaps_two_groups,
         lambda n: Label(every(n), (0, 1), (), None),
     ),
-    "message-and-collective": Case(
+    "message-beside-collective": Case(
         "rank 1 waits for a message of rank 0, which waits in a collective with all others",
         mixes_a_message_and_a_collective,
         lambda n: Label(every(n), (0, 1), (), 2),
