@@ -148,6 +148,13 @@ def mpiexec():
     return shutil.which("mpiexec", path=Path(sys.executable).parent) or shutil.which("mpiexec")
 
 
+@functools.cache
+def is_open_mpi():
+    """Whether mpiexec is Open MPI's, which refuses more ranks than cores, and root, unless told."""
+    version = subprocess.run([mpiexec(), "--version"], capture_output=True, text=True, check=False).stdout
+    return "Open MPI" in version or "OpenRTE" in version
+
+
 class Parent:
     """Takes the marked tests away from the ordinary pytest and reports what the ranks said of them."""
 
@@ -292,8 +299,7 @@ class Launch:
         environment |= {DIRECTORY: str(self.folder), RANKS: str(ranks), "OPENBLAS_NUM_THREADS": "1"}
         environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing hypothesis would take most of the time
         options = []
-        version = subprocess.run([mpiexec(), "--version"], capture_output=True, text=True, check=False).stdout
-        if "Open MPI" in version or "OpenRTE" in version:  # it refuses more ranks than cores, and root, unless told
+        if is_open_mpi():
             options = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         self.output = open(self.folder / "output.txt", "w+")  # noqa: SIM115

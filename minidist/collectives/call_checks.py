@@ -19,7 +19,7 @@ from minidist.core.collectives.operations import UFUNCS
 from minidist.core.comm.mesh import check_communicator
 from minidist.core.comm.point_to_point import PointToPoint
 
-SHAPED = ("all_reduce", "reduce_scatter", "reduce", "broadcast")  # every rank passes an array of the same shape
+SHAPED = ("all_reduce", "reduce_scatter", "reduce", "broadcast")  # every rank passes the same shape; three reduce
 
 
 def check_call(
@@ -45,7 +45,7 @@ def check_call(
         return equal if array.ndim == 1 else _with_shape(operation, array, counts, equal)
     if array.__class__ is not np.ndarray or not array.flags.c_contiguous:
         _check_array(comm, operation, array)
-    if op is not None:
+    if op is not None or operation in SHAPED[:3]:
         _check_reduction(comm, operation, array, op)
     if root.__class__ is not int or not 0 <= root < comm.size:
         _check_root(comm, operation, root)
@@ -138,8 +138,10 @@ def _integers(comm: PointToPoint, operation: str, counts: Any) -> list[int]:
     try:
         return [index(count) for count in counts]
     except TypeError:
+        text = list(counts) if hasattr(counts, "__iter__") else quoted(counts)
         raise UsageError(
-            f"rank {comm.rank}: {operation} with counts {list(counts)}; a count is a whole number of elements"
+            f"rank {comm.rank}: {operation} with counts {text}; a count is a whole number of elements, and every rank"
+            " has one"
         ) from None
 
 

@@ -113,14 +113,3 @@ class FindsLines:
         """Note the line that a report of a work names: the user's call, found once for all its messages."""
         if work.site in (None, NOWHERE):
             work.site = call_site(sys._getframe(1))
-
-    def lines_of_call(self, frame: FrameType, sends_itself: bool) -> tuple[CallSite | None, CallSite]:
-        """Return the line of each message of a collective call, None where each has another, and that of the call.
-
-        frame: of the program that opens the call. sends_itself: see `Comm.collective`.
-        """
-        # A program that sends the call's messages itself has a line for each of them, and a library's algorithm has
-        # the line of the call.
-        site = NOWHERE if self.unchecked else call_site(frame)
-        own_lines = self.checks and (sends_itself or site.filename == frame.f_code.co_filename)
-        return None if own_lines else site, site

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar, cast
 import numpy as np
 
 from minidist.base.limits import MAX_VALUE, MIN_VALUE, check_size
-from minidist.comm.call_site import CallSite, call_site
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.base.errors import MismatchError, UsageError, nearest, quoted, reason
 from minidist.core.base.trace import purpose
@@ -90,8 +90,13 @@ class CheckedComm(CheckedMessages, Comm):
     ) -> CheckedCall:
         """Return this rank's next collective call, with the line of the program that makes it."""
         call = cast(CheckedCall, super().collective(operation, equal, root))
-        call.site, call.opened = self.world.lines_of_call(sys._getframe(1), sends_itself)
-        self.world.called(self, call, array, root)
+        # A program that sends the call's messages itself has a line for each of them, and a library's algorithm has
+        # the line of the call.
+        world, frame = self.world, sys._getframe(1)
+        call.opened = site = NOWHERE if world.unchecked else call_site(frame)
+        own_lines = world.checks and (sends_itself or site.filename == frame.f_code.co_filename)
+        call.site = None if own_lines else site
+        world.called(self, call, array, root)
         return call
 
     def group(self, ranks: Sequence[int], label: str) -> Comm:

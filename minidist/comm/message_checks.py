@@ -8,6 +8,7 @@ Proved by: tests/comm/test_conformance.py, tests/misuse/test_misuse.py
 
 import operator
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,13 +47,23 @@ class CheckedMessages(PointToPoint):
 
     def wait(self, request: Request) -> np.ndarray:
         if not isinstance(request, Request):
-            raise UsageError(
-                f"rank {self.rank}: wait for {_article(request)}, at {self.site or call_site(sys._getframe(1))}; pass"
-                " what isend or irecv returned (a Work has a wait() of its own)"
-            )
+            raise self._no_request("wait", request)
         if not request.finished:
             self.world.note_wait(request)
         return super().wait(request)
+
+    def waitall(self, requests: Sequence[Request]) -> None:
+        if not isinstance(requests, Iterable):
+            raise self._no_request("waitall", requests)
+        for request in requests:
+            self.wait(request)
+
+    def _no_request(self, call: str, value: Any) -> UsageError:
+        """Return the error for something else in the place of a request, or of several."""
+        return UsageError(
+            f"rank {self.rank}: {call} for {_article(value)}, at {self.site or call_site(sys._getframe(1))}; pass"
+            " what isend or irecv returned (a Work has a wait() of its own)"
+        )
 
     def sendrecv(
         self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None

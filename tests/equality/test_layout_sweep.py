@@ -111,7 +111,7 @@ def test_the_command_prints_a_table_and_fails_when_a_layout_differs(capsys, monk
     assert answer["ranks"] == 2
     assert sum(answer["refused"].values()) > 0
     monkeypatch.setattr(
-        GradientReducer, "all_reduce", lambda self, bucket: type("Nothing", (), {"wait": lambda self: None})()
+        GradientReducer, "send", lambda self, bucket: type("Nothing", (), {"wait": lambda self: None})()
     )
     with pytest.raises(SystemExit) as end:
         main([*arguments, "--sample", "6"])

@@ -1,7 +1,7 @@
 """Micro-batches that follow a budget in a file: which are taken, the numbers of one device, the bytes sent."""
 
 from collections import Counter
-from types import SimpleNamespace
+from dataclasses import make_dataclass
 
 import pytest
 
@@ -138,11 +138,8 @@ def test_a_file_that_is_wrong_from_the_start_is_an_error(tmp_path, capsys, text,
 
 @pytest.mark.parametrize(("samples", "replicas", "weights"), [(12, 2, None), (7, 2, None), (12, 2, (2.0, 1.0))])
 def test_choices_cut_the_same_samples_from_the_largest_micro_batch_on(samples, replicas, weights):
-    class Batches(SimpleNamespace):
-        def model_copy(self, update):
-            return Batches(**{**vars(self), **update})
-
-    given = Batches(global_batch=samples, dp=replicas, weights=weights, micro_batch=1, accumulation=1)
+    batches = make_dataclass("Batches", ["global_batch", "dp", "weights", "micro_batch", "accumulation"])
+    given = batches(samples, replicas, weights, micro_batch=1, accumulation=1)
     sizes = [after.micro_batch for after in choices(given)]
     assert sizes == sorted(set(sizes), reverse=True)
     for after in choices(given):

@@ -29,8 +29,7 @@ from minidist.comm.sim.watched import take
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.fibers import FiberExit, throw
-from minidist.core.comm.point_to_point import ANY, Request, Work
-from minidist.core.comm.sim.state import Stream
+from minidist.core.comm.point_to_point import ANY
 
 
 class Failures:
@@ -148,11 +147,6 @@ class Failures:
         if request.waiter is not None:
             self.state.ready.append(request.waiter)
             request.waiter = None
-
-    def resumes(self, stream: Stream, on: Request | Work) -> None:
-        """Raise when the message that a rank has waited for cannot complete any more."""
-        if isinstance(on, LocatedRequest) and on.error is not None:
-            raise on.error
 
     def notify(self, withdraw: Callable[[LocatedRequest], None]) -> bool:
         """No stream can run: notify those that wait for a dead rank, or for any rank, of a death that is news to them.

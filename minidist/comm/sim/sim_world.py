@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.interrupts import interruptible
+from minidist.base.limits import check_number, check_whole
 from minidist.comm.call_site import NOWHERE, FindsLines, call_site
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError, UnwaitedRequestError
@@ -77,13 +78,13 @@ class SimWorld(FindsLines, Sim):
     ) -> None:
         check_record(record)
         check_checks(checks)
-        super().__init__(ranks, links=links)
-        self.eager_bytes, self.chooser = eager_bytes, chooser
+        super().__init__(check_whole("SimWorld: ranks", ranks), links=links)
+        self.eager_bytes, self.chooser = check_whole("SimWorld: eager_bytes", eager_bytes), chooser
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
         self.checks, self.check_buffers = bool(checks), checks is True
         self.finds_lines = sys.platform != "emscripten"  # the stack of a fiber made of promises cannot be looked at
-        self.timeout, self.record, self.on_failure = timeout, record, on_failure
+        self.timeout, self.record, self.on_failure = check_number("SimWorld: timeout", timeout), record, on_failure
         self.in_run = self.looking_ahead = False
         self.pending_kills: dict[int, int] = {}  # rank -> messages that it posts before, in each run
 
@@ -168,16 +169,12 @@ class SimWorld(FindsLines, Sim):
         for trace in state.traces:
             trace.keeps_events = self.record is True
         isolate = self.on_failure == "isolate"
-        self.calls, self.buffers = CallWatch(state, self._block), BufferWatch(state)
+        self.calls = CallWatch(state, self._block)
+        self.buffers = BufferWatch(state, range(self.size) if self.check_buffers else ())
         self.failures = Failures(state, isolate, self.pending_kills, self.buffers.forget)
         # A browser has no threads.
         if self.timeout and sys.platform != "emscripten":
             self.watchdog = HangWatchdog(self, self.timeout)
-        self.on_block = [self._pausing] if self.checks or isolate else []
-        self.on_resume: list[Callable[[Stream, Request | Work], None]] = [self.failures.resumes] if isolate else []
-        if self.check_buffers:
-            self.on_block.append(self.buffers.pauses)
-            self.on_resume.append(self.buffers.goes_on)
         return [
             *([self] if self.checks else []),
             *([self.failures] if self.failures.watches else []),
@@ -244,13 +241,22 @@ class SimWorld(FindsLines, Sim):
 
     def _block(self, on: Request | Work) -> None:
         stream = self.state.running
-        for pausing in self.on_block:
-            pausing(stream, on)
+        if stream.rank in self.state.dead:
+            raise FiberExit  # a killed rank never communicates again: see `failures`
+        if self.checks and get_ident() != self.thread:
+            raise second_thread(on.comm, on.site)  # type: ignore[union-attr]  # both are a `SimWorld`'s
+        # The main program, which has run until here, must not have written into the arrays of its works.
+        works = self.buffers.works[stream.rank] if self.check_buffers and stream.is_main else None
+        if works is not None and works.running:
+            works.check(self.buffers.line_of)
+
         stream.handling = sys.exception()
         Sim._block(self, on)
         self._switched(stream)
-        for resumed in self.on_resume:
-            resumed(stream, on)
+        if self.state.dead and isinstance(on, LocatedRequest) and on.error is not None:
+            raise on.error
+        if works is not None and works.running:
+            works.refresh()  # they are as the streams have left them
 
     def _switched(self, stream: Stream) -> None:
         """Give the process the state of the rank that runs."""
@@ -281,13 +287,6 @@ class SimWorld(FindsLines, Sim):
 
         return deadlock(self.state, blocked, lambda name: self.calls.explain(name, self.state.returned))
 
-    def _pausing(self, stream: Stream, on: Any) -> None:
-        """Raise for a rank that must not wait. A killed one never communicates again: see `failures`."""
-        if stream.rank in self.state.dead:
-            raise FiberExit
-        if get_ident() != self.thread:
-            raise second_thread(on.comm, on.site)
-
     # messages and works -----------------------------------------------------------------------------------------------
 
     def posted(self, request: LocatedRequest) -> None:
@@ -303,7 +302,8 @@ class SimWorld(FindsLines, Sim):
             )
 
     def note_request(self, request: Any) -> None:
-        request.posted_at = request.site
+        comm = request.comm
+        request.posted_at = comm.site or call_site(sys._getframe(1), comm.opened)
         self.state.unwaited[id(request)] = request
 
     def note_wait(self, request: Any) -> None:
@@ -320,14 +320,15 @@ class SimWorld(FindsLines, Sim):
             raise second_thread(work.comm, work.site)
         rank = self.state.running.rank
         self.state.unwaited[id(work)] = work
-        if self.check_buffers:
-            self.buffers.asked(work, rank)
+        if self.check_buffers and work.arrays:  # which are watched from here to its wait
+            work.watched = self.buffers.works[rank].add(work, work.arrays)
         return super().run_async(work)
 
     def _run_work(self, work: Work) -> None:
         self._switched(self.state.running)
         rank = self.state.running.rank
-        self.buffers.begins(work, rank)
+        if work.watched:
+            self.buffers.works[rank].begin(work, work.watched, self.buffers.line_of)
         try:
             super()._run_work(work)
             if isinstance(work.result, LAZY):
@@ -336,7 +337,9 @@ class SimWorld(FindsLines, Sim):
             if self.on_failure == "end":
                 raise
             work.error = error  # raised by its wait
-        self.buffers.is_done(work, rank)
+        if work.watched:
+            self.buffers.works[rank].finish(work.watched)
+            work.watched = []  # a guard knows its work: a circle would keep the arrays alive
 
     def wait_work(self, work: Work) -> Any:
         self.state.unwaited.pop(id(work), None)

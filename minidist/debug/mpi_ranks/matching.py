@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidist.comm.buffers import contents
 from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.header import dtype_name
 from minidist.comm.sim.checks.buffer_watch import Watched
@@ -222,7 +223,7 @@ class MPIMatching(WatchedMessages):
         super().deliver(send, receive)
         send.array, receive.array = source, target
         if watched is not None:  # it must stay as it is now until the wait
-            self.buffers.watched[receive] = Watched(target, watched.open)
+            self.buffers.watched[receive] = Watched(target, contents(target), watched.open)
 
         # What the receive did not say is known now.
         receive.peer, receive.tag = send.comm.rank, send.tag

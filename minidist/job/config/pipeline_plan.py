@@ -20,7 +20,6 @@ from minidist.core.pipeline.runtime.stages import blocks_per_stage
 from minidist.data import load_dataset
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig, updates_of
-from minidist.pipeline.partition import by_cost, by_slowest, read_profile, read_stages
 from minidist.pipeline.schedules import load_plan
 from minidist.pipeline.schedules.load import check_sizes
 from minidist.techniques import replayed
@@ -113,6 +112,8 @@ def _validated(plan: Plan, again: tuple[int, ...] | range) -> Plan:
 def replicas_of(config: TrainConfig) -> list[int] | None:
     """Return the number of ranks of each stage, from --replicas or the file of --partition; None when each has one."""
     if config.replicas is None:
+        from minidist.pipeline.partition import read_stages
+
         stages = read_stages(config.partition) or []
         return [stage.replicas for stage in stages] if any(stage.replicas > 1 for stage in stages) else None
     try:
@@ -147,6 +148,7 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
     """
     if partition == "uniform":
         return None
+    from minidist.pipeline.partition import by_cost, by_slowest, read_profile, read_stages
 
     # A file of `minidist partition`.
     if (decided := read_stages(partition)) is not None:

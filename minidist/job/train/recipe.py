@@ -17,7 +17,6 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.job import Job, build, mesh_of
 from minidist.job.train.strategies.data_axis import Replicated
 from minidist.job.train.strategies.mesh import MeshStrategy
-from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.job.train.strategies.replicas_alone import ReplicaAlone, ShardedReplicaAlone, ZeroReplicaAlone
 from minidist.job.train.strategies.sharded import FullySharded, ShardedOptimizer
 from minidist.techniques import wrapper_options
@@ -53,7 +52,11 @@ def layout_of(job: Job) -> ParallelLayout:
 
 def parts_of(job: Job) -> core.Parts:
     """Return what the job's settings choose: classes, and what is left open."""
-    pipeline: type[MeshStrategy] = PipelineParallel
+    pipeline: type[MeshStrategy] = MeshStrategy
+    if job.config.pp > 1:
+        from minidist.job.train.strategies.pipeline import PipelineParallel
+
+        pipeline = PipelineParallel
     alone = sums_buckets = False
     for extension in job.extensions:
         pipeline = extension.pipeline() or pipeline

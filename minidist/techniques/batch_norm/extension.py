@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 from minidist.core.base.errors import UsageError
 from minidist.core.parallel.dims import Axes
-from minidist.parallel.sync_batch_norm import convert_sync_batchnorm, sync_batch_norm_bytes
 from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings, changes_batches, without_effect
 
 
@@ -62,6 +61,8 @@ class BatchNorms(Extension):
 
     def layers_split(self, job: Any, axes: Axes) -> None:
         if self.joins_replicas():
+            from minidist.parallel.sync_batch_norm import convert_sync_batchnorm
+
             convert_sync_batchnorm(job.model, axes.data)
 
     def check_comparison(self, config: Any, dims: Any, cut: str) -> None:
@@ -75,6 +76,8 @@ class BatchNorms(Extension):
         """Of `sync`: once per norm and pass, and again where forward runs again."""
         if not self.joins_replicas():
             return {}
+        from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
+
         sizes, passes = axis.sizes, axis.groups * run.steps * axis.microbatches
         again = sizes.norms if axis.replayed else sizes.norms_again
         sent = sum(sum(sync_batch_norm_bytes(channels, axis.ranks)) for channels in sizes.norms)

@@ -17,13 +17,12 @@ Proved by: tests/techniques/test_loss_scaling.py
 from collections.abc import Mapping
 from typing import Any
 
+from minidist import optim, parallel
 from minidist.base.half import all_finite
 from minidist.base.limits import MAX_COUNT
 from minidist.collectives.closed_forms import volume
 from minidist.core.autograd import Tensor
 from minidist.core.comm import Comm
-from minidist.optim import DynamicLossScaler, StaticLossScaler
-from minidist.parallel import agree_on_overflow
 from minidist.techniques import Extension, Field, Rule, Run, Settings, without_effect
 from minidist.techniques.loss_scaling.deepspeed import DeepSpeedLossScale
 
@@ -114,7 +113,7 @@ class LossScaling(Extension):
         overflow = not all(map(all_finite, strategy.gradients()))
         # Every rank asks, also one whose own gradients are finite.
         if comm is not None:
-            overflow = agree_on_overflow(comm, overflow)
+            overflow = parallel.agree_on_overflow(comm, overflow)
         scale = self.scaler.scale
         self.scaler.update(overflow)
         if overflow:
@@ -156,11 +155,11 @@ class LossScaling(Extension):
         return {"overflow": run.steps * flags}
 
 
-def scaler_of(settings: Any) -> DynamicLossScaler:
+def scaler_of(settings: Any) -> "optim.DynamicLossScaler":
     """Return the loss scaler with these settings."""
     if settings.static_loss_scale:
-        return StaticLossScaler(settings.loss_scale)
-    return DynamicLossScaler(
+        return optim.StaticLossScaler(settings.loss_scale)
+    return optim.DynamicLossScaler(
         settings.loss_scale,
         growth_interval=settings.loss_scale_interval,
         hysteresis=settings.loss_scale_hysteresis,

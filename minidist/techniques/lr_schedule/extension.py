@@ -16,10 +16,9 @@ Proved by: tests/config/test_train_config.py, tests/config/test_deepspeed.py, te
 from collections.abc import Callable
 from typing import Any, Literal
 
+from minidist import optim
 from minidist.base.limits import MAX_COUNT
 from minidist.core.comm import Comm
-from minidist.optim import WarmupCosine
-from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.techniques import Extension, Field, Settings, without_effect
 
 
@@ -62,7 +61,7 @@ class LrSchedule(Extension):
     def check(cls, job: Any) -> None:
         # A warm-up that is longer than the job.
         if job.decay != "constant" and job.warmup_curve == "linear":
-            WarmupCosine(job.warmup, job.decay_steps or job.steps)
+            optim.WarmupCosine(job.warmup, job.decay_steps or job.steps)
 
     def build(self, job: Any, comm: Comm | None) -> None:
         self.schedule = schedule_of(self.settings, job.config.steps)
@@ -76,7 +75,7 @@ def schedule_of(settings: Any, steps: int) -> Callable[[int], float]:
     decays, length = settings.decay != "constant", settings.decay_steps or steps
     if settings.warmup_curve != "linear":
         curve = settings.warmup_curve.removeprefix("deepspeed-")
-        return DeepSpeedWarmup(
+        return optim.DeepSpeedWarmup(
             settings.warmup,
             curve,
             length if decays else None,
@@ -85,6 +84,6 @@ def schedule_of(settings: Any, steps: int) -> Callable[[int], float]:
             start=settings.warmup_start,
         )
     if decays:
-        kind = WarmupLinear if settings.decay == "linear" else WarmupCosine
+        kind = optim.WarmupLinear if settings.decay == "linear" else optim.WarmupCosine
         return kind(settings.warmup, length, settings.final_lr)
-    return Warmup(settings.warmup)
+    return optim.Warmup(settings.warmup)

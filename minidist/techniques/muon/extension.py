@@ -16,9 +16,8 @@ Proved by: tests/parallel/test_muon.py
 
 from typing import Any, Literal
 
-from minidist.optim import Muon
+from minidist import optim, parallel
 from minidist.optim.named import optimizer_named
-from minidist.parallel import WholeMatrices
 from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings, trains_alone, without_effect
 
 
@@ -55,7 +54,7 @@ class WholeMatricesOfMuon(Extension):
 
     @classmethod
     def used_by(cls, config: Any) -> bool:
-        return issubclass(optimizer_named(config.optimizer), Muon)
+        return issubclass(optimizer_named(config.optimizer), optim.Muon)
 
     def optimizer_arguments(self, job: Any, group: Any) -> dict[str, Any]:
         if group is None:
@@ -63,7 +62,7 @@ class WholeMatricesOfMuon(Extension):
         cut_by = {"tp": group.axes.tp, "ep": group.axes.ep} if group.experts else {"tp": group.axes.tp}
         # Replicas of whole matrices share the work.
         replicas = None if group.zero or trains_alone(job.config) else group.comm
-        matrices = WholeMatrices(group.parameters, self.settings.orthogonalize, replicas, **cut_by)
+        matrices = parallel.WholeMatrices(group.parameters, self.settings.orthogonalize, replicas, **cut_by)
         return {"whole_matrices": matrices}
 
     def sizes(self, axis: Any) -> dict[str, Any]:

@@ -20,13 +20,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
+from minidist import optim, parallel
 from minidist.core.comm import Comm
-from minidist.optim import LayerwiseOptimizer, Muon
 from minidist.optim.named import optimizer_named
-from minidist.parallel import CPUOffloadPolicy, HostPool
 from minidist.techniques import Extension, Field, Rule, Settings, recomputed
-from minidist.techniques.offload.activations import HostCopy, SavedOnHost
-from minidist.techniques.offload.optimizer import HostOptimizer, OffloadedOptimizer
 
 
 class OffloadSettings(Settings):
@@ -38,14 +35,14 @@ class OffloadSettings(Settings):
 RULES = (
     Rule(
         "trust-ratios-with-offload",
-        lambda j: issubclass(optimizer_named(j.optimizer), LayerwiseOptimizer) and j.offload == "optimizer",
+        lambda j: issubclass(optimizer_named(j.optimizer), optim.LayerwiseOptimizer) and j.offload == "optimizer",
         "--optimizer {optimizer} reads every gradient twice, for its norms and for its step, and --offload optimizer"
         " brings each of them to the host once",
         "use --offload none, or --zero 3 with --offload parameters",
     ),
     Rule(
         "muon-with-offload",
-        lambda j: issubclass(optimizer_named(j.optimizer), Muon) and j.offload == "optimizer",
+        lambda j: issubclass(optimizer_named(j.optimizer), optim.Muon) and j.offload == "optimizer",
         "--optimizer muon steps its matrices when it has the momentum of all of them, and --offload optimizer sends the"
         " values of each back before the next gradient comes",
         "use --offload none, or --zero 3 with --offload parameters",
@@ -82,17 +79,19 @@ class Offload(Extension):
     panel = "Precision and memory"
     rules = RULES
     matters_alone = (("zero", on_parameters), ("prefetch", on_parameters))
-    pool: HostPool | None = None
+    pool: "parallel.HostPool | None" = None
 
     def build(self, job: Any, comm: Comm | None) -> None:
         # The reference on one device has one memory.
-        self.pool = None if comm is None else HostPool(comm)
+        self.pool = None if comm is None else parallel.HostPool(comm)
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         # Where blocks are recomputed, their inputs are all that is offloaded: see `pack`.
         kept = recomputed(strategy.job.config) in ("none", "selective")
         if self.pool is None or self.settings.offload != "activations" or not kept:
             return nullcontext()
+        from minidist.techniques.offload.activations import SavedOnHost
+
         return SavedOnHost(self.pool).saving()
 
     def packs_inputs(self) -> bool:
@@ -100,6 +99,8 @@ class Offload(Extension):
 
     def pack(self, array: Any) -> Any:
         assert self.pool is not None
+        from minidist.techniques.offload.activations import HostCopy
+
         return HostCopy(array, self.pool)
 
     def optimizer(self, kind: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,12 +110,14 @@ class Offload(Extension):
         # Shards of parameters are on the host already; other weights are copied there.
         if self.settings.offload == "parameters":
             return partial(_beside_parameters, kind, self.pool)
+        from minidist.techniques.offload.optimizer import OffloadedOptimizer
+
         return partial(OffloadedOptimizer, optimizer_class=kind, pool=self.pool)
 
     def wrapper_options(self, config: Any) -> Mapping[str, Any]:
         if self.pool is None or self.settings.offload != "parameters":
             return {}
-        return {"offload_policy": CPUOffloadPolicy(self.pool)}
+        return {"offload_policy": parallel.CPUOffloadPolicy(self.pool)}
 
     def result(self) -> dict[str, Any]:
         if self.pool is None:
@@ -130,8 +133,10 @@ class Offload(Extension):
         ]
 
 
-def _beside_parameters(kind: Callable[..., Any], pool: HostPool, parameters: Any, **settings: Any) -> HostOptimizer:
+def _beside_parameters(kind: Callable[..., Any], pool: "parallel.HostPool", parameters: Any, **settings: Any) -> Any:
     """Return an optimizer of parameters that are on the host, with its state beside them."""
+    from minidist.techniques.offload.optimizer import HostOptimizer
+
     with pool.on_host():
         optimizer = kind(parameters, **settings)
     return HostOptimizer(optimizer, pool)

@@ -29,11 +29,8 @@ from minidist.base.records import checked
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
-from minidist.parallel.redistribute import NUMBER, table_bytes
 from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
 from minidist.techniques import Extension, Field, Rule, Run, Settings
-from minidist.techniques.repartition.cut import choose_sizes, exchange_volume
-from minidist.techniques.repartition.moving import move_state
 
 new_purpose("repartition")
 
@@ -150,6 +147,9 @@ class Repartition(Extension):
         times = job.profile.take(done)
         if times is None:
             return strategy
+        from minidist.techniques.repartition.cut import choose_sizes
+        from minidist.techniques.repartition.moving import move_state
+
         self.sent = self.sent._replace(exchanges=self.sent.exchanges + 1)
         with purpose("repartition"):
             numbers = all_gather(self.comm, times.numbers()).reshape(self.comm.size, -1)
@@ -188,6 +188,9 @@ class Repartition(Extension):
         each layer that gets a rank of another stage its weights and its optimizer state, once per replica. With ZeRO a
         rank has the shards that the new layout gives it, so elements move between replicas, too.
         """
+        from minidist.parallel.redistribute import NUMBER, table_bytes
+        from minidist.techniques.repartition.cut import exchange_volume
+
         # Each rank has one number, whatever its number of axes; a rank without any axis has nothing that could move.
         sent = [axes[0].more["repartition"] for axes in map(list, run.sizes) if axes]
         layers, exchanges, ranges, _ = sent[0]

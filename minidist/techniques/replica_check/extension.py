@@ -6,7 +6,6 @@ Equal to: the job without the check, bit for bit.
 Proved by: tests/train/test_replicas.py, tests/config/test_rules.py
 """
 
-from minidist.parallel.replica_check import check_shard_replicas
 from minidist.techniques import Extension, Field, Moment, Rule, Run, Settings
 
 NUMBER, ROW = 8, 16  # bytes: how many shards a rank holds; and which part of which tensor, with its fingerprint
@@ -57,6 +56,8 @@ class ReplicaCheck(Extension):
     def after_update(self, moment: Moment) -> None:
         held = [shard for axis in moment.strategy.data_axes for shard in axis.weights()]
         assert moment.comm is not None  # the reference leaves it out
+        from minidist.parallel.replica_check import check_shard_replicas
+
         check_shard_replicas(moment.comm, moment.strategy.axes, held, moment.steps.start)
 
     def bytes_sent(self, run: Run) -> dict[str, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi_runner import mpiexec
+from tests.mpi_runner import is_open_mpi, mpiexec
 
 ROOT = Path(__file__).parents[3]
 PREAMBLE = """
@@ -35,10 +35,7 @@ def run(tmp_path):
     pytest.importorskip("mpi4py.rc", reason="mpi4py is not installed")
     if mpiexec() is None:
         pytest.skip("mpiexec is not installed: pip install 'minidist[mpi]'")
-    version = subprocess.run([mpiexec(), "--version"], capture_output=True, text=True, check=False).stdout
-    options = []
-    if "Open MPI" in version or "OpenRTE" in version:
-        options = ["--oversubscribe", "--bind-to", "none"]
+    options = ["--oversubscribe", "--bind-to", "none"] if is_open_mpi() else []
 
     def start(source, ranks, *flags, environment=(), launcher=True, last="launch(main)", merged=False):
         program = tmp_path / "program.py"

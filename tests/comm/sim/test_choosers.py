@@ -215,7 +215,7 @@ def test_the_time_of_a_wildcard_does_not_depend_on_who_ran_first():
 
 
 def test_a_server_of_many():
-    began = time.monotonic()
+    began = time.process_time()
     order = SimWorld(400, eager_bytes=8).run(server)[0]
     assert sorted(senders(order)) == list(range(1, 400))
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5

@@ -9,6 +9,8 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py
 """
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -17,10 +19,9 @@ from minidist.comm.buffers import OpenMessages, WorkArrays, changed, contents
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.sim.state import RunState
 from minidist.comm.tags import LocatedRequest
-from minidist.core.comm.point_to_point import Request, Work
-from minidist.core.comm.sim.state import Stream
 
 
+@dataclass(slots=True, eq=False)
 class Watched:
     """A message whose rank runs other code between its post and its wait.
 
@@ -28,21 +29,20 @@ class Watched:
     waited for yet. arrived: what its wait is to write.
     """
 
-    __slots__ = ("array", "arrived", "contents", "open")
-
-    def __init__(self, array: np.ndarray, open: bool) -> None:
-        self.array, self.contents, self.open = array, contents(array), open
-        self.arrived: np.ndarray | None = None
+    array: np.ndarray
+    contents: int | bytes
+    open: bool
+    arrived: np.ndarray | None = None
 
 
 class BufferWatch:
-    """The memory in flight of all ranks of a run."""
+    """The memory in flight of a run. ranks: that are watched."""
 
-    def __init__(self, state: RunState) -> None:
+    def __init__(self, state: RunState, ranks: Sequence[int]) -> None:
         self.state = state
         self.watched: dict[LocatedRequest, Watched] = {}
-        self.open = [OpenMessages() for _ in range(state.size)]
-        self.works = [WorkArrays(rank) for rank in range(state.size)]
+        self.open = {rank: OpenMessages() for rank in ranks}
+        self.works = {rank: WorkArrays(rank) for rank in ranks}
 
     # messages ---------------------------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ class BufferWatch:
             self.works[rank].refuse(request)
         # Other code always runs in addition to a stream: the rank's main program.
         if nonblocking or not stream.is_main:
-            self.watched[request] = Watched(request.array, nonblocking)
+            self.watched[request] = Watched(request.array, contents(request.array), nonblocking)
 
     def meet(self, send: LocatedRequest, receive: LocatedRequest) -> bool:
         """Raise when a buffer has changed since its post; put aside what a program must not see before its wait."""
@@ -102,41 +102,13 @@ class BufferWatch:
     def _raise_changed(self, request: LocatedRequest) -> NoReturn:
         """Raise the error for a message whose buffer is not as it was, with the line that its rank has come to."""
         rank = request.stream.rank
-        raise changed(rank, request.describe(), self._line_of(rank))
+        raise changed(rank, request.describe(), self.line_of(rank))
 
-    def _line_of(self, rank: int) -> CallSite:
+    def line_of(self, rank: int) -> CallSite:
         """Return the line at which the main program of a rank is; NOWHERE when it has ended or cannot be seen."""
         main = self.state.mains[rank]
         frame = sys._getframe(1) if main is self.state.running else getattr(main.fiber, "gr_frame", None)
         return call_site(frame, NOWHERE)
-
-    # works ------------------------------------------------------------------------------------------------------------
-
-    def asked(self, work: Work, rank: int) -> None:
-        """Watch the arrays of a work from here to its wait."""
-        if work.arrays:
-            work.watched = self.works[rank].add(work, work.arrays)
-
-    def begins(self, work: Work, rank: int) -> None:
-        """Raise when its arrays have changed since a work was asked for."""
-        if work.watched:
-            self.works[rank].begin(work, work.watched, self._line_of)
-
-    def is_done(self, work: Work, rank: int) -> None:
-        """Free the arrays of a work."""
-        if work.watched:
-            self.works[rank].finish(work.watched)
-            work.watched = []  # a guard knows its work: a circle would keep the arrays alive
-
-    def pauses(self, stream: Stream, on: Request | Work) -> None:
-        """Raise when the main program, which has run until here, wrote into the arrays of its works."""
-        if stream.is_main and self.works[stream.rank].running:
-            self.works[stream.rank].check(self._line_of)
-
-    def goes_on(self, stream: Stream, on: Request | Work) -> None:
-        """Take the arrays as the streams have left them."""
-        if stream.is_main and self.works[stream.rank].running:
-            self.works[stream.rank].refresh()
 
     def forget(self, rank: int) -> None:
         """Forget the works of a rank that has been killed."""
