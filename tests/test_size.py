@@ -15,9 +15,9 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 3_860,
+    "base": 3_862,
     "collectives": 3_833,
-    "comm": 6_369,
+    "comm": 6_371,
     "commands": 5_518,
     "course": 12_501,
     "core": 10_404,

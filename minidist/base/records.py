@@ -92,8 +92,10 @@ class Record:
     _forbid: ClassVar[bool] = False
 
     def __init_subclass__(cls, strict: bool | None = None, forbid: bool | None = None) -> None:
-        cls._strict = cls._strict if strict is None else strict
-        cls._forbid = cls._forbid if forbid is None else forbid
+        if strict is not None:
+            cls._strict = strict
+        if forbid is not None:
+            cls._forbid = forbid
         fields: dict[str, FieldInfo] = {}
         for base in reversed(cls.__mro__[1:]):
             fields.update(vars(base).get("model_fields", {}))

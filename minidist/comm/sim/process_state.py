@@ -18,7 +18,6 @@ import os
 import random
 import sys
 import warnings
-from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -84,9 +83,10 @@ class ProcessState:
 
 
 def _folder() -> str:
-    with suppress(OSError):  # it has been removed
+    try:  # each rank asks
         return os.getcwd()
-    return ""
+    except OSError:  # it has been removed
+        return ""
 
 
 def _states() -> tuple[Any, Any]:

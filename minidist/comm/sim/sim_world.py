@@ -169,7 +169,8 @@ class SimWorld(FindsLines, Sim):
         for trace in state.traces:
             trace.keeps_events = self.record is True
         isolate = self.on_failure == "isolate"
-        self.calls, self.buffers = CallWatch(state, self._block), BufferWatch(state)
+        self.calls = CallWatch(state, self._block)
+        self.buffers = BufferWatch(state, range(self.size) if self.check_buffers else ())
         self.failures = Failures(state, isolate, self.pending_kills, self.buffers.forget)
         # A browser has no threads.
         if self.timeout and sys.platform != "emscripten":

@@ -9,6 +9,7 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -35,13 +36,13 @@ class Watched:
 
 
 class BufferWatch:
-    """The memory in flight of all ranks of a run."""
+    """The memory in flight of a run. ranks: that are watched."""
 
-    def __init__(self, state: RunState) -> None:
+    def __init__(self, state: RunState, ranks: Sequence[int]) -> None:
         self.state = state
         self.watched: dict[LocatedRequest, Watched] = {}
-        self.open = [OpenMessages() for _ in range(state.size)]
-        self.works = [WorkArrays(rank) for rank in range(state.size)]
+        self.open = {rank: OpenMessages() for rank in ranks}
+        self.works = {rank: WorkArrays(rank) for rank in ranks}
 
     # messages ---------------------------------------------------------------------------------------------------------
 
