@@ -176,7 +176,7 @@ def _compare_replicas(operation: str, theirs: tuple[int, str], ours: tuple[int, 
     raise MismatchError(
         f"ranks differ in {operation}: rank {destination} has {mine[0]}, and rank {source}"
         f" {other[0] if other else 'something else'}, at {where}; every rank must run its models in the same order,"
-        " step their optimizers as often and with the same settings, call train() or eval() alike, and give the"
+        " step their optimizers as often and with the same settings, call the same of train() and eval(), and give the"
         f" same values to the weights{' and as many rows to a mean that is averaged' if any(over) else ''}"
     )
 

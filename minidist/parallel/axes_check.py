@@ -47,7 +47,7 @@ def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comm
                     " leave the wrapper out"
                 )
 
-    # Attention that is split over the sequence: every rank of its axis has the gradient of its own tokens only.
+    # Attention that is split over the sequence: every rank of its axis has only the gradient of that rank's tokens.
     for part in module.modules() if isinstance(module, Module) else ():
         attention = getattr(part, "attention_fn", None)
         split_over = getattr(attention, "sequence_comm", None)

@@ -212,7 +212,7 @@ def next_model(comm: Comm) -> int:
 
 
 def mode_of(module: Any | None) -> str:
-    """Return "", or in words how many modules are in evaluation, not in training: what every rank must have alike."""
+    """Return "", or in words how many modules are in evaluation, not in training. It must be equal on every rank."""
     modes = [part.training for part in module.modules()] if isinstance(module, Module) else []
     return "" if all(modes) else f", {modes.count(False)} of {len(modes)} modules in evaluation"
 

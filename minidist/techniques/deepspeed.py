@@ -40,7 +40,7 @@ class DeepSpeedKeys:
         """
 
     def complete(self, result: Any) -> None:
-        """Add what depends on several sections, all of which are translated."""
+        """Add what depends on several sections, once all of them are translated."""
 
 
 def whole(key: str, value: Any) -> int:

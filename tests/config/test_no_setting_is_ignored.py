@@ -154,7 +154,7 @@ VALUES = {
     "check_replicas": {"check_replicas": True, "dp": 2},
     "check_data": {"check_data": True, "dp": 2},
     "check_layouts": {"check_layouts": True, "tp": 2},
-    # Other values with code of their own, and what needs several ranks on one.
+    # Other values that run different code, and what needs several ranks on one.
     "model: mlp": {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64, "layers": 3},
     "model: cnn": IMAGES,
     "batch_norm: sync": {"batch_norm": "sync", "dp": 2, **IMAGES},

@@ -94,7 +94,7 @@ class ShardReducer(GradientReducer):
         return work
 
     def scatter(self, bucket: Bucket, array: xp.Array, counts: list[int], out: xp.Array) -> Any:
-        """Start the reduce-scatter of a bucket's gradients, of which each rank owns `counts`."""
+        """Start the reduce-scatter of a bucket's gradients; counts: how many elements each rank owns."""
         how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": self.guard.of_bucket(bucket)}
         return reduce_scatter(self.comm, array, self.op, async_op=True, out=out, **how)
 

@@ -238,8 +238,8 @@ def note_of(key: str) -> Noted | None:
 def unknown(key: str) -> str:
     """Return why a key without a note does not apply, with the nearest key of its section."""
     section = key.rpartition(".")[0]
-    beside = {k for k in (*APPLIED, *NOTED) if k.rpartition(".")[0] == section}
-    return f"neither DeepSpeed's documentation nor minidist has such a key{nearest(key, beside)}"
+    siblings = {k for k in (*APPLIED, *NOTED) if k.rpartition(".")[0] == section}
+    return f"neither DeepSpeed's documentation nor minidist has such a key{nearest(key, siblings)}"
 
 
 # --- docs/deepspeed.md ------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ def _at_least_p(p: int, m: int, v: int) -> str | None:
 
 
 def _complete(plan: Plan, options: Mapping[str, Any]) -> Plan:
-    """Return the plan of all batches, of which each is one update."""
+    """Return the plan of all batches; each batch is one update."""
     m = plan.microbatches
     return replace(plan, microbatches=m * options.get("batches", 1), batch=m)
 

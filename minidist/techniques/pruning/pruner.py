@@ -70,7 +70,7 @@ def prunable(model: Module) -> dict[str, Matrix]:
 
 
 def check_prunable(model: Module, pattern: tuple[int, int] | None) -> None:
-    """Raise UsageError for a model of which nothing can be pruned, or to whose layers the pattern does not fit."""
+    """Raise UsageError for a model without prunable weights, or with layers that the pattern does not divide."""
     matrices = prunable(model)
     if not matrices:
         raise UsageError(

@@ -26,7 +26,7 @@ def choose_sizes(
 ) -> list[int]:
     """Return the layers of each stage: of all cuts the one whose slowest stage is fastest, or `sizes`, those in use.
 
-    holders: of each stage, its pipeline ranks, each of which is `per_stage` ranks of the job. times: of every rank, in
+    holders: of each stage, its pipeline ranks; each of these is `per_stage` ranks of the job. times: of every rank, in
     rank order. A stage on several ranks is as slow as the slowest of them.
     """
     ranks = {n: [p * per_stage + i for p in own for i in range(per_stage)] for n, own in holders.items()}

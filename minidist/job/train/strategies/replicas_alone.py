@@ -42,7 +42,7 @@ def meeting_of(job: Job, group: Group, parts: Sequence[Any], comm: Comm, make: A
 
     group: of all data-parallel ranks. parts: the weights of this rank. comm: the ranks with the same parts of the other
     replicas. make: makes the optimizer of `parts`. The loss was divided by the rows of all ranks, and a replica's
-    gradient is of its own rows.
+    gradient is that of the replica's rows.
     """
     shares, ranks = job.batch.shares, group.comm.size // comm.size
     first = group.comm.rank // ranks * ranks
