@@ -4,7 +4,7 @@ Proved by: tests/nn/test_hooks.py, tests/nn/test_modules.py
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from minidist.base.coordinates import current_coordinates
 from minidist.base.limits import check_whole
@@ -62,19 +62,9 @@ def check_heads(width: Any, heads: Any) -> None:
         raise UsageError(f"n_embd {width} is not a multiple of n_head {heads}")
 
 
-def check_config(model: str, config: Any, kind: type) -> None:
-    """Raise UsageError where a model got something else than its `kind` of configuration."""
-    if not isinstance(config, kind):
-        raise UsageError(f"{model} got {quoted(config)} as its configuration; pass a {kind.__name__}(...)")
-
-
-def check_flat(parameters: Any, pad_to: Any) -> None:
-    """Raise UsageError for what is no series of parameters, and for a padding that is not a whole number."""
-    check_whole("pad_to", pad_to, 1)
-    if not isinstance(parameters, Iterable):
-        raise UsageError(
-            f"FlatParameters got a value of type {type(parameters).__name__}; pass parameters: model.parameters()"
-        )
+def refuse_config(model: str, config: Any, kind: type) -> NoReturn:
+    """Raise UsageError: a model got something else than its `kind` of configuration."""
+    raise UsageError(f"{model} got {quoted(config)} as its configuration; pass a {kind.__name__}(...)")
 
 
 def check_whole_parameter(parameter: Parameter) -> None:

@@ -57,7 +57,6 @@ CALLS = {
     "no heads": (lambda c: GPTConfig(n_head=0), "n_head=0; it must be a whole number of at least 1"),
     "half a width": (lambda c: GPTConfig(n_embd=64.5), "n_embd=64.5; it must be a whole number of at least 1"),
     "no heads of a llama": (lambda c: LlamaConfig(num_attention_heads=0), "num_attention_heads=0; it must be a whole"),
-    "a model as parameters": (lambda c: FlatParameters(MLP([2, 2])), r"of type MLP; pass parameters: model.parameters"),
     "no module to split": (lambda c: parallelize_module(None, c, {}), "of type NoneType as its module; pass the model"),
     "two arrays": (lambda c: matmul(np.ones((1, 1)), np.ones((1, 1))), r"ndarray, and needs a Tensor; pass Tensor\("),
     "fewer than no images": (lambda c: glyphs(-1), "samples=-1; it must be a whole number of at least 1"),

@@ -32,7 +32,7 @@ class FlatParameters:
     """
 
     def __init__(self, parameters: Iterable[Parameter], pad_to: int = 1) -> None:
-        hooks.refusals().check_flat(parameters, pad_to)
+        hooks.check_whole("pad_to", pad_to, 1)
         self.parameters: list[Parameter] = list(dict.fromkeys(parameters))
         self.names = [parameter.name for parameter in self.parameters]
 
