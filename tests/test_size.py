@@ -18,7 +18,7 @@ LINES = {
     "base": 3_862,
     "collectives": 3_833,
     "comm": 6_371,
-    "commands": 5_522,
+    "commands": 5_520,
     "course": 12_501,
     "core": 10_404,
     "data": 1_616,
