@@ -266,9 +266,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         }
         for axis in strategy.data_axes
     ]
-    beside = [
-        [_beside(checkpoint, axes, axis, extension) for extension in job.extensions] for axis in strategy.data_axes
-    ]
+    kept = [[_beside(checkpoint, axes, axis, extension) for extension in job.extensions] for axis in strategy.data_axes]
 
     with _describing_a_job(checkpoint, "batch_plan"):
         job.plan.load(saved.batch_plan, checkpoint.step)
@@ -279,7 +277,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         xp.store(array, values)
     strategy.load_scalars(saved.scalars)
     strategy.updates = saved.optimizer_steps
-    for axis, state, found in zip(strategy.data_axes, states, beside, strict=True):
+    for axis, state, found in zip(strategy.data_axes, states, kept, strict=True):
         for extension, shards in zip(job.extensions, found, strict=True):
             extension.load_shards(axis, shards)
         # A parameter without state (plain SGD) has no entry.
@@ -470,7 +468,7 @@ def check_saving(config: TrainConfig) -> None:
     if there and not history(config).overwrite:
         raise UsageError(
             f"--save {_short(config.save)} holds checkpoints of an earlier run (the last one is {there[-1]}); continue"
-            " it with --resume, choose another directory, or add --overwrite to save this run beside it"
+            " it with --resume, choose another directory, or add --overwrite to save this run in addition to it"
         )
     try:
         Path(config.save).mkdir(parents=True, exist_ok=True)

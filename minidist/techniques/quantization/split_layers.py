@@ -94,7 +94,7 @@ def split_layers(modules: Iterable[Module]) -> list[QATSplitLinear]:
 def agree_on_weights(layers: Iterable[QATSplitLinear], comm: Comm) -> int:
     """Let every layer round to the grid of its whole weight as it is now; return how many numbers that took.
 
-    comm: the tensor-parallel ranks, all of which call it with the same layers. One all-reduce (maximum) of a number per
+    comm: the tensor-parallel ranks; all of them call it with the same layers. One all-reduce (maximum) of a number per
     output, or per layer, by recursive doubling, purpose `quantization_range`.
     """
     layers = list(layers)
