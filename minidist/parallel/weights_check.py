@@ -43,7 +43,8 @@ def check_weights(operation: str, module: Module, comm: Comm, plan: Mapping[str,
     plan: of tensor parallelism. Raises UsageError where `comm` is no communicator, or a style has a module of another
     kind.
     """
-    check_module(operation, module, "comm")
+    if not isinstance(module, Module):
+        check_module(operation, module, "comm")
     check_communicator(comm, operation)
     if plan is not None:
         check_plan(module, plan)
