@@ -480,7 +480,7 @@ class Decision(NamedTuple):
 
 
 def fit_decisions() -> list[Decision]:
-    """Return the decisions of the planner about jobs of which it is known whether they fit.
+    """Return the decisions of the planner about jobs that are known to fit, or known not to fit.
 
     What was run fits. Of figure 1 of Korthikanti et al., the models without recomputation do not fit in 80 GB.
     """

@@ -15,11 +15,11 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 3_862,
-    "collectives": 3_833,
+    "base": 3_863,
+    "collectives": 3_832,
     "comm": 6_371,
-    "commands": 5_518,
-    "course": 12_501,
+    "commands": 5_520,
+    "course": 12_502,
     "core": 10_404,
     "data": 1_616,
     "debug": 9_978,
@@ -30,7 +30,7 @@ LINES = {
     "pipeline": 4_697,
     "planning": 5_862,
     "report": 6_813,
-    "techniques": 12_130,
+    "techniques": 12_131,
 }
 FOLDERS = 16
 SETTINGS = 40  # of every job; those of a technique are in its folder

@@ -130,7 +130,7 @@ class Site:
         self.written["index.md"] += contents(pages)
 
     def add_map(self, folder: Path) -> None:
-        """Draw the graph of the lessons, which is written for a program of which the site has no copy."""
+        """Draw the graph of the lessons. Its source is for a program that the site does not include."""
         picture = "![Each lesson with an arrow to the lessons that build on it](pictures/map.svg)\n"
         page = "lessons/README.md"
         (source,) = MERMAID.findall(self.written[page])

@@ -65,8 +65,8 @@ def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
 
     links, members = getattr(comm.world, "links", LinkModel()), tuple(comm.members)
     # Formulas hold for uniform links. For too many ranks the formulas of the slowest link are an upper bound.
-    alike, alpha, beta = _slowest(links, members)
-    if alike or comm.size > MAX_TRIED_RANKS:
+    uniform, alpha, beta = _slowest(links, members)
+    if uniform or comm.size > MAX_TRIED_RANKS:
         return cheapest(operation, nbytes, comm.size, alpha, beta, links.overhead)
 
     # Tuples, because `fastest` remembers its result for each set of arguments.

@@ -3,7 +3,7 @@
     for n in 1 ... 9:   sizes 0, 1, n - 1, n, n + 1, 3 n + 2 · every reduction · several roots · ragged counts ·
                         three dtypes · synchronous and buffered sends · blocking and on a stream · shapes
 
-Every case is called twice in a row, because what one call leaves behind shows in the next. Beside the values: all
+Every case is called twice in a row, because what one call leaves behind shows in the next. In addition to values: all
 ranks must get the same bits of an all-reduce (replicas drift apart otherwise), an input that is not an output must
 stay as it was, no message may be left over, and formulas that were registered must be those of the record and of the
 clock.

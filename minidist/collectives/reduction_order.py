@@ -55,12 +55,12 @@ class Found:
     def groups(self) -> list[tuple[str, Order]]:
         """Return which results are added in which order, the results as a text."""
         together: dict[Order, list[tuple[int, int]]] = {}
-        alike = all(orders == self.of_ranks[0] for orders in self.of_ranks)
-        for rank, orders in enumerate(self.of_ranks[:1] if alike else self.of_ranks):
+        equal = all(orders == self.of_ranks[0] for orders in self.of_ranks)
+        for rank, orders in enumerate(self.of_ranks[:1] if equal else self.of_ranks):
             for k, order in enumerate(orders):
                 together.setdefault(order, []).append((rank, k))
-        single = alike and len(self.of_ranks[0]) == 1
-        return [("" if single else label(places, alike), order) for order, places in together.items()]
+        single = equal and len(self.of_ranks[0]) == 1
+        return [("" if single else label(places, equal), order) for order, places in together.items()]
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ class OrderReport:
 
 def sorted_results(found: Found) -> list[Order]:
     """Return the orders of the elements of the whole: those of rank 0, or of all ranks where each has a part."""
-    alike = all(orders == found.of_ranks[0] for orders in found.of_ranks)
-    return found.of_ranks[0] if alike else [order for orders in found.of_ranks for order in orders]
+    equal = all(orders == found.of_ranks[0] for orders in found.of_ranks)
+    return found.of_ranks[0] if equal else [order for orders in found.of_ranks for order in orders]
 
 
-def label(places: Sequence[tuple[int, int]], alike: bool) -> str:
-    """Return "elements 0-3, 8" for results (rank, element), with the rank where ranks differ."""
+def label(places: Sequence[tuple[int, int]], equal: bool) -> str:
+    """Return "elements 0-3, 8" for results (rank, element), with the rank unless all ranks' orders are `equal`."""
     texts = []
     for rank in dict.fromkeys(rank for rank, _ in places):
         spans: list[list[int]] = []
@@ -137,7 +137,7 @@ def label(places: Sequence[tuple[int, int]], alike: bool) -> str:
                 spans.append([k, k])
         numbers = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
         plural = "s" * (len(spans) > 1 or spans[0][0] != spans[0][1])
-        texts.append(f"{'' if alike else f'rank {rank}, '}element{plural} {numbers}")
+        texts.append(f"{'' if equal else f'rank {rank}, '}element{plural} {numbers}")
     return "; ".join(texts)
 
 

@@ -3,8 +3,8 @@
 Floating-point addition does not associate: (a + b) + c and a + (b + c) may differ in their last bits. Two sums of the
 same terms have the same bits when they add in the same order, so the order explains why two results differ.
 
-One call shows one fact about the order. Term i is a number so large that every small number beside it is lost, term j
-is its negative, and all other terms are one unit:
+One call shows one fact about the order. Term i is a number so large that a small number that is added to it is lost,
+term j is its negative, and all other terms are one unit:
 
     terms 0 to 3: big, 1, -big, 1      left to right: ((big + 1) - big) + 1 = 1      one unit is lost
     terms 0 to 3: big, -big, 1, 1      left to right: ((big - big) + 1) + 1 = 2      none is lost
@@ -107,7 +107,7 @@ def masks(i: int, j: int, terms: int, dtype: str) -> np.ndarray:
 
 def terms_met(sums: np.ndarray, terms: int, dtype: str) -> list[int]:
     """Return, for each result, how many terms had been added when the two large numbers met."""
-    # The unit is the smallest normal number, of which sums of up to 2,048 are exact even in float16.
+    # The unit is the smallest normal number: sums of up to 2,048 units are exact even in float16.
     with np.errstate(over="ignore"):
         units = np.asarray(sums, np.float64) / float(np.finfo(dtype).tiny)
     for count in units:
@@ -155,14 +155,14 @@ def subtree(members: Sequence[int], met: Met) -> Tree:
     """Return the tree that adds these terms; NoOrder when more than two partial sums are added at once."""
     # The terms other than the first one, by the size of the partial sum in which they meet it.
     first, *others = members
-    beside: dict[int, list[int]] = {}
+    joined_at: dict[int, list[int]] = {}
     for other in others:
-        beside.setdefault(met(first, other), []).append(other)
+        joined_at.setdefault(met(first, other), []).append(other)
 
     # From the inside to the outside: what the first term's partial sum is added to is a separate tree.
     tree: Tree = first
     size = 1
-    for total, group in sorted(beside.items()):
+    for total, group in sorted(joined_at.items()):
         size += len(group)
         if total != size:
             raise NoOrder(

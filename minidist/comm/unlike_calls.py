@@ -85,15 +85,15 @@ def _of_each(groups: Mapping[Kind, Sequence[tuple[int, Call]]]) -> str:
     """
     sites = {str(call[2]) for made in groups.values() for _, call in made}
     # Where the arrays alone differ, the algorithm and its arguments explain nothing; nor do arrays where these differ.
-    alike = len({without_shape(kind.key) for kind in groups}) == 1
+    equal = len({without_shape(kind.key) for kind in groups}) == 1
     operations = len({kind.key.partition("/")[0] for kind in groups})
     parts: list[str] = []
     for kind, made in list(groups.items())[:MOST_GROUPS]:
         _, _, site, passed = made[0][1]
         where = f" at {site}" if len(sites) > 1 else ""
         key = kind.key
-        if passed is not None and (alike or operations > 1):
-            key = ("" if parts else key.partition("/")[0]) if alike else without_shape(key)
+        if passed is not None and (equal or operations > 1):
+            key = ("" if parts else key.partition("/")[0]) if equal else without_shape(key)
             key = f"{key} of {passed[0]}{list(passed[1])}".strip()
         parts.append(f"{quoted(key, marks=False)} on {_ranks_of(made)}{where}")
     if len(groups) > MOST_GROUPS:

@@ -168,7 +168,7 @@ def _dumps(config: TrainConfig, theirs: Path, against: Path | None, tolerance: f
     if against is not None and not 0 < tolerance < 1:
         raise UsageError("--against needs --tolerance, a share between 0 and 1: nothing says how much rounding differs")
     if against is None and "tolerance" in given_flags():
-        raise UsageError("--tolerance is of --against; beside our own run it is measured, so leave it out")
+        raise UsageError("--tolerance belongs to --against; without --against it is measured, so leave it out")
     dump = read_dump(theirs)
     if against is None:
         verdict = compare_with_ours(dump, config.model, config.heads, config.kv_heads)

@@ -195,8 +195,8 @@ def launcher_finding(environment: Mapping[str, str], mpi_size: int) -> Finding:
         return Finding(
             "launcher",
             False,
-            f"{text}; MPI sees {mpi_size}: launcher and MPI library do not belong together. Use the mpiexec beside this"
-            " Python, or srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI)",
+            f"{text}; MPI sees {mpi_size}: launcher and MPI library do not belong together. Use the mpiexec in the"
+            " directory of this Python, or srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI)",
         )
     return Finding("launcher", True, f"{text}; MPI sees {mpi_size}")
 

@@ -120,7 +120,7 @@ class DryRun:
             + (f", MFU {self.mfu:.1%} at peak speeds (`minidist plan` has realistic ones)" if self.mfu else "")
         ]
         if self.mfu is not None and self.mfu > 1:
-            lines.append("MFU counts attention between all pairs of positions, of which the causal half is computed")
+            lines.append("MFU counts attention between all pairs of positions; only the causal half is computed")
         if self.uneven:
             lines.append(f"the time is an upper bound: folded ranks end {', '.join(sorted(self.uneven))} one by one")
         lines += self.summary.volume_lines()
@@ -140,7 +140,7 @@ class DryRun:
         if any(self.checkpoint_bytes):
             most, total = max(self.checkpoint_bytes), sum(self.checkpoint_bytes)
             lines.append(
-                f"tensors of a checkpoint: {total:,} B on {ranks:,} rank{'s' * (ranks != 1)}, of which rank"
+                f"tensors of a checkpoint: {total:,} B on {ranks:,} rank{'s' * (ranks != 1)}; rank"
                 f" {self.checkpoint_bytes.index(most)} writes the most, {most:,} B"
             )
         if self.summary.peak_bytes[fullest] > peak:

@@ -126,7 +126,7 @@ def _counted(config: TrainConfig, size: int) -> _Counted:
 
 
 def _with_further(two: Counter[str], three: Counter[str], further: int) -> Counter[str]:
-    """Return what a step of two micro-batches and so many further ones sends. three: what one of three sends."""
+    """Return what a step of 2 + `further` micro-batches sends. two, three: what a step of two and of three sends."""
     return Counter({name: count + further * (three[name] - count) for name, count in two.items()})
 
 

@@ -242,7 +242,7 @@ def _sizes(job: "Job") -> dict[str, Any]:
 
 
 def _cost(plans: "Sequence[Plan]", cost: CostFlags) -> dict[str, dict[str, float]]:
-    """Return what a run of so many tokens takes with the first layout; nothing without their number."""
+    """Return what a run of `cost`'s number of tokens takes with the first layout; {} without that number."""
     from minidist.planning.cluster.decision import ranges, ranges_as_dict
 
     tokens = cost.tokens

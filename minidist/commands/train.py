@@ -30,7 +30,7 @@ class HuggingFaceFlags:
         int | None,
         Option(
             "--hf-shards",
-            help="with --save-hf: so many files, each with a part of every tensor, as torch's DCP has them",
+            help="with --save-hf: the number of files; each has a part of every tensor, as torch's DCP writes them",
         ),
     ] = None
 

@@ -3,5 +3,5 @@
 lesson/      what a notebook calls, the judge of answers, and the builder of notebooks
 puzzle.py    puzzles of a few lines, the pictures of answers to them, and which are solved
 story.py     one job through the core of the course, and what changes in it from lesson to lesson
-museum/      bugs of real training code, each beside its repair
+museum/      bugs of real training code, each with its repair
 """

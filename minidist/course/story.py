@@ -3,8 +3,8 @@
     story("11")     prints the rows up to lesson 11: bytes of the fullest card, seconds of a step
 
 A model of 7 billion parameters is trained on cards of 80 GB, 2^20 tokens per step. A lesson begins where the one before
-it had a limit. Bytes and seconds are those of the planner, `minidist plan`; a lesson without a layout of its own leaves
-them as they are.
+it had a limit. Bytes and seconds are those of the planner, `minidist plan`; a lesson without a layout leaves them as
+they are.
 
 Proved by: tests/course/test_story.py
 """

@@ -89,7 +89,7 @@ def _source(spec: str) -> Dataset:
     if not colon and (suffix or os.path.isfile(spec)):
         kind = "npz" if suffix == ".npz" else "tokens" if suffix in (".npy", *TOKEN_DTYPES) else "text"
         raise UsageError(
-            f"--data {quoted_path(spec)} is a file, and does not say of which kind; write"
+            f"--data {quoted_path(spec)} is a file, but its kind is missing; write"
             f" {quoted_path(f'{kind}:{spec}', marks=False)}"
         )
     # Neither: name the nearest choice.

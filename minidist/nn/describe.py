@@ -5,8 +5,8 @@
       (layers.1): Linear(weight (4, 16), bias (4,))  # 68
     )
 
-As PyTorch prints it, but for the shapes, which stand in the place of the arguments. Alike neighbours are one line
-("(h.0-11): 12 x Block"). Of a sharded model it says in how many shards, of which whole, a parameter lies.
+As PyTorch prints it, but with shapes in place of the arguments. Equal neighbours are one line
+("(h.0-11): 12 x Block"). For a sharded parameter it prints the number of shards and the shape of the whole.
 
 Proved by: tests/nn/test_describe.py
 """

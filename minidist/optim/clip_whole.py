@@ -44,6 +44,6 @@ def _check_whole(holder: Any) -> None:
         layout = getattr(parameter, "layout", None)
         if layout is not None and layout.global_shape != parameter.shape:
             raise UsageError(
-                f"clip_grad_norm_ of {parameter.name!r}, of which this rank has a shard of axis {layout.axes[-1]!r};"
+                f"clip_grad_norm_ of {parameter.name!r}, and this rank has only a shard, on axis {layout.axes[-1]!r};"
                 " call parallel.tensor.clip_grad_norm_(model, max_norm, mesh), which sums the squares over the axes"
             )

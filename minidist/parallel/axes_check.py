@@ -1,4 +1,4 @@
-"""Checks that a wrapper sums gradients over the ranks that it must, and over no others, before it sends anything.
+"""Checks, before anything is sent, that a wrapper sums gradients over the right ranks.
 
 A model may be split over one axis of a mesh before a wrapper sums its gradients over another. Two mistakes in this
 leave every message well formed, and the loss falls:
@@ -47,7 +47,7 @@ def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comm
                     " leave the wrapper out"
                 )
 
-    # Attention that is split over the sequence: every rank of its axis has the gradient of its own tokens only.
+    # Attention that is split over the sequence: every rank of its axis has only the gradient of that rank's tokens.
     for part in module.modules() if isinstance(module, Module) else ():
         attention = getattr(part, "attention_fn", None)
         split_over = getattr(attention, "sequence_comm", None)

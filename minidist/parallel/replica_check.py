@@ -86,7 +86,7 @@ def check_shard_replicas(comm: Comm, mesh: MeshLike, shards: Iterable[ShardLike]
     mesh: where the axes of the layouts are found. shards: what this rank holds. step: for the message. Each rank sends
     8 B, and 16 B for every shard that it holds, to every rank (purpose `metrics`).
     """
-    # One row per shard: which part of which tensor, and its bits.
+    # One row per shard: a number made of the tensor's name and the shard's place in the tensor, and the shard's bits.
     rows, names = [], {}
     for shard in shards:
         layout = shard.parameter.layout

@@ -1,4 +1,4 @@
-"""Refuses what no message between the ranks that train one model would show: every array has the right size.
+"""Refuses ranks that do not train one model, although every array that they send has the right size.
 
     over which ranks      those with other shards of a tensor must not be summed, those with other tokens must be
     other models          a digest of names and shapes, and one of the settings, is compared with rank 0's: 16 B
@@ -212,7 +212,7 @@ def next_model(comm: Comm) -> int:
 
 
 def mode_of(module: Any | None) -> str:
-    """Return "", or in words how many modules are in evaluation, not in training: what every rank must have alike."""
+    """Return "", or in words how many modules are in evaluation, not in training. It must be equal on every rank."""
     modes = [part.training for part in module.modules()] if isinstance(module, Module) else []
     return "" if all(modes) else f", {modes.count(False)} of {len(modes)} modules in evaluation"
 

@@ -1,4 +1,4 @@
-"""Checks that what a module has inside is reduced as the module is: over the same ranks, and by one divisor.
+"""Checks that submodules are reduced as their module is: over the same ranks, and with the same divisor.
 
 Proved by: tests/parallel/test_fully_shard.py, tests/misuse/test_misuse.py
 """
@@ -15,8 +15,8 @@ from minidist.core.parallel.fsdp import states_of, units_of
 def check_sharding(module: Module, op: str, ignored: Collection[Parameter], comms: Sequence[Comm]) -> None:
     """Raise UsageError when `fully_shard` of a module does not go with what is wrapped inside it. Sends nothing.
 
-    op: "avg" or "sum". ignored: parameters of which the user takes care. comms: over which it is sharded, and, if
-    there is a second one, over which the shards are equal copies.
+    op: "avg" or "sum". ignored: parameters that the user takes care of. comms: the communicator whose ranks share the
+    shards, and, if there is a second one, the communicator whose ranks hold equal copies of a shard.
     """
     if any(state.module is module for state in states_of(module)):
         raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once a module")

@@ -50,7 +50,7 @@ def shard_square_sums(
     """Return the sums of squares of the whole gradient by blocks of 1,024 elements, in global order, on every rank.
 
     shards: over the ranks of `comm`, at multiples of 1,024. skip: parameters that do not count, because another group
-    of ranks counts them. equal: what every rank must pass equal. Each rank sends the float64 sums of its own blocks
+    of ranks counts them. equal: what every rank must pass equal. Each rank sends the float64 sums of its blocks
     (8 B each) to all others, under purpose `clip_norm`.
     """
     # The sums of each rank over the blocks of its shard, shard after shard.

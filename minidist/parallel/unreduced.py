@@ -1,4 +1,4 @@
-"""The errors of a backward pass whose gradients no reduction would make right, whatever the messages say.
+"""The errors of a backward pass whose gradients would stay wrong after any reduction.
 
 Proved by: tests/misuse/test_misuse.py, tests/parallel/test_data_parallel.py
 """
@@ -51,7 +51,7 @@ def refuse_unreduced(
 
     members: the parameters of `module`, if there is one, when it was wrapped. known: those that are taken care of.
     ranks: how many see other rows. Returns those that are found to be taken care of, too. It sends nothing: every rank
-    runs the same graph and raises alike.
+    runs the same graph and raises the same error.
     """
     # What came into the module later has no bucket and no shard on any rank.
     names = {} if module is None else {p: name for name, p in module.named_parameters()}

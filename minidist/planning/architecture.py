@@ -33,7 +33,7 @@ from minidist.planning.parts import (
 MAX_SIZE = 10**8  # of a width, a vocabulary or a context
 MAX_EXPERTS = 10**5  # of a layer
 
-# How the command line calls what `checked` refuses; a file has names of its own.
+# How the command line calls what `checked` refuses; a file has other names.
 FLAGS = {
     "layers": "--layers",
     "width": "--hidden",

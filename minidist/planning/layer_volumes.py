@@ -68,7 +68,7 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
     for extension in of_job(config):
         loss = extension.loss_volume(loss)
     total: Elements = Counter()
-    # What a micro-batch sends depends on its rows; of each size there are so many per step, on all replicas together.
+    # What a micro-batch sends depends on its rows; count: micro-batches of that size per step, on all replicas.
     for rows, count in batches.shares.sizes.items():
         layers = Layers(config, batches, rows, loss)
         total.update(_of_rows(layers, config, stages, plan is not None, config.steps * count, empty[rows]))

@@ -160,7 +160,7 @@ def crossing_elements(config: TrainConfig, batches: Batches, microbatches: int |
 
 
 def input_shapes(plan: Plan, batches: Batches) -> list[tuple[tuple[int, ...], int]]:
-    """Return the distinct (path, rows) of the micro-batches of each pipeline, of which the stages learn the shapes."""
+    """Return the distinct (path, rows) of the micro-batches of each pipeline: stages learn the shapes of each once."""
     rank_of, k = plan.rank_of_stage(), batches.accumulation
     paths = [tuple(rank_of[stage, i] for stage in range(plan.stages)) for i in range(plan.microbatches)]
     return [

@@ -3,7 +3,7 @@
 The model is cut into stages of one block each, exactly as a pipeline would be (the embedding goes with the first block,
 the head and the loss with the last), and each is run forward and backward on one micro-batch. The result is a profile
 as `minidist partition` reads it. Times are medians over rounds that go through all blocks in turn, so that a busy
-moment affects all of them alike.
+moment affects all blocks equally.
 
 Proved by: tests/planning/test_profiler.py
 """
@@ -84,7 +84,7 @@ def profile_layers(
 def _one_round(
     job: Job, stages: list[PipelineStage], inputs: Any, targets: Any
 ) -> tuple[list[tuple[float, float]], list[int]]:
-    # Forward, stage by stage: each begins with leaves of its own, as if its input had been received.
+    # Forward, stage by stage: each begins with new leaves, as if its input had been received.
     x, alive, row, sizes = [inputs], [], [], []
     with batch_coordinates(0, 0, job.config.seed):
         for number, stage in enumerate(stages):

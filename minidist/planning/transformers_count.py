@@ -26,8 +26,8 @@ def count_by_building(kind: str, content: Mapping[str, Any], file: str, similar:
     """Return the architecture of a file of any kind that the installed `transformers` knows.
 
     similar: what follows the name of an unknown kind in a sentence. Errors: UsageError without `transformers`, for a
-    kind that it does not know, for a file that it refuses, and for one with so many layers that building it would take
-    minutes.
+    kind that it does not know, for a file that it refuses, and for a model whose number of layers would make building
+    it take minutes.
     """
     unknown = f"model_type {quoted(kind)} in {file} is not in minidist's table of models{similar}"
     try:
@@ -59,7 +59,7 @@ def count_by_building(kind: str, content: Mapping[str, Any], file: str, similar:
 
 
 def _check_modules(content: Any, file: str) -> None:
-    """Raise UsageError for a number of layers or experts of which each would be a module."""
+    """Raise UsageError for too many layers or experts: each would be a module."""
     for key, value in content.items() if isinstance(content, dict) else ():
         _check_modules(value, file)
         is_count = key.endswith(("layers", "experts", "depth", "n_layer"))

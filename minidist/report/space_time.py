@@ -130,13 +130,13 @@ def _joined(spans: Sequence[SpanEvent]) -> list[tuple[str, Interval]]:
 def _folded(messages: Sequence[Pair], width: float) -> tuple[list[Pair], list[Pair]]:
     """Return the delivered messages that are drawn as bands, and those that are arrows. width: the picture's, in s."""
     delivered = [pair for pair in messages if arrived(pair)]
-    beside = [pair for pair in delivered if pair.send.lane != "main" and pair.send.operation != "message"]
+    of_calls = [pair for pair in delivered if pair.send.lane != "main" and pair.send.operation != "message"]
     # A call's messages leave a line one after the other, and arrows nearer than APART cover each other.
-    calls = bands(beside)
-    apart = sum(call.end - call.start for call in calls) / max(1, len(beside))
-    if len(beside) <= MAX_BESIDE and apart >= APART * width:
+    calls = bands(of_calls)
+    apart = sum(call.end - call.start for call in calls) / max(1, len(of_calls))
+    if len(of_calls) <= MAX_BESIDE and apart >= APART * width:
         return [], delivered
-    return beside, [pair for pair in delivered if pair.send.lane == "main" or pair.send.operation == "message"]
+    return of_calls, [pair for pair in delivered if pair.send.lane == "main" or pair.send.operation == "message"]
 
 
 def _waits_beside_computing(

@@ -99,7 +99,7 @@ class KeepingMatching(Watched):
                 kept.values[max(after, default=self._received[rank])] = kept.array.reshape(-1).copy()
 
     def _place(self, rank: int, array: np.ndarray, shown: bool) -> Place | None:
-        """Return which elements of which array these are; a new array gets the next number of its rank."""
+        """Return the place of these elements in a numbered array; a new array gets the next number of its rank."""
         # The array that this one is a part of, if its elements can be counted.
         whole = array
         while isinstance(whole.base, np.ndarray):

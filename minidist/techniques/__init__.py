@@ -89,7 +89,7 @@ def of_job(config: Any) -> Iterator[Extension]:
 
 
 def touched(config: Any) -> Iterator[type[Extension]]:
-    """Yield the techniques of which a job changes a flag, or one of their `switches`: it uses no other."""
+    """Yield the techniques that a job uses: those with a flag, or one of their `switches`, that the job changes."""
     for kind, quiet in _quiet():
         for name, value in quiet:
             if getattr(config, name) != value:
@@ -218,7 +218,7 @@ def of_users(config: Any) -> Iterator[Extension]:
         if kind.key in keys:
             raise UsageError(
                 f"--extension {quoted(source)}: another extension has the key {quoted(kind.key)}, under which a"
-                " checkpoint keeps its state; give the class a `key` of its own"
+                " checkpoint keeps its state; give the class a different `key`"
             )
         keys.add(kind.key)
         try:

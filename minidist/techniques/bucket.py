@@ -18,7 +18,7 @@ from minidist.core.base.arrays import Array
 class ReplicaBucket:
     """One bucket in one reduction of the job.
 
-    group: the part of the model that has reductions of its own. index: of the bucket in it. reduction: how many were
+    group: the part of the model that is reduced separately. index: of the bucket in the group. reduction: how many were
     made before in the job. parameters: in the order in which they lie in the bucket. gradients: of each replica, 1-D.
     """
 

@@ -6,7 +6,7 @@ every extension of the job. In the order of a job:
     before_ranks(...)            a command begins, and the settings may still change
     check_models(...)            no rank has started
     own_loop(config)             a training loop in place of all that follows, for ranks without common steps
-    serve(...)                   on ranks `beside` the layout, in place of all that follows
+    serve(...)                   on ranks outside of the layout (`beside`), in place of all that follows
     before_resume(config, stages, then, state)    a job is resumed, and nothing is made yet
     model_options(config)        a model is made
     build(job, comm)             the model and the data are made, nothing is parallel yet
@@ -160,14 +160,14 @@ class Extension:
     `state`, because they name a place. evaluations: how many losses `evaluate` computes. periods: flags of what happens
     every N steps, and how many steps must follow for it to have an effect. jumps: the flag, where a number that differs
     in its last bit may change a choice. trains_alone: whether each data-parallel rank steps its replica with the
-    gradient of its own rows (`meeting.py`). drains: whether a pipeline is empty at the end of every step, so that all
+    gradient of that rank's rows (`meeting.py`). drains: whether a pipeline is empty after every step, so that all
     stages have the weights and the gradients of one step. weight_differences: the kinds of optimizer state that are
     differences of weights, which `compare` holds to the rounding of weights. sums_buckets: whether the technique sums
     whole buckets of gradients in its own order, in place of --reduction (`bucket.py`); both stages with a tied weight
     then have a bucket for it.
     own_state: of each kind of state that `of_rank` returns, what a checkpoint holds with it, and what to resume with,
     in words, where a job has no place for it. trainers: what traces and reports call the ranks of the layout, where
-    other ranks are `beside` it; one technique of a job may have such ranks. in_evaluations: whether evaluations have
+    other ranks are outside of it; one technique of a job may have such ranks. in_evaluations: whether evaluations have
     the technique, too, with `read_inputs` and `micro_batch`. for_all_steps: whether the settings are meant for the
     whole length of a job, so that a trial of a few steps leaves them out. unplanned: the flags that a plan (`minidist
     plan`) leaves out, because they change neither memory nor time by more than the planner's error. deepspeed: what
@@ -267,7 +267,7 @@ class Extension:
         """
 
     def serve(self, comm: Comm, config: Any, batches: Any, saved_model: Callable[[str, str], Any]) -> int:
-        """Do the work of a rank that is `beside` the layout; return how many steps were done before the job began.
+        """Do the work of a rank outside of the layout; return how many steps were done before the job began.
 
         comm: all ranks. saved_model: as in `check_models`.
         """
@@ -408,7 +408,7 @@ class Extension:
         """Return further arguments of the optimizer's class.
 
         group: the parameters and the ranks that share them, a `core.train.data_axis.Group`; None: each rank has them
-        whole, and makes every update of its own.
+        whole, and makes every update itself.
         """
         return {}
 

@@ -1,8 +1,8 @@
-"""Replicas that train alone: what a technique says about when and how they meet.
+"""Replicas that train alone and *meet*: a technique says when, and how, their weights are combined.
 
 With most techniques all data-parallel ranks make the same update, of the sum of their gradients. An extension with
-`trains_alone` has it otherwise: each replica steps with the gradient of its own rows, and the replicas meet when the
-technique lets them. A replica is one data-parallel rank or, with --zero, the neighbours that share one of the
+`trains_alone` differs: each replica steps with the gradient of its rows, and the replicas exchange weights when the
+technique says so. A replica is one data-parallel rank or, with --zero, the neighbours that share one of the
 --dp-replicate copies:
 
     --dp 4                           | 0 | 1 | 2 | 3 |      four replicas
@@ -71,7 +71,7 @@ class Meeting:
     common: Sequence[xp.Array] | None = None
 
     def step(self) -> None:
-        """Update the replica with the gradient of its own rows; then meet the others, when it is time for that."""
+        """Update the replica with the gradient of its rows; then exchange weights, if this is a step for that."""
         raise NotImplementedError
 
 

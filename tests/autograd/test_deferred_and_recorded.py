@@ -1,4 +1,4 @@
-"""Deferred weight gradients are counted where they run, and a recorder gets arrays of its own."""
+"""Deferred weight gradients are counted where they run, and a recorder gets copies of arrays."""
 
 import numpy as np
 

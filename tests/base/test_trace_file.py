@@ -205,7 +205,7 @@ def test_bytes_that_are_not_utf_8_are_drawn_as_question_marks(suffix, file, tmp_
 
 
 def steps_file(path):
-    """Two ranks, of which the second one's steps end later; events lie on the borders of the steps."""
+    """Two ranks; the second rank's steps end later. Events lie on the borders of the steps."""
 
     def trace(rank, late):
         borders = [0.0, 1.0 + late, 2.0 + late, 3.0 + late]

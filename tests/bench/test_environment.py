@@ -29,7 +29,7 @@ def test_what_other_processes_did_is_what_all_did_without_ours(tmp_path, monkeyp
     monkeypatch.setattr(module.os, "sysconf", lambda name: 100)
     stat = tmp_path / "stat"
 
-    # In ten seconds all processors were busy for 13, of which we and our children were busy for 6.
+    # In ten seconds all processors together were busy for 13 s: 6 s with us and our children, 7 s with others.
     stat.write_text("cpu  100 0 100 5000 70 0 0 0 0 0\ncpu0 1 2 3\n")
     with other_processes(stat) as others:
         stat.write_text("cpu  1000 50 300 5700 99 20 20 110 0 0\ncpu0 1 2 3\n")

@@ -115,7 +115,7 @@ class Outcome:
 
 @contextmanager
 def disk(folder: Path) -> Iterator[Path]:
-    """Yield a folder for checkpoints: a file system of its own, where that is allowed."""
+    """Yield a folder for checkpoints: a separate file system, where mounting one is allowed."""
     place = folder / "disk"
     place.mkdir()
     mounted = not subprocess.run(
@@ -129,7 +129,7 @@ def disk(folder: Path) -> Iterator[Path]:
 
 
 def can_fill(folder: Path) -> bool:
-    """Return whether `disk` is a file system of its own, which can be filled."""
+    """Return whether `disk` is a separate file system, which can be filled."""
     with tempfile.TemporaryDirectory(dir=folder) as name, disk(Path(name)) as place:
         return os.path.ismount(place)
 
@@ -267,7 +267,7 @@ def campaign(
     """Make these runs; return the outcomes of all faults and print those that went wrong as they happen."""
     folder = Path(tempfile.mkdtemp(prefix="minidist-chaos-"))
     if "full" in faults and not can_fill(folder):
-        print("full: left out, because only root can mount a file system of its own", file=sys.stderr)
+        print("full: left out, because only root can mount a separate file system", file=sys.stderr)
         faults = tuple(fault for fault in faults if fault != "full")
     usual = {name: undisturbed(name, folder) for name in jobs}
     outcomes: list[Outcome] = []

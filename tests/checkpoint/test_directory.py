@@ -232,7 +232,7 @@ def test_the_remedy_names_the_newest_checkpoint_before_a_damaged_one(tmp_path):
     with pytest.raises(UsageError, match=r"or write step-00000003 into '.*latest' to use that one$"):
         Checkpoint(tmp_path).tensor("a")
     (tmp_path / "step-00000001" / "metadata.json").write_text("{}")
-    with pytest.raises(UsageError, match="damaged; there is no older checkpoint beside it, so train anew in another"):
+    with pytest.raises(UsageError, match="damaged; there is no older checkpoint next to it, so train anew in another"):
         Checkpoint(tmp_path, "step-00000001")
 
 

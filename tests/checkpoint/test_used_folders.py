@@ -80,7 +80,7 @@ def test_metrics_of_another_run_are_not_continued(command, tmp_path):
     assert "choose another --metrics, or remove that file" in said
     assert mine.read_text() == before
 
-    # Nor is a file of which nothing can be compared, or one that was edited.
+    # Nor is a file without anything to compare, or one that was edited.
     for text, reason in (
         (before.replace('"step": ', '"step": 7'), "it has no record of the 2 steps that are resumed"),
         ('{"step": "x"}\n', 'line 1: \'{"step": "x"}\' is not a record of a step; remove the line'),
@@ -104,7 +104,7 @@ def text_job(path, **values):
 
 
 def test_data_are_known_by_their_content(tmp_path, monkeypatch):
-    """The same file by another path continues; a text of which one byte has changed does not."""
+    """The same file by another path continues; a text with one changed byte does not."""
     text, folder = tmp_path / "my.txt", str(tmp_path / "c")
     text.write_bytes(b"some text to train on, over and over" * 20)
     monkeypatch.chdir(tmp_path)

@@ -38,7 +38,7 @@ def contribution(rank, size, dtype):
 
 @lru_cache(10_000)
 def values_of(rank, size, dtype):
-    """Rank's input: primes of its own with alternating signs; fractions for float dtypes, so that rounding shows."""
+    """Return a rank's input: other primes for each rank, with alternating signs; sevenths of them for float dtypes."""
     values = primes((rank + 1) * size + 1)[rank * size : (rank + 1) * size] * (-1) ** np.arange(size)
     return values.astype(dtype) if dtype.kind == "i" else (values / 7).astype(dtype)
 

@@ -136,7 +136,7 @@ def test_within_5_percent_where_links_differ_by_node(operation, ranks, links):
 
 
 def test_many_ranks_on_links_that_differ_choose_by_the_slowest_link():
-    """Formulas, not trials: 65 ranks, of which one is far away."""
+    """Formulas, not trials: 65 ranks, and one of them is far away."""
     links = LinkModel(link=lambda a, b: SLOW if 64 in (a, b) else FAST)
     for nbytes in (2**10, 2**16, 2**22):
         comm = SimpleNamespace(world=SimpleNamespace(links=links), members=range(65), size=65, choices=None)

@@ -51,7 +51,7 @@ def test_the_cases_of_an_operation_are_many_and_each_choice_is_among_them(operat
 
 
 def test_numbers_of_one_rank_are_not_those_of_another():
-    """A wrong neighbour or a chunk left out must show: no two ranks have alike inputs, nor two calls."""
+    """The inputs of any two ranks and of any two calls differ, so that a wrong neighbour or a missing chunk shows."""
     case = Case("all_reduce", "mine", 9, (14,))
     inputs = [case.input(rank, call).tolist() for rank in range(9) for call in range(2)]
     assert len({tuple(values) for values in inputs}) == len(inputs)

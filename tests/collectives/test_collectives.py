@@ -35,7 +35,7 @@ def cases(draw, operation, algorithm):
     )
 
 
-@pytest.mark.filterwarnings("ignore:overflow")  # a product of primes in float16: infinity, on every rank alike
+@pytest.mark.filterwarnings("ignore:overflow")  # a product of primes in float16: infinity on every rank
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)
 @given(data=st.data())
 @settings(max_examples=settings().max_examples * 4 // 5)

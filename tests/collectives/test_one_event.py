@@ -60,7 +60,7 @@ def totals(world):
 @settings(max_examples=15)
 @given(ranks=st.integers(2, 7), size=st.integers(0, 40), links=st.sampled_from(sorted(LINKS)), first=st.integers(0, 3))
 def test_one_event_equals_its_messages(operation, name, ranks, size, links, first):
-    # One class, or two of which the second comes later.
+    # One class, or two; the second one comes later.
     first = min(first, ranks - 1)
     classes = [range(first), range(first, ranks)] if first else [range(ranks)]
 

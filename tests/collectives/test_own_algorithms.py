@@ -141,7 +141,7 @@ REFUSED = {
         lambda: use("all_reduce", in_another_array),
         "rank 0: all_reduce/mine returned another array than the array that it is given; write the result into",
     ),
-    "an out of its own": (
+    "another array than out": (
         lambda: use("all_gather", lambda comm, shard, sizes, out: out.copy()),
         "rank 0: all_gather/mine returned another array than out",
     ),

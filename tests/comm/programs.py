@@ -106,7 +106,7 @@ def parts_of_calls(comm):
             pair.send(number, 0)
         got = np.append(got, number)
 
-    # Two messages to one rank, told apart by tags of their own, in two calls at once.
+    # Two messages to one rank, which differ in their tags, in two calls at once.
     calls, pieces, requests = [comm.collective("mine") for _ in range(2)], np.zeros((2, 2), np.int64), []
     for i, j in ((1, 1), (0, 1), (1, 0), (0, 0)):
         requests.append(calls[i].irecv(pieces[i, j : j + 1], (rank + 1) % n, tag=j))

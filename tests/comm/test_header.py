@@ -91,7 +91,7 @@ def test_arguments_that_differ_are_not_called_another_operation(algorithm, sent,
 @pytest.mark.parametrize("algorithm", ["ring", "recursive_halving"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_replicas_that_differ_say_what_they_are(algorithm, packed):
-    """Under MPI the sender's text comes shortened; the sender is told of its own by the rank that it receives from."""
+    """Under MPI the sender's text comes shortened; the receiver compares it with the receiver's text."""
     texts = ["model 1 after 3 updates with lr 0.1", "model 1 after 3 updates with lr 0.2", "model 2 after 0 updates"]
     for sent, expected in [(0, 1), (1, 0), (0, 2)]:
         names = [f"all_reduce/{algorithm} avg {texts[i]}" for i in (sent, expected)]

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from minidist import __version__
 from minidist.commands import app
 from minidist.commands.command import arguments_of
 from minidist.commands.listing import WIDTHS, listing, width_without_colours
@@ -108,6 +109,12 @@ def test_no_argument_differs_from_the_one_that_typer_gives(name, word, value):
         return
     if ours is not None:
         assert repr(ours) == repr(by_typer(words)), words
+
+
+@each("line", ["--version data", "--version data --nope", "--version --", "--version run x.py", "--version bench step"])
+def test_the_version_is_printed_before_a_command_is_read(line, capsys):
+    assert app.run_words(line.split()) == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
 
 
 @pytest.fixture

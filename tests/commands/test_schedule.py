@@ -304,7 +304,7 @@ def test_wrong_input_is_one_sentence(call, tmp_path, monkeypatch, arguments, sen
     code, out, err = call("schedule", *arguments)
     assert (code, out) == (2, "")
     assert sentence in err
-    # Beside the sentence there is at most the line of the user's function.
+    # In addition to the sentence there is at most the line of the user's function.
     assert len([line for line in err.strip().splitlines() if not line.startswith("at bad.py:")]) == 1
 
 

@@ -436,7 +436,7 @@ def test_parameters_are_offloaded_with_their_optimizer(order):
 
 
 # What must stand next to a key so that it means something.
-BESIDE = {
+NEEDED = {
     "optimizer": {"type": "Adam", "params": {}},
     "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01}},
     "fp16": {"enabled": True},
@@ -451,7 +451,7 @@ OF_COSINE = ("warmup_min_ratio", "total_num_steps", "cos_min_ratio")
 def file_with(key, value):
     """A file in which the key means something."""
     section, *rest = key.split(".")
-    content = json.loads(json.dumps({**SMALL, **{name: BESIDE[name] for name in [section] if name in BESIDE}}))
+    content = json.loads(json.dumps({**SMALL, **{name: NEEDED[name] for name in [section] if name in NEEDED}}))
     place = content
     for name in [section, *rest][:-1]:
         place = place.setdefault(name, {})
@@ -722,7 +722,7 @@ def test_a_step_of_many_micro_batches_is_explained_from_few(stage, more, monkeyp
 
 
 def test_without_run_the_bytes_are_those_of_the_run_and_no_step_is_executed(monkeypatch, capsys):
-    """Whatever the batch: a step of 60,000 samples of which each rank has one micro-batch would take minutes."""
+    """Whatever the batch: a step of 60,000 samples, with one micro-batch per rank, would take minutes."""
     said = translate({"train_batch_size": 16, "zero_optimization": {"stage": 2}, "gradient_clipping": 1.0})
     config = apply_deepspeed(TrainConfig.make(width=16, heads=2, context=8, layers=2, data="markov"), said, set())
     ran = explanation.explain_job(config, said, 4, run=True)["purposes"]

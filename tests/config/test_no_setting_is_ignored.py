@@ -1,4 +1,4 @@
-"""No setting is ignored in silence: of two settings together each changes the run, or is refused, or a line names it.
+"""No setting is ignored: of two settings together each changes the run, or is refused, or a line names it.
 
 Each pair is a job of three steps on a few hundred weights. What it does is recorded: losses, weights, messages, memory,
 virtual time, files. The same job without one of the two settings must differ in that, unless a rule refuses the pair or
@@ -154,7 +154,7 @@ VALUES = {
     "check_replicas": {"check_replicas": True, "dp": 2},
     "check_data": {"check_data": True, "dp": 2},
     "check_layouts": {"check_layouts": True, "tp": 2},
-    # Other values with code of their own, and what needs several ranks on one.
+    # Other values that run different code, and what needs several ranks on one.
     "model: mlp": {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64, "layers": 3},
     "model: cnn": IMAGES,
     "batch_norm: sync": {"batch_norm": "sync", "dp": 2, **IMAGES},
@@ -279,7 +279,7 @@ def together(first, second):
 
 
 def ignored(first, second):
-    """Return the settings of a pair that the job ignores in silence."""
+    """Return the settings of a pair that the job ignores without naming them."""
     values = together(first, second)
     if values is None:
         return []

@@ -18,7 +18,7 @@ def model_of(kind):
         model = GPT(GPTConfig(WORDS, LENGTH, WIDTH, LAYERS, HEADS), seed=3)
     else:
         model = Llama(LlamaConfig(WORDS, WIDTH, 24, LAYERS, HEADS, 2, LENGTH), seed=3)
-    # Initial biases and norms are alike everywhere; other values let every gradient differ from every other.
+    # Initial biases and norms are equal everywhere; other values let every gradient differ from every other.
     draw = np.random.default_rng(1)
     for parameter in model.parameters():
         parameter.data[...] += 0.1 * draw.standard_normal(parameter.shape).astype(parameter.dtype)

@@ -348,7 +348,7 @@ for name, sent, words in (
     ("half a frame", "channel().socket.sendall((1 << 20).to_bytes(8, 'little')); time.sleep(60)", STILL),
     ("records without end", "[channel().socket.sendall(bytes(8)) for _ in range(10**9)]", "is no outcome"),
     ("a record of a rank there is not", "channel().send(b'm' + bytes(3) + b'\\xff' * 12 + bytes(8))", NO_OUTCOME),
-    ("an outcome of its own", "channel().send(pickle.dumps({'answers': [None] * comm.size}, 4))", "returned None"),
+    ("a made-up outcome", "channel().send(pickle.dumps({'answers': [None] * comm.size}, 4))", "returned None"),
     (
         "lists in lists without end",
         "channel().send(b'\\x80\\x04}(\\x8c\\x07answers' + b']' * 10**5 + b'a' * (10**5 - 1) + b'u.')",
@@ -363,7 +363,7 @@ for name, sent, words in (
 ):
     cheat(f"sends {name}", CHANNEL + f"import time\ndef ring_all_reduce(comm, array):\n    {sent}\n", words)
 cheat(
-    "a pack of its own",
+    "another function pack",
     "def ring_all_reduce(comm, array):\n    from minidist.course.lesson import answer_process as a\n"
     "    a.pack = lambda v: b'x'",
     NO_OUTCOME,

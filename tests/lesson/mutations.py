@@ -208,7 +208,7 @@ MUTATIONS = {
         (
             "update(mine, reduce_scatter(comm, gradient))",
             "update(mine, gradient[comm.rank * size : (comm.rank + 1) * size])",
-            "each shard steps by the gradient of its own",
+            "each shard steps by the gradient of one rank",
         ),
         (
             "[*(array.reshape(-1) for array in weights), padding]",

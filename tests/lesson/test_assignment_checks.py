@@ -50,7 +50,7 @@ def test_each_rank_has_two_rows_of_the_batch_and_a_model_of_its_own(name):
         assert [rows[step][0].shape for _, rows in of_rank] == [(2, 3)] * 3
         assert np.array_equal(np.concatenate([rows[step][0] for _, rows in of_rank]), x)
         assert np.array_equal(np.concatenate([rows[step][1] for _, rows in of_rank]), y)
-    # Ranks that keep their own model are found, because no two are alike.
+    # Ranks that keep their own model are found, because no two models are equal.
     first = [cs336.weights(model)[-1] for model, *_ in of_rank]
     assert not any(np.array_equal(first[a], first[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
@@ -239,7 +239,7 @@ def test_a_mixture_of_experts_is_that_of_its_experts_one_row_at_a_time(case):
         needed = [count + any(number != rank for number in numbers) for rank, count in enumerate(needed)]
     for answer in exercise.expected(case):
         np.testing.assert_allclose(answer, np.reshape(wanted, answer.shape), rtol=1e-12)
-    # A rank must be told two numbers of every row of which it has not all experts.
+    # A rank must be told two numbers of every row whose experts are not all on that rank.
     assert exercise.least(case) == Least(sum(count > 0 for count in needed), 8 * 2 * sum(needed))
 
 

@@ -1,4 +1,4 @@
-"""Every command of docs/teaching.md runs, on submissions of which one is right and one is wrong."""
+"""Every command of docs/teaching.md runs, on two submissions, a right one and a wrong one."""
 
 import inspect
 import json

@@ -2,7 +2,7 @@
 
 A row is a function of a communicator. `refused(pattern)`: it raises one of our errors, whose sentence matches.
 `equal()`: it yields pairs (what ranks computed, what one device computes), which are compared. Rows with mpi=True run
-under mpiexec as well; their errors are raised on all ranks alike, with nothing on its way.
+under mpiexec as well; their errors are raised on all ranks, with no message on its way.
 """
 
 import copy
@@ -499,7 +499,7 @@ def over(rank_0, rank_1, operation="", what="rows"):
 
 
 def unlike(comm, wrap="ddp", counts=(4, 3, 4, 3), loss=cross_entropy, **settings):
-    """One step with so many rows per rank; loss(output, targets)."""
+    """One step; counts: the rows of each rank; loss(output, targets)."""
     model = mlp()
     wrapped, optimizer = wrapping(wrap, model, comm, **settings)
     x, targets = rows(comm.rank, count=counts[comm.rank])
@@ -788,7 +788,7 @@ def tensor_parallelism_after_one_rank_has_loaded_weights(comm):
 
 
 IN_EVALUATION = (
-    r"ranks differ in {}: .* after . updates?[^;]*, {} of {} modules in evaluation.*call train\(\) or eval\(\) alike"
+    r"ranks differ in {}: .* after . updates?[^;]*, {} of {} modules in evaluation.*the same of train\(\) and eval\(\)"
 )
 
 
@@ -986,7 +986,7 @@ def clipping_the_flat_parameters_of_zero(comm):
 
 
 @refused(
-    r"clip_grad_norm_ of 'layers.0.weight', of which this rank has a shard of axis 'tp'; call parallel.tensor.clip"
+    r"clip_grad_norm_ of 'layers.0.weight', and this rank has only a shard, on axis 'tp'; call parallel.tensor.clip"
 )
 def clipping_a_split_model_by_this_ranks_norm(comm):
     model = apply_tensor_parallel(MLP([6, 4, 2]), comm)

@@ -1,4 +1,4 @@
-"""Llama: its nodes by finite differences, its loss and gradients beside PyTorch's, its names, its errors."""
+"""Llama: its nodes by finite differences, its loss and gradients against PyTorch's, its names, its errors."""
 
 import numpy as np
 import pytest

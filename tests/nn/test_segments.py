@@ -105,7 +105,7 @@ def test_what_is_alive_stays_within_the_budget(budget):
     sizes, whole = budgeted_segments([UNIT] * 16, [UNIT] * 16, budget * UNIT)
     peak, _ = chain.peak(lambda f, x: run_segments(f, x, sizes))
     assert peak == peak_of(sizes, whole) * UNIT
-    # Beside the budget there are the result, an output and what a layer reads; the first input is the caller's.
+    # In addition to the budget there are the result, an output and a layer's input; the first input is the caller's.
     assert peak <= (budget - 1 + 3) * UNIT
     assert chain.runs == [2] * sum(sizes) + [1] * whole
 

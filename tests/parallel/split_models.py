@@ -79,5 +79,5 @@ def assert_equal(actual, expected, bound=BOUND):
 
 
 def replicated(model):
-    """The bytes of the parameters that every rank must hold alike."""
+    """The bytes of the parameters that must be equal on every rank."""
     return b"".join(p.data.tobytes() for p in model.parameters() if not p.layout.axes)

@@ -51,7 +51,7 @@ def test_integers_are_exact_with_ragged_shards(ranks, algorithm, cap):
 
 
 def check_ragged_shards(ranks, algorithm, cap, reduction, scale):
-    """Every rank's gradient against one device; scale(rows): what a rank with so many rows multiplies its loss by."""
+    """Every rank's gradient against one device; scale(rows): what a rank with `rows` rows multiplies its loss by."""
     expected = gradient_of(with_integer_weights(Nested(np.float64)), integers())
     assert np.max(np.abs(expected)) < 2**53
 

@@ -61,7 +61,7 @@ def test_every_range_arrives_and_each_rank_gets_what_it_lacks(layout, stride):
     sent = sum(trace.bytes_by_purpose().get("checkpoint", 0) for trace in world.traces)
     assert sent == sum(lacking) + table_bytes(ranges, ranks)
 
-    # One message for each pair of ranks of which one lacks what the other has.
+    # One message for each pair of ranks where one rank lacks what the other has.
     for trace in world.traces:
         peers = [message.peer for message in trace.sent("checkpoint") if not message.operation.startswith("all_gather")]
         assert len(peers) == len(set(peers))

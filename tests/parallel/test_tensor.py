@@ -457,7 +457,7 @@ def test_tiles_of_a_checkpoint_are_boxes_of_global_tensors(tmp_path, make, plan,
         model, mesh = build(comm, shape)
         dp, tp, pieces = mesh["dp"], mesh["tp"], []
         for name, p in model.named_parameters():
-            same = p.layout.copies if p.layout.axes else tp.size  # so many tp ranks hold the same, on each replica
+            same = p.layout.copies if p.layout.axes else tp.size  # tp ranks of a replica that hold the same
             holder = (dp.rank * same + tp.rank % same, dp.size * same)
             pieces += [
                 CheckpointShard(name, p.layout.global_shape, p.data[local], box=box, replica=ReplicaId(*holder))
@@ -571,9 +571,8 @@ def test_a_llama_layer_sends_what_a_gpt_layer_sends(sequence_parallel):
         count = {
             name: sum(m.purpose == name for m in big) for name in ("tensor_forward", "tensor_backward", "regather")
         }
-        # Two messages an all-reduce, one a gather or scatter. Beside two layers: the embedding's sum forward, the
-        # head's f
-        # backward; with the sequence split also the gather of each, and the head's regather.
+        # Two messages an all-reduce, one a gather or scatter. In addition to two layers: the embedding's sum in
+        # forward, the head's f in backward; with the sequence split also the gather of each, and the head's regather.
         steps = 2 * 2 * 2 + 2
         assert count == {"tensor_forward": steps, "tensor_backward": steps, "regather": 5 if sequence_parallel else 0}
 
@@ -621,7 +620,7 @@ def test_fewer_key_value_heads_than_ranks(ranks, kv, sequence_parallel):
 
 
 def test_shared_key_value_heads_send_their_gradients_once():
-    """Beside the four all-reduces a layer: one of each shared tile, over the ranks that share it."""
+    """In addition to the four all-reduces a layer: one of each shared tile, over the ranks that share it."""
 
     def main(comm):
         model = parallelize_module(llama(4, kv=2), comm, llama_plan(13))
@@ -763,7 +762,7 @@ def test_sequence_parallel_sends_the_same_bytes_and_a_quarter_more_for_regathers
 def test_activation_bytes_are_the_papers(dtype):
     """Korthikanti et al. 2022, equations 2 and 4: sbh (10 + 24/t + 5as/(ht)) bytes, with the sequence split
     sbh/t (34 + 5as/h). These are 2-byte values, and masks of 1 byte: with i bytes a value the 10 are 4 i and two masks,
-    the 24 are 12 i, and the 5 are 2 i (softmax, and what dropout left of it) and a mask. Beside it, 1 / standard
+    the 24 are 12 i, and the 5 are 2 i (softmax, and what dropout left of it) and a mask. In addition, 1 / standard
     deviation of each row for two norms, in 4 bytes at least.
     """
     batch, length, width, heads = 2, 16, 24, 4

@@ -98,7 +98,7 @@ def own_half(comm, model, forward=None, together=False):
 
 
 def data_parallel(comm, kind):
-    """The optimizer has the flat array, of which clipping reads the whole gradient, without gaps."""
+    """The optimizer has the flat array, and clipping reads the array's whole gradient, without gaps."""
     model = TwoBlocks()
     ddp = DistributedDataParallel(model, comm, **OPTIONS)
     optimizer = kind(ddp.flat, lr=0.1, **SETTINGS[kind])

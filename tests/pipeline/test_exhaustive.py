@@ -1,4 +1,4 @@
-"""Everything of which the other tests run a sample: `make exhaustive`."""
+"""All cases, where the other tests run a sample: `make exhaustive`."""
 
 import itertools
 

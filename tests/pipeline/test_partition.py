@@ -83,7 +83,7 @@ def test_pipedream_finds_the_best_of_all(layers, machines, objective, memory):
 
 
 def vgg16(batch, flops):
-    """VGG-16 by layers, from its architecture (Simonyan and Zisserman, 2015, table 1, column D), at so many FLOP/s."""
+    """VGG-16 by layers, from its architecture (Simonyan and Zisserman, 2015, table 1, column D), at `flops` FLOP/s."""
     layers, size, channels = [], 224, 3  # (name, FLOPs of forward, outputs, weights) per image
     for width, convolutions in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for _ in range(convolutions):

@@ -111,7 +111,7 @@ def test_an_exchange_leaves_a_node_through_one_adapter_per_gpu():
 
 @pytest.mark.parametrize(("ep", "possible"), [(32, 4), (64, 4), (128, 8)])
 def test_a_token_reaches_the_nodes_of_its_groups_of_experts_alone(ep, possible):
-    """DeepSeek-V3's 256 experts in 8 groups, of which a token chooses 4; without groups it may reach every node."""
+    """DeepSeek-V3: 256 experts in 8 groups. A token chooses 4 groups; without groups it may reach every node."""
     deep = replace(EXPERTS, experts=256, top_k=8, expert_groups=(8, 4))
     layout, machine, c = ClusterLayout(dp=ep, ep=ep), MACHINES["h100"], CALIBRATION
     reached = 0.0
@@ -560,7 +560,7 @@ def test_the_operations_of_the_hardware_are_those_of_korthikanti_et_al(recompute
 
 @pytest.mark.parametrize(("zero", "passes"), [(0, 2), (1, 2), (2, 4 + 1)])
 def test_zero_2_reduces_the_gradients_of_every_micro_batch(zero, passes):
-    """Over 8 ranks of a node and 4 micro-batches: so many rings of 2 bytes per parameter, a share of them exposed."""
+    """8 ranks of a node, 4 micro-batches: `passes` rings of 2 bytes per parameter, a share of them exposed."""
     layout = ClusterLayout(dp=8, zero=zero, microbatches=4)
     step = StepModel(layout, job(layout), A100)
     c = CALIBRATION
@@ -626,7 +626,7 @@ def test_eager_kernels_of_a_gated_block_keep_more_and_those_of_gpt_do_not(recomp
     tokens = 3 * 256
     for model, block in ((replace(GPT, gated=True), tokens * (8 * 512 + 2 * 2048) // 2), (GPT, 0)):
         ranks = memory_by_rank(layout, job(layout, model))
-        # Of four layers on each of two ranks, the first of which has two micro-batches in flight; and the loss.
+        # Of four layers on each of two ranks; the first rank has two micro-batches in flight. And the loss.
         kept = (8 * block, 4 * block) if recompute == "none" else (block, block)
         loss = tokens * model.vocabulary * 6 // 2
         assert tuple(rank.eager for rank in ranks) == (kept[0], kept[1] + loss)

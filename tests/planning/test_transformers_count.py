@@ -33,7 +33,7 @@ def test_transformers_counts_a_kind_without_a_row():
     with torch.device("meta"):
         built = transformers.AutoModelForSeq2SeqLM.from_config(transformers.CONFIG_MAPPING["t5"].from_dict(T5))
     assert model.parameters == sum(parameter.numel() for parameter in built.parameters())
-    # A file of another kind, one of which nothing can be built, and one whose building would take minutes.
+    # A file of another kind, one that no model can be built from, and one whose model would take minutes to build.
     for kind, content, sentence in (
         ("nothing", {}, "does not know it; describe a model"),
         ("t5", {**T5, "d_model": "wide"}, "cannot build the t5 model of f"),

@@ -154,12 +154,12 @@ def test_a_stream_runs_beside_the_main_program(tmp_path):
     calls = [n for n, item in enumerate(items) if item.kind == COLL and item.attributes["purpose"] == "gradient_reduce"]
     assert len(calls) > 4
     assert all(items[n].depends for n in calls)
-    beside = [
+    independent = [
         n
         for n, item in enumerate(items)
         if item.kind == COMP and any(c < n and c not in behind(items, n) and c not in items[n].depends for c in calls)
     ]
-    assert beside
+    assert independent
 
 
 def behind(items, number):

@@ -1,4 +1,4 @@
-"""No picture draws two different things alike: lines, and entries of its legend, differ in colour or in style."""
+"""In every picture two different lines, and two entries of the legend, differ in colour or in style."""
 
 import re
 from itertools import combinations
@@ -41,8 +41,8 @@ def look(artist):
     return tuple(parts)
 
 
-def alike(figure):
-    """Pairs of what is drawn alike: entries of a legend, and lines in one place that have data of their own."""
+def same_look(figure):
+    """Pairs of what has one colour and style: entries of a legend, and lines in one place with different data."""
     pairs = []
     for legend in figure.legends:
         entries = zip(legend.legend_handles, (text.get_text() for text in legend.get_texts()), strict=True)
@@ -111,8 +111,8 @@ PICTURES = {
 
 
 @each("name", PICTURES)
-def test_no_two_things_of_a_picture_look_alike(name, traces):
-    assert alike(PICTURES[name](traces)) == []
+def test_no_two_things_of_a_picture_have_the_same_look(name, traces):
+    assert same_look(PICTURES[name](traces)) == []
 
 
 def test_every_picture_with_a_legend_is_looked_at():
@@ -126,7 +126,7 @@ def test_two_lines_of_one_colour_are_noticed():
     for name in ("one", "two"):
         axes.plot([0, 1], [0, len(name)], color="#4477AA", gid=name)
     finish(figure, [line("#4477AA", "one"), line("#4477AA", "two"), line("#4477AA", "three", linestyle="--")], "")
-    assert alike(figure) == [("one", "two"), ("one", "two")]
+    assert same_look(figure) == [("one", "two"), ("one", "two")]
 
 
 def test_colours_are_distinct_and_too_many_are_refused():

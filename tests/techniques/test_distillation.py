@@ -284,4 +284,4 @@ def test_the_stored_logits_of_all_ranks_are_counted(saved, capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["teacher"] == {"asked": 16, "computed": len(list(tmp_path.iterdir()))}
     with pytest.raises(SystemExit):
         main(["train", *flags])
-    assert "logits of 16 samples, of which the teacher computed 0\n" in capsys.readouterr().out
+    assert "logits of 16 samples; the teacher computed 0 of them\n" in capsys.readouterr().out

@@ -59,7 +59,7 @@ def test_both_estimates_are_unbiased_by_monte_carlo_and_the_mean_of_ratios_is_no
 @each("reduction", ["sum", "mean"])
 @each("ranks", [2, 3, 5])
 def test_data_parallelism_measures_what_one_device_computes(reduction, ranks):
-    rows = 15 * ranks  # several buckets, two passes of which the first stays local
+    rows = 15 * ranks  # several buckets, and two passes: the first one stays local
 
     def gradient_of(part, divisor):
         model = Nested(np.float64)

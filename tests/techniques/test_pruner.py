@@ -51,7 +51,7 @@ def test_any_shards_keep_what_sorting_keeps_for_the_bytes_of_the_closed_form(
     groups = [0] * len(sizes) if whole else list(range(len(sizes)))
     totals = [sum(sizes)] if whole else sizes
     keep = [data.draw(st.integers(0, total)) for total in totals]
-    # Each layer is cut at places of its own: shards of other sizes, some of them empty.
+    # Each layer is cut at other places: shards of other sizes, some of them empty.
     cuts = [[0, *sorted(rng.integers(0, n + 1, ranks - 1)), n] for n in sizes]
 
     def main(comm):

@@ -59,7 +59,7 @@ CASES = [
     ({**EIGHT, "schedule": "zb-v"}, EIGHTH),
     ({"pp": 3, "layers": 6, "steps": 6, "model": "llama"}, {2: [1, 1, 1, 1, 1, 9], 4: [9, 1, 1, 1, 1, 1]}),
 ]
-BESIDE = {  # what a layer has in addition to its weights
+IN_ADDITION = {  # what a layer has in addition to its weights
     # Two steps overflow, so the moved layers have masks and no optimizer state yet.
     "masks": ({"dp": 2, **FP16, "loss_scale": 2.0**19, **SPARSE}, ONE),
     "ranges": ({"quantize": "int8", "steps": 5, "evaluate_every": 1}, ONE),
@@ -123,9 +123,9 @@ def test_it_equals_one_device_and_sends_the_closed_form(values, seconds):
     equals_one_device_and_sends_the_closed_form(values, seconds)
 
 
-@pytest.mark.parametrize("case", BESIDE)
+@pytest.mark.parametrize("case", IN_ADDITION)
 def test_what_a_layer_has_beside_its_weights_moves_with_it(case):
-    equals_one_device_and_sends_the_closed_form(*BESIDE[case])
+    equals_one_device_and_sends_the_closed_form(*IN_ADDITION[case])
 
 
 def owners(results, number, per_stage):
@@ -195,7 +195,7 @@ def test_the_clock_of_a_slow_rank_moves_layers_away_from_it():
     slow = SimWorld(2, links=LinkModel(slowdown=lambda rank: 4.0 if rank else 1.0))
     results, *_ = run({"steps": 6}, None, world=slow)
     assert cuts(results) == [("2,2", 2), ("3,1", 4)]
-    # Times alone would choose this cut again; a rank that is alike keeps its layers.
+    # Times alone would choose this cut again; ranks of equal speed keep their layers.
     results, *_ = run({"steps": 6, "width": 32}, None, world=SimWorld(2))
     assert cuts(results) == [("2,2", 6)]
 

@@ -48,7 +48,7 @@ def module(monkeypatch):
 
 
 def largest(ranks, alone):
-    """The largest difference of any rank's tensors from those of one device, all of which must be there."""
+    """The largest difference of any rank's tensors from those of one device; every tensor of it must be there."""
     names = {name for tensors in ranks for name in tensors}
     assert names == set(alone)
     return max(abs(tensors[name] - alone[name]).max() for tensors in ranks for name in tensors)

@@ -288,8 +288,7 @@ def test_what_a_folded_dry_run_with_a_checkpoint_prints(capsys, tmp_path, monkey
     assert command(*job, "--save", "new") == 0
     most = max(saved)
     assert (
-        f"tensors of a checkpoint: {sum(saved):,} B on 4 ranks, of which rank {saved.index(most)} writes the most,"
-        f" {most:,} B\n"
+        f"tensors of a checkpoint: {sum(saved):,} B on 4 ranks; rank {saved.index(most)} writes the most, {most:,} B\n"
     ) in capsys.readouterr().out
     assert not (tmp_path / "new").exists()
 

@@ -41,7 +41,7 @@ class Process:
         return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([chosen]).traces)
 
     def measure(self):
-        """(bytes of arrays, of which in no account, of Python's objects), now."""
+        """(bytes of arrays, bytes of arrays in no account, bytes of Python's objects), now."""
         arrays = self.numpy_bytes()
         return arrays, arrays - self.live, tracemalloc.get_traced_memory()[0] - arrays
 

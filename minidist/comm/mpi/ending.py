@@ -8,7 +8,7 @@ file of another rank is older than the timeout, it reports that rank and ends th
     rank 0   its program is over ── MPI_Finalize ............ timeout ──▶ "rank 1 has given no sign of life ..."
     rank 1   its program is over ── SIGSTOP: rank1.json is not written any more
 
-The files of other hosts cannot be read, so each rank checks only the ranks of its own host.
+The files of other hosts cannot be read, so each rank checks only the ranks on its host.
 
 Proved by: tests/comm/mpi/test_watchdog.py, tests/comm/mpi/test_failures.py
 """

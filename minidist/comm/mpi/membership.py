@@ -1,8 +1,8 @@
 """Before MPI makes a communicator, each member learns whether the one before it in the list means the same one.
 
 MPI would wait for ever for members that are named on one rank only, and it knows no labels. So each rank sends its
-claim to the next member of its own list, and receives one from whichever rank takes it for its own next: n messages, on
-the communicator that the world keeps for itself. They do not appear in the trace.
+claim to the next member in its list, and receives a claim from any rank whose next member it is: n messages, on a
+communicator that only the world uses. They do not appear in the trace.
 
 Proved by: tests/comm/mpi/test_groups.py
 """

@@ -86,7 +86,7 @@ class Failures:
         for stream in state.streams():
             if stream.rank == rank and stream is not caller and stream.fiber and not stream.fiber.dead:
                 state.running = stream
-                with suppress(Exception):  # of its own `finally`
+                with suppress(Exception):  # raised by the function's `finally`
                     throw(stream.fiber, FiberExit)
         state.running = caller
         if caller.rank == rank:
@@ -160,7 +160,7 @@ class Failures:
             if stream.rank in state.dead or not isinstance(request, LocatedRequest) or request.error is not None:
                 continue
 
-            # Of which death? A wait by name is notified every time, a wait for any rank once.
+            # Which death is reported? A wait by name is notified every time, a wait for any rank once.
             members = request.comm.members
             if request.peer == ANY:
                 news = [r for r in sorted(state.dead) if r in members and (stream.rank, r) not in self.notified]

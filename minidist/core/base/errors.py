@@ -71,7 +71,7 @@ MAX_PATH = 4096  # characters of a path that can exist
 
 
 def quoted(value: object, marks: bool = True, most: int = MAX_QUOTED) -> str:
-    """Return a user's value for an error message: its repr, of which at most `most` characters are shown.
+    """Return a user's value for an error message: its repr, shortened to at most `most` characters.
 
     The middle is left out. marks: with quotation marks around a text. A path is `quoted_path`.
     """

@@ -23,7 +23,7 @@ CAUSES = {
     "-1": "a sign",
 }
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
-FEW = 3  # numbers: an array of so many may be a multiple of another one by chance
+FEW = 3  # numbers: an array of 3 numbers or fewer may be a multiple of another one by chance
 
 
 def pattern_of(failure: Failure, exercise: Exercise | None = None) -> str:

@@ -1,8 +1,8 @@
 """The process that runs one answer, and the server that forks it: what judges is in neither.
 
 The server is started anew, so it has never had an exercise in its memory: no case, no seed, no expected value. Each
-answer runs in a fork of it, in a process group and an empty folder of its own. A fork gets the ranks' inputs as data,
-and sends a record of each message when it is posted, which it cannot take back.
+answer runs in a fork of the server, in a new process group and an empty folder. A fork gets the ranks' inputs as data,
+and sends a record of each message when the message is posted. It cannot take a record back.
 
     judge ── a socket ──▶ server: fork ──▶ process of an answer
     judge ── Task, then for each run the ranks' inputs ──▶ process of an answer: SimWorld, one greenlet per rank
@@ -58,7 +58,7 @@ class Answer(Protocol):
     """Loads the function that is judged, in the process that runs it: `transport.Packed`, `submission.Source`."""
 
     def load(self) -> Callable[..., Any]:
-        """Return the function, with globals of its own."""
+        """Return the function, with a new dictionary of globals."""
 
 
 class EndlessError(MinidistError):
@@ -129,7 +129,7 @@ def _be_answer(control: socket.socket, descriptor: int, folder: str, parent: int
 
 
 def _end(pid: int) -> int:
-    """Kill a process and what it has forked; return its exit code, that of its own end if it had ended."""
+    """Kill a process and what it has forked; return its exit code, which is its result if it had already ended."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
@@ -219,7 +219,7 @@ def run(
             name = "" if isinstance(error, DeadlockError) else type(error).__name__
             line = None if isinstance(error, MinidistError) else line_of_error(error)
             where = f", at {line}" if line is not None else ""
-            # A text of the answer's may be of a class of its own; "".join makes it one of Python's.
+            # The answer's text may be an instance of a subclass of str; "".join makes it a str.
             outcome["message"] = "".join([": ".join(part for part in (name, text) if part), where])
             outcome["error"] = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]
             if isinstance(error, DeadlockError):

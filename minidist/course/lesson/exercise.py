@@ -44,7 +44,7 @@ class Least(NamedTuple):
 
 
 def reduced_to_all(numbers: Callable[[Case], int]) -> Callable[[Case], Least]:
-    """Return the least of an all-reduce of so many float64 numbers: 2 (n-1) messages with each of them.
+    """Return the least of an all-reduce of numbers(case) float64 numbers: 2 (n-1) messages with each of them.
 
     n - 1 messages until the first rank can know a sum, and one more for every other rank.
     """

@@ -3,7 +3,7 @@
     submission ──▶ the functions of each exercise ──▶ judge: fixed and drawn cases, then one with separate globals
                ──▶ points ──▶ results.json, in the form that Gradescope reads
 
-Par is what our solution needs on the same case. Each exercise runs in a process of its own, with limits of time, memory
+Par is what our solution needs on the same case. Each exercise runs in a separate process, with limits of time, memory
 and messages. An assignment is the exercises of a lesson ("04"), one exercise ("04.ring_all_reduce"), or those of a
 course ("cs336"); see assignments/.
 

@@ -66,7 +66,7 @@ def _calls_solution(node: ast.AST) -> bool:
 
 
 def _of_cell(text: str) -> str:
-    """Return a cell of a .py file, with its head `# %%`, or "" for one of which nothing stays."""
+    """Return a cell of a .py file, with its head `# %%`, or "" if nothing of it stays."""
     head, _, body = text.partition("\n")
     if not head.startswith("# %%") or "[markdown]" in head:
         return text

@@ -1,7 +1,7 @@
 """Hints as data: hints.toml has, for each exercise, texts and the failures that they are for.
 
     [["04.ring_all_reduce"]]                   of this exercise, in the order in which they are tried
-    raised = ["IndexError", "ValueError"]      conditions, all of which must hold
+    raised = ["IndexError", "ValueError"]      conditions; all of them must hold
     size_from = 1
     text = "the chunks are numbered 0 to n-1"
 

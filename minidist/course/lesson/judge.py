@@ -119,7 +119,7 @@ def judge(request: Request) -> Verdict:
 
 
 def _largest(cases: list[Case], ranks: int) -> Case:
-    """Return the largest of the cases on at most so many ranks."""
+    """Return the largest of the cases on at most `ranks` ranks."""
     return max((case for case in cases if case.ranks <= ranks), key=lambda case: (case.ranks, case.size))
 
 
@@ -157,16 +157,14 @@ def judge_cases(
 
 
 def without_shared_globals(runner: Runner, case: Case) -> Failure | None:
-    """Run a case with globals of its own for each rank; return the failure of ranks that communicate through them."""
+    """Run a case with separate globals for each rank; return the failure of ranks that communicate through them."""
     ours = par_of(runner.exercise.name, case)
     outcome = runner.run_apart(case, ours.messages)
     failure = find_failure(runner.exercise, case, outcome, False, ours, False)
     if failure is None or (failure.kind == "few" and not outcome.changed):
         return failure
     names = " and ".join(repr(name) for name in outcome.changed) or "state of the function"
-    message = (
-        f"ranks communicate through {names}, which they share in one process only: with globals of its own for each"
-    )
+    message = f"ranks communicate through {names}, which they share in one process only: with separate globals for each"
     return replace(failure, kind="shared", message=f"{message} rank, {failure.message}")
 
 
@@ -216,7 +214,7 @@ def failed(
 
     hint = hint_for(exercise, failure, on_par)
     if failure.kind == "shared":
-        where = f"{exercise.describe(failure.case)}, each with globals of its own"
+        where = f"{exercise.describe(failure.case)}, each with separate globals"
     elif failure.kind == "mpi":
         where = "under mpiexec, on 3 ranks"
     else:

@@ -34,7 +34,7 @@ KILL = 30.0  # seconds for everything
 
 
 def mpiexec() -> str | None:
-    """Return the launcher beside this Python, else the first one on PATH, else None; None also without mpi4py."""
+    """Return the launcher in this Python's directory, else the first one on PATH; None without one, or mpi4py."""
     if importlib.util.find_spec("mpi4py") is None:
         return None
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")

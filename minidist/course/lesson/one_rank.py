@@ -1,4 +1,4 @@
-"""Runs one rank of an exercise, in the simulated world and under mpiexec alike.
+"""Runs one rank of an exercise, both in the simulated world and under mpiexec.
 
 Proved by: tests/lesson/test_checker.py
 """

@@ -1,4 +1,4 @@
-"""Runs an answer on the cases of an exercise, in a process of its own, and keeps the account of what it sent.
+"""Runs an answer on the cases of an exercise, in a separate process, and counts what the answer sent.
 
 The process has the inputs of a case and not the expected values, and what an answer does to its process (exit, patch a
 library, fill the memory) ends with it; see answer_process.py. What it says it has returned is read as plain values, and

@@ -15,7 +15,7 @@ SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "data": "markov", "
 
 
 def small_job(**settings: Any) -> "TrainConfig":
-    """Return the settings of a job on a small GPT, of which `settings` replaces or adds some.
+    """Return the settings of a job on a small GPT; `settings` replaces some of them, or adds others.
 
     One layer of width 16 with 2 heads, texts of 8 tokens from a Markov chain, gradients that are added in the order of
     the ranks. Raises what TrainConfig raises for settings that do not fit together.

@@ -77,7 +77,7 @@ def reveal(name: str) -> None:
 
 
 def folder() -> Path:
-    """Return the folder of the solutions: that of this checkout, or one beside the lessons that are worked on."""
+    """Return the folder of the solutions: that of this checkout, or one next to the lessons that are worked on."""
     checkout, here = Path(__file__).resolve().parents[3], Path.cwd()
     places = [place / "lessons" / "solutions" for place in (checkout, here, *here.parents)] + [here / "solutions"]
     for place in places:

@@ -1,4 +1,4 @@
-"""Notebooks for students: a lesson without its solutions, not run, with cases drawn by a seed of its own.
+"""Notebooks for students: a lesson without its solutions, not run, with cases drawn by a separate seed.
 
 What shows or checks our solution is left out; the stub that the reader fills stays. The solutions go to another folder,
 which is not a part of the package.

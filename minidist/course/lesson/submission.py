@@ -1,4 +1,4 @@
-"""The functions of a submission: a Python file or a notebook, of which only what they need is run.
+"""The functions of a submission. Of its Python file or notebook only what the functions need is run.
 
 A notebook trains, draws and checks; to grade it takes the functions, what they name, and what that names. The
 statements run in their order, in the process of the answer.
@@ -35,7 +35,7 @@ class Source:
     generator: bool = False
 
     def load(self) -> Callable[..., Any]:
-        """Run the source in a namespace of its own and return the function that is judged."""
+        """Run the source in a new namespace and return the function that is judged."""
         namespace: dict[str, Any] = {"__name__": "submission"}
         exec(compile(self.text, self.filename, "exec"), namespace)
         if self.adapter is None:

@@ -1,6 +1,6 @@
 """A function from a notebook cell, as bytes that another Python process can run.
 
-pickle sends functions and classes by name, and those of a cell or of a file beside the notebook are in no module that
+pickle sends functions and classes by name. Those of a cell, or of a file next to the notebook, are in no module that
 the other process could import, or in an older state of it. cloudpickle sends them by value: the code, with the globals
 that it names. Installed libraries are sent by name. Data is copied on purpose: what ranks share in one process they do
 not share here.

@@ -161,9 +161,9 @@ def percent(ratio: float) -> str:
     return f"{100 * ratio:.0f} %" if ratio >= 0.01 else f"{ratio:.0e}"
 
 
-def curve(losses: Sequence[float], beside: Sequence[float]) -> str:
-    """Return a loss curve as one line of text, on the scale that it shares with `beside`."""
-    everything = [value for value in (*losses, *beside) if np.isfinite(value)]
+def curve(losses: Sequence[float], compared: Sequence[float]) -> str:
+    """Return a loss curve as one line of text, on a scale that is also that of the curve `compared`."""
+    everything = [value for value in (*losses, *compared) if np.isfinite(value)]
     low, high = min(everything), max(everything)
     marks = [
         BARS[round((value - low) / max(high - low, SMALLEST_SCALE) * (len(BARS) - 1))] if np.isfinite(value) else "!"

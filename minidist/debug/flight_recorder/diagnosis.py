@@ -30,7 +30,7 @@ Calls = Mapping[int, dict[int, Operation]]  # of a group: rank -> number -> oper
 Missing = dict[tuple[int, int], tuple[int, ...]]  # (rank, number of its operation) -> the ranks that it waits for
 
 # Which shapes all ranks of a collective must pass equal; of the others ranks may differ.
-ALIKE = dict.fromkeys(
+EQUAL_SHAPES = dict.fromkeys(
     (
         *("all_reduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "gather_single", "all_to_all_single"),
         *("_all_gather_base", "all_gather_single", "all_gather_into_tensor_coalesced"),
@@ -253,7 +253,7 @@ def at(operation: Operation) -> str:
 def compared(operation: Operation) -> str:
     """Return the shapes that all ranks must pass equal in this collective."""
     kind = IN_LOGS.get(operation.kind, operation.kind.lower())
-    return str(getattr(operation, ALIKE[kind])) if kind in ALIKE else ""
+    return str(getattr(operation, EQUAL_SHAPES[kind])) if kind in EQUAL_SHAPES else ""
 
 
 def first_waits(dumps: Sequence[Dump], missing: Missing) -> tuple[Wait, ...]:

@@ -86,7 +86,7 @@ class Handle:
 
 
 def _family(handle: Handle) -> type:
-    """Return the class of which all subclasses' handles may be equal: Comm, for a Cartcomm."""
+    """Return the class whose subclasses' handles may be equal to each other: Comm, for a Cartcomm."""
     kinds = type(handle).__mro__
     return kinds[kinds.index(Handle) - 1]
 

@@ -1,4 +1,4 @@
-"""What techniques keep of a data axis and no global tensor holds: of each rank, and of all ranks of the axis alike.
+"""What techniques keep of a data axis and no global tensor holds: one state per rank, and one that all ranks share.
 
 State of a rank (`Extension.of_rank`) is stored under the number of that rank, and on another number of ranks the sum of
 all is kept (`rank_state.py`). State that is equal on all ranks of the axis (`Extension.of_axis`) is stored

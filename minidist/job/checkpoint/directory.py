@@ -323,7 +323,7 @@ def _latest(root: Path) -> str:
         remedy = (
             f"write {there[-1]} into it"
             if there
-            else "there is no complete checkpoint beside it, so start anew without --resume"
+            else "there is no complete checkpoint next to it, so start anew without --resume"
         )
         raise UsageError(f"the file 'latest' in {quoted_path(root)} names no checkpoint ({name[:40]!r}); {remedy}")
     return name
@@ -483,7 +483,7 @@ class Checkpoint:
         """What a user can do where this checkpoint is damaged, for error messages: the newest one before it."""
         older = [name for name in complete_checkpoints(self.path.parent) if name < self.path.name]
         if not older:
-            return "there is no older checkpoint beside it, so train anew in another --save directory"
+            return "there is no older checkpoint next to it, so train anew in another --save directory"
         return f"write {older[-1]} into {quoted_path(self.path.parent / 'latest')} to use that one"
 
     def expect(self, name: str, shape: Sequence[int], dtype: str | None = None) -> None:

@@ -59,7 +59,7 @@ class DryStorage(Storage):
 
 
 def file_bytes(tensors: dict[str, Any]) -> int:
-    """Return the bytes of a safetensors file of arrays, of which only shapes and dtypes are read."""
+    """Return the bytes of a safetensors file of arrays; only the arrays' shapes and dtypes are read."""
     if not tensors:
         return 0
     ranks = {name: rank for rank, name in enumerate(DTYPES)}

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from minidist.base import arrays as xp
 from minidist.base.meta import NoDevice
+from minidist.base.read_file import check_path
 from minidist.base.records import Field, Record, WrongValue
 from minidist.comm.sim.folded import others_of, seen_from
 from minidist.core.autograd import Parameter
@@ -265,9 +266,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         }
         for axis in strategy.data_axes
     ]
-    beside = [
-        [_beside(checkpoint, axes, axis, extension) for extension in job.extensions] for axis in strategy.data_axes
-    ]
+    kept = [[_beside(checkpoint, axes, axis, extension) for extension in job.extensions] for axis in strategy.data_axes]
 
     with _describing_a_job(checkpoint, "batch_plan"):
         job.plan.load(saved.batch_plan, checkpoint.step)
@@ -278,7 +277,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         xp.store(array, values)
     strategy.load_scalars(saved.scalars)
     strategy.updates = saved.optimizer_steps
-    for axis, state, found in zip(strategy.data_axes, states, beside, strict=True):
+    for axis, state, found in zip(strategy.data_axes, states, kept, strict=True):
         for extension, shards in zip(job.extensions, found, strict=True):
             extension.load_shards(axis, shards)
         # A parameter without state (plain SGD) has no entry.
@@ -458,6 +457,7 @@ def check_saving(config: TrainConfig) -> None:
     The job has one.
     """
     assert config.save is not None
+    check_path(config.save, "--save")
     step = history(config).from_step
     if step is not None:
         name_of_step(config.save, step)
@@ -468,7 +468,7 @@ def check_saving(config: TrainConfig) -> None:
     if there and not history(config).overwrite:
         raise UsageError(
             f"--save {_short(config.save)} holds checkpoints of an earlier run (the last one is {there[-1]}); continue"
-            " it with --resume, choose another directory, or add --overwrite to save this run beside it"
+            " it with --resume, choose another directory, or add --overwrite to save this run in addition to it"
         )
     try:
         Path(config.save).mkdir(parents=True, exist_ok=True)

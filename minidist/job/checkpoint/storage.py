@@ -94,7 +94,7 @@ class Storage:
         return True
 
     def make(self, path: Path) -> None:
-        """Make an empty directory for a save; what earlier saves left beside it is removed, if no other job runs."""
+        """Make an empty directory for a save; what earlier saves left next to it is removed, if no other job runs."""
         if self._alone and self._inside == path.parent:
             for left in path.parent.glob(SAVING + "*"):
                 if left.is_dir():

@@ -1,8 +1,8 @@
 """A DeepSpeed configuration file as settings of a job: a key that applies becomes a flag, every other key is listed.
 
-A file that was written for another program must not be half understood in silence. So each key of the file is in one of
-two lists, and which one depends on its value too: `overlap_comm: true` is what minidist does, `false` is not. The keys
-and the reasons are tables in job/config/deepspeed_keys.py, and the page docs/deepspeed.md.
+No key of a file that was written for another program may be ignored without a message. So each key of the file is in
+one of two lists. The list also depends on the key's value: `overlap_comm: true` is what minidist does, `false` is not.
+The keys and the reasons are tables in job/config/deepspeed_keys.py, and the page docs/deepspeed.md.
 
 A key that is absent means DeepSpeed's default. Where that is not minidist's it is applied too, and listed as
 `... (default)`; a flag on the command line takes precedence over it, but not over what the file says.
@@ -305,7 +305,7 @@ def _batch(content: Mapping[str, Any], result: Translation) -> None:
     if set(given) == {"gradient_accumulation_steps"}:
         raise UsageError(
             "gradient_accumulation_steps alone does not determine the batch; DeepSpeed needs train_batch_size or"
-            " train_micro_batch_size_per_gpu beside it"
+            " train_micro_batch_size_per_gpu in addition"
         )
 
     # Each given number becomes a setting; `resolve_batches` computes the third number from two of them.
@@ -341,7 +341,7 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
     name = OPTIMIZERS.get(kind.lower())
     if "max_grad_norm" in params:
         raise UsageError(
-            "DeepSpeed refuses optimizer.params.max_grad_norm; write gradient_clipping beside the optimizer instead"
+            "DeepSpeed refuses optimizer.params.max_grad_norm; write gradient_clipping next to optimizer instead"
         )
     if name is None:
         *some, last = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Lamb", "Muon")
@@ -564,7 +564,7 @@ STAGE_3 = "it applies at stage 3 only, in DeepSpeed too"
 STAGE_3_KEYS = ("stage3_param_persistence_threshold", "stage3_prefetch_bucket_size")
 # Why the size of a bucket does not apply at these stages.
 BUCKETS = {
-    0: "stage 0 reduces in buckets of --bucket-cap-mb, and so it does in DeepSpeed in buckets of its own",
+    0: "stage 0 reduces in buckets of --bucket-cap-mb; DeepSpeed's stage 0 reduces in buckets of a fixed size",
     3: "stage 3 reduces the gradients of a block when backward leaves it",
 }
 # DeepSpeed's key -> what --offload calls it.
@@ -641,7 +641,7 @@ def apply_deepspeed(config: TrainConfig, translation: Translation, given: set[st
 
     given: the fields that a flag, --set or --config gives.
     """
-    # Neither overrides the other in silence: both may name a setting only if they agree.
+    # Neither overrides the other: both may name a setting only if their values are equal.
     for name, value in translation.settings.items():
         if name in given and getattr(config, name) != value:
             raise UsageError(

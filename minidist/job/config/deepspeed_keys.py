@@ -1,7 +1,7 @@
 """What becomes of each key of a DeepSpeed configuration file, as tables: applied, or noted with the reason why not.
 
 `config.deepspeed` translates by these tables, and `python -m minidist.job.config.deepspeed_keys` writes them as
-docs/deepspeed.md. A test holds every row to what the translation does.
+docs/deepspeed.md. A test compares every row with the translation.
 
 Source: DeepSpeed's documentation, "Configuration JSON"; the source of deepspeed/runtime where that is silent.
 
@@ -238,8 +238,8 @@ def note_of(key: str) -> Noted | None:
 def unknown(key: str) -> str:
     """Return why a key without a note does not apply, with the nearest key of its section."""
     section = key.rpartition(".")[0]
-    beside = {k for k in (*APPLIED, *NOTED) if k.rpartition(".")[0] == section}
-    return f"neither DeepSpeed's documentation nor minidist has such a key{nearest(key, beside)}"
+    siblings = {k for k in (*APPLIED, *NOTED) if k.rpartition(".")[0] == section}
+    return f"neither DeepSpeed's documentation nor minidist has such a key{nearest(key, siblings)}"
 
 
 # --- docs/deepspeed.md ------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class JobSettings(Record, forbid=True):
         None,
         description=(
             "share of the rows for each data-parallel rank: such as 2,1,1; measured:STEPS, in proportion to the speeds"
-            " measured every so many steps; equal, so that a batch which the ranks do not divide is refused (default:"
+            " measured every STEPS steps; equal, so that a batch which the ranks do not divide is refused (default:"
             " equal, or different by one row)"
         ),
     )
@@ -286,7 +286,7 @@ def has_ragged_shares(config: TrainConfig, batches: Batches) -> bool:
 def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
     """Return the degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit.
 
-    The ranks that a technique has beside the layout (`Extension.beside`) are outside of every degree.
+    The ranks that a technique has outside of the layout (`Extension.beside`) are outside of every degree.
     """
     if ranks is not None:
         ranks -= ranks_beside(config, ranks)

@@ -1,7 +1,7 @@
 """The gradients of replicas where a technique sums whole buckets (`Extension.sums_buckets`), on one device.
 
-Here is which gradients of which replica lie in a bucket, one after the other; how a bucket is summed is the
-technique's. Backward fills buckets from the last parameter on:
+This module says which gradients, and those of which replica, lie in a bucket; the technique says how a bucket is
+summed. Backward fills buckets from the last parameter on:
 
     parameters   | wte | wpe | h.0 | h.1 | ln_f |        each replica's gradients, without those of other stages
     buckets      |  2        |  1        |  0   |        of at most this number of elements, or of one larger parameter
@@ -57,7 +57,7 @@ class BucketSums:
 
 
 def bucket_groups(job: Job) -> list[list[list[Parameter]]]:
-    """Return the buckets of each part of the model that has reductions of its own: a stage, or the tied weights."""
+    """Return the buckets of each part of the model that is reduced separately: a stage, or the tied weights."""
     config = job.config
     groups = [list(job.model.parameters())]
     if config.pp > 1:

@@ -94,8 +94,8 @@ class Comparison:
                 f"equal: {self.ranks} ranks and {self.twin} agree {bound} ({self.tier} tier) in {self.tensors} tensors"
                 f" over {self.steps} steps; {after}"
             )
-        beside = "" if self.twin == ONE_DEVICE else f" to {self.twin}"
-        return f"NOT equal{beside} ({self.tier} tier, {limit}): {self.first_difference}; largest difference {largest:g}"
+        to = "" if self.twin == ONE_DEVICE else f" to {self.twin}"
+        return f"NOT equal{to} ({self.tier} tier, {limit}): {self.first_difference}; largest difference {largest:g}"
 
 
 def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
@@ -261,17 +261,16 @@ def _check_rounding(config: TrainConfig, dims: ParallelDims, rounded: bool) -> N
 
 def _check_tiny_squares(config: TrainConfig) -> None:
     """Raise UsageError for an optimizer that magnifies the rounding of a gradient that is truly zero."""
-    # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's
-    # square.
+    # Adagrad's and RMSProp's eps is 1e-10 or smaller, Adam's is 1e-8; L2 decay mixes the rounding into Adam's square.
     eps = config.optional("eps")
     small = eps is not None and eps < 1e-8 and config.optimizer not in ("sgd", "lars")
     magnifies = (
         small or config.optimizer in ("adagrad", "rmsprop") or (config.optimizer == "adam" and config.weight_decay)
     )
     if config.model == "gpt" and magnifies:
-        beside = f" with --eps {eps:g}" if small else " with --weight-decay" if config.weight_decay else ""
+        flag = f" with --eps {eps:g}" if small else " with --weight-decay" if config.weight_decay else ""
         raise UsageError(
-            f"--optimizer {config.optimizer}{beside} divides by the root of tiny squares, so the rounding of a gradient"
+            f"--optimizer {config.optimizer}{flag} divides by the root of tiny squares, so the rounding of a gradient"
             " that is truly zero (attention's key bias) grows to a visible step: the float tier is stated for sgd,"
             " adamw, and adam without decay, and an --eps of at least 1e-8; take one of them, or --reduction ordered"
             " where no axis cuts sums"
@@ -316,7 +315,7 @@ def splits_sums(config: TrainConfig, dims: ParallelDims) -> bool:
 def _cut(config: TrainConfig, dims: ParallelDims) -> str:
     """Return why additions of a job in the float tier have another order than one device's."""
     if not splits_sums(config, dims):
-        order = "the ring's order" if config.reduction == "ring" else "an order of its own"
+        order = "the ring's order" if config.reduction == "ring" else "an order that differs from one device's"
         return f"--reduction {config.reduction} adds in {order}"
     if not fitting_dims.splits_sums(dims):
         return f"{joins_replicas(config)} adds the rows of all ranks inside a micro-batch"
@@ -369,7 +368,7 @@ def _worst(comm: Comm, mine: Comparison) -> Comparison:
         differing = [v for v in verdicts if not v.equal]
         worst = differing[0] if differing else verdicts[0]
         worst.max_difference = {kind: max(v.max_difference[kind] for v in verdicts) for kind in KINDS}
-        # A rank beside the layout has no weights to compare.
+        # A rank outside of the layout has no weights to compare.
         trained = [v.weight_differences for v in verdicts if v.steps]
         worst.weight_differences = [max(step) for step in zip(*trained, strict=True)]
         worst.tensors, worst.ranks = sum(v.tensors for v in verdicts), comm.size

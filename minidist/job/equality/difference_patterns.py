@@ -11,7 +11,7 @@ Each pattern below proposes a tensor made of ours; it holds when theirs is that 
     heads           the heads in another order, or two exchanged     fused matrices that are cut in another order
 
 The gradient of a batch is the sum of its rows' gradients, so one least-squares fit finds factors, missing rows and
-partial sums alike: theirs = c_1 g_1 + ... + c_R g_R with g_r the gradient of row r, divided as the whole batch is.
+partial sums: theirs = c_1 g_1 + ... + c_R g_R with g_r the gradient of row r, divided as the whole batch is.
 
 Proved by: tests/equality/test_difference_patterns.py
 """
@@ -64,8 +64,8 @@ def not_finite(theirs: np.ndarray, ours: np.ndarray) -> str:
     if not wrong.any():
         return ""
     place = tuple(np.argwhere(wrong)[0].tolist())
-    beside = f", ours is {ours[place]}" if ours.shape == theirs.shape else ""
-    where = f"the element at {list(place)} is {theirs[place]}{beside}"
+    expected = f", ours is {ours[place]}" if ours.shape == theirs.shape else ""
+    where = f"the element at {list(place)} is {theirs[place]}{expected}"
     return f"{where}; {int(wrong.sum())} of {theirs.size} elements are not finite"
 
 
@@ -104,7 +104,7 @@ def rows(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
     if rank < count or distance(theirs.ravel(), basis @ multiples) > context.tolerance:
         return ""
 
-    # The fit magnifies rounding where rows are alike, so multiples are rounded only when this gives theirs, too.
+    # The fit magnifies rounding where rows are nearly equal, so multiples are rounded only when this gives theirs, too.
     rounded = np.round(multiples * 64) / 64
     if distance(theirs.ravel(), basis @ rounded) <= context.tolerance:
         multiples = rounded
@@ -134,7 +134,7 @@ def stale(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
 
 
 def one_shard(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
-    """Return which part of which dim is there, where the rest is zero."""
+    """Return the part of one dimension that is not zero, if the rest of that dimension is zero."""
     if theirs.shape != ours.shape:
         return ""
     for dim in range(theirs.ndim):

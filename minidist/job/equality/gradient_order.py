@@ -37,8 +37,8 @@ class GradientOrder:
     one after the other: its micro-batches in the order `microbatches[stage]` (numbers local to the replica), and inside
     a micro-batch its sites in backward order. The stages' sums are added in stage order, and the replicas' sums last,
     in rank order. With `synchronize_each` the replicas are added after every micro-batch, and these sums are then added
-    up in micro-batch order (ZeRO-2 and -3, DDP without `no_sync`). groups: the replicas are added inside so many groups
-    of neighbours, and then the groups' sums (hybrid sharding).
+    up in micro-batch order (ZeRO-2 and -3, DDP without `no_sync`). groups: the number of groups of neighbours; the
+    replicas of each group are added, and then the groups' sums (hybrid sharding).
     """
 
     replicas: int = 1

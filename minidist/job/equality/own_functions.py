@@ -142,7 +142,7 @@ def _patterns(unlike: Sequence[tuple[int, str, Array, Array]], context: Context)
 
 
 def _factor_of_each_rank(found: Mapping[str, Sequence[tuple[int, str]]]) -> str:
-    """Return that all tensors of a rank have one factor, and those of the next another one; "" where they have not."""
+    """Return a sentence if each rank's tensors have one factor and the factors of ranks differ, else ""."""
     of_rank: dict[int, set[str]] = {}
     for text, who in found.items():
         for rank, _ in who:
@@ -151,13 +151,13 @@ def _factor_of_each_rank(found: Mapping[str, Sequence[tuple[int, str]]]) -> str:
         return ""
     each = "; ".join(f"of rank {rank}: {text}" for rank, (text,) in sorted(of_rank.items())[:8])
     return (
-        f"every tensor that differs is, {each}; the factor is another one on each rank, as where a rank clips by"
-        " the norm of its own parameters, or divides by its own number of tokens"
+        f"every tensor that differs is, {each}; the factor differs from rank to rank, as it does when a rank clips by"
+        " the norm of that rank's parameters, or divides by that rank's number of tokens"
     )
 
 
 def _explained(unlike: Sequence[tuple[int, str, Array, Array]], context: Context) -> dict[str, list[tuple[int, str]]]:
-    """Return how the first tensors are made of those that they should be, each with the ranks and names of which it is.
+    """Return how the first tensors are made of the expected ones, each explanation with its tensors' ranks and names.
 
     Such as "2 times (the world has 2 ranks) that of one device".
     """

@@ -190,7 +190,7 @@ def begin(
 ) -> Run:
     """Make the model on this rank, from the seed or from a checkpoint, and its layout. Every rank of `comm` calls it.
 
-    world: all ranks, also those beside the layout. observers: are called after every step. stack: is closed when
+    world: all ranks, also those outside of the layout. observers: are called after every step. stack: is closed when
     the job ends.
     """
     # No other job saves into the same directory while this one runs.
@@ -224,7 +224,7 @@ def place_of(config: TrainConfig, step: int, saved: int) -> str:
 
 
 def serve(extension: Extension, comm: Comm, config: TrainConfig, batches: Batches) -> TrainResult:
-    """Do, on a rank beside the layout, what the technique that asked for it does there in place of training."""
+    """Do, on a rank outside of the layout, what the technique that asked for it does there in place of training."""
     with account_memory() as account, FlopCounter(), xp.quiet_overflow():
         done = extension.serve(comm, config, batches, Job.saved_model)
     peak, measured = dict(account.at_peak), extension.result()

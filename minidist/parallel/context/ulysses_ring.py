@@ -8,8 +8,8 @@ them, on fast links and at most as many as (key-value) heads, and rings of R = P
 rank of a ring of R holds, in zig-zag, and its members consecutive parts of that.
 
 A rank sends what Ulysses on U ranks sends for 1/R of the tokens, and what a ring of R sends for 1/U of the heads.
-Sources: Fang and Zhao, "USP: A unified sequence parallelism approach", arXiv:2405.07719; DeepSpeed-Ulysses and ring
-attention (ulysses.py, core/parallel/context/ring_attention.py), of which it is made.
+This module combines DeepSpeed-Ulysses (ulysses.py) and ring attention (core/parallel/context/ring_attention.py).
+Source: Fang and Zhao, "USP: A unified sequence parallelism approach", arXiv:2405.07719.
 
 Proved by: tests/parallel/test_ulysses_ring.py
 """

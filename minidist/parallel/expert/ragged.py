@@ -48,7 +48,7 @@ class Capacities:
 
 
 class RaggedExchange(Exchange):
-    """An `Exchange` whose ranks have capacities of their own: the way to the experts agrees on them."""
+    """An `Exchange` whose ranks have different capacities: the way to the experts agrees on them."""
 
     def __init__(self, comm: Comm, to_experts: bool, capacities: Capacities) -> None:
         super().__init__(comm, to_experts)

@@ -74,7 +74,7 @@ class GroupedHeadParallel(ParallelStyle):
     """
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
-        """Return the attention with the dropout of its own heads; its projections know how many ranks share a head."""
+        """Return the attention with the dropout of this rank's heads; projections know how many ranks share a head."""
         attention = split_heads(module, context, name)
         ranks, kv_heads = context.comm.size, module.k_proj.out_features // module.head_size
         if ranks > kv_heads and ranks % kv_heads == 0:

@@ -41,7 +41,7 @@ class SequenceRowParallelLinear(RowParallelLinear):
     """y is reduce-scattered to this rank's rows (batch, T/t, out): an all-gather in backward."""
 
     def leave(self, y: Tensor) -> Tensor:
-        """Sum the summands, of which each rank keeps its own rows, and add the bias to these."""
+        """Sum the summands of all ranks, keep this rank's rows of the sum, and add the bias to these."""
         y = reduce_scatter_to_sequence_parallel_region(y, self.comm)
         # Each rank adds the bias to its own rows only, so the bias's gradient is summed over the ranks.
         return y if self.bias is None else y + copy_to_tensor_parallel_region(self.bias, self.comm)
@@ -51,7 +51,7 @@ class SequenceVocabParallelEmbedding(VocabParallelEmbedding):
     """Integers (batch, T) on all ranks -> this rank's rows (batch, T/t, width): an all-gather in backward."""
 
     def leave(self, rows: Tensor) -> Tensor:
-        """Sum the summands, of which each rank keeps its own rows."""
+        """Sum the summands of all ranks, and keep this rank's rows of the sum."""
         return reduce_scatter_to_sequence_parallel_region(rows, self.comm)
 
 

@@ -241,8 +241,8 @@ def _check_untied(table: Sequence[Row], tied: set[str], mine: Mapping[tuple[int,
                 first, last = sorted((stage, other))
                 raise UsageError(
                     f"parameter {name!r} is on stage {first} and, with the same values, on stage {last}, and the two"
-                    f" would be trained apart; pass tied=[{name!r}] to the Pipeline, or give each stage's parameters"
-                    " names of their own with module.initialize(seed, prefix=...)"
+                    f" would be trained apart; pass tied=[{name!r}] to the Pipeline, or give the parameters of each"
+                    " stage different names with module.initialize(seed, prefix=...)"
                 )
 
 

@@ -36,7 +36,7 @@ class Calibration:
     # A block with experts has a router, permutations and exchanges.
     sparse_launch_seconds: float = 2.35e-3
 
-    # Four permutations of the copies of tokens that experts get, each of which reads and writes: counted, not fitted.
+    # Four permutations of the copies of tokens that experts get; each reads and writes them. Counted, not fitted.
     permutation_passes: float = 8.0
     step_seconds: float = 22e-3
 

@@ -50,7 +50,7 @@ REMEDY = "give a JSON list of objects with the names of minidist plan's flags, a
 
 
 class Comparison(NamedTuple):
-    """One measured value beside what is predicted of it: of the defaults, and the least and the most of all answers."""
+    """One measured value and its predictions: that of the defaults, and the least and the most of all answers."""
 
     source: str
     what: str

@@ -257,7 +257,7 @@ def _of_a_kind(job: Job, layers: list[int]) -> list[tuple[int, int]]:
 
 
 def kept_on_gpu(layout: ClusterLayout, job: Job, rank: int, layers: list[int], whole: RankMemory) -> RankMemory:
-    """Return the memory of one rank at the fullest moment of a step, of which the layout keeps a part on the host.
+    """Return the GPU memory of one rank at the fullest moment of a step, without what the layout keeps on the host.
 
     whole: `whole_memory`'s.
     """

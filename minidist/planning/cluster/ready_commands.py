@@ -100,7 +100,7 @@ def differences(layout: ClusterLayout, job: Job) -> list[str]:
     if model.experts and layout.expert_tp != layout.tp:
         parts.append(f"experts divided among all {layout.tp} tensor-parallel ranks instead of {layout.expert_tp}")
     if model.is_tied == model.gated:
-        parts.append("an output projection of its own" if model.gated else "an output projection that is the embedding")
+        parts.append("an untied output projection" if model.gated else "an output projection that is the embedding")
     if job.precision not in ("fp16", "bf16"):
         parts.append(f"bf16 instead of {job.precision}")
     if model.gated and job.has_dropout:

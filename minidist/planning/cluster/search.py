@@ -221,7 +221,7 @@ def divisors(number: int, most: int | None = None) -> list[int]:
 
 @shared(lambda layout, job: (job,), lambda layout, job: (layout.pp, layout.vp))
 def _deciding_ranks(layout: ClusterLayout, job: Job) -> list[int]:
-    """Return the pipeline ranks of which one is the fullest.
+    """Return the pipeline ranks that are enough to find the highest peak memory.
 
     Of ranks with equally many layers of each kind, the first one keeps the most micro-batches; the last rank of all
     also has the output projection.
@@ -277,7 +277,7 @@ def _tensor_and_context(job: Job, machine: Machine, fixed: Mapping[str, Any]) ->
 
 
 def _zero_stages(ranks: int, pp: int, host: str | None) -> list[int]:
-    """Return the ZeRO stages that are tried on so many ranks that share parameters; shards on the host are ZeRO 3's."""
+    """Return the ZeRO stages that are tried on `ranks` ranks with equal parameters; shards on the host are ZeRO 3's."""
     if host == "parameters":
         return [3]
     if ranks <= 1:

@@ -155,7 +155,7 @@ class StepModel:
             again = forward
         elif e.recompute == "selective":
             again = others if job.fused_attention else core
-        # Kernels are launched one after the other, and so many more when the forward pass is repeated.
+        # Kernels are launched one after the other, and those of the forward pass again when it is repeated.
         launch = c.sparse_launch_seconds if sparse else c.launch_seconds
         repeats = 3 if e.runs_forward_twice else 2
         return Pass(max(forward, launch), max(backward + again, repeats * launch), self._layer_messages(layer))

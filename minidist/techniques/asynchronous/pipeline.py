@@ -12,7 +12,7 @@ began: jobs with other `--every` or `--evaluate-every` train to other weights.
     --every 4     step  0 1 2 3 | 4 5 6 7 | 8 9      each part begins with version 0, the latest of the part before it
 
 Between steps ranks hold different versions: those of later stages are newer. What `tensors` shows after step t is each
-stage's latest version, which step t's update made. `minidist compare` sets beside it a replay on one device
+stage's latest version, which step t's update made. `minidist compare` compares it with a replay on one device
 (`replay.py`), which computes each micro-batch with the weight versions that the version rule names,
 and drains where this does. Memory is that of the versions in use; it does not grow with the number of steps.
 
@@ -50,7 +50,7 @@ from minidist.pipeline.runtime.versions import UnitVersions
 
 
 class ScheduledOptimizer:
-    """An optimizer whose learning rate follows the job's schedule by the number of its own updates."""
+    """An optimizer whose learning rate follows the job's schedule by the number of updates that it has made."""
 
     def __init__(self, job: Job, flat: FlatParameters) -> None:
         self.lr_factor, self.optimizer = job.lr_factor, make_optimizer(job, flat)
@@ -188,7 +188,7 @@ class AsynchronousPipeline(MeshStrategy):
         return 0 if self.stream.done == self.stream.count else None
 
     def step(self, lr_factor: float) -> None:
-        """Do nothing: the stream has made its updates, each with the rate of its own number."""
+        """Do nothing: the stream has made its updates, each with the learning rate of that update's number."""
 
     def held_out_losses(self, job: Job) -> list[float]:
         # Every replica takes a micro-batch, so some are computed again where there are fewer than paths.

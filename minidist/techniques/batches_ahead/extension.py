@@ -26,7 +26,7 @@ MAX_WORKERS = 64  # processes that make the batches of a rank
 
 
 class BatchesAheadSettings(Settings):
-    """The flags. What chooses batches while it trains refuses them by a rule of its own (`adaptive_batch`)."""
+    """The flags. A technique that chooses batches while it trains refuses them by a rule (`adaptive_batch`)."""
 
     prefetch_batches: int = Field(
         0, ge=0, le=MAX_BATCH, description="batches of each rank that a thread, or its workers, prepare ahead; 0: none"

@@ -20,13 +20,13 @@ class CheckpointHistorySettings(Settings):
     """The flags; --save, --every and --resume are settings of every job."""
 
     keep: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="keep the last so many checkpoints of a run only (default: all)"
+        None, ge=1, le=MAX_COUNT, description="the number of a run's latest checkpoints that are kept (default: all)"
     )
     from_step: int | None = Field(
         None, ge=1, le=MAX_COUNT, description="resume from the checkpoint of this step, not the latest one"
     )
     overwrite: bool = Field(
-        False, description="begin a new run in a --save directory with checkpoints; the old ones stay beside its own"
+        False, description="begin a new run in a --save directory with checkpoints; the old checkpoints are kept"
     )
 
 

@@ -5,7 +5,7 @@
             └───── residual ◀───┘            of this worker, for this server
 
 Here a bucket is what one server holds. No ranks sum on the way, because workers have no common step: with powersgd a
-worker sends the factors of its own gradient, and goes on from its own Q. In a checkpoint residuals are where those of
+worker sends the factors of its gradient, and goes on from its Q. In a checkpoint residuals are where those of
 data parallelism are, so a job goes on from them with servers or without.
 
 Proved by: tests/train/test_servers.py

@@ -59,7 +59,7 @@ class QSGD(GradientCompressor):
         x, call = self.corrected(bucket), self.calls.get(bucket.index, self.before)
         self.calls[bucket.index] = call + 1
 
-        # Each rank draws numbers of its own; otherwise the errors of all ranks would add up instead of averaging out.
+        # Each rank draws other numbers; otherwise the errors of all ranks would add up instead of averaging out.
         key = Key(self.seed, "qsgd", call, f"bucket {bucket.index}", self.comm.rank)
         levels, norm = quantize(x, self.levels, xp.to_device(uniform(key, 0, x.size)))
         return [norm, levels]

@@ -1,7 +1,7 @@
 """`--check-data`: every sample is read exactly once in each epoch, by whichever ranks, also across a resume.
 
-Each epoch is a permutation of the samples, and laid end to end the permutations are one list, of which every step takes
-the next samples (`data.sampler`). After a step each rank knows the numbers of the samples that it has read, and all
+Each epoch is a permutation of the samples. The permutations, laid end to end, are one list, and every step takes the
+next samples of this list (`data.sampler`). After a step each rank knows the numbers of its samples, and all
 ranks together must have read the next ones of the list, each once:
 
     the list        | 3 0 2 4 1 | 2 1 4 0 3 | ...      epoch 0, epoch 1
@@ -67,7 +67,7 @@ class DataLedger:
             self._read[side].append(numbers)
 
     def check(self, comm: Comm, copy: int, place: str) -> None:
-        """Raise MismatchError, on every rank alike, unless what was read since the last check is what was next.
+        """Raise MismatchError on every rank unless what was read since the last check is what was next.
 
         copy: the copy of the data that this rank belongs to; ranks with the same number share the samples among them.
         place: where the job is, for the message. Each rank sends 40 B to every other one (purpose data_check), and

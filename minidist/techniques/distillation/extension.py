@@ -40,7 +40,7 @@ class DistillationSettings(Settings):
         False, description="distillation: a share of each layer of the teacher on each rank, gathered when it computes"
     )
     teacher_ranks: int = Field(
-        0, ge=0, le=MAX_RANKS, description="distillation: last ranks, beside those of the axes, that compute the logits"
+        0, ge=0, le=MAX_RANKS, description="distillation: ranks after those of the axes, which compute the logits"
     )
     teacher_cache: str | None = Field(
         None,
@@ -63,8 +63,8 @@ RULES = (
     Rule(
         "teacher-without-student",
         lambda j: j.teacher_ranks > j.data_ranks // j.cp,
-        "--teacher-ranks {teacher_ranks} are more than the {replicas_of_data} data-parallel replicas, each of which has"
-        " one teacher",
+        "--teacher-ranks {teacher_ranks} are more than the {replicas_of_data} data-parallel replicas, and each replica"
+        " has one teacher",
         "use --teacher-ranks {replicas_of_data} at most",
         {"replicas_of_data": lambda j: j.dims.dp},
     ),
@@ -110,7 +110,7 @@ RULES = (
 
 
 class Distillation(Extension):
-    """Gives each micro-batch the logits of a teacher beside its labels; see `DistillationLoss`."""
+    """Gives each micro-batch the logits of a teacher in addition to its labels; see `DistillationLoss`."""
 
     Settings = DistillationSettings
     panel = "Optimization"
@@ -205,10 +205,10 @@ class Distillation(Extension):
     def lines(self, result: dict[str, Any]) -> list[str]:
         if "teacher" not in result:
             return []
-        return ["logits of {asked:,} samples, of which the teacher computed {computed:,}".format(**result["teacher"])]
+        return ["logits of {asked:,} samples; the teacher computed {computed:,} of them".format(**result["teacher"])]
 
     def bytes_sent(self, run: Run) -> dict[str, int]:
-        """A teacher that is sharded: its weights at the start, and its layers; or logits that ranks of its own send."""
+        """A sharded teacher: its weights at the start, and its layers; or the logits that the teachers' ranks send."""
         config, dims = run.config, run.batches.dims
         itemsize = named_dtype(DTYPES[config.teacher_precision or config.precision]).itemsize
         # The same on every rank of the layout. The workers of a server have no such sizes.

@@ -5,7 +5,7 @@ logit of a row, `distillation_loss` needs of all words
 
     max z                       [1] all-reduce, max
     z of the label - m          ┐
-    sum exp(z - m)              │ [2] one all-reduce: each rank adds what it has of its own words,
+    sum exp(z - m)              │ [2] one all-reduce: each rank adds the terms of its words,
     sum exp((z - m) / T)        │     and log q = (z - m) / T - log of the fourth line
     sum p (z - m) / T           ┘
 

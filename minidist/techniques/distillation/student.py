@@ -31,7 +31,7 @@ class DistillationLoss:
     """The loss function of a student: labels and the teacher, or labels alone where the job is evaluated.
 
     settings: `DistillationSettings`. of_labels: the loss without a teacher. comm: the tensor-parallel ranks of a
-    language model of `vocab_size` words, each of which has the logits of its words.
+    language model of `vocab_size` words. Each of them has the logits of a part of the words.
     """
 
     def __init__(

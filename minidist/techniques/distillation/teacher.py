@@ -109,7 +109,7 @@ class Teacher:
         return model
 
     def shard(self, comm: Comm, prefetch: int) -> None:
-        """Keep 1/n of every layer on each rank of `comm`, all of which ask for logits at the same time.
+        """Keep 1/n of every layer on each rank of `comm`. All these ranks ask for logits at the same time.
 
         Rank 0 sends its weights (purpose startup), and then every micro-batch gathers all layers: see `teacher_bytes`.
         """

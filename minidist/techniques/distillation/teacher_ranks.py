@@ -6,8 +6,8 @@ the students use them. Teacher t has the replicas t, t + K, t + 2 K, ... and sen
 
     for each step, for each micro-batch i of a replica, for each of its replicas: logits of micro-batch i
 
-With context parallelism a replica is several ranks; each gets those of its own tokens. With tensor parallelism each
-gets those of all words, because the teacher's probabilities of its own words depend on all. A teacher computes the next
+With context parallelism a replica is several ranks; each gets the logits of its tokens. With tensor parallelism each
+gets the logits of all words, because the probability of a word depends on all logits. A teacher computes the next
 micro-batch of a student while the last one is on its way.
 
 Proved by: tests/techniques/test_distillation.py

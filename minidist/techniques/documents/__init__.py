@@ -1,1 +1,1 @@
-"""--document-separator: attention stays inside documents, of which a sample holds several."""
+"""--document-separator: a sample holds several documents, and attention stays inside each document."""

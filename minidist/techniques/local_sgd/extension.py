@@ -164,7 +164,7 @@ NUMBER = 8  # bytes of a running statistic
 
 
 class LocalSGD(Extension):
-    """Lets replicas train alone and meet every so many steps; see `LocalSteps` and `StreamingSteps`."""
+    """Lets replicas train alone and average their weights every `--local-steps`; see `LocalSteps`, `StreamingSteps`."""
 
     Settings = LocalSGDSettings
     panel = "Data parallelism"

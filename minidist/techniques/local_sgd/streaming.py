@@ -1,7 +1,7 @@
 """Streaming DiLoCo: fragments of the weights take turns, and their outer gradients travel while the ranks train on.
 
 DiLoCo sends all weights at once every H steps, and every rank waits for them. Here the parameters are cut into P
-fragments, of which one is synchronised every H / P steps: the peak of the traffic is 1/P. Its outer gradient, the mean
+fragments. One fragment is synchronised every H / P steps: the peak of the traffic is 1/P. Its outer gradient, the mean
 over the ranks of (common weights - own weights), has TAU inner steps to arrive; only then does the outer optimizer step
 the common weights, and a rank moves its own ones towards them:
 

@@ -46,7 +46,7 @@ class LrScalingSettings(Settings):
         "none",
         description=(
             "learning rate of a batch that is larger than --base-batch: none, linear, sqrt, or linear:STEPS with a"
-            " warm-up of so many steps, also after each growth of the batch"
+            " warm-up of STEPS steps, also after each growth of the batch"
         ),
     )
     base_batch: int | None = Field(

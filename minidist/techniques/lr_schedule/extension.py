@@ -71,7 +71,7 @@ class LrSchedule(Extension):
 
 
 def schedule_of(settings: Any, steps: int) -> Callable[[int], float]:
-    """Return the factor of the learning rate of a step, in a job of so many steps."""
+    """Return the factor of the learning rate of a step, in a job of `steps` steps."""
     decays, length = settings.decay != "constant", settings.decay_steps or steps
     if settings.warmup_curve != "linear":
         curve = settings.warmup_curve.removeprefix("deepspeed-")

@@ -1,1 +1,1 @@
-"""--optimizer muon: whole matrices, of which each rank has a part, are orthogonalised."""
+"""--optimizer muon: whole matrices are orthogonalised, although each rank has a part of them."""

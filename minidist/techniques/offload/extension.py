@@ -134,7 +134,7 @@ class Offload(Extension):
 
 
 def _beside_parameters(kind: Callable[..., Any], pool: "parallel.HostPool", parameters: Any, **settings: Any) -> Any:
-    """Return an optimizer of parameters that are on the host, with its state beside them."""
+    """Return an optimizer of parameters that are on the host; its state is on the host, too."""
     from minidist.techniques.offload.optimizer import HostOptimizer
 
     with pool.on_host():

@@ -61,7 +61,7 @@ class HostSlice:
 
     @property
     def parameter(self) -> Any:
-        """The parameter of which the owner knows whether it has a gradient."""
+        """The parameter; its owner knows whether it has a gradient."""
         return getattr(self._owner.device[self._index], "parameter", None)
 
     @property

@@ -49,8 +49,8 @@ def keep_largest(
     for shift in range(8 * (itemsize - 1), -1, -8):
         counts = np.zeros((len(keep), DIGITS), np.int64)
         for key, group in zip(keys, groups, strict=True):
-            alike = key[key >> np.uint64(shift + 8) == digits[group]]
-            digit = (alike >> np.uint64(shift)) & np.uint64(DIGITS - 1)
+            same_prefix = key[key >> np.uint64(shift + 8) == digits[group]]
+            digit = (same_prefix >> np.uint64(shift)) & np.uint64(DIGITS - 1)
             counts[group] += xp.to_host(xp.bincount(digit.astype(np.int64), minlength=DIGITS))
         if comm is not None:
             with purpose("pruning"):

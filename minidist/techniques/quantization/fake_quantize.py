@@ -30,7 +30,7 @@ SMALLEST_SCALE = 2.0**-23  # float32's eps
 
 @dataclass(frozen=True)
 class Grid:
-    """Integers `low` to `high` times `scale`, of which `zero_point` stands for 0.
+    """Integers `low` to `high` times `scale`; the integer `zero_point` stands for 0.
 
     scale, zero_point: arrays that broadcast to the values: () for one grid, (n, 1) or (1, n) for one per channel.
     """

@@ -87,7 +87,7 @@ def prepare_split_qat(model: Module, names: Collection[str], observer: str, per_
 def agree_on_weights(modules: Iterable[Module], comm: Comm) -> int:
     """Let every split layer below `modules` round to the grid of its whole weight; return how many numbers that took.
 
-    comm: the tensor-parallel ranks, all of which call it with the same layers. One all-reduce (maximum) of a number per
+    comm: the tensor-parallel ranks; all of them call it with the same layers. One all-reduce (maximum) of a number per
     output, or per layer, by recursive doubling, purpose `quantization_range`.
     """
     layers = [

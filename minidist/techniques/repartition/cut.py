@@ -1,6 +1,7 @@
 """Which cut a pipeline has next: the one whose slowest stage is fastest, by what the layers took on their ranks.
 
-A layer's seconds on another rank are those on its own, times the ratio of the ranks' paces (seconds per FLOP).
+The seconds of a layer on another rank are estimated: those on its present rank, times the ratio of the two ranks'
+seconds per FLOP.
 
 Sources: Narayanan et al., PipeDream, SOSP 2019, section 3.1 (profile, then partition); torchgpipe's `balance_by_time`.
 Both do it once, before the training.
@@ -26,7 +27,7 @@ def choose_sizes(
 ) -> list[int]:
     """Return the layers of each stage: of all cuts the one whose slowest stage is fastest, or `sizes`, those in use.
 
-    holders: of each stage, its pipeline ranks, each of which is `per_stage` ranks of the job. times: of every rank, in
+    holders: of each stage, its pipeline ranks; each of these is `per_stage` ranks of the job. times: of every rank, in
     rank order. A stage on several ranks is as slow as the slowest of them.
     """
     ranks = {n: [p * per_stage + i for p in own for i in range(per_stage)] for n, own in holders.items()}

@@ -44,7 +44,7 @@ class RepartitionSettings(Settings):
         None,
         ge=2,
         le=MAX_COUNT,
-        description="pipeline: every so many steps cut the stages anew, by the measured times of the layers",
+        description="pipeline: after how many steps the stages are cut anew, by the measured times of the layers",
     )
 
 

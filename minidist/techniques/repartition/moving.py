@@ -29,18 +29,18 @@ def move_state(comm: Comm, before: Any, after: Any, done: int, stride: int) -> t
     # [1] Room for what this rank will have, and what it has.
     states = [_empty_state(axis) if before.step_count else {} for axis in after.data_axes]
     extensions = after.job.extensions
-    beside = [[_empty(extension.shards_after(axis, done)) for extension in extensions] for axis in after.data_axes]
+    kept = [[_empty(extension.shards_after(axis, done)) for extension in extensions] for axis in after.data_axes]
     buffers = [(name, xp.empty(array.shape, array.dtype)) for name, array, _ in after.buffers()]
     held = [[extension.shards(axis) for extension in extensions] for axis in before.data_axes]
     have = _pieces(before, held, before.buffers(), [axis.optimizer.state for axis in before.data_axes])
-    need = _pieces(after, beside, buffers, states)
+    need = _pieces(after, kept, buffers, states)
 
     # [2] From the ranks that had it to those that have it now.
     lacking = lacking_bytes(have, need)
     ranges = redistribute(comm, have, need, stride)
 
     # [3] As after a resume: optimizers take their state over, and everyone learns that the weights have changed.
-    for axis, found, own in zip(after.data_axes, states, beside, strict=True):
+    for axis, found, own in zip(after.data_axes, states, kept, strict=True):
         for extension, shards in zip(extensions, own, strict=True):
             extension.load_shards(axis, shards)
         axis.optimizer.load_state_dict({"step": before.step_count, "state": found})
@@ -52,14 +52,14 @@ def move_state(comm: Comm, before: Any, after: Any, done: int, stride: int) -> t
 
 
 def _pieces(
-    strategy: Any, beside: Sequence[Sequence[Shards]], buffers: Sequence[tuple[Any, ...]], states: Sequence[State]
+    strategy: Any, kept: Sequence[Sequence[Shards]], buffers: Sequence[tuple[Any, ...]], states: Sequence[State]
 ) -> list[Piece]:
     """Return weights, what techniques keep next to them, running statistics and optimizer state of a rank.
 
-    beside: of each data axis, what each technique keeps. states: of each data axis.
+    kept: of each data axis, what each technique keeps. states: of each data axis.
     """
     result = []
-    for axis, own, state in zip(strategy.data_axes, beside, states, strict=True):
+    for axis, own, state in zip(strategy.data_axes, kept, states, strict=True):
         for kind, shards in (("weights", axis.weights()), *(pair for kinds in own for pair in kinds.items())):
             result += [_piece(strategy, axis, kind, s.parameter.name, s.start, s.stop, s.values) for s in shards]
         for p, start, stop in axis.state_ranges():

@@ -8,7 +8,7 @@ Proved by: tests/train/test_replicas.py, tests/config/test_rules.py
 
 from minidist.techniques import Extension, Field, Moment, Rule, Run, Settings
 
-NUMBER, ROW = 8, 16  # bytes: how many shards a rank holds; and which part of which tensor, with its fingerprint
+NUMBER, ROW = 8, 16  # bytes: the number of shards of a rank; and one shard's tensor and place, with its fingerprint
 
 
 class ReplicaCheckSettings(Settings):

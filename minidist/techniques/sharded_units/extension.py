@@ -51,7 +51,7 @@ def reshard(settings: Any) -> bool | int:
 
 
 def _fits(job: Any, shards: int) -> bool:
-    """Return whether a unit may stay split among groups of so many of its `shards` ranks."""
+    """Return whether a unit may stay split among groups of `reshard(job)` of its `shards` ranks."""
     part = reshard(job)
     return isinstance(part, bool) or (1 < part < shards and shards % part == 0)
 

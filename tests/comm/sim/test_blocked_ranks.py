@@ -68,7 +68,7 @@ def test_a_rank_that_blocks_is_ended_and_the_process_goes_on(statement):
 
 
 def test_a_rank_that_cannot_be_interrupted_is_named_while_it_blocks():
-    """A program has a handler of SIGINT of its own: it is left alone, and the rank ends when its wait does."""
+    """A program's handler of SIGINT is left alone, and the rank ends when its wait does."""
     out, err, _ = run("time.sleep(3)", prefix="signal.signal(signal.SIGINT, lambda *_: print('handled'))")
     assert err.count("minidist: rank 1 has been blocked for more than 0.4 s at <string>:9") == 1, out + err
     assert "RankTimeoutError rank 1 computed for more than 0.4 s" in out

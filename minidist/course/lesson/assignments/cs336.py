@@ -78,7 +78,7 @@ def summands(case: Case, make: Any = model_of) -> int:
 
 
 def least(case: Case, numbers: int) -> Least:
-    """Return the least when so many numbers are sent to every rank but one, at least once a step."""
+    """Return the least when `numbers` numbers are sent to every rank but one, at least once a step."""
     return Least(STEPS * (case.ranks - 1), 8 * (case.ranks - 1) * numbers)
 
 

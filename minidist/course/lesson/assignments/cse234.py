@@ -177,7 +177,7 @@ def without_gates(case: Case) -> list[np.ndarray]:
 
 
 def from_other_ranks(case: Case) -> Least:
-    """Return the least with which each rank knows every row of which another rank has an expert."""
+    """Return the least with which each rank knows every row that has an expert on another rank."""
     router, x, topk = mixture(case)
     indices, _ = router(x, topk)
     rows = [np.count_nonzero(np.any(indices != rank, axis=1)) for rank in range(case.ranks)]

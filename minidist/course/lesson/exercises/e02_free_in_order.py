@@ -136,7 +136,7 @@ def updated_too_early(failure: Failure) -> bool:
 
 
 def changed(case: Case, times: float) -> list[tuple[np.ndarray, ...]]:
-    """Return the weights when each of them changes so many times as much as it should."""
+    """Return the weights when each of them changes `times` times as much as it should."""
     before, after = data(case)[1], truth(case)[0]
     return [tuple(w + times * (a - w) for w, a in zip(before, after, strict=True))]
 

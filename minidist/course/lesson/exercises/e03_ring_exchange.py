@@ -1,4 +1,4 @@
-"""Lesson 03: every rank sends to the right and receives from the left, three ways, none of which relies on buffering.
+"""Lesson 03: every rank sends to the right and receives from the left, in three ways that do not rely on buffering.
 
 Proved by: tests/lesson/test_exercises.py
 """

@@ -99,7 +99,7 @@ def answer(arguments: tuple[Any, ...], returned: Any) -> np.ndarray:
 
 
 def least(case: Case) -> Least:
-    """Return the sum over the parameters, each of which some ranks have used."""
+    """Return the sum over the parameters; some ranks have used each of them."""
     uses = np.array([use_counts(case, rank) for rank in range(case.ranks)]).reshape(case.ranks, case.size)
     each = [
         summed(int(users), case.ranks, size)

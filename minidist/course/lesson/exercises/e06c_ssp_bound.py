@@ -68,12 +68,11 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
                 f"rank {rank} computed the clocks {[clock for clock, *_ in seen]}; it should be 0 to {case.size - 1},"
                 " each once"
             )
-        # A worker sees all of its own updates, and those of the slowest up to the bound ...
+        # A worker sees all updates that it has sent, and those of the slowest up to the bound ...
         for clock, weights, _ in seen:
             if weights[rank - 1] != clock:
                 return (
-                    f"rank {rank} at clock {clock} saw {int(weights[rank - 1])} of its own updates; it must see all"
-                    f" {clock}"
+                    f"rank {rank} at clock {clock} saw {int(weights[rank - 1])} of its updates; it must see all {clock}"
                 )
             if weights.min() < clock - bound:
                 slowest = int(weights.argmin()) + 1

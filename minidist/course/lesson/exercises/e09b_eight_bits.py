@@ -12,7 +12,7 @@ from minidist.course.lesson.hint_file import hints_of
 
 
 def shards(case: Case) -> list[np.ndarray]:
-    """Return the values of each rank: later ranks have fewer, some none, and each has a range of its own."""
+    """Return the values of each rank: later ranks have fewer, some none, and each has a different range."""
     sizes = [max(0, case.size - rank) for rank in range(case.ranks)]
     some = float(case.seed % 4 != 1)  # else all of them are zero
     return [some * (case.generator(rank).standard_normal(n) * 2.0**-rank - rank) for rank, n in enumerate(sizes)]

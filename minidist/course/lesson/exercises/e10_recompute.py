@@ -33,7 +33,7 @@ def job(case: Case) -> tuple[list[int], int, int]:
 
 
 def cuts(layers: int) -> list[list[int]]:
-    """Return every way to cut so many layers into segments, those with the fewest segments first."""
+    """Return every way to cut `layers` layers into segments, those with the fewest segments first."""
     result = []
     for count in range(layers):
         for places in combinations(range(1, layers), count):

@@ -20,7 +20,7 @@ def rows_of(case: Case) -> list[np.ndarray]:
 
 
 def least(case: Case) -> Least:
-    """Return the least of the ranks that have rows: one row each may have, of which a sum of squares says no more."""
+    """Return the least of the ranks that have rows: each may have one row, and then no sum of squares is needed."""
     ranks = sum(len(rows) > 0 for rows in rows_of(case))
     return summed(ranks, ranks, CHANNELS)
 

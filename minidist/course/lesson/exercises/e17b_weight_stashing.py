@@ -15,7 +15,7 @@ RATE = 0.25
 
 
 def order_of(case: Case) -> list[str]:
-    """Return the order of the stage `size` ranks before the last: so many forwards ahead, then pairs of F and B."""
+    """Return the order of the stage `size` ranks before the last: `size` forwards ahead, then pairs of F and B."""
     ahead, m = case.size, count(case)
     order = [f"F{i}" for i in range(min(ahead, m))]
     for i in range(m):

@@ -1,4 +1,4 @@
-"""Lesson 20b: layers that are not alike, cut into stages so that the slowest stage is as fast as can be.
+"""Lesson 20b: layers that differ, cut into stages so that the slowest stage is as fast as possible.
 
 Proved by: tests/lesson/test_exercises.py
 """

@@ -57,7 +57,7 @@ def _place(case: Case) -> tuple[int, int]:
 
 
 def draw_place(draw: np.random.Generator) -> Case:
-    """Return a case of up to 7 ranks, of which one is looked at."""
+    """Return a case of up to 7 ranks, and one of these ranks is examined."""
     ranks = int(draw.integers(1, 8))
     return Case(1, int(draw.integers(2, 16)), 8 * ranks + int(draw.integers(ranks)))
 

@@ -40,7 +40,7 @@ def from_rank(source: Callable[[int, int], int]) -> Callable[[Case], Sequence[np
 
 
 def each_number(messages: Callable[[Case], int], part: int = 1) -> Callable[[Case], Least]:
-    """Return the least of so many messages, each with a rank's array or 1/part of it."""
+    """Return the least of messages(case) messages, each with a rank's array or 1/part of it."""
     return lambda case: Least(messages(case), 8 * messages(case) * (case.size // part))
 
 
