@@ -106,12 +106,13 @@ class Compression(Extension):
     def axis_made(self, axis: Any) -> None:
         """Let the compressor take the place of each bucket's all-reduce, or with ZeRO 1 and 2 of its reduce-scatter."""
         from minidist.parallel.comm_hooks import register_comm_hook
+        from minidist.parallel.compressor import compress
 
         wrapper = getattr(axis, "parallel", None) or getattr(axis, "zero", None)
         # The reference on one device has nothing to reduce.
         if wrapper is not None:
             compressor = compression.make_compressor(self.settings.compression, wrapper.comm, "sum", self.seed)
-            register_comm_hook(wrapper.reducer, compressor, compression.compress)
+            register_comm_hook(wrapper.reducer, compressor, compress)
             axis.techniques[self.key] = compressor
 
     def _of(self, axis: Any) -> "compression.GradientCompressor":
