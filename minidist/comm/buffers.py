@@ -1,8 +1,8 @@
 """Which memory a message uses, and whether the program wrote into it meanwhile.
 
 A buffer belongs to its message until the wait. Three mistakes are silent otherwise: changing what is being sent,
-receiving two messages into the same place, and receiving into what is being sent. Both worlds ask here. Arrays on a GPU
-are not looked at.
+receiving two messages into the same place, and receiving into what is being sent. Both worlds call this module. Arrays
+on a GPU are not checked.
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
 """

@@ -1,4 +1,4 @@
-"""Where the *user's* program started an operation: a report that names a line of this library is of no use.
+"""Where the *user's* program started an operation: a report that names a line of this library would not help.
 
 The search goes from the caller outwards to the first frame that is not minidist's own; inside minidist's own programs,
 to the first frame outside comm/ and collectives/, of the core and of the package. It costs about a quarter of a

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from minidist.base import arrays as xp
 from minidist.base.meta import NoDevice
+from minidist.base.read_file import check_path
 from minidist.base.records import Field, Record, WrongValue
 from minidist.comm.sim.folded import others_of, seen_from
 from minidist.core.autograd import Parameter
@@ -456,6 +457,7 @@ def check_saving(config: TrainConfig) -> None:
     The job has one.
     """
     assert config.save is not None
+    check_path(config.save, "--save")
     step = history(config).from_step
     if step is not None:
         name_of_step(config.save, step)

@@ -1,4 +1,4 @@
-"""What a checkpoint asks of a job and of its strategy: training imports checkpoints, and not the other way round.
+"""What a checkpoint needs of a job and of its strategy: training imports checkpoints, and not the other way round.
 
 Proved by: tests/checkpoint/test_resume.py, tests/techniques/test_compression.py
 """

@@ -6,7 +6,8 @@
     ShardedReplicaAlone   1/s           1/s           1/s             ... ZeRO 3, FSDP
 
 Inside a replica of several ranks, ZeRO works as it otherwise does over all data-parallel ranks. A rank updates its
-shard, lets it meet the same shard of the other replicas, and then (ZeRO 1, 2) the replica's ranks gather the weights:
+shard, the technique combines it with the same shard of the other replicas ("meet"), and then (ZeRO 1, 2) the ranks of
+the replica gather the weights:
 
     replica 0    ranks 0 1    reduce-scatter ─▶ step ─▶ meet ─▶ gather            ranks 0 and 2 meet,
     replica 1    ranks 2 3    reduce-scatter ─▶ step ─▶ meet ─▶ gather            and so do ranks 1 and 3
