@@ -21,7 +21,7 @@ LINES = {
     "commands": 5_520,
     "course": 12_502,
     "core": 10_410,
-    "data": 1_616,
+    "data": 1_621,
     "debug": 9_978,
     "job": 8_834,
     "nn": 3_460,
