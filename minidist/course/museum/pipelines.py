@@ -49,7 +49,7 @@ def data_axis_before_tied(patch: Patch) -> None:
 
     def late(self: Any, *batches: Any) -> Any:
         losses = step(self, *batches)
-        add(self.shared)
+        add(self.reduce.shared)
         return losses
 
     patch.setattr(Pipeline, "step", late)
