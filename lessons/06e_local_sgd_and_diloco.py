@@ -171,16 +171,6 @@ against_its_replay("averages", dp=4)
 against_its_replay("DiLoCo", dp=4, outer_optimizer="nesterov")
 
 # %% [markdown]
-# A replica may also be several ranks that shard one model: ZeRO or FSDP (lessons 11 and 12) inside a
-# replica, where gradients and weights travel in every step, and DiLoCo between the replicas. Here are
-# two replicas of two ranks. Each rank averages its shards with the rank that has the same ones:
-
-# %%
-sharded = {"dp": 4, "dp_replicate": 2, "outer_optimizer": "nesterov"}
-for zero in (1, 3):
-    against_its_replay(f"DiLoCo, ZeRO {zero}", zero=zero, **sharded)
-
-# %% [markdown]
 # **One fragment at a time.** The exchange still stops all ranks while the link is busy. *Streaming
 # DiLoCo* cuts the weights into *fragments* and sends one of them after each step, in turn. The ranks
 # make the next step while it travels, and take it in one step late. All steps together send the
@@ -285,8 +275,12 @@ check("06e.outer_step", solution("06e.outer_step"))
 #     mpiexec -n 4 minidist compare --dp 4 --steps 5 --local-steps 2
 #     mpiexec -n 4 minidist train --dp 4 --steps 20 --local-steps 5 --outer-optimizer nesterov
 #     mpiexec -n 4 minidist train --dp 4 --steps 20 --local-steps 4 --outer-optimizer nesterov --outer-fragments 2 --outer-delay 1
-#     mpiexec -n 4 minidist compare --dp 4 --dp-replicate 2 --zero 3 --steps 6 --local-steps 3 --outer-optimizer nesterov
 #     mpiexec -n 4 python mpi_examples/2_data_parallel/local_sgd.py --every 10
+#
+# A replica may also be several ranks that shard one model (lessons 11 and 12). Each rank then averages its
+# shards with the rank of the other replica that has the same ones:
+#
+#     mpiexec -n 4 minidist compare --dp 4 --dp-replicate 2 --zero 3 --steps 6 --local-steps 3 --outer-optimizer nesterov
 #
 # ## 10 What others call it
 #

@@ -31,7 +31,6 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.job.train.update import NonFiniteError
 from minidist.techniques.adaptive_batch.noise_scale import estimate, estimate_of_shares
-from minidist.techniques.memory_trials.trials import fit_micro_batch
 
 # %% [markdown]
 # ## 2 Predict
@@ -131,28 +130,6 @@ print(verdict.sentence())
 assert verdict.equal
 
 # %% [markdown]
-# **How many of them at a time?** A batch is cut into micro-batches (lesson 10), whose size changes no
-# gradient, so memory alone decides it. `--micro-batch auto` tries the sizes from the
-# largest to the smallest, on arrays without data, and takes the first one with which every rank fits
-# `--memory-budget`:
-
-# %%
-many = {"layers": 2, "width": 32, "context": 32, "global_batch": 32, "steps": 2, "dp": 2}
-auto = small_job(**many, micro_batch="auto", memory_budget=1.5e6)
-fitted, line = fit_micro_batch(auto, ranks=2)
-print(line)
-for micro, fits in ((fitted.micro_batch, True), (2 * fitted.micro_batch, False)):
-    results = SimWorld(2).run(train, small_job(**many, micro_batch=micro))
-    peak = max(result.peak_bytes for result in results)
-    print(f"--micro-batch {micro}: {peak:,} B in use at the same time")
-    assert (peak <= auto.memory_budget) == fits
-
-# %% [markdown]
-# On a machine that is shared, `--memory-budget-file` names a file with the bytes that a rank may hold.
-# Every rank reads it between two steps; the samples of a step stay, and only their cut into
-# micro-batches changes.
-
-# %% [markdown]
 # ## 6 Break it
 #
 # The linear rule above the noise scale: sixteen times the samples, so sixteen times the rate.
@@ -183,10 +160,14 @@ assert abs(sum(wrong) / 4 - 4) > 1
 # %% [markdown]
 # ## 7 Exercise: the gradient and its noise, from one all-reduce
 #
-# Rank r has `shares[r]` rows; `rows` are the gradients of yours, one per line. Return an array: the
-# mean gradient of the whole batch, then |G|^2, then tr(Sigma). A share of the gradient is b_r/B of
-# that of its rows, so the sum of the ranks' squares, divided by s = sum b_r^2 / B^2, is that of a
-# batch of s B rows.
+# Rank r has b_r = `shares[r]` rows; `rows` are the gradients of yours, one per line. Return an array:
+# the mean gradient of the whole batch of B rows, then |G|^2, then tr(Sigma).
+#
+# Part 4 needs |g|^2 at two batch sizes. One is that of the whole batch. The other comes from the ranks:
+# rank r's part of the gradient is the sum of its rows, divided by B. Add up the squares of all parts,
+# and divide by s = (the sum of b_r^2) / B^2: that is an estimate of |g|^2 for a batch of s B rows. With
+# two ranks of 2 rows each s is 1/2, and s B is 2, the rows of one rank. One all-reduce can carry the
+# gradient and the square together.
 
 
 # %%
@@ -214,6 +195,11 @@ check("10b.gradient_and_noise", solution("10b.gradient_and_noise"))
 #     mpiexec -n 4 minidist train --dp 4 --micro-batch 2 --adaptive-batch 64 --lr-scaling sqrt:5 --steps 20
 #     mpiexec -n 4 python mpi_examples/2_data_parallel/lr_scaling.py
 #     mpiexec -n 4 python mpi_examples/7_more/adaptive_batch.py
+#
+# How many samples a rank takes at a time changes no gradient (lesson 10), so memory alone decides it.
+# `--micro-batch auto` takes the largest micro-batch with which every rank fits the budget. On a machine
+# that is shared, `--memory-budget-file` names a file that every rank reads between two steps:
+#
 #     mpiexec -n 2 minidist train --dp 2 --global-batch 32 --micro-batch auto --memory-budget 1e7 --steps 5
 #     mpiexec -n 2 python mpi_examples/7_more/memory_budget.py --pp 2
 

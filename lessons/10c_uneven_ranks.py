@@ -22,7 +22,7 @@
 # %%
 import numpy as np
 
-from minidist import LinkModel, SimWorld
+from minidist import LinkModel, SimWorld, all_gather, all_reduce
 from minidist.course.lesson import check, picture, predict, reveal, small_job, solution
 from minidist.data import weighted_shards
 from minidist.job.equality.compare import compare_rank
@@ -114,8 +114,9 @@ for job in (
     assert verdict.equal
 
 # %% [markdown]
-# A pipeline is as fast as its slowest stage, and a slow rank makes any stage slow. With
-# `--repartition-every K` the ranks measure their layers, exchange the times, and choose the cut
+# **Layers that follow the speeds.** In a pipeline (lesson 16) each rank has some of the layers, a
+# *stage*, and the rows of a batch go through all stages, one part of the batch after the other. So it
+# is as fast as its slowest stage, and a slow rank makes any stage slow. With `--repartition-every K` the ranks measure their layers, exchange the times, and choose the cut
 # whose slowest stage is fastest. A layer's seconds are those on one rank; on another one it takes
 # others, by the ratio of their seconds per FLOP ([cut.py](../minidist/techniques/repartition/cut.py)).
 #
@@ -150,22 +151,44 @@ assert verdict.equal
 # %% [markdown]
 # ## 6 Break it
 #
-# The mean of the ranks' means is the gradient of the batch where shares are equal, and only there.
-# Here a rank with one row counts as much as one with three:
+# Measure the time of a whole step in place of the time of computing. It is what a training loop prints,
+# and it seems to be the same thing. But a step ends when the gradients of all ranks are added, so a
+# fast rank measures the slow one:
+
 
 # %%
-rows = [[1.0, 1.0, 1.0], [5.0]]
-means = [sum(part) / len(part) for part in rows]
-print("mean of means", sum(means) / 2, "  mean of the batch", sum(map(sum, rows)) / 4)
-assert sum(means) / 2 != sum(map(sum, rows)) / 4
+def shares_after_a_step(comm, whole_step):
+    """The rows of each rank after a step with 12; a row takes rank 2 four seconds, others one."""
+    began = comm.time()
+    comm.compute(seconds=12 * (4.0 if comm.rank == 2 else 1.0), name="forward and backward")
+    computed = comm.time()
+    all_reduce(comm, np.zeros(1000))  # the gradient: nobody has it before rank 2 has computed
+    ended = comm.time() if whole_step else computed
+    return rows_of(36, 1 / all_gather(comm, np.array([ended - began])))
+
+
+measured = {}
+for whole_step, what in ((False, "computing"), (True, "a whole step")):
+    measured[what] = SimWorld(3).run(shares_after_a_step, whole_step)[0]
+    print(f"shares by the time of {what}: {measured[what]}")
+assert measured == {"computing": [16, 16, 4], "a whole step": [12, 12, 12]}
+
+# %% [markdown]
+# Nothing is wrong with the numbers, and nothing becomes faster. (The other mistake with uneven shares,
+# the mean of the ranks' means, is in lesson 06.)
 
 # %% [markdown]
 # ## 7 Exercise: stages by time
 #
-# Rank r has `sizes[r]` layers; `seconds` and `flops` are those of yours. Return
-# the number of layers of each stage with which the slowest stage is fastest, the same on every
-# rank. `minidist.pipeline.partition.by_slowest(costs, stages, paces)` cuts layers of given costs,
-# where stage s takes `paces[s]` times as long for each of its layers.
+# Rank r has `sizes[r]` layers; `seconds` and `flops` are the measured times and the work of *your*
+# layers, two arrays. Return the number of layers of each stage with which the slowest stage is
+# fastest, the same list on every rank. `all_gather(comm, array, counts=[...])` gathers arrays of
+# unequal lengths, and `by_slowest(costs, stages, paces)` of `minidist.pipeline.partition` cuts layers
+# of given costs, where stage s takes `paces[s]` times as long for each of its layers.
+#
+# An example: rank 0 took 2 s and 4 s for layers of 2 and 4 FLOPs, so its pace is 1 s per FLOP. Rank
+# 1 took 8 s for a layer of 2 FLOPs: its pace is 4. With [2, 1] the slowest stage takes 8 s. Rank 0
+# would take 2 s for that layer, and rank 1 takes 16 s for the second one: [2, 1] is the best cut.
 
 
 # %%

@@ -39,6 +39,9 @@ from minidist.report.version_gantt import version_gantt
 
 # %% [markdown]
 # ## 2 Predict
+#
+# To which batch does micro-batch 9 belong, and how many updates had been made before the batch before
+# it? For the second number ask which versions some micro-batch that is on its way still needs.
 
 # %%
 used_guess = predict("version that micro-batch 9 uses, with m = 4", example=2)
@@ -178,7 +181,20 @@ for name, count, options in (
 # %% [markdown]
 # ## 6 Break it
 #
-# A batch must have at least as many micro-batches as there are stages. With fewer of them a batch
+# Keep no second version, and let each micro-batch take the newest weights that its stage has. The toy
+# has noted which ones these are. Two micro-batches are a batch, whose gradients are added:
+
+# %%
+for stage, rows in enumerate(SimWorld(2).run(two_stages, orders, 2)):
+    newest = [version for _, _, version in rows]
+    print(f"stage {stage}: batches with the versions", *zip(newest[::2], newest[1::2], strict=True))
+
+# %% [markdown]
+# On stage 0 the two micro-batches of the second batch use different versions; and the first of them uses
+# version 0 there and version 1 on stage 1. Their sum is the gradient of no weights that ever existed.
+# Every shape fits, and no error says so.
+#
+# And a batch must have at least as many micro-batches as there are stages. With fewer of them a batch
 # begins before the batch before the last has come back, and two versions are not enough:
 
 # %%

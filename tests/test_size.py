@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_833,
     "comm": 6_370,
     "commands": 5_522,
-    "course": 12_498,
+    "course": 12_502,
     "core": 10_404,
     "data": 1_616,
     "debug": 9_978,
