@@ -8,6 +8,7 @@ from importlib import import_module
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from minidist import parallel
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.course.museum import jobs
@@ -19,7 +20,6 @@ from minidist.nn.ops.in_place import SampledTensor
 from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import overflow, shards
 from minidist.parallel import zero as parallel_zero
-from minidist.techniques.loss_scaling import extension as loss_scaling
 
 
 def norm_of_the_shard(patch: Patch) -> None:
@@ -48,7 +48,7 @@ def new_mask(patch: Patch) -> None:
 
 def overflow_of_the_shard(patch: Patch) -> None:
     """each rank looks for an overflow in what it owns, and asks no other rank"""
-    for module in (overflow, loss_scaling):
+    for module in (overflow, parallel):
         patch.setattr(module, "agree_on_overflow", lambda comm, seen, equal="": seen)
 
 
