@@ -275,7 +275,8 @@ def _number(value: Any, bounds: Mapping[str, Any], strict: bool) -> float:
     if not isinstance(value, (int, float) if strict else (int, float, str)) or (strict and isinstance(value, bool)):
         raise WrongValue("Input should be a valid number")
     try:
-        number = float(value)
+        # Digits of other scripts than ASCII's are not those of a file.
+        number = float(value.encode("ascii") if isinstance(value, str) else value)
     except OverflowError:
         raise WrongValue("Input should be a valid number") from None
     except ValueError:

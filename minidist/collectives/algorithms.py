@@ -2,8 +2,7 @@
 
     ALGORITHMS["all_reduce"]     {"ring": ..., "ordered": ..., "recursive_doubling": ..., ...}
 
-The table is that of the core. This module imports every file that adds to it, so that whoever looks at all names finds
-them.
+The table is that of the core. This module imports every file that adds to the table, so that all names are in it.
 
 Proved by: tests/collectives/test_collectives.py, tests/base/test_hooks.py
 """

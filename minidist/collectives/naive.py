@@ -1,4 +1,4 @@
-"""What one would write first: everything goes through, or comes from, rank 0 or the root. Correct, readable and slow.
+"""The simplest algorithms: everything goes through, or comes from, rank 0 or the root. Correct, readable and slow.
 
 The root's port carries (n-1) messages while the others wait, so time grows with n where a tree's grows with log n. Sums
 are added in rank order. The broadcast is in minidist/core/collectives/naive.py, because the core begins with one.

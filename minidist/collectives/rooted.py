@@ -1,6 +1,6 @@
 """Collectives in which one rank has a separate part: reduce and gather to a root, scatter from it.
 
-They are made of point-to-point messages as those of the core, and take an algorithm by its name as those do.
+Like the collectives of the core they are made of point-to-point messages, and take the name of an algorithm.
 
 Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_form.py
 """

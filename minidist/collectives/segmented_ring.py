@@ -1,13 +1,13 @@
 """The ring in segments: a message is cut, and the first piece travels on while the next one still arrives.
 
 A chain of n ranks that each receive the whole array before they pass it on takes (n-1) (alpha + beta N). In k segments
-all links are busy at once, and only the first segment feels the length of the chain:
+all links are busy at once, and only the time of the first segment grows with the length of the chain:
 
     rank 0 ▶ 1    |a|b|c|d|                     time:  (n-1) (alpha + beta N/k)  until the first one is there
     rank 1 ▶ 2      |a|b|c|d|                          + (k-1) beta N/k          for the others, one behind the other
     rank 2 ▶ 3        |a|b|c|d|
 
-All-reduce is the ring's with every chunk in segments: the latency of a step hides behind the segments that follow.
+All-reduce is the ring's with every chunk in segments: the latency of a step overlaps with the segments that follow.
 
 Source: van de Geijn and Watts, SUMMA, 1997 (the pipelined ring broadcast); Open MPI's `ring_segmented` all-reduce.
 Proved by: tests/collectives/test_papers.py

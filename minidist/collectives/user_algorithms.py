@@ -1,10 +1,10 @@
-"""Algorithms of a user, which a program registers or a file has: they are checked, because nobody has tested them.
+"""Algorithms of a user, registered by a program or read from a file. Their results are checked.
 
     @algorithm("all_reduce", "my_name")
     def star(comm, array, op): ...
 
-Without formulas if it likes. `algorithm="my_name"` in a call then runs it; `algorithm="FILE.py:FUNCTION"` takes one
-from a file. `minidist check-collective` holds it against NumPy.
+The formulas may be left out. `algorithm="my_name"` in a call then runs the function; `algorithm="FILE.py:FUNCTION"`
+takes a function from a file. `minidist check-collective` compares its results with NumPy's.
 
 Proved by: tests/collectives/test_own_algorithms.py
 """

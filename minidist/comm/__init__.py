@@ -5,7 +5,7 @@ sim/                the simulated world: ranks in one process, virtual time
 mpi/                the MPI world: every rank is a process
 launched.py         how many processes the launcher started
 launcher.py         finds and calls `mpiexec`
-has_run.py          a rank that returned a generator has run nothing
+has_run.py          refuses a program that returned a generator and so has not run
 header.py           what both sides of a message must agree on
 call_log.py         which collective calls a rank has made
 unlike_calls.py     the sentence about the first call in which ranks differ

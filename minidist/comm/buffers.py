@@ -1,8 +1,8 @@
 """Which memory a message uses, and whether the program wrote into it meanwhile.
 
 A buffer belongs to its message until the wait. Three mistakes are silent otherwise: changing what is being sent,
-receiving two messages into the same place, and receiving into what is being sent. Both worlds ask here. Arrays on a GPU
-are not looked at.
+receiving two messages into the same place, and receiving into what is being sent. Both worlds call this module. Arrays
+on a GPU are not checked.
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
 """
@@ -67,7 +67,7 @@ def changed(rank: int, what: str, site: CallSite) -> BufferReuseError:
     before = "" if site is NOWHERE else f", before {site}"
     return BufferReuseError(
         f"rank {rank}: the buffer of its {what} was changed while the operation was in flight{before}; wait() first, or"
-        " give each message a separate buffer"
+        " give each message a buffer of its own"
     )
 
 
@@ -119,7 +119,8 @@ class OpenMessages:
         if other is not None:
             raise BufferReuseError(
                 f"rank {rank}: its {message.describe()} is {'into' if receiving else 'from'} memory of its "
-                f"{other.describe()}, which is not waited for yet; wait() first, or give each message a separate buffer"
+                f"{other.describe()}, which is not waited for yet; wait() first, or give each message a buffer of its "
+                "own"
             )
 
         if keep:

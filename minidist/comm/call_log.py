@@ -1,14 +1,14 @@
 """Which collective calls a rank has made on a communicator, so that calls that differ between ranks can be named.
 
-Two unlike calls are told apart when a message of the one meets a receive of the other. But some never meet: when every
-rank of a small broadcast takes itself for the root, all send, none receives, and the program goes on. So each rank also
-continues a checksum of its calls (their names, reductions, roots and shapes), and under MPI every message of a call
-carries two bytes of it in its header: what the sender had called before.
+Two calls that differ are found when a message of one meets a receive of the other. But some never meet: when every rank
+of a small broadcast passes itself as the root, all ranks send, none receives, and the program goes on. So each rank
+also keeps a checksum of its calls (their names, reductions, roots and shapes), and under MPI the header of every
+message of a call has two bytes of this checksum, which depend on what the sender had called before.
 
     rank 0   broadcast root 0 ── goes on ──▶ all_reduce ── message: the calls before it are 3f1a ──▶ rank 1
     rank 1   broadcast root 1 ── goes on ──▶ all_reduce: the calls before mine are 9c02, so they differ
 
-The last calls are kept, with their lines, so that `unlike_calls` can say which one was the first that differed.
+The last calls are kept, with their lines, so that `unlike_calls` can name the first call that differed.
 
 Proved by: tests/comm/test_call_log.py, tests/comm/mpi/test_failures.py
 """

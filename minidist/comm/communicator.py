@@ -5,15 +5,15 @@ What a mesh, a cost model and a wrapper refuse is here, too: the core calls thes
     Comm          rank, size, send, recv, ..., collective, dup, group
     CheckedComm   split, objects; arguments are checked before anything is sent; what it is cannot be changed
 
-What a rank says of a communicator that it makes is a *claim*, on which all of its members must agree. The same-numbered
-call of `group`, `dup` or `split` on the parent makes one communicator on all its members. Two ranks that
-make it of other members, or in another order, would both be its rank 0 and take each other's messages for their own;
-two that give it other labels have two communicators, and on each of them one rank waits for ever. So the claims
-are compared when the communicator is made: simulated ranks look at those of the members that came before, and under MPI
-each rank sends its claim to the next one in its own list:
+A rank's members, order and label of a new communicator are its *claim*; the claims of all members must be equal. The
+n-th call of `group`, `dup` or `split` on the parent makes one communicator on all its members. If two ranks name
+different members, or another order, both may be rank 0 and receive messages that are meant for the other. If they give
+different labels, there are two communicators, and on each of them one rank waits for ever. So the claims are compared
+when the communicator is made: a simulated rank compares its claim with those of the members that came before, and under
+MPI each rank sends its claim to the next rank in its list:
 
     rank 0   group([0, 1], "a")       ── 0, 1 as "a" ──▶ rank 1
-    rank 1   group([0, 1, 2], "a")    receives a claim that is unlike its own: MismatchError
+    rank 1   group([0, 1, 2], "a")    receives a claim that differs from its own: MismatchError
 
 Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_misuse.py, tests/comm/test_mesh.py,
 tests/comm/mpi/test_groups.py

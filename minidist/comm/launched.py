@@ -1,8 +1,8 @@
 """How many processes the launcher started, and which of them this is, before MPI is started.
 
-Every launcher sets environment variables. They are compared with what the MPI library says, because a launcher and a
-library of two different MPIs make every process rank 0 of 1, and every check passes vacuously; or they end the process
-inside MPI_Init, with a page about PMIx.
+Every launcher sets environment variables. They are compared with what the MPI library says, because with a launcher and
+a library of two different MPIs every process is rank 0 of 1, and a program passes every check because it compares
+nothing; or the process ends inside MPI_Init, with a long message about PMIx.
 
 Proved by: tests/comm/mpi/test_start.py, tests/comm/mpi/test_failures.py
 """

@@ -153,7 +153,7 @@ def command_of(words: Sequence[str]) -> tuple[Callable[..., Any] | None, int]:
 
 def run_words(words: Sequence[str]) -> int:
     """Run the command that a command line names, and return its exit code."""
-    if list(words) == ["--version"]:
+    if list(words[:1]) == ["--version"]:
         print(__version__)
         return 0
     every = {**COMMANDS, **GROUPS}

@@ -5,7 +5,7 @@ Proved by: tests/data/test_loading.py
 
 from typing import Annotated
 
-from minidist.base.limits import check_count
+from minidist.base.limits import check_count, check_ranks
 from minidist.commands.command import Option
 from minidist.commands.options import Ranks, takes_config
 from minidist.job.config.train_config import TrainConfig
@@ -19,6 +19,8 @@ def data(
     from minidist.data import GlobalBatchSampler, load_dataset, sharding_rule
     from minidist.job.config.train_config import resolve_batches, resolve_dims
 
+    if ranks is not None:
+        check_ranks(ranks)
     batches = resolve_batches(config, ranks or resolve_dims(config).ranks)
     # The samples of all steps before it are counted in 64 bits.
     check_count(step, "--step", most=2**62 // batches.global_batch)

@@ -161,7 +161,7 @@ def with_deepspeed(config: TrainConfig, path: Path) -> TrainConfig:
     return job
 
 
-# The fields that --config and --set gave: like a flag, none of them is overridden in silence.
+# The fields that --config and --set gave: like a flag, none of them is overridden without a message.
 _written: ContextVar[frozenset[str]] = ContextVar("minidist_written_settings", default=frozenset())
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from minidist import __version__
 from minidist.commands.command import Flag, Group, parameters_of, with_parameters
 
 Found = list[tuple[Callable[..., Any], dict[str, Any]]]
@@ -64,10 +63,7 @@ def read(words: Sequence[str], commands: Mapping[str, Any], about: str, settings
 
 
 def _root(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
-    """Print the version before a command is read."""
-    if version:
-        print(__version__)
-        raise typer.Exit
+    """Take the flags of the program itself; --version is printed without Typer."""
 
 
 def _listed(text: str) -> Callable[[], None]:

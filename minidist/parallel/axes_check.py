@@ -1,4 +1,4 @@
-"""Checks that a wrapper sums gradients over the ranks that it must, and over no others, before it sends anything.
+"""Checks, before anything is sent, that a wrapper sums gradients over the right ranks.
 
 A model may be split over one axis of a mesh before a wrapper sums its gradients over another. Two mistakes in this
 leave every message well formed, and the loss falls:

@@ -6,7 +6,7 @@
     varying      different values                  of different values                  V
     partial      a summand of the value            the same values                     P
 
-A replicated parameter is I. A border of a region changes the type; backward does at it the conjugate of forward:
+A replicated parameter is I. A border of a region changes the type; at a border backward does the adjoint of forward:
 
     copy_to_tensor_parallel_region         I -> R      reduce_from..., row_parallel_sum          P or V -> I
     scatter_to_...                         I -> V      gather_from_tensor_parallel_region        V -> I

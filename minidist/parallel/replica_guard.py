@@ -1,4 +1,4 @@
-"""Refuses what no message between the ranks that train one model would show: every array has the right size.
+"""Refuses ranks that do not train one model, although every array that they send has the right size.
 
     over which ranks      those with other shards of a tensor must not be summed, those with other tokens must be
     other models          a digest of names and shapes, and one of the settings, is compared with rank 0's: 16 B

@@ -1,4 +1,4 @@
-"""Checks that what a module has inside is reduced as the module is: over the same ranks, and by one divisor.
+"""Checks that submodules are reduced as their module is: over the same ranks, and with the same divisor.
 
 Proved by: tests/parallel/test_fully_shard.py, tests/misuse/test_misuse.py
 """

@@ -1,4 +1,4 @@
-"""The errors of a backward pass whose gradients no reduction would make right, whatever the messages say.
+"""The errors of a backward pass whose gradients would stay wrong after any reduction.
 
 Proved by: tests/misuse/test_misuse.py, tests/parallel/test_data_parallel.py
 """

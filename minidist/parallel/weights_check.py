@@ -1,4 +1,4 @@
-"""Refuses ranks that split a model with other weights, whose shards would be of different models, and wrong plans.
+"""Refuses wrong plans, and ranks whose weights differ: their shards would be those of different models.
 
     parallelize_module, apply_context_parallel  ──▶  hooks.model_checks  ──▶  one checksum, compared on all ranks
                                                                               the kinds of the modules that a plan names

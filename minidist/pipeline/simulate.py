@@ -1,4 +1,4 @@
-"""One dependency relation and one event-driven simulator of plans; validation, lowering and timing are readings of it.
+"""The dependencies of actions and one event-driven simulator of plans; validation, lowering and timing use both.
 
     F(s,i)        waits for F(s-1,i)                     lowered: for the SEND_F of stage s-1 instead
     I, B(s,i)     wait for F(s,i) and I or B(s+1,i)      lowered: for the SEND_B of stage s+1 instead

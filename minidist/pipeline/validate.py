@@ -6,7 +6,7 @@
     4 all ranks reach the end of their orders: no deadlock, even with synchronous sends (simulate.py)
     5 F and B of a micro-batch see the same weights: nothing to check, unless they change on the way (`UpdateRule`)
 
-A plan that fails is a PlanError of one sentence; nothing is executed before it has passed.
+A plan that fails raises a PlanError of one sentence; no plan is executed before it has passed.
 
 Proved by: tests/pipeline/test_plans.py
 """

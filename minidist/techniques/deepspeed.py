@@ -1,4 +1,4 @@
-"""What a technique makes of the keys of a DeepSpeed file that are its own, and the words that all translations share.
+"""How a technique translates its keys of a DeepSpeed file, and the phrases that all translations share.
 
 `job/config/deepspeed.py` translates a file, and asks each technique that is installed about the sections that it reads.
 

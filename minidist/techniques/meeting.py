@@ -1,4 +1,4 @@
-"""Replicas that train alone: what a technique says about when and how they meet.
+"""Replicas that train alone and *meet*: a technique says when, and how, their weights are combined.
 
 With most techniques all data-parallel ranks make the same update, of the sum of their gradients. An extension with
 `trains_alone` differs: each replica steps with the gradient of its rows, and the replicas exchange weights when the

@@ -73,7 +73,10 @@ def test_a_setting_may_be_a_text_that_reads_as_its_value(name, given, value):
         ("lr", float("inf"), "Input should be a number from 1e-30 to 1e+30"),
         ("share", 1, "Input should be less than 1"),
         ("share", 1e-40, "Input should be 0, or a number from 1e-30 to 1e+30"),
-        ("lr", "fast", "Input should be a valid number, unable to parse string as a number"),
+        *(
+            ("lr", given, "Input should be a valid number, unable to parse string as a number")
+            for given in ("fast", "", "\N{ARABIC-INDIC DIGIT THREE}", "\ud800")
+        ),
         *(("lr", given, "Input should be a valid number") for given in (None, [], 10**400)),
         *(("resume", given, "Input should be a valid boolean, unable to interpret input") for given in ("x", 2)),
         *(("resume", given, "Input should be a valid boolean") for given in (None, 0.5, [])),

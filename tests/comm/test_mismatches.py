@@ -1,4 +1,4 @@
-"""No argument of a collective differs between ranks in silence, in either world; what may differ is no error."""
+"""In either world an argument of a collective that must not differ between ranks is an error, and no other is."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""No setting is ignored in silence: of two settings together each changes the run, or is refused, or a line names it.
+"""No setting is ignored: of two settings together each changes the run, or is refused, or a line names it.
 
 Each pair is a job of three steps on a few hundred weights. What it does is recorded: losses, weights, messages, memory,
 virtual time, files. The same job without one of the two settings must differ in that, unless a rule refuses the pair or
@@ -279,7 +279,7 @@ def together(first, second):
 
 
 def ignored(first, second):
-    """Return the settings of a pair that the job ignores in silence."""
+    """Return the settings of a pair that the job ignores without naming them."""
     values = together(first, second)
     if values is None:
         return []

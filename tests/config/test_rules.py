@@ -642,6 +642,7 @@ def test_the_page_of_rules_is_current():
             {"save": "/dev/null/checkpoints"},
             "checkpoints cannot be written to --save /dev/null/checkpoints: .*; choose another directory",
         ),
+        *(({"save": f"a{character}"}, "--save .* no path can have; correct the name") for character in "\0\ud800"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(values, sentence):

@@ -277,3 +277,11 @@ def test_a_poisoned_entry_of_the_cache_is_made_again(tmp_path):
         made = cached(tmp_path / "a.txt", "text", lambda: np.arange(5), tmp_path)
         assert made.tolist() == [0, 1, 2, 3, 4]
     assert cached(tmp_path / "a.txt", "text", lambda: pytest.fail("not needed"), tmp_path).tolist() == made.tolist()
+
+
+@each("ranks", ["0", "-1", "100001", "9" * 30])
+def test_the_command_refuses_a_number_of_ranks_that_no_world_has(ranks, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["data", "--ranks", ranks])
+    assert end.value.code == 2
+    assert "a simulated world has 1 to 100,000 ranks here" in capsys.readouterr().err

@@ -62,7 +62,7 @@ def test_the_sweep_is_large_and_has_every_kind_of_parallelism(ranks):
 
 
 def test_what_is_refused_is_refused_with_the_sentence_of_the_job():
-    """Not left out in silence: the same words as for a user."""
+    """A layout that is left out is named, in the same words as for a user."""
     layout = {**PLAIN, "pp": 8, "schedule": "dualpipe", "precision": "fp32"}
     refused = layouts(2)[1]
     assert layout_sweep.refusal({**layout, "pp": 2, "recompute": "full"}, 2) in refused

@@ -571,9 +571,8 @@ def test_a_llama_layer_sends_what_a_gpt_layer_sends(sequence_parallel):
         count = {
             name: sum(m.purpose == name for m in big) for name in ("tensor_forward", "tensor_backward", "regather")
         }
-        # Two messages an all-reduce, one a gather or scatter. Beside two layers: the embedding's sum forward, the
-        # head's f
-        # backward; with the sequence split also the gather of each, and the head's regather.
+        # Two messages an all-reduce, one a gather or scatter. In addition to two layers: the embedding's sum in
+        # forward, the head's f in backward; with the sequence split also the gather of each, and the head's regather.
         steps = 2 * 2 * 2 + 2
         assert count == {"tensor_forward": steps, "tensor_backward": steps, "regather": 5 if sequence_parallel else 0}
 

@@ -12,6 +12,6 @@ waits.py        what a rank waits in
 watchdog.py     reports operations that are pending for too long
 hints.py        the probable cause of a hang
 interrupts.py   Ctrl-C
-ending.py       the end of MPI, in which no rank is waited for in vain
+ending.py       the end of MPI, which does not wait for ever for a rank
 job_folder.py   what the ranks of a job write down for a report
 """

@@ -1,8 +1,8 @@
 """Every process of mpiexec has its own command line and its own files: what must be equal is compared at the start.
 
 Ranks with different learning rates or seeds would train on, each by its own settings, and report no error. So each
-rank tells the others a fingerprint of its settings, and only where these differ the settings themselves. Both travel on
-the communicator that the world keeps for itself: they do not appear in the trace.
+rank sends the others a fingerprint of its settings, and where fingerprints differ also the settings. These messages use
+a communicator that only the world uses, and they do not appear in the trace.
 
 Simulated ranks run one program with one set of settings, so there is nothing to compare.
 

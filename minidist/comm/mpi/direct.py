@@ -1,7 +1,7 @@
 """Messages without checks and record: a sendrecv is one call of MPI's.
 
-A message costs a microsecond in MPI and four in what is kept about it, which on short ones is all there is. So a world
-that keeps nothing gives its programs a communicator that makes no requests for a sendrecv:
+A short message takes about one microsecond in MPI, and four more for what is recorded about it. So a world that records
+nothing gives its programs a communicator that makes no requests for a sendrecv:
 
     all_reduce ──▶ DirectCall.sendrecv ──▶ MPI_Sendrecv        instead of two posts, two waits and what they note
 

@@ -1,4 +1,4 @@
-"""The start of MPI: every process learns of every other's refusal, and none waits for ever for one that never comes.
+"""The start of MPI: every process learns that another one refuses to start, and none waits for ever for another.
 
 MPI_Init is a barrier. A process that finds a wrong flag and leaves would let the others wait in it, so it starts MPI,
 too, and all tell each other in one message what each has to say; the first rank that says it prints it:

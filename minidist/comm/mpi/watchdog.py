@@ -1,7 +1,7 @@
 """Nothing hangs: when an MPI operation is pending for too long, the pending operations of all ranks are reported.
 
-A second thread of each rank looks once a second at what the main program waits in (reading one attribute: the rank pays
-nothing) and writes it, with the trace so far, into the rank's file. The files survive a killed process. The first
+A second thread of each rank reads once a second what the main program waits in (one attribute, so the rank is not
+slowed) and writes it, with the trace so far, into the rank's file. The files survive a killed process. The first
 rank that has waited longer than the timeout reads all of them, prints one report and ends the job.
 
     rank 0   waits ... timeout ──▶ read rank*.json, rank*.trace.jsonl ──▶ report ──▶ Abort

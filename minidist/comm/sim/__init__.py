@@ -10,7 +10,7 @@ checks/              what watches the messages of a run
 process_state.py     random generators and the running event loop, of each rank
 failures.py          ranks that are killed on purpose
 deadlock_report.py   what a deadlock error says
-deadlock_hints.py    and what was probably meant
+deadlock_hints.py    what the program of a deadlock probably meant
 look_ahead.py        what the ranks would have called next, after two calls that differ
 hang_watchdog.py     stops a rank that computes without end
 ended.py             a communicator when its run is over

@@ -1,4 +1,4 @@
-"""Which of several waiting messages a wildcard receive gets. Under MPI it is whichever came first, so it differs.
+"""Which of several waiting messages a wildcard receive gets. Under MPI the first to arrive, so runs differ.
 
 In the simulated world the choice is made when no stream can run any further, one match at a time, by a *chooser*: a
 function from the list of candidates to the index of one. So the same program can be run in its most likely order, in a

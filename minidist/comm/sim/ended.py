@@ -3,7 +3,7 @@
     def main(comm): kept.append(comm)
     SimWorld(2).run(main)
     kept[0].trace                    the record can be read
-    all_reduce(kept[0], array)       UsageError: no rank is there to meet; on one rank it would return in silence
+    all_reduce(kept[0], array)       UsageError: no other rank runs; on one rank it would return without an error
 
 Proved by: tests/comm/sim/test_misuse.py
 """

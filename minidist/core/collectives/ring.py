@@ -6,9 +6,9 @@ Reduce-scatter, 4 ranks; chunk j travels once around, collects each rank's part 
     step 2    0 ──2──▶ 1 ──3──▶ 2 ──0──▶ 3 ──1──▶ 0        ... passes on what it has just added
     step 3    0 ──1──▶ 1 ──2──▶ 2 ──3──▶ 3 ──0──▶ 0        chunk r has arrived at rank r: complete
 
-All-gather takes the same steps without adding; all-reduce is one after the other. A rank sends 2 (n-1)/n of the array,
-the least that is possible, in 2 (n-1) steps, more than many other algorithms take. The order of the additions is the
-ring's, so the bits of a sum depend on where the chunk boundaries lie; where they must not, use `ordered`.
+All-gather takes the same steps without adding; all-reduce is a reduce-scatter and then an all-gather. In an all-reduce
+a rank sends 2 (n-1)/n of the array, the least that is possible, in 2 (n-1) steps, more than many other algorithms take.
+Additions are in the ring's order, so the bits of a sum depend on the chunk boundaries; with `ordered` they do not.
 
 The closed forms are in the decorators. `sends` gives (messages, elements) that leave a rank, from the `sizes` of all
 chunks in elements; elements times the item size are bytes. `seconds` gives the time until the last rank is done.

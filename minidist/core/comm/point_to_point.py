@@ -1,7 +1,7 @@
 """Point-to-point messages: the interface of all algorithms, for simulated ranks and for processes.
 
 `PointToPoint` is what a communicator and one collective call on it have in common (both are in `communicator`), so an
-algorithm runs on either. It hands the message to its world. There are two, `Sim` and `MPIWorld`, with the same methods.
+algorithm runs on either. Both hand their messages to a world, `Sim` or `MPIWorld`. The two have the same methods.
 
     comm.send(array, dest) ──▶ PointToPoint._post ──▶ Sim.post ──▶ Request
                                PointToPoint.wait  ──▶ Sim.wait

@@ -2,7 +2,7 @@
 
 Optimizers, clipping, collectives, shards and checkpoints all work on slices of these two arrays. A unit is the model
 (data parallelism), a module (FSDP) or a stage's chunk (pipelines). Gathering, freeing, stashing and offloading
-parameters take only `bind` and `release`.
+parameters need only `bind` and `release`.
 
     data    | weight 0 | bias 0 | weight 1 | bias 1 |pad|      parameter.data is a view of its slice,
     grad    | weight 0 | bias 0 | weight 1 | bias 1 |pad|      and so is the buffer of parameter.gradient

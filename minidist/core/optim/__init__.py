@@ -1,4 +1,4 @@
-"""Optimizers: functions of arrays and names, which know no ranks.
+"""Optimizers: they update named arrays, and know nothing about ranks.
 
 optimizer.py    what all optimizers share: slices and groups of parameters, the state
 sgd.py          SGD, plain and with momentum

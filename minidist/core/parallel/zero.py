@@ -10,8 +10,8 @@ all-reduce becomes its first half, a reduce-scatter; it steps its shard; the sec
     [3] parameters    | 0 | 1 | 2 |   ◀── all-gather ──────   rank r: its new shard r       (n-1)/n of the parameters
 
 So stage 1 sends exactly what data parallelism sends. Stage 1 keeps the whole gradient on each rank and reduces it once
-per step; stage 2 keeps the shard's and reduces every micro-batch, bucket by bucket while backward runs, and a bucket's
-memory is freed as soon as it is reduced.
+per step. Stage 2 keeps only the gradient of the shard and reduces in every micro-batch, bucket by bucket while backward
+runs; the memory of a bucket is freed as soon as the bucket is reduced.
 
 Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", SC 2020, section 5.
 Proved by: tests/parallel/test_zero.py

@@ -14,7 +14,7 @@ In a pipeline a rank runs its stages by a plan, and each stage has its data axes
     stage 0   rank 0   data axis of stage 0 ── other pipelines' stage 0, with other rows
     stage 1   rank 1   data axis of stage 1 ── other pipelines' stage 1
 
-Tensor, context and expert parallelism are inside the model and send by themselves.
+Tensor, context and expert parallelism are inside the model: its layers send their messages.
 
 Proved by: tests/train/test_axes.py, tests/train/test_sharded.py, tests/train/test_pipelines.py
 """

@@ -48,7 +48,7 @@ def new_mask(patch: Patch) -> None:
 
 def overflow_of_the_shard(patch: Patch) -> None:
     """each rank looks for an overflow in what it owns, and asks no other rank"""
-    for module in (overflow, parallel):
+    for module in (parallel, overflow):
         patch.setattr(module, "agree_on_overflow", lambda comm, seen, equal="": seen)
 
 

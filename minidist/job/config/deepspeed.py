@@ -1,8 +1,8 @@
 """A DeepSpeed configuration file as settings of a job: a key that applies becomes a flag, every other key is listed.
 
-A file that was written for another program must not be half understood in silence. So each key of the file is in one of
-two lists, and which one depends on its value too: `overlap_comm: true` is what minidist does, `false` is not. The keys
-and the reasons are tables in job/config/deepspeed_keys.py, and the page docs/deepspeed.md.
+No key of a file that was written for another program may be ignored without a message. So each key of the file is in
+one of two lists. The list also depends on the key's value: `overlap_comm: true` is what minidist does, `false` is not.
+The keys and the reasons are tables in job/config/deepspeed_keys.py, and the page docs/deepspeed.md.
 
 A key that is absent means DeepSpeed's default. Where that is not minidist's it is applied too, and listed as
 `... (default)`; a flag on the command line takes precedence over it, but not over what the file says.
@@ -641,7 +641,7 @@ def apply_deepspeed(config: TrainConfig, translation: Translation, given: set[st
 
     given: the fields that a flag, --set or --config gives.
     """
-    # Neither overrides the other in silence: both may name a setting only if they agree.
+    # Neither overrides the other: both may name a setting only if their values are equal.
     for name, value in translation.settings.items():
         if name in given and getattr(config, name) != value:
             raise UsageError(

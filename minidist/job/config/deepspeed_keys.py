@@ -1,7 +1,7 @@
 """What becomes of each key of a DeepSpeed configuration file, as tables: applied, or noted with the reason why not.
 
 `config.deepspeed` translates by these tables, and `python -m minidist.job.config.deepspeed_keys` writes them as
-docs/deepspeed.md. A test holds every row to what the translation does.
+docs/deepspeed.md. A test compares every row with the translation.
 
 Source: DeepSpeed's documentation, "Configuration JSON"; the source of deepspeed/runtime where that is silent.
 

@@ -1,18 +1,18 @@
 """What rounding does to a job: the tolerance where its precision is below float64 and an axis cuts its sums.
 
-A bound such as 1e-12 needs float64. In 16 bits a sum in another order differs in the third digit, and each step makes
-more of it. So the tolerance is measured, tensor by tensor and step by step, as `compare --theirs` does: one device in
-the job's precision next to one device in float64, with the same batches, and a margin.
+A bound such as 1e-12 needs float64. In 16 bits a sum in another order differs in the third digit, and the difference
+grows with each step. So the tolerance is measured, tensor by tensor and step by step, as `compare --theirs` does: one
+device trains in the job's precision and one in float64, with the same batches, and their distance gets a margin.
 
     tolerance of a tensor = MARGIN x the largest of its distance, the distances of the tensors of its kind that are
                             more than rounding, and the error of one rounding
 
 A distance is the norm of the difference over the norm of the tensor in float64. The tensors of a kind share a
-tolerance, because Adam's first step is the sign of a gradient, which rounding turns where the gradient is nearly zero:
-in which tensor that happens is chance, and in the next step it changes the gradients of all others. Of weights the
-tenth of the elements that differ most is left out for the same reason, of a short vector 8 elements. A tensor whose
-tolerance is 1 or more, such as the gradient of attention's key bias, is nothing but rounding; it is not judged, and the
-verdict counts it.
+tolerance, because Adam's first step is the sign of a gradient, and rounding changes this sign where the gradient is
+nearly zero. In which tensor that happens is chance, and in the next step it changes the gradients of all other tensors.
+For the same reason the tenth of a weight's elements that differ most is left out, or 8 elements of a short vector. A
+tensor whose tolerance is 1 or more, such as the gradient of attention's key bias, is nothing but rounding; it is not
+judged, and the verdict counts it.
 
 Proved by: tests/equality/test_rounding.py
 """

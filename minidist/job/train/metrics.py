@@ -7,7 +7,7 @@ and a user's is another one (`run_training(config, ..., callbacks=[yours])`).
     {"step": 3, "loss": 2.31, "lr": 0.003, "samples": 64, "seconds": 0.41, "bytes_sent": 596320}
 
 A loss that is not finite is null, as JSON has no NaN. A resumed job continues the file: the records of the steps before
-its first one stay, later ones (of steps that were not saved before the job was interrupted, and are made again) go.
+its first one stay, and later ones (of steps that were not saved before an interruption, and are repeated) are removed.
 `check_same_run` refuses a file of another run.
 
 Proved by: tests/commands/test_generation.py, tests/checkpoint/test_used_folders.py

@@ -1,6 +1,6 @@
 """What a training step shows to observers, and what a job returns: data types without behaviour.
 
-They stand below the loops that fill them in (`trainer`, or that of a technique), so that an observer needs neither.
+The loops (`trainer`, or that of a technique) import these types and fill them in, so an observer imports no loop.
 
 Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """

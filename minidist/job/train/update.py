@@ -1,4 +1,4 @@
-"""The update of a step in a job, the same on every rank and on one device: what stands before and after it.
+"""What a job does before and after the update of a step, the same on every rank and on one device.
 
 A loss that is not finite ends the job. Techniques look at the gradients or change them, may leave the update out on
 every rank, and look at the weights.

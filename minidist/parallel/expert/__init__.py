@@ -1,4 +1,4 @@
-"""What minidist.parallel.expert has in addition to minidist.core."""
+"""Expert parallelism in addition to the core's: data parallelism, capacities that differ, matrices that are split."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What minidist.parallel.tensor has in addition to minidist.core.
+"""Tensor parallelism in addition to the core's: the sequence split between regions, Llama, whole arrays and norms.
 
 gathering.py           outputs and logits of all ranks, and the plan of an MLP
 sequence_regions.py    the borders of a region when the sequence is split outside of it

@@ -7,10 +7,10 @@ one after each step: zero bubble would not be zero. So the sum of squares travel
     stage 1    ... W W | step | F0 F1  ? I0 ...        ?: before its first backward it learns the whole sum
     stage 2      ... W W | step  ──total──▶ all
 
-Nearly always the step is kept. Otherwise every rank, for all get the same sum, restores the snapshot from before its
-step (weights and optimizer state, purpose stash: the very bits), makes the right step or none, and runs the forwards
-that saw wrong weights again. Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 4; there the way
-back is the optimizer's inverse, which is not exact.
+Nearly always the step is kept. Otherwise every rank, because all ranks get the same sum, restores the snapshot from
+before its step (weights and optimizer state bit for bit, purpose stash), makes the right step or none, and repeats the
+forwards that used wrong weights. Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 4; there a
+step is undone by the optimizer's inverse, which is not exact.
 
 Proved by: tests/pipeline/test_post_validation.py
 """

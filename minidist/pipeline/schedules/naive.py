@@ -1,4 +1,4 @@
-"""The naive pipeline: one stage works, all others wait. What every other schedule is measured against.
+"""The naive pipeline: one stage works, and all others wait. Other schedules are compared with this one.
 
 rank 0   F0 .. .. .. .. B0 F1 ...
 rank 1   .. F0 .. .. B0 .. ..

@@ -3,8 +3,8 @@
     micro-batch   0 .. m-1 | m .. 2m-1 | 2m .. 3m-1          no flush between the batches
     version       0        | 0         | 1                   max(floor(k/m) - 1, 0), on every stage, in F and in B
 
-W(t+1) = W(t) - lr grad f(W(t-1)): the same delay of one everywhere. It needs m >= p, or a batch's update would come too
-late for the next but one. Source: Narayanan et al., PipeDream-2BW, ICML 2021.
+W(t+1) = W(t) - lr grad f(W(t-1)): the same delay of one on every stage. The schedule needs m >= p; otherwise a batch's
+update would come too late for the second batch after it. Source: Narayanan et al., PipeDream-2BW, ICML 2021.
 
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_pipedream.py
 """

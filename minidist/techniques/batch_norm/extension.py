@@ -4,8 +4,8 @@
     sync    the rows of the i-th micro-batches of all data-parallel ranks: forward and backward send statistics
     none    no batch norms
 
-`parallel/sync_batch_norm.py` has the messages of `sync`, and their closed form. The one device that `compare` holds it
-against computes the i-th micro-batches of all replicas as one.
+`parallel/sync_batch_norm.py` has the messages of `sync`, and their closed form. For `compare` one device computes the
+i-th micro-batches of all replicas as one.
 
 A rank sends per step: for each norm of C channels 8 (1 + 2 C) (n-1) B for each reduction of gradients; with `sync` for
 each micro-batch, and 2 (n-1)/n of 16 C B in its backward pass.

@@ -49,7 +49,7 @@ def distillation_loss(
     shape, classes = logits.shape, logits.shape[-1]
     divisor, mean_over = divisor_and_rows("distillation_loss", divisor, flat, counted)
 
-    # In float32, or in the student's float64. A gradient to the teacher would be lost in silence.
+    # In float32, or in the student's float64. A gradient to the teacher would be lost without an error.
     student = operand(logits)
     scores = student.data.reshape(flat.size, classes)
     of_teacher = teacher_rows(teacher_logits, shape).reshape(flat.size, classes).astype(scores.dtype, copy=False)

@@ -3,7 +3,7 @@
     --micro-batch auto --memory-budget N    the largest micro-batch with which no rank holds more than N bytes
     --recompute-budget FILE                 what runs again in backward, so that no rank holds more than its own budget
 
-The file is a JSON list with the bytes of each rank, or of each rank of the pipeline, for all ranks with its stages:
+The file is a JSON list: the bytes of each rank, or of each rank of the pipeline and all ranks that have its stages:
 
     pipeline rank   0        1        2                  [180000, 120000, 120000]
     in flight       3 2 1    2 1      1   micro-batches  the first rank keeps the most: its stage runs again

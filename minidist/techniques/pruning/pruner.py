@@ -1,7 +1,7 @@
 """Sparse training on several ranks: the same mask on all of them, and gradients of the kept weights alone.
 
     replicated weights    every rank has the same bits, so every rank finds the same mask: no message
-    sharded weights       the threshold is a statement about all shards: counted (`selection.keep_largest`)
+    sharded weights       the threshold depends on all shards: elements are counted (`selection.keep_largest`)
 
 Because masks are equal, a reduction of gradients can leave out the pruned entries, and need not say which ones these
 are (top-k compression must): `KeptEntries` sends 2 (n-1)/n of what is kept, ZeRO's reduce-scatter (n-1)/n

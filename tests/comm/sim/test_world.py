@@ -290,7 +290,7 @@ def test_a_mismatch_of_dtypes():
 
 
 def test_a_mismatch_of_dtypes_of_equal_shape():
-    """What numpy would convert in silence."""
+    """What NumPy would convert without an error."""
     assert "dtype mismatch" in mismatch(np.ones(2, np.float32), np.ones(2, np.float64))
 
 

@@ -1,4 +1,4 @@
-"""The memory of messages and works in flight belongs to them: who writes into it, or shares it, is told.
+"""A program must not write into the memory of a message or work in flight, or use it twice: this module reports it.
 
     irecv ── the program goes on ──▶ the message comes: it is put aside ──▶ wait: the array is as it was? then write it
     isend ── the program goes on ──▶ wait: the array is as it was?

@@ -5,7 +5,7 @@ post     a send and a receive of one (context, source, destination, tag) meet in
 deliver  the array is copied once, and a stream that was blocked in a wait can run again
 wait     blocks until the two have met, then advances the clock (the formulas are those of `clock`)
 
-A world that checks or records messages, or gives receives from any rank a message, has a subclass (minidist/comm/sim).
+A world that checks or records messages, or that matches receives from any rank, has a subclass (minidist/comm/sim).
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_choosers.py
 """

@@ -3,7 +3,7 @@
 This module runs the ranks; how their messages meet is in `matching`. Fibers switch only where a rank blocks, so a run
 is deterministic; when no fiber can run, none ever will, and the report can say exactly which rank waits for
 which. Sends are synchronous by default (they complete when the receive is posted): a program that relies on buffering
-deadlocks here, always, instead of on the day when its messages grow.
+always deadlocks here, and not only when its messages are larger than the buffers of an MPI library.
 
     hub (the scheduler) ──▶ a stream runs until it blocks ──▶ the next stream that is ready ──▶ ... ──▶ hub
     none is ready:  [1] match one receive from any rank, where the world has such receives, else

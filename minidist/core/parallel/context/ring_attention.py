@@ -13,7 +13,7 @@ No rank ever holds all keys. Softmax needs sums over all of them, so partial res
 
 Backward goes round again: it recomputes a block's exponentials from the saved log of the sum, and the gradients of K
 and V are sent along with their block, and once more, back to its owner. Blocks in which no query sees a key are
-skipped; zig-zag positions make what is left equal on all ranks.
+skipped; with zig-zag positions the remaining work is equal on all ranks.
 
 Dropped weights (attention dropout) count in the sums and are left out of the output: each block takes its own part of
 the mask of all queries and keys.

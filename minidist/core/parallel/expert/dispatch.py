@@ -10,7 +10,7 @@ slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x
 D.
 
 An ep rank is a data rank too: it has its own rows. So the replicated parameters' gradients are summed over dp, cp
-and ep, but those of an expert over dp and cp only; its own rank has seen the tokens of all ep ranks.
+and ep, but those of an expert over dp and cp only: the rank that holds it has seen the tokens of all ep ranks.
 
 Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2021.
 

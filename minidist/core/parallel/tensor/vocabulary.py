@@ -3,7 +3,7 @@
     V = 10 words, 4 ranks, padded to 12     rank 0 {0 1 2}  rank 1 {3 4 5}  rank 2 {6 7 8}  rank 3 {9 - -}
 
 A look-up gives, on each rank, the rows of its words and zeros for the others; the sum over ranks is the embedding.
-The loss of a token needs three numbers of all words, so three all-reduces of (batch x T) numbers each replace the
+The loss of a token needs three numbers that depend on all words; three all-reduces of (batch x T) numbers replace the
 all-gather of (batch x T x V): [1] the largest logit, [2] the target's logit, [3] the sum of the exponentials. Backward
 needs none. The padding is not a word: its logits count as minus infinity, and its rows stay zero.
 
