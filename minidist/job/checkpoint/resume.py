@@ -458,8 +458,7 @@ def check_saving(config: TrainConfig) -> None:
     """
     assert config.save is not None
     check_path(config.save, "--save")
-    step = history(config).from_step
-    if step is not None:
+    if (step := history(config).from_step) is not None:
         name_of_step(config.save, step)
     if config.resume:
         return
