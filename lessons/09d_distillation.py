@@ -146,6 +146,23 @@ for own, name in ((T, "both at temperature 2"), (1.0, "the student at temperatur
     assert (off == 0) == (own == T)
 
 # %% [markdown]
+# A quieter one: leave out the factor T² of the second part of the loss. At temperature 1 nothing changes,
+# so a test at temperature 1 passes. A higher temperature makes all probabilities nearly equal, and what they
+# still tell the student disappears:
+
+# %%
+for high in (1.0, 2.0, 8.0):
+    away = softmax(z / high) - softmax(teacher / high)  # q - p
+    with_factor, without = (np.linalg.norm(factor * away) for factor in (high, 1 / high))
+    print(
+        f"temperature {high:g}: the gradient is {with_factor:.2f} long, without T² {without:.3f}, "
+        f"{with_factor / without:.0f} times shorter"
+    )
+
+# %% [markdown]
+# At temperature 8 the student learns from the labels almost alone, and no error says so.
+
+# %% [markdown]
 # ## 7 Exercise: teachers and students
 #
 # Ranks 0 to `teachers` - 1 have the teacher, the others are students:

@@ -218,6 +218,24 @@ for count in (4, 5, 6, 7):
 # %% [markdown]
 # ## 7 Exercise: the building block of a V
 #
+# On a rank a micro-batch has six passes, F, I and W of two stages, so a block repeats every 6 units. Two
+# passes that start 6 units apart therefore fall on each other, those of one micro-batch on those of the
+# next one. W takes the units that are free. Here are two blocks of one rank, by the unit of the six:
+
+
+# %%
+def six_units(starts):
+    """What a rank does in each of the 6 units, when the four passes start at `starts`."""
+    passes = list(zip(("F down", "F up", "I up", "I down"), starts, strict=True))
+    return [" + ".join(name for name, at in passes if at % 6 == unit) or "W" for unit in range(6)]
+
+
+for starts in ((1, 3, 5, 7), (1, 3, 5, 8)):
+    print(f"starts {starts}:", *six_units(starts), sep=" | ")
+
+# %% [markdown]
+# In the first one a rank would do two things at once; one unit of waiting at a turn mends it.
+#
 # Given p and the four offsets, return for each rank when F down, F up, I up and I down of the first
 # micro-batch start (each takes 1). Each of the four moves from rank to rank by its offset, they
 # follow one another, and when the block repeats every 6 units no rank does two things at once. Of
