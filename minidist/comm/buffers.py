@@ -67,7 +67,7 @@ def changed(rank: int, what: str, site: CallSite) -> BufferReuseError:
     before = "" if site is NOWHERE else f", before {site}"
     return BufferReuseError(
         f"rank {rank}: the buffer of its {what} was changed while the operation was in flight{before}; wait() first, or"
-        " give each message a separate buffer"
+        " give each message a buffer of its own"
     )
 
 
@@ -119,7 +119,8 @@ class OpenMessages:
         if other is not None:
             raise BufferReuseError(
                 f"rank {rank}: its {message.describe()} is {'into' if receiving else 'from'} memory of its "
-                f"{other.describe()}, which is not waited for yet; wait() first, or give each message a separate buffer"
+                f"{other.describe()}, which is not waited for yet; wait() first, or give each message a buffer of its "
+                "own"
             )
 
         if keep:

@@ -1,10 +1,9 @@
 """What both sides of a message must agree on, in 64 bytes.
 
-Receiving float32 data into a float64 buffer gives wrong numbers without an error, and two different collectives that
-meet exchange each other's bytes without an error. So every message has a header: operation, dtype, size, shape. In the
-simulated world the headers of both sides are compared when send meets receive. Under MPI the header is a separate
-message before the payload, and is compared before the payload is received (an MPI library may crash on a message that
-is longer than its buffer).
+Receiving float32 data into a float64 buffer gives wrong numbers, and two different collectives that meet exchange each
+other's bytes, without an error. So every message has a header: operation, dtype, size, shape. In the simulated world
+both headers are compared when send meets receive. Under MPI the header is a separate message, which is compared before
+the payload is received (an MPI library may crash on a message that is longer than its buffer).
 Its last four bytes say which collective calls the sender made before (see `call_log`), and what the payload is.
 
 Proved by: tests/comm/test_header.py, tests/comm/mpi/test_failures.py

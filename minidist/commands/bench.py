@@ -98,7 +98,7 @@ def bench_network(
     algorithms: Annotated[
         str, Option(help="all-reduce algorithms, with commas between them")
     ] = "ring,rabenseifner,recursive_doubling",
-    rounds: Annotated[int, Option(help="calls of each")] = 3,
+    rounds: Annotated[int, Option(help="calls of each algorithm")] = 3,
 ) -> Result:
     """Time all-reduce between hosts with slow links (network namespaces; needs root), against the virtual clock."""
     from minidist.report.bench import network

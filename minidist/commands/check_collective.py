@@ -12,7 +12,7 @@ from minidist.commands.command import Argument, Option, Result, json_or_table
 def check_collective(
     source: Annotated[str, Argument(help="FILE.py:FUNCTION, or a registered name with --operation")],
     operation: Annotated[
-        str | None, Option(help="the collective, for a function that neither @algorithm nor its name says it of")
+        str | None, Option(help="the collective that the function computes, if its name or @algorithm does not say so")
     ] = None,
     ranks: Annotated[int, Option(help="run on 1 to this many simulated ranks")] = 9,
 ) -> Result:

@@ -41,13 +41,13 @@ Functions = Annotated[
     ),
 ]
 Theirs = Annotated[
-    Path | None, Option(help="a dump of another framework's gradients, compared with ours of its weights and batch")
+    Path | None, Option(help="a dump of another framework's gradients, to compare with ours for its weights and batch")
 ]
 Against = Annotated[Path | None, Option(help="with --theirs: another dump, in the place of our run; needs --tolerance")]
 Tolerance = Annotated[
     float,
     Option(
-        help="of your own functions: largest difference, as a share of a tensor's largest entry; with --against as"
+        help="your own functions: largest allowed difference, as a share of a tensor's largest entry; with --against as"
         " a share of its norm",
         callback=within_limits,
     ),

@@ -41,7 +41,7 @@ class StepFlags:
         str, Option(help="with --model: fused, flash-1, flash-2 (scores are never stored) or unfused")
     ] = "fused"
     kernels: Annotated[
-        str, Option(help="with --gpu: of norms and activations of gated blocks: fused, eager, fused-norms or any")
+        str, Option(help="with --gpu: kernels of norms and gated activations: fused, eager, fused-norms or any")
     ] = "any"
     dropout: Annotated[bool, Option("--dropout", help="with --model: blocks keep masks of dropout")] = False
     accounting: Annotated[
@@ -51,7 +51,7 @@ class StepFlags:
     recompute: Annotated[str, Option(help="with --model: none, selective, full or sqrt")] = "none"
     prefetch: Annotated[int, Option(help="with --model: blocks that ZeRO 3 gathers ahead")] = 1
     gpu: Annotated[
-        str | None, Option(help="with --model: say which stages fit on it, such as h100; exit code 1 if none does")
+        str | None, Option(help="with --model: such as h100; prints which ZeRO stages fit; exit code 1 if none does")
     ] = None
 
     def planned(self, name: str) -> "tuple[Job, ClusterLayout]":

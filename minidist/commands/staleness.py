@@ -18,7 +18,7 @@ def staleness(
     workers: Annotated[int, Option(help="workers, in addition to the one server")] = 3,
     slow: Annotated[float, Option(help="how many times as long a slow gradient takes", callback=above_zero)] = 3.0,
     who: Annotated[
-        str, Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")
+        str, Option(help="which worker is slow: last (always), or anyone (each, in one of WORKERS gradients)")
     ] = "last",
     seconds: Annotated[
         float, Option(help="virtual seconds of a run; a gradient takes 0.001", callback=above_zero)

@@ -42,7 +42,7 @@ class ComparisonFlags:
     tolerance: Annotated[
         float | None,
         Option(
-            help="with --compare: largest difference, as a share of a tensor's largest entry; 1e-5 if not given",
+            help="with --compare: largest allowed difference, as a share of a tensor's largest entry (default: 1e-5)",
             callback=within_limits,
         ),
     ] = None
@@ -86,7 +86,7 @@ class ComparisonFlags:
 class RunFlags:
     """The flags of how the ranks run."""
 
-    check_buffers: Annotated[bool, Option(help="report who uses a tensor before its operation has been waited for")] = (
+    check_buffers: Annotated[bool, Option(help="report code that uses a tensor before the wait for its operation")] = (
         True
     )
     interleavings: Annotated[
@@ -127,7 +127,7 @@ def torch(
     ranks: Annotated[int, Option(help="simulated ranks")] = 4,
     cuda: CudaDevice = None,
     own: OwnPackages = None,
-    seed: Annotated[int, Option(help="every rank's random numbers begin with it", min=0)] = 0,
+    seed: Annotated[int, Option(help="seed of every rank's random numbers", min=0)] = 0,
     comparison: ComparisonFlags,
     run: RunFlags,
 ) -> Result:

@@ -525,8 +525,8 @@ class MPIWorld(FindsLines):
             sender = request.event.peer
             raise BufferReuseError(
                 f"rank {self.rank}: its {request.describe()} got other bytes than rank {sender} posted: rank {sender}"
-                " changed the buffer while the operation was in flight; wait() first, or give each message a separate"
-                " buffer"
+                " changed the buffer while the operation was in flight; wait() first, or give each message a buffer of"
+                " its own"
             )
 
     def _block(self, request: MPIRequest) -> None:

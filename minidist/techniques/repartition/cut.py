@@ -1,7 +1,6 @@
 """Which cut a pipeline has next: the one whose slowest stage is fastest, by what the layers took on their ranks.
 
-The seconds of a layer on another rank are estimated: those on its present rank, times the ratio of the two ranks'
-seconds per FLOP.
+The seconds of a layer on another rank: those on its present rank, times the ratio of the ranks' seconds per FLOP.
 
 Sources: Narayanan et al., PipeDream, SOSP 2019, section 3.1 (profile, then partition); torchgpipe's `balance_by_time`.
 Both do it once, before the training.

@@ -5,9 +5,8 @@
     ZeroReplicaAlone      its own       1/s           1/s             ... is s neighbours: ZeRO 2 (1: whole gradients)
     ShardedReplicaAlone   1/s           1/s           1/s             ... ZeRO 3, FSDP
 
-Inside a replica of several ranks, ZeRO works as it otherwise does over all data-parallel ranks. A rank updates its
-shard, the technique combines it with the same shard of the other replicas ("meet"), and then (ZeRO 1, 2) the ranks of
-the replica gather the weights:
+Inside a replica of several ranks, ZeRO works as over all data-parallel ranks of another job. A rank updates its shard,
+combines it with the same shard of the other replicas ("meet"), and then (ZeRO 1, 2) the replica gathers the weights:
 
     replica 0    ranks 0 1    reduce-scatter ─▶ step ─▶ meet ─▶ gather            ranks 0 and 2 meet,
     replica 1    ranks 2 3    reduce-scatter ─▶ step ─▶ meet ─▶ gather            and so do ranks 1 and 3
@@ -29,8 +28,7 @@ from minidist.core.comm import Comm
 from minidist.core.comm.mesh import Mesh
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.train.data_axis import Group
-from minidist.job.checkpoint.directory import ReplicaId
-from minidist.job.checkpoint.parameter_shards import LocalShard
+from minidist.job.checkpoint.held import LocalShard, ReplicaId
 from minidist.job.train.job import Job, make_optimizer
 from minidist.job.train.strategies.data_axis import DataAxis, Replicas, Tensors
 from minidist.job.train.strategies.sharded import FullySharded, Sharded, ShardedOptimizer
