@@ -5,7 +5,6 @@ Proved by: tests/base/test_user_file.py
 
 import importlib.util
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ class ProgramError(MinidistError):
     exit_code = 1
 
     def __init__(self, error: BaseException, *after: str, hidden: str | None = None) -> None:
+        import traceback
+
         frames = traceback.extract_tb(error.__traceback__)
         last_of_ours = max((k for k, frame in enumerate(frames) if frame.filename in after), default=-1)
         shown = [f for f in frames[last_of_ours + 1 :] if hidden is None or not f.filename.startswith(hidden)]

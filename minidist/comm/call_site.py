@@ -9,7 +9,6 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/test_error_lines.py
 
 import os
 import sys
-import sysconfig
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ _PLUMBING = tuple(
     _PACKAGE + os.path.join(*path, "")
     for path in (("core", "comm"), ("core", "collectives"), ("comm",), ("collectives",))
 )
-_OTHERS: tuple[str, ...] = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
+_OTHERS: tuple[str, ...] = (str(Path(os.__file__).parent), "<frozen")  # Python's library
 if sys.platform != "emscripten":  # in a browser the interpreter's folder is the user's
     _OTHERS += (str(Path(sys.executable).parent),)
 _USER, _OURS, _PLUMBER, _OTHER = range(4)

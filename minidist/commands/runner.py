@@ -20,7 +20,7 @@ from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
 from minidist.core.parallel.dims import ParallelDims
 from minidist.data import data_digest, load_dataset
-from minidist.job.checkpoint.directory import save_bytes
+from minidist.job import checkpoint
 from minidist.job.config.rules import notices
 from minidist.job.config.train_config import Batches, TrainConfig, flag, resolve_batches, resolve_dims
 from minidist.job.train.progress import Progress
@@ -277,7 +277,7 @@ def _checkpoint_bytes(config: TrainConfig, size: int, first: TrainResult) -> dic
     every = config.every or config.steps
     saves = config.steps // every - first.first_step // every + (config.steps % every > 0)
     averaged = 0 if loop is None else loop.bytes_averaged(first)
-    return {"checkpoint": saves * (save_bytes(saving) + 2 * (saving - 1) * averaged)}
+    return {"checkpoint": saves * (checkpoint.save_bytes(saving) + 2 * (saving - 1) * averaged)}
 
 
 def _gradient_exponents(results: list[TrainResult]) -> dict[str, int]:

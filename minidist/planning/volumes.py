@@ -33,7 +33,6 @@ from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.parallel.replica_guard import startup_bytes
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.volume import gradient_volume
-from minidist.pipeline.passes import additions
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
 from minidist.techniques import (
@@ -143,6 +142,8 @@ def _microbatches(plan: Plan | None, batches: Batches, axis: AxisSizes, rank: in
     """Return the micro-batches that pipeline rank `rank` runs of an axis's stage, which several ranks may share."""
     if plan is None:
         return batches.accumulation
+    from minidist.pipeline.passes import additions
+
     return len(additions(plan)[axis.stage][plan.holders()[axis.stage].index(rank)])
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from minidist.base.records import Field, WrongValue
@@ -64,11 +63,11 @@ def installed() -> tuple[type[Extension], ...]:
 
     Raises UsageError for a folder with an extension.py and no __init__.py, which is no package.
     """
-    for file in sorted(Path(__file__).parent.glob("*/extension.py")):
-        if not file.with_name("__init__.py").exists():
-            raise UsageError(f"{quoted_path(file.parent)} has an extension.py and no __init__.py; add an empty one")
-    folders = sorted(module.name for module in iter_modules(__path__) if module.ispkg)
-    return tuple(_of(import_module(f"{__name__}.{folder}.extension")) for folder in folders)
+    folders = sorted(file.parent for file in Path(__file__).parent.glob("*/extension.py"))
+    for folder in folders:
+        if not (folder / "__init__.py").exists():
+            raise UsageError(f"{quoted_path(folder)} has an extension.py and no __init__.py; add an empty one")
+    return tuple(_of(import_module(f"{__name__}.{folder.name}.extension")) for folder in folders)
 
 
 def _of(module: Any) -> type[Extension]:

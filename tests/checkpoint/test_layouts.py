@@ -14,7 +14,8 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.layout import Layout
 from minidist.core.parallel.tensor.sharding import take_shard
 from minidist.job.checkpoint import Checkpoint
-from minidist.job.checkpoint.parameter_shards import LocalShard, boxes_of_range, checkpoint_shards
+from minidist.job.checkpoint.held import LocalShard
+from minidist.job.checkpoint.parameter_shards import boxes_of_range, checkpoint_shards
 from minidist.job.checkpoint.resume import resume_job, save_job
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build

@@ -8,7 +8,7 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.layout import Layout
 from minidist.core.pipeline.runtime.reduction import SharedGradients
-from minidist.job.checkpoint.parameter_shards import LocalShard
+from minidist.job.checkpoint.held import LocalShard
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.parallel.replica_check import check_shard_replicas

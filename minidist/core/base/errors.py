@@ -5,7 +5,6 @@ An error message is one sentence that names the rank, the value, the place and t
 Proved by: tests/base/test_errors.py, tests/autograd/test_refusals.py
 """
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -104,8 +103,10 @@ def quoted_path(path: object, marks: bool = True) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of an error message: `" (did you mean 'adam'?)"`, or nothing when no name is near."""
+    from difflib import get_close_matches
+
     # No name is near a text of a thousand characters, and comparing one takes long.
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5) if len(name) <= MAX_QUOTED else []
+    close = get_close_matches(name, list(names), n=1, cutoff=0.5) if len(name) <= MAX_QUOTED else []
     return f" (did you mean {quoted(close[0])}?)" if close else ""
 
 

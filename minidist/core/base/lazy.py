@@ -14,6 +14,7 @@ Proved by: tests/base/test_lazy.py
 import ast
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,25 @@ from typing import Any
 def lazy_imports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose `if TYPE_CHECKING:` imports the names that it offers.
 
-    file: of the package. AttributeError for another name, as of any module.
+    file: of the package, which is read when a name is used. AttributeError for another name, as of any module.
     """
-    places = _places(Path(file).read_text(encoding="utf-8"))
-    vars(sys.modules[package]).setdefault("__all__", sorted(places))  # for `import *`
+
+    @cache
+    def places() -> dict[str, tuple[str, str]]:
+        return _places(Path(file).read_text(encoding="utf-8"))
 
     def get(name: str) -> Any:
-        if name not in places:
+        if name == "__all__":  # for `import *`
+            return sorted(places())
+        if name not in places():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, original = places[name]
+        module, original = places()[name]
         value = getattr(import_module(module), original)
         # Kept, so that it is looked up once.
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *places})
+    return get, lambda: sorted({*vars(sys.modules[package]), *places()})
 
 
 def _places(source: str) -> dict[str, tuple[str, str]]:
@@ -44,7 +49,7 @@ def _places(source: str) -> dict[str, tuple[str, str]]:
     return {
         alias.asname or alias.name: (line.module or "", alias.name)
         for block in ast.parse(source).body
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
         for line in block.body
         if isinstance(line, ast.ImportFrom)
         for alias in line.names

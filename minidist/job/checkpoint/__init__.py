@@ -1,6 +1,7 @@
 """Checkpoints: a directory of named global tensors, written by any number of ranks and read by any other number.
 
 directory.py          saving and loading a directory of global tensors
+held.py               what a rank holds of a job's tensors
 parameter_shards.py   which parts of the global tensors a rank's arrays are
 rank_state.py         state that belongs to a rank
 axis_state.py         what techniques keep of a data axis
@@ -12,15 +13,25 @@ storage.py            the file operations of a save
 dry_storage.py        the files of a dry run, which are counted
 """
 
+# mypy: implicit_reexport
+# ruff: noqa: F401
+
 from typing import TYPE_CHECKING
 
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
-    from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, save
+    from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, save, save_bytes
+    from minidist.job.checkpoint.held import ReplicaId
     from minidist.job.checkpoint.rank_state import rank_state_shards, read_rank_state
+    from minidist.job.checkpoint.resume import (
+        check_saving,
+        resume_job,
+        resumed_config,
+        save_job,
+        saved_bytes,
+        saving_alone,
+    )
+    from minidist.job.checkpoint.saved_model import SavedModel
     from minidist.job.checkpoint.storage import Storage
-
-__all__ = ["Checkpoint", "CheckpointShard", "ReplicaId", "Storage", "rank_state_shards", "read_rank_state", "save"]
-
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

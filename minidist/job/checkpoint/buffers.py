@@ -8,12 +8,10 @@ Proved by: tests/checkpoint/test_buffers.py
 
 from collections.abc import Iterable
 
-from minidist.core.base.arrays import Array
 from minidist.core.nn import Module
-from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId
+from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
+from minidist.job.checkpoint.held import Buffer
 from minidist.nn.buffers import named_buffers
-
-Buffer = tuple[str, Array, ReplicaId]  # name, values, and this rank's number among the ranks that hold them
 
 
 def buffer_shards(buffers: Iterable[Buffer]) -> list[CheckpointShard]:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from minidist.core.base.random import fingerprint
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import barrier, broadcast
 from minidist.core.comm import Comm
+from minidist.job.checkpoint.held import SINGLE, ReplicaId
 from minidist.job.checkpoint.storage import SAVING, Storage
 
 FORMAT = "minidist-checkpoint-1"
@@ -53,16 +54,6 @@ DTYPES = (
     *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)),
 )
 TOKEN_BYTES = 16  # two numbers: the token, and the number in the checkpoint's name
-
-
-class ReplicaId(NamedTuple):
-    """This rank's number among the `size` ranks that hold the same values."""
-
-    number: int = 0
-    size: int = 1
-
-
-SINGLE = ReplicaId()  # no other rank holds the same values
 
 
 @dataclass(frozen=True)

@@ -12,26 +12,14 @@ Proved by: tests/checkpoint/test_layouts.py
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
-from minidist.core.autograd import Parameter
-from minidist.core.base.arrays import Array
 from minidist.core.parallel.dims import Axes
-from minidist.job.checkpoint.directory import SINGLE, CheckpointShard, ReplicaId
+from minidist.job.checkpoint.directory import CheckpointShard
+from minidist.job.checkpoint.held import SINGLE, LocalShard, ReplicaId
 from minidist.parallel.tensor.shard_boxes import boxes as boxes_of_shard
 
 Box = tuple[tuple[int, int], ...]  # (start, stop) for each dim
-
-
-@dataclass(frozen=True)
-class LocalShard:
-    """Elements [start, stop) of a parameter (of its tensor-parallel shard), which this rank holds as a 1-D view."""
-
-    parameter: Parameter
-    values: Array
-    start: int
-    stop: int
 
 
 def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[int, Box]]:

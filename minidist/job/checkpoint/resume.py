@@ -31,7 +31,6 @@ from minidist.job.checkpoint.buffers import buffer_shards, load_buffers
 from minidist.job.checkpoint.directory import (
     Checkpoint,
     CheckpointShard,
-    ReplicaId,
     complete_checkpoints,
     name_of_step,
     order_of,
@@ -39,7 +38,8 @@ from minidist.job.checkpoint.directory import (
     tensors_of,
 )
 from minidist.job.checkpoint.dry_storage import DryStorage, file_bytes
-from minidist.job.checkpoint.parameter_shards import LocalShard, checkpoint_shards
+from minidist.job.checkpoint.held import LocalShard, ReplicaId
+from minidist.job.checkpoint.parameter_shards import checkpoint_shards
 from minidist.job.checkpoint.saved_job import SavedAxis, SavedJob, SavedStrategy
 from minidist.job.checkpoint.storage import Storage
 from minidist.job.config.models import llama_inner
@@ -330,7 +330,7 @@ def _same_replicas(checkpoint: Checkpoint, config: TrainConfig, strategy: SavedS
 def _kept(checkpoint: Checkpoint, axes: Axes, axis: SavedAxis, extension: Extension) -> dict[str, list[LocalShard]]:
     """Return what a technique keeps with the weights of a data axis, by kind, from the checkpoint."""
     return {
-        kind: [replace(s, values=_read(checkpoint, axes, s.parameter, s.start, s.stop, kind, dtype)) for s in shards]
+        kind: [s._replace(values=_read(checkpoint, axes, s.parameter, s.start, s.stop, kind, dtype)) for s in shards]
         for kind, (dtype, shards) in extension.shards_after(axis, checkpoint.step).items()
     }
 
@@ -458,8 +458,7 @@ def check_saving(config: TrainConfig) -> None:
     """
     assert config.save is not None
     check_path(config.save, "--save")
-    step = history(config).from_step
-    if step is not None:
+    if (step := history(config).from_step) is not None:
         name_of_step(config.save, step)
     if config.resume:
         return

@@ -9,9 +9,7 @@ from typing import Any, Protocol, Self
 from minidist.core.autograd import Parameter
 from minidist.core.comm import Comm
 from minidist.core.parallel.dims import Axes
-from minidist.job.checkpoint.buffers import Buffer
-from minidist.job.checkpoint.directory import ReplicaId
-from minidist.job.checkpoint.parameter_shards import LocalShard
+from minidist.job.checkpoint.held import Buffer, LocalShard, ReplicaId
 from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.techniques import Extension
 

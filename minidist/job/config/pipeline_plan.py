@@ -20,8 +20,6 @@ from minidist.core.pipeline.runtime.stages import blocks_per_stage
 from minidist.data import load_dataset
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig, updates_of
-from minidist.pipeline.schedules import load_plan
-from minidist.pipeline.schedules.load import check_sizes
 from minidist.techniques import replayed
 
 
@@ -33,6 +31,7 @@ def load_job_plan(config: TrainConfig, microbatches: int) -> Plan:
     when it cannot be made for these numbers of stages and micro-batches.
     """
     from minidist.pipeline.runtime.stream import plan_length
+    from minidist.pipeline.schedules import load_plan
 
     updates = updates_of(config.schedule)
     length = plan_length(config.pp, period_of(config, microbatches))
@@ -86,6 +85,8 @@ def make_plan(config: TrainConfig, microbatches: int) -> Plan:
     # change between two calls.
     schedule = SCHEDULES.get(config.schedule)
     if schedule is not None and schedule.updates == "flush":
+        from minidist.pipeline.schedules.load import check_sizes
+
         check_sizes(config.schedule, config.pp, microbatches)
         return _plan_of_a_step(schedule, config.pp, microbatches, config.chunks, again)
     return _validated(load_job_plan(config, microbatches), again)

@@ -15,10 +15,10 @@ from minidist.base.records import Field, Record, WrongValue, checked
 from minidist.base.user_file import is_user_function
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.parallel.dims import ParallelDims
+from minidist.core.pipeline.plan.registry import get_schedule
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.named import OPTIMIZERS
 from minidist.parallel.fitting_dims import dims_of
-from minidist.pipeline.schedules import get_schedule, read_csv
 from minidist.techniques import installed, ranks_beside
 
 
@@ -340,6 +340,8 @@ def _given_batches(config: TrainConfig) -> tuple[int | None, int | None, int | N
 def _pipeline_microbatches(config: TrainConfig) -> int:
     """Return a pipeline's default: several micro-batches if it drains, unless its file says how many it has."""
     if config.schedule.endswith(".csv"):
+        from minidist.pipeline.schedules.text import read_csv
+
         return read_csv(config.schedule).microbatches
     return 1 if updates_of(config.schedule) in ("stash", "vertical-sync") else 2 * config.pp
 

@@ -28,7 +28,7 @@ from minidist.core.train.task import Task
 from minidist.data import Dataset, GlobalBatchSampler, data_digest, hold_out, load_dataset
 from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.data.sampler import SIDES
-from minidist.job.checkpoint.saved_model import SavedModel
+from minidist.job import checkpoint
 from minidist.job.config.models import activation_shape, make_model
 from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
 from minidist.optim.named import optimizer_named, takes
@@ -153,9 +153,10 @@ class Job(Task):
             loss = extension.loss(loss, comm)
         return loss
 
-    def saved_model(self, flag: str, directory: str) -> SavedModel:
+    @staticmethod
+    def saved_model(flag: str, directory: str) -> "checkpoint.SavedModel":
         """Return the model of a checkpoint, which a technique uses next to the job's. flag: what names it."""
-        return SavedModel(flag, directory)
+        return checkpoint.SavedModel(flag, directory)
 
     @contextmanager
     def evaluating(self) -> Iterator["Job"]:

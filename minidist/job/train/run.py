@@ -29,8 +29,7 @@ from minidist.base.traces import SpanEvent
 from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.core.train.loop import Loop
-from minidist.job.checkpoint.resume import resume_job, resumed_config, save_job, saved_bytes, saving_alone
-from minidist.job.checkpoint.saved_model import SavedModel
+from minidist.job import checkpoint
 from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.train.evaluate import evaluate, evaluations
 from minidist.job.train.job import Job, build
@@ -158,7 +157,7 @@ class Run(Loop):
         """Write a checkpoint when `done` steps are all, or a multiple of --every."""
         config = self.config
         if config.save and (done == config.steps or (config.every and done % config.every == 0)):
-            save_job(self.comm, config.save, self.job, self.strategy, done, self.losses, self.storage)
+            checkpoint.save_job(self.comm, config.save, self.job, self.strategy, done, self.losses, self.storage)
             self.saved = done
 
     def result(self, building: Peak, account: MemoryAccount) -> TrainResult:
@@ -173,7 +172,7 @@ class Run(Loop):
             step_peak=dict(account.at_peak),
             held=dict(account.by_purpose),
             highest=dict(account.peak_by_purpose),
-            checkpoint_bytes=saved_bytes(self.comm, strategy, self.storage) if self.config.save else {},
+            checkpoint_bytes=checkpoint.saved_bytes(self.comm, strategy, self.storage) if self.config.save else {},
             sizes=strategy.sizes(),
             digest=digest(strategy),
             first_step=self.done,
@@ -195,13 +194,13 @@ def begin(
     the job ends.
     """
     # No other job saves into the same directory while this one runs.
-    storage = None if config.save is None else stack.enter_context(saving_alone(comm, config))
+    storage = None if config.save is None else stack.enter_context(checkpoint.saving_alone(comm, config))
 
     resumed = config.resume and config.save
-    job = build(resumed_config(config, batches) if resumed else config, batches, comm)
+    job = build(checkpoint.resumed_config(config, batches) if resumed else config, batches, comm)
     job.observers = observers
     strategy = parallelize(job, comm)
-    done, losses = resume_job(config.save, job, strategy) if resumed and config.save else (0, [])
+    done, losses = checkpoint.resume_job(config.save, job, strategy) if resumed and config.save else (0, [])
     for extension in job.extensions:
         extension.begin(world, strategy, done)
     for extension in job.extensions:
@@ -227,7 +226,7 @@ def place_of(config: TrainConfig, step: int, saved: int) -> str:
 def serve(extension: Extension, comm: Comm, config: TrainConfig, batches: Batches) -> TrainResult:
     """Do, on a rank outside of the layout, what the technique that asked for it does there in place of training."""
     with account_memory() as account, FlopCounter(), xp.quiet_overflow():
-        done = extension.serve(comm, config, batches, SavedModel)
+        done = extension.serve(comm, config, batches, Job.saved_model)
     peak, measured = dict(account.at_peak), extension.result()
     return TrainResult(comm.rank, [], account.peak, peak, [], "", done, measured=measured)
 

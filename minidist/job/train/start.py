@@ -8,10 +8,10 @@ from typing import Any
 from minidist.base.limits import check_ranks
 from minidist.comm.launched import launched_size
 from minidist.core.base.errors import UsageError
-from minidist.job.checkpoint.resume import check_saving
-from minidist.job.checkpoint.saved_model import SavedModel
+from minidist.job import checkpoint
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.job.train.job import Job
 from minidist.techniques import installed, of_job, ranks_beside
 
 
@@ -42,9 +42,9 @@ def number_of_ranks(config: TrainConfig, ranks: int | None, has_values: bool = T
     # Simulated ranks share the memory of this process; processes of mpiexec have their own.
     check_rules(config, batches, (1 if launched_size() else result) if has_values else 0)
     if has_values and config.save is not None:
-        check_saving(config)
+        checkpoint.check_saving(config)
     for extension in of_job(config):
-        extension.check_models(config, SavedModel)
+        extension.check_models(config, Job.saved_model)
     return result
 
 

@@ -34,7 +34,7 @@ from minidist.core.pipeline.runtime import PipelineStage
 from minidist.core.train.strategy import release_other_stages
 from minidist.core.train.task import ParallelLayout
 from minidist.data.sampler import SIDES
-from minidist.job.checkpoint.directory import ReplicaId
+from minidist.job.checkpoint.held import ReplicaId
 from minidist.job.config.pipeline_plan import cut_stages, make_plan, period_of, stream_end, streams
 from minidist.job.train.job import Job, make_optimizer
 from minidist.job.train.state import reads_tensors

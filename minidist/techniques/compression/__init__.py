@@ -35,27 +35,21 @@ push.py            what a worker pushes to a parameter server
 Proved by: tests/techniques/test_compressors.py
 """
 
-from minidist.parallel.compressor import compress
-from minidist.techniques.compression.by_name import NAMES, check_compression, make_compressor
-from minidist.techniques.compression.cast import Cast
-from minidist.techniques.compression.error_feedback import GradientCompressor
-from minidist.techniques.compression.power_sgd import PowerSGD, orthonormal
-from minidist.techniques.compression.qsgd import QSGD, dequantize, quantize
-from minidist.techniques.compression.sign import Sign
-from minidist.techniques.compression.top_k import TopK
+# mypy: implicit_reexport
+# ruff: noqa: F401
 
-__all__ = [
-    "NAMES",
-    "Cast",
-    "GradientCompressor",
-    "PowerSGD",
-    "QSGD",
-    "Sign",
-    "TopK",
-    "check_compression",
-    "compress",
-    "dequantize",
-    "make_compressor",
-    "orthonormal",
-    "quantize",
-]
+from typing import TYPE_CHECKING
+
+from minidist.core.base.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from minidist.parallel.compressor import compress
+    from minidist.techniques.compression.by_name import NAMES, check_compression, make_compressor
+    from minidist.techniques.compression.cast import Cast
+    from minidist.techniques.compression.error_feedback import GradientCompressor
+    from minidist.techniques.compression.power_sgd import PowerSGD, orthonormal
+    from minidist.techniques.compression.qsgd import QSGD, dequantize, quantize
+    from minidist.techniques.compression.replay import CompressionReplay
+    from minidist.techniques.compression.sign import Sign
+    from minidist.techniques.compression.top_k import TopK
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

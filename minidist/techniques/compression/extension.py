@@ -17,13 +17,8 @@ from typing import Any, ClassVar
 from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
-from minidist.parallel.comm_hooks import register_comm_hook
-from minidist.parallel.compressor import compress
-from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings
+from minidist.techniques import AxisRun, Extension, Field, Rule, Run, Settings, compression
 from minidist.techniques.bucket import ReplicaBucket
-from minidist.techniques.compression.by_name import check_compression, make_compressor
-from minidist.techniques.compression.error_feedback import GradientCompressor
-from minidist.techniques.compression.replay import CompressionReplay
 
 
 class CompressionSettings(Settings):
@@ -37,7 +32,7 @@ class CompressionSettings(Settings):
 
 def method(job: Any) -> str:
     """Return the name of the job's compressor, or "none"; UsageError for a text that is none."""
-    return check_compression(job.compression)[0]
+    return compression.check_compression(job.compression)[0]
 
 
 def only_casts(job: Any) -> bool:
@@ -106,19 +101,22 @@ class Compression(Extension):
 
     def build(self, job: Any, comm: Comm | None) -> None:
         self.seed: int = job.config.seed
-        self.replay_of_ranks = CompressionReplay(self.settings.compression, self.seed, job.dtype)
+        self.replay_of_ranks = compression.CompressionReplay(self.settings.compression, self.seed, job.dtype)
 
     def axis_made(self, axis: Any) -> None:
         """Let the compressor take the place of each bucket's all-reduce, or with ZeRO 1 and 2 of its reduce-scatter."""
+        from minidist.parallel.comm_hooks import register_comm_hook
+        from minidist.parallel.compressor import compress
+
         wrapper = getattr(axis, "parallel", None) or getattr(axis, "zero", None)
         # The reference on one device has nothing to reduce.
         if wrapper is not None:
-            compressor = make_compressor(self.settings.compression, wrapper.comm, "sum", self.seed)
+            compressor = compression.make_compressor(self.settings.compression, wrapper.comm, "sum", self.seed)
             register_comm_hook(wrapper.reducer, compressor, compress)
             axis.techniques[self.key] = compressor
 
-    def _of(self, axis: Any) -> GradientCompressor:
-        compressor: GradientCompressor = axis.techniques[self.key]
+    def _of(self, axis: Any) -> "compression.GradientCompressor":
+        compressor: compression.GradientCompressor = axis.techniques[self.key]
         return compressor
 
     # --- one device ---------------------------------------------------------------------------------------------------

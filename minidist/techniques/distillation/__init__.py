@@ -1,1 +1,15 @@
 """--distill-from CHECKPOINT: a student learns from labels and from the logits of a trained model, its teacher."""
+
+# mypy: implicit_reexport
+# ruff: noqa: F401
+
+from typing import TYPE_CHECKING
+
+from minidist.core.base.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from minidist.techniques.distillation.split_loss import distillation_volume
+    from minidist.techniques.distillation.student import DistillationLoss, SoftTargets
+    from minidist.techniques.distillation.teacher import Teacher, find_teacher, teacher_bytes
+    from minidist.techniques.distillation.teacher_ranks import place_teacher, serve_logits
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -18,11 +18,7 @@ from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
 from minidist.data import load_dataset
 from minidist.parallel.replica_guard import startup_bytes
-from minidist.techniques import Extension, Field, Rule, Run, Settings, Value, without_effect
-from minidist.techniques.distillation.split_loss import distillation_volume
-from minidist.techniques.distillation.student import DistillationLoss, SoftTargets
-from minidist.techniques.distillation.teacher import Teacher, find_teacher, teacher_bytes
-from minidist.techniques.distillation.teacher_ranks import place_teacher, serve_logits
+from minidist.techniques import Extension, Field, Rule, Run, Settings, Value, distillation, without_effect
 
 
 class DistillationSettings(Settings):
@@ -150,31 +146,31 @@ class Distillation(Extension):
         return teachers
 
     def check_models(self, config: Any, saved_model: Callable[[str, str], Any]) -> None:
-        find_teacher(config, load_dataset(config.data), saved_model)
+        distillation.find_teacher(config, load_dataset(config.data), saved_model)
 
     def serve(self, comm: Comm, config: Any, batches: Any, saved_model: Callable[[str, str], Any]) -> int:
         from minidist.data.workers import open_sampler
 
         held_out = config.evaluate_every is not None
         sampler = open_sampler(config.data, held_out, batches.global_batch, config.context, config.seed)
-        self.teacher = Teacher(config, sampler.dataset, saved_model)
-        return serve_logits(self.teacher, sampler, comm, config, batches)
+        self.teacher = distillation.Teacher(config, sampler.dataset, saved_model)
+        return distillation.serve_logits(self.teacher, sampler, comm, config, batches)
 
     def build(self, job: Any, comm: Comm | None) -> None:
-        self.config, self.teacher = job.config, Teacher(job.config, job.sampler.dataset, job.saved_model)
+        self.config, self.teacher = job.config, distillation.Teacher(job.config, job.sampler.dataset, job.saved_model)
 
     def begin(self, comm: Comm, strategy: Any, done: int) -> None:
-        place_teacher(self.teacher, comm, strategy.axes, self.config, done)
+        distillation.place_teacher(self.teacher, comm, strategy.axes, self.config, done)
 
-    def targets(self, step: int, inputs: Any, targets: Any, positions: Any) -> SoftTargets:
+    def targets(self, step: int, inputs: Any, targets: Any, positions: Any) -> "distillation.SoftTargets":
         """The labels, and a promise of the logits: of a pipeline, ranks without a loss ask for none."""
-        return SoftTargets(targets, partial(self.teacher.logits, step, inputs, positions))
+        return distillation.SoftTargets(targets, partial(self.teacher.logits, step, inputs, positions))
 
-    def loss(self, loss: Callable[..., Any], comm: Comm | None = None) -> DistillationLoss:
-        return DistillationLoss(self.settings, loss, comm, self.teacher.shape[-1])
+    def loss(self, loss: Callable[..., Any], comm: Comm | None = None) -> "distillation.DistillationLoss":
+        return distillation.DistillationLoss(self.settings, loss, comm, self.teacher.shape[-1])
 
     def loss_volume(self, volume: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
-        return distillation_volume
+        return distillation.distillation_volume
 
     def state(self) -> str:
         """The fingerprint of the teacher's weights: a resumed job has the same teacher, whatever its path."""
@@ -220,5 +216,5 @@ class Distillation(Extension):
         units, logits = of_rank.get("teacher_units", ()), of_rank.get("teacher_logits", 0)
         sent = 8 * config.teacher_ranks
         for shares, steps in run.runs:
-            sent += teacher_bytes(run.batches.with_shares(shares), steps, itemsize, units, logits, 0)
+            sent += distillation.teacher_bytes(run.batches.with_shares(shares), steps, itemsize, units, logits, 0)
         return {"startup": dims.tp * startup_bytes(units, itemsize, dims.dp * dims.cp), "teacher": sent}

@@ -18,7 +18,6 @@ from typing import Any
 from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
 from minidist.parallel.context import document_ids, documents
-from minidist.parallel.context.all_gather_attention import mask_documents
 from minidist.techniques import Extension, Field, Rule, Settings
 
 
@@ -70,6 +69,8 @@ class Documents(Extension):
     in_evaluations = True
 
     def build(self, job: Any, comm: Comm | None) -> None:
+        from minidist.parallel.context.all_gather_attention import mask_documents
+
         mask_documents(job.model, job.config.context)
         self.ids: dict[int, Array] = {}
 

@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from minidist.base.limits import MAX_RANKS
 from minidist.core.base.errors import UsageError
-from minidist.techniques import Extension, Field, OwnLoop, Rule, Settings
-from minidist.techniques.parameter_server.server_config import parse_consistency
+from minidist.techniques import Extension, Field, OwnLoop, Rule, Settings, parameter_server
 
 
 class ServerSettings(Settings):
@@ -37,7 +36,7 @@ def serves(job: Any) -> bool:
 def aggregates(job: Any) -> bool:
     """Return whether the servers apply a whole clock's gradients at once; UsageError for an unknown consistency."""
     try:
-        return parse_consistency(job.consistency).aggregate
+        return parameter_server.parse_consistency(job.consistency).aggregate
     except UsageError as error:
         raise UsageError(f"--consistency: {error}") from None
 

@@ -22,7 +22,8 @@ from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.train.task import ordered_sum
 from minidist.job.checkpoint.buffers import buffer_shards, load_buffers
-from minidist.job.checkpoint.directory import Checkpoint, ReplicaId, save
+from minidist.job.checkpoint.directory import Checkpoint, save
+from minidist.job.checkpoint.held import ReplicaId
 from minidist.job.checkpoint.resume import job_state, keep_last, load_extensions, same_job, saving_alone
 from minidist.job.checkpoint.storage import Storage
 from minidist.job.config.train_config import resolve_batches

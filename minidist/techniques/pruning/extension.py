@@ -12,24 +12,11 @@ Proved by: tests/techniques/test_pruning.py
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from minidist.core.base.errors import quoted
 from minidist.core.comm import Comm
-from minidist.techniques import AxisRun, Extension, Field, Moment, Rule, Run, Settings, setting, without_effect
-from minidist.techniques.pruning.layouts import (
-    exchange_masks,
-    leave_out,
-    parts,
-    prunable_units,
-    pruned_weights,
-    pruning_bytes,
-    reduction_bytes,
-    shard_comm,
-)
-from minidist.techniques.pruning.pruner import Pruner, check_prunable, prunable
-from minidist.techniques.pruning.schedule import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
+from minidist.techniques import AxisRun, Extension, Field, Moment, Rule, Run, Settings, pruning, setting, without_effect
 
 
 class PruningSettings(Settings):
@@ -53,11 +40,11 @@ def prunes(job: Any) -> bool:
     return job.sparsity > 0 or job.sparsity_pattern is not None
 
 
-def pruning_of(job: Any) -> tuple[SparsitySchedule, tuple[int, int] | None]:
+def pruning_of(job: Any) -> tuple["pruning.SparsitySchedule", tuple[int, int] | None]:
     """Return the schedule and the pattern of a job that prunes; UsageError for texts that are none."""
-    pattern = None if job.sparsity_pattern is None else parse_pattern(job.sparsity_pattern)
-    final = job.sparsity if pattern is None else pattern_sparsity(*pattern)
-    return parse_schedule(job.sparsity_schedule or "", final), pattern
+    pattern = None if job.sparsity_pattern is None else pruning.parse_pattern(job.sparsity_pattern)
+    final = job.sparsity if pattern is None else pruning.pattern_sparsity(*pattern)
+    return pruning.parse_schedule(job.sparsity_schedule or "", final), pattern
 
 
 def pruning_flag(job: Any) -> str:
@@ -190,7 +177,7 @@ class Pruning(Extension):
 
     @classmethod
     def check(cls, job: Any) -> None:
-        check_prunable(job.small_model(), pruning_of(job)[1])
+        pruning.check_prunable(job.small_model(), pruning_of(job)[1])
 
     @classmethod
     def notices(cls, job: Any) -> list[str]:
@@ -210,26 +197,26 @@ class Pruning(Extension):
         return needs
 
     def build(self, job: Any, comm: Comm | None) -> None:
-        self.steps, self.matrices = job.config.steps, prunable(job.model)
+        self.steps, self.matrices = job.config.steps, pruning.prunable(job.model)
 
     def axis_made(self, axis: Any) -> None:
-        pruner = self._pruner([name for flat in axis.flats for name in flat.names], shard_comm(axis))
+        pruner = self._pruner([name for flat in axis.flats for name in flat.names], pruning.shard_comm(axis))
         axis.techniques[self.key] = pruner
-        leave_out(axis, pruner)
+        pruning.leave_out(axis, pruner)
 
     def after_backward(self, strategy: Any, step: int) -> None:
         """Set the gradients of pruned weights to zero, before they are clipped: they belong to no weight."""
         for axis in strategy.data_axes:
-            self._of(axis).apply(parts(axis.gradient_shards()))
+            self._of(axis).apply(pruning.parts(axis.gradient_shards()))
 
     def after_update(self, moment: Moment) -> None:
         """Set what is pruned to zero, with new masks when the schedule says so."""
         for axis in moment.strategy.data_axes:
             pruner, done = self._of(axis), moment.steps.stop
-            pruner.prune(done, parts(axis.weights()))
+            pruner.prune(done, pruning.parts(axis.weights()))
             axis.updated()
             if pruner.schedule.is_due(done):
-                exchange_masks(axis, pruner)
+                pruning.exchange_masks(axis, pruner)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -237,7 +224,7 @@ class Pruning(Extension):
         masks = self._of(axis).masks
         # None before the first ones are found.
         held = [shard for shard in axis.weights() if shard.parameter.name in masks]
-        return {MASKS: [replace(shard, values=masks[shard.parameter.name].values) for shard in held]}
+        return {MASKS: [shard._replace(values=masks[shard.parameter.name].values) for shard in held]}
 
     def kept(self, axis: Any) -> dict[str, int]:
         """Of pruned weights the kept ones are stored, and bits in place of masks."""
@@ -252,8 +239,8 @@ class Pruning(Extension):
 
     def load_shards(self, axis: Any, shards: Mapping[str, Sequence[Any]]) -> None:
         pruner = self._of(axis)
-        pruner.load(parts(shards[MASKS]))
-        exchange_masks(axis, pruner)
+        pruner.load(pruning.parts(shards[MASKS]))
+        pruning.exchange_masks(axis, pruner)
 
     # --- results and bytes --------------------------------------------------------------------------------------------
 
@@ -271,7 +258,7 @@ class Pruning(Extension):
     def sizes(self, axis: Any) -> dict[str, Any]:
         """Return the elements of each weight that may be pruned, and those of ZeRO 3's units that have such weights."""
         pruner = self._of(axis)
-        units = sum(unit.flat.padded_numel for unit in prunable_units(axis, pruner))
+        units = sum(unit.flat.padded_numel for unit in pruning.prunable_units(axis, pruner))
         return {"prunable": [matrix.size for matrix in pruner.matrices.values()], "masked": units}
 
     def bytes_of_axis(self, run: Run, axis: AxisRun) -> dict[str, int]:
@@ -279,23 +266,23 @@ class Pruning(Extension):
         together = run.config.sparsity_scope == "global" and run.config.sparsity_pattern is None
         sizes, units = axis.sizes.more["prunable"], axis.sizes.more["masked"]
         # What is pruned is not reduced.
-        zeros = sum(pruned_weights(schedule, sizes, together, run.done + step) for step in range(run.steps))
-        sent = {"gradient_reduce": -reduction_bytes(run, axis, axis.reductions * zeros)}
+        zeros = sum(pruning.pruned_weights(schedule, sizes, together, run.done + step) for step in range(run.steps))
+        sent = {"gradient_reduce": -pruning.reduction_bytes(run, axis, axis.reductions * zeros)}
         if run.config.zero == 3:
-            sent["pruning"] = pruning_bytes(run, axis, schedule, sizes, units)
+            sent["pruning"] = pruning.pruning_bytes(run, axis, schedule, sizes, units)
         return sent
 
     # --- what the hooks share -----------------------------------------------------------------------------------------
 
-    def _of(self, axis: Any) -> Pruner:
-        pruner: Pruner = axis.techniques[self.key]
+    def _of(self, axis: Any) -> "pruning.Pruner":
+        pruner: pruning.Pruner = axis.techniques[self.key]
         return pruner
 
-    def _pruner(self, names: Sequence[str], comm: Comm | None = None) -> Pruner:
+    def _pruner(self, names: Sequence[str], comm: Comm | None = None) -> "pruning.Pruner":
         """Return the pruner of the parameters with these names. comm: the ranks that hold shards of them."""
         schedule, pattern = pruning_of(self.settings)
         matrices = {name: matrix for name, matrix in self.matrices.items() if name in set(names)}
-        return Pruner(matrices, schedule, self.settings.sparsity_scope, pattern, comm)
+        return pruning.Pruner(matrices, schedule, self.settings.sparsity_scope, pattern, comm)
 
     def _pruned(self, done: int) -> dict[str, int]:
         """Return how many weights are pruned after `done` steps, and of how many."""

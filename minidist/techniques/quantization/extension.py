@@ -19,18 +19,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.parallel.dims import Axes
-from minidist.techniques import Extension, Field, Moment, Rule, Run, Settings, without_effect
-from minidist.techniques.quantization.layers import (
-    convert,
-    converted,
-    int8_bytes,
-    load_ranges,
-    observers_of,
-    prepare_qat,
-    ranges_state,
-)
-from minidist.techniques.quantization.ranges import doubling_volume, ranges_volume, update_ranges
-from minidist.techniques.quantization.split_layers import agree_on_weights, prepare_split_qat, split_layers
+from minidist.techniques import Extension, Field, Moment, Rule, Run, Settings, quantization, without_effect
 
 HELD_OUT = "held_out_loss_int8"
 
@@ -105,7 +94,7 @@ class Quantization(Extension):
 
     @classmethod
     def check(cls, job: Any) -> None:
-        prepare_qat(job.small_model())
+        quantization.prepare_qat(job.small_model())
 
     def build(self, job: Any, comm: Comm | None) -> None:
         self.job: Any = job
@@ -114,23 +103,23 @@ class Quantization(Extension):
         # Tensor parallelism splits linear layers, and `layers_split` prepares their shards.
         self.names = [layer.name for layer in job.model.modules() if isinstance(layer, (Linear, Conv1D))]
         if comm is None or job.config.tp == 1:
-            job.model = prepare_qat(job.model, *self.rounding)
-        self.observers, self.computed = observers_of(job.model), [job.model]
+            job.model = quantization.prepare_qat(job.model, *self.rounding)
+        self.observers, self.computed = quantization.observers_of(job.model), [job.model]
 
     def layers_split(self, job: Any, axes: Axes) -> None:
         if axes.tp.size > 1:
-            prepare_split_qat(job.model, self.names, *self.rounding)
+            quantization.prepare_split_qat(job.model, self.names, *self.rounding)
         # The model may be a new one, which goes on with the ranges of the one before.
-        known = ranges_state(self.observers)
-        self.job, self.observers, self.computed = job, observers_of(job.model), [job.model]
-        load_ranges(self.observers, known)
+        known = quantization.ranges_state(self.observers)
+        self.job, self.observers, self.computed = job, quantization.observers_of(job.model), [job.model]
+        quantization.load_ranges(self.observers, known)
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         # A rank of a pipeline computes its stages; the rest of its model has no weights.
         pipe = getattr(strategy, "pipe", None)
         if pipe is not None:
             self.computed = [stage.module for stage in pipe.stages.values()]
-        self.maxima = agree_on_weights(split_layers(self.computed), strategy.axes.tp)
+        self.maxima = quantization.agree_on_weights(self.computed, strategy.axes.tp)
         return nullcontext()
 
     def forget(self) -> None:
@@ -143,15 +132,17 @@ class Quantization(Extension):
             # All ranks of a pipeline, so that each of them knows all ranges: those of other stages are in checkpoints.
             # With tensor parallelism each rank has other columns of what enters a row-parallel layer.
             axes = None if moment.comm is None else moment.strategy.axes
-            update_ranges(self.observers, axes and (axes.data if axes.pp.size == axes.tp.size == 1 else axes.comm))
+            quantization.update_ranges(
+                self.observers, axes and (axes.data if axes.pp.size == axes.tp.size == 1 else axes.comm)
+            )
             if axes is not None:
-                agree_on_weights(split_layers(self.computed), axes.tp)
+                quantization.agree_on_weights(self.computed, axes.tp)
 
     def evaluate(self, done: int, loss: Callable[[], float]) -> dict[str, float]:
         """Return the held-out loss of the layers converted to INT8: int8 weights and integer products."""
         with ExitStack() as stack:
             for module in self.computed:
-                stack.enter_context(converted(module))
+                stack.enter_context(quantization.converted(module))
             result = loss()
         # In a dry run arrays have no values.
         if xp.has_values(next(iter(self.computed[0].parameters())).data):
@@ -159,21 +150,21 @@ class Quantization(Extension):
         return {HELD_OUT: result}
 
     def converted(self, model: Any, scalars: Mapping[str, float]) -> Any:
-        model = prepare_qat(model, *self.rounding)
-        load_ranges(observers_of(model), scalars)
-        return convert(model)
+        model = quantization.prepare_qat(model, *self.rounding)
+        quantization.load_ranges(quantization.observers_of(model), scalars)
+        return quantization.convert(model)
 
     def scalars(self) -> dict[str, float]:
-        return ranges_state(self.observers)
+        return quantization.ranges_state(self.observers)
 
     def load_scalars(self, scalars: Mapping[str, float]) -> None:
-        load_ranges(self.observers, scalars)
+        quantization.load_ranges(self.observers, scalars)
 
     def sizes(self, axis: Any) -> dict[str, Any]:
         return {"quantized": len(self.observers), "maxima": self.maxima}
 
     def result(self) -> dict[str, Any]:
-        return {"int8": {**int8_bytes(self.job.model), "held_out": self.held_out}}
+        return {"int8": {**quantization.int8_bytes(self.job.model), "held_out": self.held_out}}
 
     def lines(self, result: dict[str, Any]) -> list[str]:
         int8 = result["int8"]
@@ -187,9 +178,11 @@ class Quantization(Extension):
         """The ranges of all layers, agreed over the ranks with other inputs once per step, and maxima of weights."""
         layers = max(axis.more.get("quantized", 0) for axes in run.sizes for axis in axes)
         dims = run.batches.dims
-        sent = run.steps * ranges_volume(layers, dims.dp * dims.cp if dims.pp == dims.tp == 1 else dims.ranks)
+        sent = run.steps * quantization.ranges_volume(
+            layers, dims.dp * dims.cp if dims.pp == dims.tp == 1 else dims.ranks
+        )
         # Before the first step and after every update, the tensor-parallel ranks of each stage.
         for axes in list(run.sizes)[:: dims.tp]:
             maxima = max((axis.more.get("maxima", 0) for axis in axes), default=0)
-            sent += (run.steps + 1) * doubling_volume(maxima, dims.tp)
+            sent += (run.steps + 1) * quantization.doubling_volume(maxima, dims.tp)
         return {"quantization_range": sent * run.itemsize}

@@ -84,20 +84,15 @@ def prepare_split_qat(model: Module, names: Collection[str], observer: str, per_
     replace_layers(model, lambda layer: isinstance(layer, (*SPLIT, Linear, Conv1D)) and layer.name in names, make)
 
 
-def split_layers(modules: Iterable[Module]) -> list[QATSplitLinear]:
-    """Return the layers below these modules whose ranks agree on the largest magnitudes of their weights."""
-    return [
-        layer for module in modules for layer in module.modules() if isinstance(layer, QATSplitLinear) and layer.agrees
-    ]
-
-
-def agree_on_weights(layers: Iterable[QATSplitLinear], comm: Comm) -> int:
-    """Let every layer round to the grid of its whole weight as it is now; return how many numbers that took.
+def agree_on_weights(modules: Iterable[Module], comm: Comm) -> int:
+    """Let every split layer below `modules` round to the grid of its whole weight; return how many numbers that took.
 
     comm: the tensor-parallel ranks; all of them call it with the same layers. One all-reduce (maximum) of a number per
     output, or per layer, by recursive doubling, purpose `quantization_range`.
     """
-    layers = list(layers)
+    layers = [
+        layer for module in modules for layer in module.modules() if isinstance(layer, QATSplitLinear) and layer.agrees
+    ]
     for layer in layers:
         layer.agreed = None
     shards = [layer.largest() for layer in layers]

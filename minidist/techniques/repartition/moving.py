@@ -9,7 +9,6 @@ Proved by: tests/techniques/test_repartition.py
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from minidist.core.base import arrays as xp
@@ -91,6 +90,6 @@ def _piece(strategy: Any, axis: Any, kind: str, name: str, start: int, stop: int
 def _empty(expected: Mapping[str, tuple[str, Sequence[Any]]]) -> Shards:
     """Return arrays for the shards that a technique expects (`Extension.shards_after`), to be filled."""
     return {
-        kind: [replace(shard, values=xp.empty(shard.stop - shard.start, dtype)) for shard in shards]
+        kind: [shard._replace(values=xp.empty(shard.stop - shard.start, dtype)) for shard in shards]
         for kind, (dtype, shards) in expected.items()
     }

@@ -19,8 +19,7 @@ from minidist.core.base.arrays import Array, is_half
 from minidist.core.comm import Comm
 from minidist.core.train import data_axis
 from minidist.core.train.data_axis import Group
-from minidist.job.checkpoint.directory import SINGLE, ReplicaId
-from minidist.job.checkpoint.parameter_shards import LocalShard
+from minidist.job.checkpoint.held import SINGLE, LocalShard, ReplicaId
 from minidist.job.train.job import Job
 from minidist.nn.segments import recomputed_modules
 from minidist.optim import block_square_sums, clip_by_norm_

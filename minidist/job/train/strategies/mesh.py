@@ -23,8 +23,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.core.train import strategy
-from minidist.job.checkpoint.buffers import Buffer
-from minidist.job.checkpoint.directory import ReplicaId
+from minidist.job.checkpoint.held import Buffer, ReplicaId
 from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors

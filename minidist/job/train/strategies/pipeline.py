@@ -23,8 +23,7 @@ from minidist.core.train import strategy
 from minidist.core.train.strategy import input_array
 from minidist.core.train.task import ParallelLayout
 from minidist.data.sampler import SIDES
-from minidist.job.checkpoint.buffers import Buffer
-from minidist.job.checkpoint.directory import ReplicaId
+from minidist.job.checkpoint.held import Buffer, ReplicaId
 from minidist.job.config.pipeline_plan import cut_sizes, cut_stages, make_plan
 from minidist.job.config.train_config import Batches
 from minidist.job.train.job import Job

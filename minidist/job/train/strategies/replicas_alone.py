@@ -28,8 +28,7 @@ from minidist.core.comm import Comm
 from minidist.core.comm.mesh import Mesh
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.train.data_axis import Group
-from minidist.job.checkpoint.directory import ReplicaId
-from minidist.job.checkpoint.parameter_shards import LocalShard
+from minidist.job.checkpoint.held import LocalShard, ReplicaId
 from minidist.job.train.job import Job, make_optimizer
 from minidist.job.train.strategies.data_axis import DataAxis, Replicas, Tensors
 from minidist.job.train.strategies.sharded import FullySharded, Sharded, ShardedOptimizer

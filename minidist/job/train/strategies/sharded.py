@@ -16,8 +16,7 @@ from minidist.core.optim import Optimizer
 from minidist.core.parallel.flat_shards import Shard
 from minidist.core.train import data_axis
 from minidist.core.train.data_axis import Group, unit_modules
-from minidist.job.checkpoint.directory import SINGLE, ReplicaId
-from minidist.job.checkpoint.parameter_shards import LocalShard
+from minidist.job.checkpoint.held import SINGLE, LocalShard, ReplicaId
 from minidist.job.train.job import Job, mesh_of, shard_comm
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
 from minidist.optim.runs import empty_state
