@@ -28,7 +28,7 @@ def row(path: Path) -> str:
     text = get_docstring(parse(path.read_text(encoding="utf-8"))) or ""
     found = FIELDS.search(text)
     if found is None:
-        raise ValueError(f"{path}: the docstring ends with `A rank sends per step:`, `Equal to:` and `Proved by:`")
+        raise ValueError(f"{path}: the docstring must end with `A rank sends per step:`, `Equal to:` and `Proved by:`")
     fields = {name: " ".join((words or "").split()) for name, words in found.groupdict().items()}
     tests = ", ".join(f"[{Path(name).name}](../{name})" for name in fields["tests"].split(", "))
     lessons = [name for name in fields["lessons"].split(", ") if name]

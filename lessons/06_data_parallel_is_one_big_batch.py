@@ -248,7 +248,7 @@ with expect(MismatchError):
 #
 # Rank r has `gradient`, the mean over its `count` rows (or over its tokens that are not masked).
 # Return the mean over the rows of all ranks, the same on every rank. A rank may have no rows: then
-# its mean is `nan`. Use `all_reduce` from `minidist.collectives`; one call is enough.
+# its mean is `nan`. One call of `all_reduce` is enough.
 
 
 # %%

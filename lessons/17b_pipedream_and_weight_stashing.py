@@ -293,7 +293,7 @@ for stages_ in (2, 4):
 # ## 7 Exercise: stash
 #
 # You get one stage's order, such as `["F0", "F1", "F2", "B0", "F3", "B1", ...]`, its weights, and
-# `gradient(i, weights)`. Each B is an update with learning rate 0.25 (`e17b_weight_stashing.RATE`).
+# `gradient(i, weights)`. Each B is an update with learning rate 0.25.
 # Return the weights after each of them, in a list.
 
 

@@ -20,7 +20,7 @@ from minidist import __version__
 from minidist.base.interrupts import EXIT_CODE, ignore_more, interrupted
 from minidist.commands.command import Exit, arguments_of, parameters_of, say
 from minidist.commands.listing import listing, width_without_colours
-from minidist.core.base.errors import MAX_QUOTED, MinidistError, quoted, quoted_path, reason
+from minidist.core.base.errors import MAX_QUOTED, MinidistError, UsageError, quoted, quoted_path, reason
 
 ABOUT = "Distributed training that you can read, run on a laptop, and check."
 # Each command with the first line of its help, in the order of --help. Its module is imported when it is called.
@@ -229,6 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Errors that a person can mend are one sentence without a traceback; all others are bugs and keep theirs. Under
     # mpiexec all processes find the same mistake, and one of them prints it.
     try:
+        if sys.stdout is None:
+            raise UsageError("standard output is closed; send it to a file, or to /dev/null")
         code = run_words(sys.argv[1:])
         # What is buffered is written now, where a full disk is still a sentence.
         sys.stdout.flush()

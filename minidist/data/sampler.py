@@ -62,9 +62,14 @@ class GlobalBatchSampler:
         self.dataset, self.global_batch, self.context, self.seed = dataset, global_batch, context, seed
         self.samples = dataset.samples(context)
 
-    def sample_indices(self, step: int) -> np.ndarray:
-        """Return the sample numbers of the global batch of `step`, int64 of shape (global_batch,)."""
-        return self._indices(np.arange(step * self.global_batch, (step + 1) * self.global_batch))
+    def sample_indices(self, step: int, first: int = 0, count: int | None = None) -> np.ndarray:
+        """Return the sample numbers of rows [first, first + count) of the global batch of `step`, int64 (count,).
+
+        count: None: all rows from `first` on.
+        """
+        # These rows alone: all ranks together look up each row once, however many they are.
+        begin = step * self.global_batch + first
+        return self._indices(np.arange(begin, begin + (self.global_batch - first if count is None else count)))
 
     def _indices(self, places: np.ndarray) -> np.ndarray:
         """Return the sample numbers at places of the endless list."""
@@ -84,7 +89,7 @@ class GlobalBatchSampler:
         """Return inputs and targets of rows [first, first + count) of the global batch of `step`."""
         if not 0 <= first <= first + count <= self.global_batch:
             raise ValueError(f"rows {first} to {first + count} of a global batch of {self.global_batch}")
-        return self._rows(self.sample_indices(step)[first : first + count], step * self.global_batch + first)
+        return self._rows(self.sample_indices(step, first, count), step * self.global_batch + first)
 
     def at(self, place: int, count: int) -> Batch:
         """Return inputs and targets of `count` samples from a place of the endless list: where batches vary in size."""

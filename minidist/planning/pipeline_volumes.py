@@ -11,9 +11,9 @@ Proved by: tests/planning/test_volumes.py, tests/train/test_pipelines.py
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm, prod
+from typing import NamedTuple
 
 from minidist.core.optim import NORM_BLOCK
 from minidist.core.pipeline.plan import Plan
@@ -30,8 +30,7 @@ Sizes = Sequence[Sequence[AxisSizes]]  # of each rank, the sizes of its stages
 NUMBER = 8  # bytes of a loss, or of the sum of a block's squares: one float64
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """One parameter of one stage on one rank of a pipeline."""
 
     stage: int

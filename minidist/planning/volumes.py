@@ -80,7 +80,7 @@ def closed_form_bytes(
     begun, done = set[int](), first_step
     for shares, steps in runs:
         part, same = config.model_copy(update={"steps": steps}), batches.with_shares(shares)
-        piece, done = replace(run, batches=same, steps=steps, done=done), done + steps
+        piece, done = run._replace(batches=same, steps=steps, done=done), done + steps
         begins, learns = not begun, shares.accumulation not in begun
         begun.add(shares.accumulation)
         total.update(_data_axes(piece, pipeline, extensions, skipped=skipped * begins, begins=begins, learns=learns))

@@ -26,13 +26,13 @@
     }
     return items;
   }
-  const arrows = arrowsOf(data.arrows), beside = arrowsOf(data.beside);
+  const arrows = arrowsOf(data.arrows), ofCalls = arrowsOf(data.of_calls);
 
   // A collective call outside the main streams is a band from afar, and arrows from near.
   const computing = new Set(bars.filter(bar => bar[1] < BLOCKED).map(bar => bar[0]));
   const banded = new Set(bars.filter(bar => bar[1] === BAND && !computing.has(bar[0])).map(bar => bar[0]));
   const inView = arrow => arrow[3] >= from && arrow[2] <= to;
-  const isFar = () => !beside.length || beside.filter(inView).length > READABLE;
+  const isFar = () => !ofCalls.length || ofCalls.filter(inView).length > READABLE;
   function isShown([line, kind, , start, stop], far) {
     if (stop < from || start > to || (kind === BAND && !far)) return false;
     const share = (stop - start) / (to - from);
@@ -110,7 +110,7 @@
     }
 
     // Arrows, with heads while they can be told apart.
-    const seen = (far ? arrows : [...arrows, ...beside]).filter(inView);
+    const seen = (far ? arrows : [...arrows, ...ofCalls]).filter(inView);
     const heads = seen.length <= HEADS;
     context.strokeStyle = context.fillStyle = purple;
     context.lineWidth = heads ? 1 : 0.4;
@@ -197,7 +197,7 @@
   // What is under the pointer: a message within four pixels, else a bar.
   function name(px, py) {
     const line = Math.floor((py - TOP) / LINE), at = tickAt(px), far = isFar();
-    const arrow = (far ? arrows : [...arrows, ...beside]).find(([tail, head, start, stop]) => {
+    const arrow = (far ? arrows : [...arrows, ...ofCalls]).find(([tail, head, start, stop]) => {
       const part = (py - y(tail)) / (y(head) - y(tail));
       return part >= 0 && part <= 1 && Math.abs(x(start + part * (stop - start)) - px) < 4;
     });

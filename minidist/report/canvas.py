@@ -16,7 +16,7 @@ from pathlib import Path
 from minidist.base.trace_file import only_steps, steps_of
 from minidist.base.traces import Trace
 from minidist.report.palette import NAMES, PALETTE, kind_of
-from minidist.report.space_time import MAX_BESIDE, Rows, latest, operation_text, rows_of
+from minidist.report.space_time import MAX_CALL_ARROWS, Rows, latest, operation_text, rows_of
 from minidist.report.timeline import Pair, arrived, bands, compute_of, pairs, row_label, unanswered, waits, without
 
 SCRIPT = Path(__file__).with_name("canvas.js").read_text(encoding="utf-8")  # zooms and moves along the axis of time
@@ -31,17 +31,17 @@ WORDS = {**NAMES, "communication": "messages"}
 class Drawing:
     """What the script draws: lines from above, bars (line, kind, name, start, end), arrows from line to line.
 
-    beside: the arrows of collective calls outside the main streams, where there are many; each call is a band, too, and
-    the script draws the one or the other, whichever can be read.
+    of_calls: the arrows of collective calls outside the main streams, where there are many. Each call is also a band,
+    and the script draws the arrows where they can be read, else the band.
     """
 
     lines: list[str]
     bars: list[tuple[int, str, str, float, float]] = field(default_factory=list)
     arrows: list[tuple[int, int, float, float, int]] = field(default_factory=list)  # from, to, departure, arrival, B
-    beside: list[tuple[int, int, float, float, int]] = field(default_factory=list)
+    of_calls: list[tuple[int, int, float, float, int]] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.bars) + len(self.arrows) + len(self.beside)
+        return len(self.bars) + len(self.arrows) + len(self.of_calls)
 
 
 def space_and_time(traces: Sequence[Trace], source: str = "TRACE") -> str:
@@ -76,13 +76,13 @@ def space_and_time(traces: Sequence[Trace], source: str = "TRACE") -> str:
         f'<button type="button" data-do="{do}" aria-label="{about}">{name}</button>'
         for do, name, about in (("in", "+", "zoom in"), ("out", "−", "zoom out"), ("all", "all", "show everything"))
     )
-    used = {bar[1] for bar in drawing.bars} | ({"communication"} if drawing.arrows or drawing.beside else set())
+    used = {bar[1] for bar in drawing.bars} | ({"communication"} if drawing.arrows or drawing.of_calls else set())
     legend = "".join(
         f'<span class="key"><i style="background:{PALETTE[kind]}"></i>{WORDS[kind]}</span>'
         for kind in KINDS
         if kind in used
     )
-    arrows = len(drawing.arrows) + len(drawing.beside)
+    arrows = len(drawing.arrows) + len(drawing.of_calls)
     label = f"space and time: {len(drawing.lines)} lines, {len(drawing.bars)} bars, {arrows} arrows"
     return (
         f'<p class="about" id="space-time-said">{" ".join(said)}</p>'
@@ -102,14 +102,14 @@ def _drawing(traces: Sequence[Trace], messages: Sequence[Pair], folded: bool) ->
     # Messages as arrows; where there are many, those of collective calls are bands, too, and where there are too many,
     # bands only.
     called = [pair for pair in messages if pair.send.operation != "message"]
-    beside = [pair for pair in called if pair.send.lane != "main"]
-    beside = beside if len(beside) > MAX_BESIDE else []
-    for band in bands(called if folded else beside):
+    of_calls = [pair for pair in called if pair.send.lane != "main"]
+    of_calls = of_calls if len(of_calls) > MAX_CALL_ARROWS else []
+    for band in bands(called if folded else of_calls):
         if (band.rank, band.lane) in rows:
             row = rows[band.rank, band.lane]
             drawing.bars.append((row, "communication", band.name, band.start, band.end))
     single = [pair for pair in messages if pair.send.operation == "message"] if folded else messages
-    _add_arrows(drawing, single, rows, {id(pair.send) for pair in beside})
+    _add_arrows(drawing, single, rows, {id(pair.send) for pair in of_calls})
     return drawing, len(keys) - len(rows)
 
 
@@ -131,14 +131,14 @@ def _add_streams(drawing: Drawing, traces: Sequence[Trace], messages: Sequence[P
             drawing.bars.append((row, "blocked", operation_text(event), event.start, right))
 
 
-def _add_arrows(drawing: Drawing, messages: Sequence[Pair], rows: Rows, beside: set[int]) -> None:
-    """Add the messages that have arrived. beside: the ids of the sends whose arrows are kept apart."""
+def _add_arrows(drawing: Drawing, messages: Sequence[Pair], rows: Rows, of_calls: set[int]) -> None:
+    """Add the messages that have arrived. of_calls: the ids of the sends whose arrows are kept apart."""
     for send, receive in filter(arrived, messages):
         assert receive is not None
         tail, head = rows.get((send.rank, send.lane)), rows.get((receive.rank, receive.lane))
         if tail is not None and head is not None:
             departure = send.start if send.start >= 0 else send.posted
-            arrows = drawing.beside if id(send) in beside else drawing.arrows
+            arrows = drawing.of_calls if id(send) in of_calls else drawing.arrows
             arrows.append((tail, head, departure, receive.end, send.nbytes))
 
 
@@ -178,7 +178,7 @@ def _numbers(drawing: Drawing) -> dict[str, object]:
     Times are ticks from the first event; a name stands once in a table.
     """
     times = [time for bar in drawing.bars for time in bar[3:]]
-    times += [time for arrow in (*drawing.arrows, *drawing.beside) for time in arrow[2:4]]
+    times += [time for arrow in (*drawing.arrows, *drawing.of_calls) for time in arrow[2:4]]
     begin, end = min(times, default=0.0), max(times, default=0.0)
     scale = TICKS / (end - begin) if end > begin else 1.0
 
@@ -210,5 +210,5 @@ def _numbers(drawing: Drawing) -> dict[str, object]:
         "seconds": 1 / scale if end > begin else 0.0,
         "bars": bars,
         "arrows": flat(drawing.arrows),
-        "beside": flat(drawing.beside),
+        "of_calls": flat(drawing.of_calls),
     }

@@ -35,7 +35,7 @@ HAIR = 0.02  # the width of the shortest wait that is drawn on a band, as a part
 LABEL = 0.06  # the width of a label, as a part of the picture's
 MAX_ARROWS = 1500  # with more, lines without heads
 APART = 0.02  # of two messages of a call, as a part of the picture's width: nearer, a call is one band
-MAX_BESIDE = 60  # of collective calls outside the main stream: with more messages a call is one band
+MAX_CALL_ARROWS = 60  # of collective calls outside the main stream: with more messages a call is one band
 
 
 def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> Figure:
@@ -64,7 +64,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     buckets, messages_of_their_own = _folded(messages, right - begin)
     drawn = bands(buckets)
     late: dict[tuple[int, str], list[Interval]] = {}
-    for key, (late[key], transfers) in _waits_beside_computing(traces, messages, drawn, right, right - begin).items():
+    for key, (late[key], transfers) in _waits_during_computing(traces, messages, drawn, right, right - begin).items():
         for interval in transfers:
             drawing.bar(interval, rows[key], "transfer", "transfer")
         for interval in late[key]:
@@ -134,12 +134,12 @@ def _folded(messages: Sequence[Pair], width: float) -> tuple[list[Pair], list[Pa
     # A call's messages leave a line one after the other, and arrows nearer than APART cover each other.
     calls = bands(of_calls)
     apart = sum(call.end - call.start for call in calls) / max(1, len(of_calls))
-    if len(of_calls) <= MAX_BESIDE and apart >= APART * width:
+    if len(of_calls) <= MAX_CALL_ARROWS and apart >= APART * width:
         return [], delivered
     return of_calls, [pair for pair in delivered if pair.send.lane == "main" or pair.send.operation == "message"]
 
 
-def _waits_beside_computing(
+def _waits_during_computing(
     traces: Sequence[Trace], messages: Sequence[Pair], drawn: Sequence[Band], right: float, width: float
 ) -> dict[tuple[int, str], tuple[list[Interval], list[Interval]]]:
     """Return each stream's waits for a partner and for bytes while it computed nothing, as far as the picture has room.

@@ -15,7 +15,7 @@ from typing import Any
 
 from minidist.base.records import Field, WrongValue
 from minidist.base.user_file import load_function
-from minidist.core.base.errors import UsageError, quoted, quoted_path
+from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.techniques.extension import AxisRun, Extension, History, Moment, Run, Settings
 from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule, Value, multiples, setting, without_effect
@@ -224,11 +224,11 @@ def of_users(config: Any) -> Iterator[Extension]:
         try:
             yield kind(kind.Settings(**values))
         except WrongValue as error:
+            wrong = f"{error.path}={quoted(error.value)}: {error.clause}"
+            if error.unknown:
+                wrong = f"unknown setting {quoted(error.path)}{nearest(error.path, kind.Settings.model_fields)}"
             known = ", ".join(kind.Settings.model_fields) or "none"
-            raise UsageError(
-                f"--extension {quoted(source)}: {error.path}={quoted(error.value)}:"
-                f" {error.clause}; its settings are: {known}"
-            ) from None
+            raise UsageError(f"--extension {quoted(source)}: {wrong}; its settings are: {known}") from None
 
 
 @cache

@@ -54,7 +54,6 @@ Proved by: tests/techniques/test_extensions.py
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -70,8 +69,7 @@ from minidist.techniques.own_loop import OwnLoop
 from minidist.techniques.rule import Rule
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """A time in a job at which these steps have been made.
 
     comm: all ranks that train; None in the reference on one device. strategy: the layout; None with an `OwnLoop`,
@@ -90,8 +88,7 @@ class Moment:
         return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """The part of a job whose bytes are counted.
 
     ranks: all that train. steps: made in this run, after `done` earlier ones. moments: calls of `after_update` at which
@@ -111,8 +108,7 @@ class Run:
     skipped: int = 0
 
 
-@dataclass(frozen=True)
-class AxisRun:
+class AxisRun(NamedTuple):
     """One data axis in the part of a job whose bytes are counted: one stage's parameters on the ranks that share them.
 
     sizes: its `AxisSizes`. ranks: those over which gradients are summed. groups: how many such groups a stage has.

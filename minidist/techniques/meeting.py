@@ -17,8 +17,7 @@ tests/techniques/test_sharded_replicas.py
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidist.core.base import arrays as xp
 from minidist.core.comm import Comm
@@ -34,8 +33,7 @@ def replicas_of(config: Any, dp: int) -> int:
 Mean = Callable[[Sequence[xp.Array]], xp.Array]  # over replicas, as the ranks' all-reduce adds them
 
 
-@dataclass(frozen=True)
-class Replica:
+class Replica(NamedTuple):
     """A rank's replica of the model, or its shards of one that several ranks share.
 
     parts: the weights that the rank updates: a `FlatParameters`, or `Shard`s. comm: the ranks that have the same of the

@@ -10,8 +10,7 @@ Proved by: tests/config/test_rules.py, tests/techniques/test_rule.py
 
 import string
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidist.base.records import Record
 from minidist.core.base.errors import quoted
@@ -19,8 +18,7 @@ from minidist.core.base.errors import quoted
 Value = Callable[[Any], Any]  # of a job as the rules see it, a `config.resolved_job.ResolvedJob`
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """One combination that is refused.
 
     broken: whether a job breaks the rule. message, remedy: the two halves of the sentence, in which {name} is an entry
@@ -31,7 +29,7 @@ class Rule:
     broken: Value
     message: str
     remedy: str = "leave it out"
-    values: Mapping[str, Value] = field(default_factory=dict)
+    values: Mapping[str, Value] = {}
 
     def sentence(self, job: Any) -> str:
         """Return the sentence with the numbers of `job`."""

@@ -30,7 +30,7 @@ def test_simulated_ranks_that_disagree_and_whose_sends_are_buffered(row):
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "ring", "ordered", "recursive_halving"])
-def test_counts_that_differ_beside_the_own_one(algorithm):
+def test_counts_of_other_ranks_that_differ(algorithm):
     """Of a naive reduce-scatter rank 0 alone cuts the sum, and the others would get another part than they ask for."""
 
     def program(comm):

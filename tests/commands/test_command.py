@@ -117,6 +117,14 @@ def test_the_version_is_printed_before_a_command_is_read(line, capsys):
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
+@each("line", ["--help", "--version", "tiles --tp 2"])
+def test_a_standard_output_that_is_closed_is_one_sentence(line, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit, match="2"):
+        app.main(line.split())
+    assert capfd.readouterr().err == "minidist: standard output is closed; send it to a file, or to /dev/null\n"
+
+
 @pytest.fixture
 def plain(monkeypatch):
     """No variable that asks for colours."""

@@ -31,6 +31,18 @@ def test_ranks_together_have_the_global_batch(replicas, accumulation, micro_batc
     np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), targets)
 
 
+@pytest.mark.parametrize("ranks", [2, 64])
+def test_ranks_together_look_up_each_row_once(ranks, monkeypatch):
+    """A rank that looked up the whole batch would take a time that grows with the square of the number of ranks."""
+    looked_up, indices = [], GlobalBatchSampler._indices
+    monkeypatch.setattr(
+        GlobalBatchSampler, "_indices", lambda self, places: looked_up.extend(places) or indices(self, places)
+    )
+    for rank in range(ranks):
+        sampler(global_batch=3 * ranks).batch(1, 3 * rank, 3)
+    assert looked_up == list(range(3 * ranks, 6 * ranks))
+
+
 @given(samples=st.integers(1, 30), global_batch=st.integers(1, 40), seed=st.integers(0, 5))
 def test_every_epoch_has_every_sample_once(samples, global_batch, seed):
     """Laid end to end, also when a batch is longer than an epoch or does not divide it."""

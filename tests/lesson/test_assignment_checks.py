@@ -244,7 +244,7 @@ def test_a_mixture_of_experts_is_that_of_its_experts_one_row_at_a_time(case):
 
 
 @each("case", CASES)
-def test_parts_are_beside_each_other_on_the_last_axis(case):
+def test_parts_are_joined_along_the_last_axis(case):
     n, whole = case.ranks, cse234.whole(case)
     own = whole.shape[2] // n
     for name in ("naive_collect_forward_input", "naive_collect_forward_output"):

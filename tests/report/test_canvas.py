@@ -33,9 +33,9 @@ def numbers(text):
     return data["lines"], bars, arrows
 
 
-def beside(text):
+def of_calls(text):
     """The number of arrows of collective calls next to the main streams."""
-    return len(json.loads(re.search(r'id="space-time-data">(.*?)</script>', text, re.DOTALL)[1])["beside"]) // 5
+    return len(json.loads(re.search(r'id="space-time-data">(.*?)</script>', text, re.DOTALL)[1])["of_calls"]) // 5
 
 
 def said(text):
@@ -98,7 +98,7 @@ def test_many_messages_beside_the_main_streams_are_bands_too(calls, many):
     text = space_and_time(world.traces)
     _, bars, arrows = numbers(text)
     assert len(arrows) == 24 * (1 if many else 1 + calls)
-    assert beside(text) == (24 * calls if many else 0)
+    assert of_calls(text) == (24 * calls if many else 0)
     assert sum(bar[1] == "messages" for bar in bars) == (4 * calls if many else 0)
     assert f"{24 * (calls + 1)} arrows" in text
 

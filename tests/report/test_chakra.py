@@ -146,7 +146,7 @@ def test_a_call_whose_size_is_unknown_is_written_as_its_messages(tmp_path):
     assert {item.kind for item in items} == {SEND, RECV}
 
 
-def test_a_stream_runs_beside_the_main_program(tmp_path):
+def test_a_stream_runs_next_to_the_main_program(tmp_path):
     """A call of a stream depends on what came before it; the computing behind it does not depend on the call."""
     path = tmp_path / "run.jsonl"
     run_training(TrainConfig.make(**{**JOB, "width": 64}, dp=2, bucket_cap_mb=0.01), None, 60.0, path)

@@ -274,7 +274,7 @@ def test_bytes_matrix_sums_to_what_was_sent():
     assert len(numbers) == 4
 
 
-def test_bytes_by_purpose_puts_the_formula_beside_the_measurement():
+def test_bytes_by_purpose_puts_the_formula_next_to_the_measurement():
     def main(comm):
         with purpose("gradient_reduce"):
             all_reduce(comm, np.ones(7))

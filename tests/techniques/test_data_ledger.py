@@ -120,8 +120,8 @@ def test_a_batch_that_is_trained_on_again(tmp_path, monkeypatch):
 def test_tensor_parallel_ranks_that_read_different_samples(tmp_path, monkeypatch):
     indices = GlobalBatchSampler.sample_indices
 
-    def by_rank(self, step):
-        return indices(self, step + (rank_of(self) == 1))
+    def by_rank(self, step, *rows):
+        return indices(self, step + (rank_of(self) == 1), *rows)
 
     ranks: dict[int, int] = {}
     rank_of = lambda sampler: ranks.setdefault(id(sampler), len(ranks))  # noqa: E731, each rank has its own sampler

@@ -64,9 +64,9 @@ def test_the_extension_of_the_guide_in_several_layouts(here, capsys, layout):
             r"'small.py:SmallGradients': every='0': input should be greater than or equal to 1",
         ),
         (
-            "small.py:SmallGradients,each=2",
+            "small.py:SmallGradients,evry=2",
             {},
-            r"each='2': extra inputs are not permitted; its settings are: limit, every",
+            r"unknown setting 'evry' \(did you mean 'every'\?\); its settings are: limit, every",
         ),
         ("small.py:SmallSettings", {}, "'small.py:SmallSettings' is not a subclass of minidist.techniques.Extension"),
         ("small.py:Small", {}, "small.py'? has no class 'Small' .*; write FILE.py:CLASS"),

@@ -124,7 +124,7 @@ def test_it_equals_one_device_and_sends_the_closed_form(values, seconds):
 
 
 @pytest.mark.parametrize("case", IN_ADDITION)
-def test_what_a_layer_has_beside_its_weights_moves_with_it(case):
+def test_what_a_layer_has_in_addition_to_its_weights_moves_with_it(case):
     equals_one_device_and_sends_the_closed_form(*IN_ADDITION[case])
 
 

@@ -118,8 +118,8 @@ def every_process_reads_others(patch: Patch) -> None:
             super().__init__(sampler.dataset, sampler.global_batch, sampler.context, sampler.seed)
             self.rank, self.ranks = rank, ranks
 
-        def sample_indices(self, step: int) -> np.ndarray:
-            return super().sample_indices(step * self.ranks + self.rank)
+        def sample_indices(self, step: int, *rows: Any) -> np.ndarray:
+            return super().sample_indices(step * self.ranks + self.rank, *rows)
 
     def parallelize(job: Any, comm: Any, *rest: Any) -> Any:
         job.sampler = DealtOut(job.sampler, comm.rank, comm.size)

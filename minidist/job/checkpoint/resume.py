@@ -266,7 +266,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         }
         for axis in strategy.data_axes
     ]
-    kept = [[_beside(checkpoint, axes, axis, extension) for extension in job.extensions] for axis in strategy.data_axes]
+    kept = [[_kept(checkpoint, axes, axis, extension) for extension in job.extensions] for axis in strategy.data_axes]
 
     with _describing_a_job(checkpoint, "batch_plan"):
         job.plan.load(saved.batch_plan, checkpoint.step)
@@ -327,7 +327,7 @@ def _same_replicas(checkpoint: Checkpoint, config: TrainConfig, strategy: SavedS
         )
 
 
-def _beside(checkpoint: Checkpoint, axes: Axes, axis: SavedAxis, extension: Extension) -> dict[str, list[LocalShard]]:
+def _kept(checkpoint: Checkpoint, axes: Axes, axis: SavedAxis, extension: Extension) -> dict[str, list[LocalShard]]:
     """Return what a technique keeps with the weights of a data axis, by kind, from the checkpoint."""
     return {
         kind: [s._replace(values=_read(checkpoint, axes, s.parameter, s.start, s.stop, kind, dtype)) for s in shards]
@@ -458,8 +458,7 @@ def check_saving(config: TrainConfig) -> None:
     """
     assert config.save is not None
     check_path(config.save, "--save")
-    step = history(config).from_step
-    if step is not None:
+    if (step := history(config).from_step) is not None:
         name_of_step(config.save, step)
     if config.resume:
         return

@@ -2,8 +2,8 @@
 
     from minidist.pipeline.schedules import get_schedule, load_plan
 
-The schedules of `minidist.pipeline.plan` are those that a reader begins with, and `get_schedule` finds these, too. A
-new one is a new file in this folder.
+The schedules of `minidist.core.pipeline.plan` are those that a reader begins with, and `get_schedule` finds these, too.
+A new one is a new file in this folder.
 
 text.py       actions and plans as text, and CSV files
 load.py       a plan from the command line: a name, a file, or a function in a Python file

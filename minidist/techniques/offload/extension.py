@@ -109,7 +109,7 @@ class Offload(Extension):
             return kind
         # Shards of parameters are on the host already; other weights are copied there.
         if self.settings.offload == "parameters":
-            return partial(_beside_parameters, kind, self.pool)
+            return partial(_on_host, kind, self.pool)
         from minidist.techniques.offload.optimizer import OffloadedOptimizer
 
         return partial(OffloadedOptimizer, optimizer_class=kind, pool=self.pool)
@@ -133,7 +133,7 @@ class Offload(Extension):
         ]
 
 
-def _beside_parameters(kind: Callable[..., Any], pool: "parallel.HostPool", parameters: Any, **settings: Any) -> Any:
+def _on_host(kind: Callable[..., Any], pool: "parallel.HostPool", parameters: Any, **settings: Any) -> Any:
     """Return an optimizer of parameters that are on the host; its state is on the host, too."""
     from minidist.techniques.offload.optimizer import HostOptimizer
 
