@@ -102,6 +102,12 @@ class Entered:
         return len(self.functions), len({file for file, _ in self.functions})
 
 
+@pytest.fixture(autouse=True)
+def without_asyncio(monkeypatch):
+    """A program that has imported asyncio, as other tests have, also switches event loops with the ranks."""
+    monkeypatch.delitem(sys.modules, "asyncio", raising=False)
+
+
 WATCHING = 28, 10  # functions and files: what compares, records and watches the messages
 
 

@@ -13,8 +13,8 @@ from minidist.core.autograd import Parameter, Tensor
 from minidist.core.parallel.fsdp_unit import FSDPUnit
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
+from minidist.job import checkpoint
 from minidist.job.checkpoint import resume
-from minidist.job.train import run
 from minidist.job.train.strategies import sharded
 from minidist.nn.ops.in_place import SampledTensor
 from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
@@ -52,7 +52,7 @@ def overflow_of_the_shard(patch: Patch) -> None:
         patch.setattr(module, "agree_on_overflow", lambda comm, seen, equal="": seen)
 
 
-@replaces(run, "save_job")
+@replaces(checkpoint, "save_job")
 def rank_0_saves(right: Any, comm: Any, *arguments: Any) -> Any:
     """`if rank == 0:` around a save in which every rank has a part"""
     return right(comm, *arguments) if comm.rank == 0 else None

@@ -16,6 +16,7 @@ from minidist.course.museum import data_jobs
 from minidist.course.museum.exhibit import Patch, replaces
 from minidist.data import sampler as samplers
 from minidist.data.sampler import GlobalBatchSampler
+from minidist.job import checkpoint
 from minidist.job.checkpoint import resume
 from minidist.job.train import recipe, run
 from minidist.job.train.job import Job, build
@@ -41,7 +42,7 @@ def displace_resumed(patch: Patch, by: Callable[[int, Any, int], int]) -> None:
         job.sampler = Displaced(job.sampler, by(done * job.sampler.global_batch, job.sampler, strategy.axes.dp.size))
         return done, losses
 
-    patch.setattr(run, "resume_job", resume_job)
+    patch.setattr(checkpoint, "resume_job", resume_job)
 
 
 def place_from_steps(patch: Patch) -> None:

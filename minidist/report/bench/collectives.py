@@ -26,9 +26,12 @@ from minidist.collectives.auto import choose
 from minidist.collectives.tuning import TOLERANCE
 from minidist.comm import SimWorld
 from minidist.comm.mpi.world import MPIWorld
+from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
+from minidist.core.nn import MLP
+from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.report.bench.environment import environment, has_torch
 from minidist.report.bench.harness import (
     Times,
@@ -211,7 +214,7 @@ def _cost_of_choosing(auto: list[dict[str, Any]]) -> list[str]:
 
 
 def simulated_rows() -> list[dict[str, Any]]:
-    """Return the messages per CPU second of the simulated world; minima of three runs."""
+    """Return the messages per CPU second of the simulated world; minima of three runs, of the training step one."""
 
     def ping(comm: Comm) -> None:
         buffer = np.zeros(1)
@@ -226,15 +229,20 @@ def simulated_rows() -> list[dict[str, Any]]:
         for _ in range(20):
             comm.sendrecv(mine, (comm.rank + 1) % comm.size, other, (comm.rank - 1) % comm.size)
 
-    # (name, ranks, messages of one run, program); a barrier sends ceil(log2 10,000) = 14 messages per rank.
+    def step(comm: Comm) -> None:
+        model = DistributedDataParallel(MLP([16, 32, 4]), comm, algorithm="ring")
+        cross_entropy(model(Tensor(np.ones((4, 16), np.float32))), np.arange(4)).backward()
+
+    # (name, ranks, messages of one run, runs, program); a barrier sends ceil(log2 10,000) = 14 messages per rank.
     result = []
-    for name, ranks, messages, program in (
-        ("simulated: send and receive", 2, 20_000, ping),
-        ("simulated: 20 shifts", 4096, 20 * 4096, shifts),
-        ("simulated: barrier", 10_000, 14 * 10_000, lambda comm: comm.barrier()),
+    for name, ranks, messages, runs, program in (
+        ("simulated: send and receive", 2, 20_000, 3, ping),
+        ("simulated: 20 shifts", 4096, 20 * 4096, 3, shifts),
+        ("simulated: barrier", 10_000, 14 * 10_000, 3, lambda comm: comm.barrier()),
+        ("simulated: training step, ring", 1024, 2 * 1023 * 1024, 1, step),
     ):
         seconds = []
-        for _ in range(3):
+        for _ in range(runs):
             began = time.process_time()
             SimWorld(ranks, checks=False, record=False).run(program)  # as in every benchmark
             seconds.append(time.process_time() - began)
@@ -244,7 +252,7 @@ def simulated_rows() -> list[dict[str, Any]]:
                 "name": f"{name}, {ranks} ranks",
                 "ratio": None,
                 "median_s": best,
-                "rounds": 3,
+                "rounds": runs,
                 "messages_per_s": messages / best,
             }
         )
