@@ -20,18 +20,8 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
     """
     x, weight = operands("conv2d", x, weight)
     bias = None if bias is None else operand(bias)
-    if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != weight.shape[1]:
-        raise mismatch("conv2d", x, weight, "do not fit: they must be (N, C, H, W) and (O, C, kh, kw)")
-    if stride < 1 or padding < 0:
-        raise AutogradError(f"conv2d: stride {stride} must be at least 1 and padding {padding} at least 0")
+    ho, wo = _output_size(x, weight, bias, stride, padding)
     (n, c, h, w), (o, _, kh, kw) = x.shape, weight.shape
-    ho, wo = (h + 2 * padding - kh) // stride + 1, (w + 2 * padding - kw) // stride + 1
-    if min(ho, wo) < 1:
-        raise mismatch("conv2d", x, weight, f"do not fit: the kernel is larger than the image with padding {padding}")
-    if bias is not None and bias.shape != (o,):
-        raise mismatch(
-            "conv2d", bias, weight, "do not fit: the bias must have as many elements as there are output channels"
-        )
 
     # One window per place in the kernel: which rows and columns of the padded image that place meets.
     windows = [
@@ -79,6 +69,23 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
         return flops, [product, product] + [(y.size, y.nbytes)] * len(biases)
 
     return record("conv2d", y, ((x, grad_x),), [(weight, grad_w), *biases], cost=cost)
+
+
+def _output_size(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> tuple[int, int]:
+    """Return (Ho, Wo); AutogradError for shapes that do not fit, and for a wrong stride or padding."""
+    if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != weight.shape[1]:
+        raise mismatch("conv2d", x, weight, "do not fit: they must be (N, C, H, W) and (O, C, kh, kw)")
+    if stride < 1 or padding < 0:
+        raise AutogradError(f"conv2d: stride {stride} must be at least 1 and padding {padding} at least 0")
+    (_, _, h, w), (o, _, kh, kw) = x.shape, weight.shape
+    ho, wo = (h + 2 * padding - kh) // stride + 1, (w + 2 * padding - kw) // stride + 1
+    if min(ho, wo) < 1:
+        raise mismatch("conv2d", x, weight, f"do not fit: the kernel is larger than the image with padding {padding}")
+    if bias is not None and bias.shape != (o,):
+        raise mismatch(
+            "conv2d", bias, weight, "do not fit: the bias must have as many elements as there are output channels"
+        )
+    return ho, wo
 
 
 def channels_last_rows(images: xp.Array) -> xp.Array:

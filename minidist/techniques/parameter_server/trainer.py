@@ -111,7 +111,6 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         for extension in job.extensions:
             extension.layers_split(job, None)
         checkpoint = _resumed(job, comm)
-        progress = [observer for observer in observers if isinstance(observer, Progress)]
         losses: list[float] = list(checkpoint.state["losses"]) if checkpoint else []
         done = len(losses)
         noted = UpdateRecord(comm, per_step, keep, done, evaluated_steps(config, done))
@@ -127,7 +126,8 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
                 _save(comm, worker, servers.push, noted, losses, storage)
 
         servers = server_config(job, checkpoint)
-        worker = Worker(job, comm, checkpoint, [bar.working for bar in progress], between)
+        bars = [observer.working for observer in observers if isinstance(observer, Progress)]
+        worker = Worker(job, comm, checkpoint, bars, between)
         if checkpoint is not None and comm.rank >= config.servers:
             load_pushes(checkpoint, worker, comm.rank - config.servers, servers.push)
         # A worker is a replica, and reads the batches that the replica of the same number would read.
@@ -140,9 +140,8 @@ def run_parameter_server(comm: Comm, config: Any, observers: Sequence[Observer] 
         run = ps.run(
             comm, servers, worker.initial_weights(), worker.gradient, steps, observe=noted.observe, between=between
         )
-        # Close the span of the worker's last step.
         if worker.losses:
-            worker.end_step(steps)
+            worker.end_step(steps)  # closes the span of the worker's last step
 
         # The steps' losses are known now that all workers have finished.
         finish(range(len(losses), config.steps))
