@@ -104,7 +104,7 @@ def _check_reduction(comm: PointToPoint, operation: str, array: Any, op: Any) ->
 
 
 def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any) -> None:
-    """Refuse an out that is no array, that cannot be written, or that other ranks still read."""
+    """Raise an error for an `out` that is not an array, that is read-only, or that other ranks still read."""
     if not hasattr(out, "flags"):
         raise UsageError(
             f"rank {comm.rank}: {operation} into a {type(out).__name__}; pass an array for the result as out, or none"
