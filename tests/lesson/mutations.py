@@ -416,21 +416,15 @@ MUTATIONS = {
         ),
         ("np.stack([k, v])", "np.stack([v, k])", "keys and values are exchanged: scores are"),
     ],
-    "06d.load_residual": [
+    "06d.error_feedback": [
+        ("residual += gradient", "residual[:] = gradient", "each step sends the largest elements of this"),
+        ("np.argsort(-np.abs(residual))", "np.argsort(-residual)", "the largest elements are those of the largest"),
+        ("np.argsort(-np.abs(residual))", "np.argsort(-np.abs(gradient))", "the elements are chosen by the gradient"),
+        ("total[of_rank.astype(int)] += values", "total[of_rank.astype(int)] += values / comm.size", "these are means"),
         (
-            "range(comm.rank, old_ranks, comm.size)",
-            "range(comm.rank, old_ranks, comm.size + 1)",
-            "some saved residuals are read by no rank:",
-        ),
-        (
-            "range(comm.rank, old_ranks, comm.size)",
-            "range(comm.rank + 1, old_ranks, comm.size)",
-            "everything that had not been sent yet is",
-        ),
-        (
-            "total = read(old) if old == comm.rank else total + read(old)",
-            "total = read(old)",
-            "what will be sent is the sum over the",
+            "residual[places] = 0.0",
+            "residual = gradient - np.bincount(places, residual[places], len(gradient))",
+            "the residual has what this step left",
         ),
     ],
     "09b.one_grid": [

@@ -27,7 +27,6 @@ our_stashing = solution("17b.stashing")
 our_two_versions = solution("17c.two_versions")
 our_place_ranks = solution("20.place_ranks")
 our_visible = solution("22.visible")
-our_load_residual = solution("06d.load_residual")
 our_in_order = solution("06f.in_order")
 
 
@@ -666,27 +665,34 @@ def once_too_often(*arguments):
     return ring(*arguments, twice=True)
 
 
-def its_own_even_if_there_is_none(comm, old_ranks, read, length):
-    return read(comm.rank) + sum(read(old) for old in range(comm.rank + comm.size, old_ranks, comm.size))
+def feeds_back(comm, gradients, k, memory=1.0, dense=False, places_of=None):
+    """Send the largest elements with a share of the earlier residual, as the whole array or as values and places."""
+    sums, residual = np.zeros_like(gradients), np.zeros(gradients.shape[1])
+    for total, gradient in zip(sums, gradients, strict=True):
+        corrected = gradient + memory * residual
+        places = np.argsort(-np.abs(corrected if places_of is None else places_of(gradient)))[:k]
+        total[places] = corrected[places]
+        residual = corrected - total
+        if dense:
+            all_reduce(comm, total)
+        else:
+            own = np.concatenate([places, total[places]])
+            total[:] = 0.0
+            for where, values in all_gather(comm, own).reshape(comm.size, 2, k):
+                total[where.astype(int)] += values
+    return sums, residual
 
 
-def every_rank_has_everything(comm, old_ranks, read, length):
-    return sum((read(old) for old in range(old_ranks)), np.zeros(length))
+def forgets_what_is_left(comm, gradients, k):
+    return feeds_back(comm, gradients, k, memory=0.0)
 
 
-def all_to_the_first(comm, old_ranks, read, length):
-    if comm.size == old_ranks:
-        return read(comm.rank)
-    return every_rank_has_everything(comm, old_ranks, read, length) if comm.rank == 0 else np.zeros(length)
+def sends_whole_arrays(comm, gradients, k):
+    return feeds_back(comm, gradients, k, dense=True)
 
 
-def shares_the_sum_equally(comm, old_ranks, read, length):
-    return every_rank_has_everything(comm, old_ranks, read, length) / comm.size
-
-
-def by_message(comm, old_ranks, read, length):
-    comm.barrier()
-    return our_load_residual(comm, old_ranks, read, length)
+def chooses_by_the_gradient(comm, gradients, k):
+    return feeds_back(comm, gradients, k, places_of=lambda gradient: gradient)
 
 
 def rounds_to_its_own_grid(comm, x):
@@ -1246,11 +1252,10 @@ WRONG = [
     ("16b.sync_batch_norm", mean_of_the_variances, "is more than the mean"),
     ("16b.sync_batch_norm", mean_of_the_means, "weight each rank"),
     ("16b.sync_batch_norm", gathers_the_rows, "too many bytes"),
-    ("06d.load_residual", its_own_even_if_there_is_none, "starts with zeros"),
-    ("06d.load_residual", every_rank_has_everything, "to one rank only"),
-    ("06d.load_residual", all_to_the_first, "not its own to keep"),
-    ("06d.load_residual", shares_the_sum_equally, "bit for bit"),
-    ("06d.load_residual", by_message, "no rank needs to send anything"),
+    ("06d.error_feedback", forgets_what_is_left, "add the residual to the gradient first"),
+    ("06d.error_feedback", lambda *a: (feeds_back(*a)[0], np.zeros(24)), "what a step does not send is lost"),
+    ("06d.error_feedback", sends_whole_arrays, "more travels than k values"),
+    ("06d.error_feedback", chooses_by_the_gradient, "Choose by gradient + residual"),
     ("09b.one_grid", rounds_to_its_own_grid, "agree on the largest first"),
     ("09b.one_grid", adds_the_largest, "reduce with 'max'"),
     ("09b.one_grid", gathers_all_values, "only the largest matters"),
