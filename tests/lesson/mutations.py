@@ -90,6 +90,14 @@ MUTATIONS = {
         ("    return incoming", "    return outgoing + incoming", "every number is 2 times the expected one:"),
     ],
     "03.by_requests": [],
+    "02b.adam": [
+        ("m / (1 - 0.9**t), v / (1 - 0.999**t)", "m, v", "both averages begin at 0 and are too small"),
+        ("v / (1 - 0.999**t)", "v", "the average of the squares begins at 0, too"),
+        ("enumerate(gradients, 1)", "enumerate(gradients)", "the first step has t = 1"),
+        (" + 1e-8", "", "add 1e-8 to the root"),
+        ("lr * mean", "lr * g", "this steps by the gradient itself"),
+        ("np.sqrt(square)", "square", "divide by the root of the average"),
+    ],
     "04.ring_all_reduce": [
         (
             "comm.sendrecv(leaving, right, arriving, left)",

@@ -695,6 +695,22 @@ def chooses_by_the_gradient(comm, gradients, k):
     return feeds_back(comm, gradients, k, places_of=lambda gradient: gradient)
 
 
+def rmsprop(weights, gradients, lr):
+    square = np.zeros_like(weights)
+    for g in gradients:
+        square = 0.99 * square + 0.01 * g**2
+        weights = weights - lr * g / (np.sqrt(square) + 1e-8)
+    return weights
+
+
+def averages_of_absolute_values(weights, gradients, lr):
+    m, v = np.zeros_like(weights), np.zeros_like(weights)
+    for t, g in enumerate(gradients, 1):
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * np.abs(g)
+        weights = weights - lr * m / (1 - 0.9**t) / (v / (1 - 0.999**t) + 1e-8)
+    return weights
+
+
 def rounds_to_its_own_grid(comm, x):
     scale = np.abs(x).max(initial=0.0) / 127 or 1.0
     return np.clip(np.round(x / scale), -127, 127) * scale
@@ -1141,6 +1157,8 @@ WRONG = [
     ("05.halving_doubling", solution("04.ring_all_reduce"), "a ring's number"),
     ("05.halving_doubling", folded_whole_arrays, "whole arrays travel in every round"),
     ("05.halving_doubling", forgets_the_extra_ranks, "Is the part of every rank beyond it in the sum"),
+    ("02b.adam", rmsprop, "this is RMSProp"),
+    ("02b.adam", averages_of_absolute_values, "the second average is of the squares"),
     ("05.choose", lambda n, size, alpha, beta: "tree", "return the name"),
     ("05.choose", lambda n, size, alpha, beta: "ring", "count the latencies too"),
     ("05.choose", lambda n, size, alpha, beta: "recursive_doubling", "here bytes decide"),
