@@ -25,10 +25,10 @@ def stepped(case: Case, mistake: str = "") -> list[np.ndarray]:
     m, v = np.zeros(case.size), np.zeros(case.size)
     for t, g in enumerate(gradients, 1):
         m = first * m + (1 - first) * g
-        v = second * v + (1 - second) * (np.abs(g) if mistake == "absolute" else g**2)
+        v = second * v + (1 - second) * g**2
         by = 1.0 if mistake == "uncorrected" else 1 - first**t
         square = v / (1.0 if mistake in ("uncorrected", "mean only", "rmsprop") else 1 - second**t)
-        root = square if mistake in ("absolute", "no root") else np.sqrt(square)
+        root = square if mistake == "no root" else np.sqrt(square)
         weights = weights - LR * (g if mistake in ("rmsprop", "gradient") else m / by) / (root + 1e-8)
     return [weights]
 
