@@ -30,10 +30,15 @@ def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict
     "blas_threads" in the answer is read back from the libraries; it is None when nothing could be limited. NumPy is
     imported first, because a library that is not loaded yet cannot be limited. threadpoolctl knows every BLAS but
     Apple's Accelerate, which NumPy's wheels for macOS use; see `_limit_accelerate`.
+    `MINIDIST_BLAS=mkl` lets MKL multiply matrices: see mkl.py.
     `mallopt` is glibc's; elsewhere, or when it refuses, "keep_memory" is False in the answer and nothing is changed.
     Blocks of up to 32 MiB (glibc's largest allowed threshold) come from the heap, which is trimmed only above 1 GiB.
     512 MiB of it are reserved, and touched only when they are used, so that they can be pages of 2 MiB.
     """
+    if "MINIDIST_BLAS" in os.environ:
+        from minidist.base.mkl import use_products_of
+
+        use_products_of(os.environ["MINIDIST_BLAS"])
     done: dict[str, object] = {"blas_threads": None, "keep_memory": False}
     if blas_threads is not None:
         importlib.import_module("numpy")

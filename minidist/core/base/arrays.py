@@ -66,6 +66,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # The device of new arrays that are not made like another one; None: the host, with NumPy. Set by device.py.
 creating: ContextVar[Any] = ContextVar("minidist_creating", default=None)
 
+# Multiplies two matrices on the host; mkl.py sets another function.
+host_product: Any = matmul
+
 # Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
 GPU_BLOCK = 1 << 24
 
@@ -182,7 +185,7 @@ def as_rows(value: Array) -> Array:
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b of two matrices, in `out` when it is given."""
     kernels = None if type(a) is ndarray else hooks.kernels_of(type(a))
-    return matmul(a, b, out=out) if kernels is None else kernels.product(a, b, out)
+    return host_product(a, b, out=out) if kernels is None else kernels.product(a, b, out)
 
 
 def sum_rows(value: Array, out: Array | None = None) -> Array:
