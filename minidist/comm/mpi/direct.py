@@ -16,7 +16,7 @@ import numpy as np
 from minidist.comm.call_site import NOWHERE
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
-from minidist.core.comm.point_to_point import MAX_TAG
+from minidist.core.comm.communicator import MAX_TAG
 
 # MPI copies a short message into memory that the ranks share. A longer one is read out of the sender's array; then both
 # cores hold its cache lines, and the next write to it takes them back one by one: up to 64 KiB a copy costs less.
