@@ -52,9 +52,8 @@ def library() -> ctypes.CDLL | None:
             mkl = ctypes.CDLL(os.fspath(file.locate()))
             mkl.MKL_Set_Threading_Layer(_SEQUENTIAL)
             mkl.MKL_CBWR_Set(_CBWR_AUTO)
-            number, pointer, real = ctypes.c_int, ctypes.c_void_p, ctypes.c_float
-            matrix = [pointer, number]
-            mkl.cblas_sgemm.argtypes = [*[number] * 6, real, *matrix, *matrix, real, *matrix]
+            number, real, matrix = ctypes.c_int, ctypes.c_float, (ctypes.c_void_p, ctypes.c_int)
+            mkl.cblas_sgemm.argtypes = (*[number] * 6, real, *matrix, *matrix, real, *matrix)
             mkl.cblas_sgemm.restype = None
             return mkl
     return None

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from minidist import collectives
 from minidist.comm import SimWorld
+from minidist.core.base.arrays import LINE, elements_before_line
 from minidist.core.base.errors import CommunicationError, MismatchError, UsageError
-from minidist.core.collectives.operations import LINE, accumulate, divide, elements_before_line
+from minidist.core.collectives.operations import accumulate, divide
 from tests.cases import each
 from tests.collectives.cases import ALL, DTYPES, OPS, Case, contribution, primes
 

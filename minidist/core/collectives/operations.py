@@ -23,9 +23,6 @@ UFUNCS: dict[str, Callable[..., np.ndarray]] = {
     "prod": xp.multiply,
 }
 
-LINE = 64  # bytes of a cache line
-READ_BY_OTHERS = range(64 * 1024, 1024 * 1024 + 1)  # bytes of arrays that are sent as they are and that a cache holds
-
 
 def accumulate(op: str, total: np.ndarray, contribution: np.ndarray, out: np.ndarray | None = None) -> None:
     """total = total (op) contribution, in the arrays' own dtype, without a temporary.
@@ -36,21 +33,10 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray, out: np.nda
     out = total if out is None else out
     if out.dtype.char in "fd" or not hooks.narrow_sum(op, total, contribution, out):
         function = UFUNCS[op]
-        if head := elements_before_line(out):
+        if head := xp.elements_before_line(out):
             function(total[:head], contribution[:head], out=out[:head])
             total, contribution, out = total[head:], contribution[head:], out[head:]
         function(total, contribution, out=out)
-
-
-def elements_before_line(out: np.ndarray) -> int:
-    """Return how many elements of a 1-D array lie before its first whole cache line; 0 if it does not matter.
-
-    Another core that has read the array, as a message, holds its cache lines too. A vector store that crosses from one
-    line into the next takes both back, and so each line twice: stores of whole lines take half the time.
-    """
-    if out.nbytes not in READ_BY_OTHERS or out.ndim != 1 or type(out) is not np.ndarray:
-        return 0
-    return -out.ctypes.data % LINE // out.itemsize
 
 
 def divide(total: np.ndarray, ranks: int) -> None:
