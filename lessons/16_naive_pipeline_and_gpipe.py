@@ -263,13 +263,8 @@ print(f"time of the step: {second.makespan / plain.makespan:.3f} times as long")
 # layers per stage, **1 + L/m instead of L** batches of one layer. The price is a second forward, a
 # third of the work where backward costs two forwards.
 #
-# A stage need not have as many layers as the others: the slowest stage sets the pace of all, so the
-# model is cut where the stages take equally long. [Lesson 20b](20b_plan_it.ipynb) does it, and a job
-# takes the result:
-#
-#     minidist profile --layers 6 --width 16 -o profile.json
-#     minidist partition profile.json --machines 2 --method gpipe --json > stages.json
-#     mpiexec -n 2 minidist train --layers 6 --width 16 --pp 2 --schedule gpipe --recompute full --partition stages.json
+# A stage need not have as many layers as the others: [lesson 20b](20b_plan_it.ipynb) cuts a model so
+# that all stages take equally long.
 
 # %% [markdown]
 # ## 6 Break it
