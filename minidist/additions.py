@@ -33,6 +33,7 @@ FUNCTIONS = {
     "buffers": "minidist.nn.buffers:named_buffers",
     "check_call": "minidist.collectives.call_checks",
     "check_layout": "minidist.parallel.fitting_dims",
+    "check_name": "minidist.base.user_file",
     "check_number": "minidist.base.limits",
     "check_schedule": "minidist.pipeline.schedules.refusals",
     "check_whole": "minidist.base.limits",

@@ -17,13 +17,14 @@ exponents.py      the sizes of an array's entries, as powers of two
 memory.py         the bytes that are alive, by purpose
 trace_file.py     the record in a file
 traces.py         the record of a run
+watchers.py       watchers of operations
 trace_checks.py   the checks of a trace file
+errors.py         how a sentence quotes paths and the errors of other programs
 files.py          writing files
 file_format.py    the format that the ending of a file names
 cache.py          arrays that are made once and memory-mapped from then on
 read_file.py      reading a user's files
 records.py        classes whose values are checked when one is made
-plain_pickle.py   reading pickles that nobody vouches for
 user_file.py      FILE.py:FUNCTION
 plain_pickle.py   pickles that hold plain values, read without running code
 extras.py         packages that a command needs and an installation may lack

@@ -101,6 +101,8 @@ def _not_in_the_core(*_: Any) -> Any:
 check_call: Callable[..., Any] = _nothing
 # The module minidist/comm/communicator.py: what a mesh, a cost model and a wrapper refuse.
 comm_checks: Callable[[], Any] = _NoChecks
+# (name that no entry of a registry has) -> None: UsageError for a file of the user without its function.
+check_name: Callable[[str], None] = _nothing
 # The backend of minidist/core/base/fibers.py where there is no greenlet: a module with its five names.
 fibers: Callable[[], Any] = _not_in_the_core
 # The type of arrays that are not NumPy's -> the module of whole operations on them, or None.

@@ -16,6 +16,7 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.coordinates import running_batch
+from minidist.base.watchers import Watcher, watchers, watching
 from minidist.core.autograd.backward import BackwardPass
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import (
@@ -28,7 +29,6 @@ from minidist.core.autograd.tensor import (
     set_grad_enabled,
 )
 from minidist.core.base.errors import AutogradError
-from minidist.core.base.watchers import Watcher, watchers, watching
 
 
 class _Segment(Watcher):
