@@ -6,8 +6,10 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 # mypy: implicit_reexport
 # ruff: noqa: F401, F403, F405, F811
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
 from numpy import (
     absolute,
     argsort,
@@ -39,6 +41,16 @@ class Device(Protocol):
     def zeros(self, shape: Any, dtype: Any) -> Any: ...
 
     def asarray(self, value: Any) -> Any: ...
+
+
+def to_host(value: Any) -> Any:
+    """A device's array as one of NumPy's; NumPy's own as it is."""
+    return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
+
+
+def quiet_overflow() -> AbstractContextManager[object]:
+    """Inside the block an overflow or a NaN is not a warning (NumPy warns once an operation; CuPy never does)."""
+    return np.errstate(over="ignore", invalid="ignore")
 
 
 def store(place: Array, value: Array) -> None:

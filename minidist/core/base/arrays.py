@@ -16,7 +16,6 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 # ruff: noqa: F401, F811
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from math import prod
 from typing import Any
@@ -99,11 +98,6 @@ def to_device(value: Array) -> Array:
     """One of NumPy's arrays, on the device on which new arrays are made."""
     device = creating.get()
     return value if device is None else device.asarray(value)
-
-
-def to_host(value: Any) -> Any:
-    """A device's array as one of NumPy's; NumPy's own as it is."""
-    return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
 
 
 def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
@@ -278,8 +272,3 @@ def add_into(total: Array, contribution: Array) -> Array:
         return hooks.half().add_into(total, contribution)  # type: ignore[no-any-return]
     total += contribution
     return total
-
-
-def quiet_overflow() -> AbstractContextManager[object]:
-    """Inside the block an overflow or a NaN is not a warning (NumPy warns once an operation; CuPy never does)."""
-    return np.errstate(over="ignore", invalid="ignore")

@@ -72,6 +72,11 @@ def _as_given(name: str, value: Any, *_: Any, **__: Any) -> Any:
     return value
 
 
+def added(library: str, name: str) -> Callable[..., Any]:
+    """Return the function `name` of the module that the hook `library` gives, which is imported when it is called."""
+    return lambda *arguments, **keywords: getattr(globals()[library](), name)(*arguments, **keywords)
+
+
 class _NoDropout:
     """Dropout that drops nothing; heads: those of an attention whose weights it would drop."""
 
@@ -130,10 +135,8 @@ dropped_weights: Callable[[Any, int, int, int], Any] = _not_in_the_core
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
 # The module minidist/nn/refusals.py: what a module's call refuses.
 refusals: Callable[[], Any] = _NoChecks
-# (module, state, strict) -> (missing, unexpected) names: copies values into a model.
-load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]] = _not_in_the_core
-# A module of a model -> (qualified name, array) of its arrays that are state and not trained.
-buffers: Callable[[Any], Any] = _none
+# The module minidist/nn/state.py: methods of a module that the core does without.
+module_methods: Callable[[], Any] = _not_in_the_core
 # The module minidist/optim/checks.py: what an optimizer refuses.
 optimizer_checks: Callable[[], Any] = _NoChecks
 # (name, value) -> the value of an optimizer's setting as it is kept.
@@ -151,8 +154,6 @@ cut_run: Callable[[Any, list[Any]], list[Any]] = _not_in_the_core
 optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
 # A module of a model -> the text that `print` shows.
 describe: Callable[[Any], str] = object.__repr__
-# (module, device) -> None: moves a model's parameters, gradients and buffers.
-move: Callable[[Any, Any], None] = _not_in_the_core
 # Attention of split sequences: (name, comm, tokens of a sequence, the model's attention so far, neighbours that
 # exchange heads) -> the module that takes the place of every `attention_fn`, or None for ring attention.
 split_attention: Callable[[str, Any, int, Any, int], Any] = _nothing
