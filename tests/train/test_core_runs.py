@@ -15,12 +15,12 @@ import minidist
 from minidist.core.base.errors import UsageError
 from minidist.core.comm.sim.world import Sim
 from minidist.core.nn import GPT, GPTConfig
-from minidist.core.optim import SGD
 from minidist.core.train.loop import Loop
 from minidist.core.train.parallelize import parallelize
 from minidist.core.train.task import ParallelLayout, Task
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
+from minidist.optim import SGD
 
 PACKAGE = str(Path(minidist.__file__).parent)
 CORE_FILES = {str(path) for path in Path(PACKAGE, "core").rglob("*.py")}

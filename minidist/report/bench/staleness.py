@@ -19,8 +19,8 @@ from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.random import Key, uniform
 from minidist.core.comm import Comm, LinkModel
-from minidist.core.optim import SGD
 from minidist.data.generated import markov
+from minidist.optim import SGD
 from minidist.techniques import parameter_server as ps
 
 VOCABULARY, BATCH, TOKENS = 16, 16, 20_000
