@@ -23,6 +23,7 @@ errors.py         how a sentence quotes paths and the errors of other programs
 files.py          writing files
 file_format.py    the format that the ending of a file names
 cache.py          arrays that are made once and memory-mapped from then on
+random.py         draws that begin anywhere in the stream of a key
 read_file.py      reading a user's files
 records.py        classes whose values are checked when one is made
 user_file.py      FILE.py:FUNCTION

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.random import Key, uniform
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import Key, uniform
 
 
 @dataclass(frozen=True)

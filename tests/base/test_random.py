@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.base.coordinates import batch_coordinates, current_coordinates, uniform_rows
-from minidist.core.base.random import Key, initial_weight, normal, uniform
+from minidist.base.random import Key, normal, uniform
+from minidist.core.base.random import initial_weight
 from minidist.nn.ops.checkpoint import replay_calls, snapshot_calls
 
 KEY = Key(1, "test", 2, "layer", 3)
