@@ -16,7 +16,7 @@ import numpy as np
 from minidist.comm.call_site import NOWHERE
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
-from minidist.core.comm.point_to_point import MAX_TAG
+from minidist.core.comm.communicator import MAX_TAG
 
 
 class DirectMessages(CheckedMessages):
