@@ -19,7 +19,7 @@ from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, is_half, upcast
-from minidist.core.base.errors import ShapeError, quoted
+from minidist.core.base.errors import ShapeError
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
@@ -142,7 +142,8 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     try:
         data = x.data[index]
     except IndexError as error:
-        raise ShapeError(f"getitem: index {quoted(index)} does not fit shape {x.shape} ({error})") from None
+        hooks.operation_checks().refuse_index(x, index, error)
+        raise
     shape, kind = x.shape, x.dtype
     basic = all(
         isinstance(i, (int, slice)) or i is None or i is Ellipsis for i in (index if type(index) is tuple else (index,))
