@@ -2,7 +2,7 @@
 
 arrays.py          the array functions that the core does without
 array_interface.py  what may be used of an array: by NumPy, CuPy and meta arrays
-coordinates.py    where the rows of a batch lie in the global batch
+coordinates.py    where the rows of a batch lie in the global batch, and draws at their places
 flop_counter.py   floating-point operations and bytes moved
 limits.py         the limits of sizes
 half.py           float16 and bfloat16
@@ -23,7 +23,6 @@ errors.py         how a sentence quotes paths and the errors of other programs
 files.py          writing files
 file_format.py    the format that the ending of a file names
 cache.py          arrays that are made once and memory-mapped from then on
-random.py         draws that begin anywhere in the stream of a key
 read_file.py      reading a user's files
 records.py        classes whose values are checked when one is made
 user_file.py      FILE.py:FUNCTION

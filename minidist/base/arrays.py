@@ -43,11 +43,6 @@ class Device(Protocol):
     def asarray(self, value: Any) -> Any: ...
 
 
-def to_host(value: Any) -> Any:
-    """A device's array as one of NumPy's; NumPy's own as it is."""
-    return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
-
-
 def quiet_overflow() -> AbstractContextManager[object]:
     """Inside the block an overflow or a NaN is not a warning (NumPy warns once an operation; CuPy never does)."""
     return np.errstate(over="ignore", invalid="ignore")

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.coordinates import Key, uniform
 from minidist.base.errors import MinidistError, UsageError, nearest, quoted, reason
-from minidist.base.random import Key, uniform
 from minidist.base.user_file import is_user_function, load_function
 
 Draw = Callable[[int], np.ndarray]

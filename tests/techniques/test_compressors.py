@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.random import Key, normal
+from minidist.base.coordinates import Key, normal
 from minidist.collectives.closed_forms import volume
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, Tensor

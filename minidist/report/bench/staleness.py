@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from minidist.base.coordinates import Key, uniform
 from minidist.base.limits import MAX_SWEPT_RANKS, check_count, check_ranks, check_size
-from minidist.base.random import Key, uniform
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, LinkModel

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.coordinates import Key, uniform
 from minidist.base.limits import check_whole
-from minidist.base.random import Key, uniform
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import Comm
 from minidist.core.parallel.gradients import Bucket

@@ -20,8 +20,8 @@ from math import ceil, prod
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.coordinates import Key, normal, uniform
 from minidist.base.half import named_dtype
-from minidist.base.random import Key, normal, uniform
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import is_half
 from minidist.core.base.layout import chunk_sizes, cut, offsets
