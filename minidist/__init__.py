@@ -29,7 +29,7 @@ _MODULES = {
     ),
     "minidist.base.flop_counter": ("FlopCounter", "current_flop_counter"),
     "minidist.base.coordinates": ("batch_coordinates",),
-    "minidist.base.arrays": ("quiet_overflow",),
+    "minidist.core.base.arrays": ("quiet_overflow",),
     "minidist.core.base.errors": ("DeadlockError", "MinidistError", "MismatchError", "UsageError"),
     "minidist.collectives": ("gather", "scatter"),
     "minidist.collectives.algorithms": ("ALGORITHMS",),

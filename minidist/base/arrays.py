@@ -6,10 +6,8 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 # mypy: implicit_reexport
 # ruff: noqa: F401, F403, F405, F811
 
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import numpy as np
 from numpy import (
     absolute,
     argsort,
@@ -41,11 +39,6 @@ class Device(Protocol):
     def zeros(self, shape: Any, dtype: Any) -> Any: ...
 
     def asarray(self, value: Any) -> Any: ...
-
-
-def quiet_overflow() -> AbstractContextManager[object]:
-    """Inside the block an overflow or a NaN is not a warning (NumPy warns once an operation; CuPy never does)."""
-    return np.errstate(over="ignore", invalid="ignore")
 
 
 def store(place: Array, value: Array) -> None:

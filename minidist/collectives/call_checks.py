@@ -10,9 +10,9 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.base.arrays import add_into, is_half, quiet_overflow
 from minidist.comm.message_checks import MASKED, may_overlap
 from minidist.core.base import arrays as xp
+from minidist.core.base.arrays import add_into, is_half, quiet_overflow
 from minidist.core.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives.operations import UFUNCS
