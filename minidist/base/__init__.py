@@ -7,6 +7,7 @@ flop_counter.py   floating-point operations and bytes moved
 limits.py         the limits of sizes
 half.py           float16 and bfloat16
 cuda.py           the whole operations of arrays of a GPU, in one module
+mkl.py            products of matrices by MKL
 cuda_products.py  products by one call of cuBLAS
 cuda_attention.py causal attention
 cuda_kernels.py   whole operations as kernels in CUDA C, cuda_kernels.cu

@@ -70,7 +70,7 @@ class CheckedMessages(PointToPoint):
         if self.world.checks and may_overlap(outgoing, incoming):
             raise BufferReuseError(
                 f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
-                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a buffer of its own"
+                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a separate buffer"
             )
         PointToPoint.sendrecv(self, outgoing, dest, incoming, source, tag)
 
