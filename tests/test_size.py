@@ -15,21 +15,21 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 3_992,
-    "collectives": 3_829,
+    "base": 4_127,
+    "collectives": 3_834,
     "comm": 6_385,
     "commands": 5_527,
     "course": 12_515,
-    "core": 10_406,
-    "data": 1_625,
+    "core": 10_184,
+    "data": 1_624,
     "debug": 9_977,
     "job": 8_833,
-    "nn": 3_492,
-    "optim": 1_686,
+    "nn": 3_538,
+    "optim": 1_712,
     "parallel": 5_018,
     "pipeline": 4_701,
     "planning": 5_862,
-    "report": 6_834,
+    "report": 6_843,
     "techniques": 12_140,
 }
 FOLDERS = 16
