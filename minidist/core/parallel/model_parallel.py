@@ -8,12 +8,11 @@
     apply_context_parallel    cp   each rank has a part of every sequence; attention communicates between the parts
 
 Call the last three in this order, before parameters become flat arrays. Every rank builds the whole model from the same
-seed and keeps its shards, so the gathered shards *are* the single-device weights, and nothing is sent; a rank with
-other weights is refused, at once or with the next message of a collective.
+seed and keeps its shards, so the gathered shards *are* the single-device weights, and nothing is sent.
 
-A plan says how each module is split. A key is a module's qualified name and may hold `*`; what no key names stays whole
-on every rank. Each parameter then carries a `Layout`, which checkpoints, clipping and counting read. Plans of other
-models, and other kinds of attention, are added in `hooks.plan_sources` and `hooks.split_attention`.
+A plan says how each module is split; what no key names stays whole on every rank. Each parameter then carries a
+`Layout`, which checkpoints, clipping and counting read. Plans of other models, and other kinds of attention, are added
+in `hooks.plan_sources` and `hooks.split_attention`.
 
 Source of the plans: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 3.
 
@@ -168,9 +167,7 @@ def apply_context_parallel(
 
 
 def use_positions(model: Any, positions: xp.Array) -> None:
-    """Look up position embeddings and rotary angles at `positions`, the tokens' places in the whole text.
-
-    A hook, so that it also holds in a pipeline stage, whose input does not say where its tokens are.
-    """
+    """Look up position embeddings and rotary angles at `positions`, the tokens' places in the whole text."""
+    # A hook, so that it also holds in a pipeline stage, whose input does not say where its tokens are.
     table: Module = model.decoder.wpe if isinstance(model, GPT) else model.decoder.rotary_emb
     table.register_forward_pre_hook(lambda _, arguments: positions)

@@ -3,16 +3,15 @@
     rank 0   0F0 0F1 0B0 0B1
     rank 1   1F0 1B0 1F1 1B1          CSV: one line per rank, a comma between actions, an empty cell for an idle slot
 
-A stage is placed on the rank that computes its actions; nothing else says where it is. In DualPipe, and where a stage
-is replicated, several ranks compute one stage, each for different micro-batches.
+A stage is placed on the rank that computes its actions; nothing else says where it is. In DualPipe several ranks
+compute one stage, each for different micro-batches.
 
 An action is what a rank does to one micro-batch at one stage. A plan of 1,024 ranks and 4,096 micro-batches has eight
-million of them, so an action is stored as a number:
+million of them, so an action is stored as a number, and `Action` is that number with names for its three parts:
 
     stage | micro-batch | kind          F(2, 0) is stage 2's forward of micro-batch 0 and prints as 2F0
 
-`Action` is that number with names for its three parts. Stage numbers are those of the model, 0 to S-1, whatever rank
-holds the stage. Kinds: F forward; I input gradient; W weight gradient; B both as one action; RECOMPUTE a second forward
+Kinds: F forward; I input gradient; W weight gradient; B both as one action; RECOMPUTE a second forward
 before a backward; SEND_F, RECV_F an activation leaves stage s or arrives at it; SEND_B, RECV_B a gradient likewise;
 REDUCE_GRAD the stage's gradients are complete. An item of a rank's order is one action, or a pair of actions that
 overlap: (1F4;2B1)OVERLAP_F_B. The grammar is the one of torch.distributed.pipelining.

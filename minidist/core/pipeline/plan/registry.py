@@ -25,9 +25,9 @@ Orders = Sequence[Sequence[Item]]
 class Schedule:
     """A schedule by name.
 
-    chunks: stages per rank: how many it always has, or None when the caller chooses (default 2). takes: (p, m, v, and
-    the options that it names) -> None, or the end of a sentence that says which m it can take. updates: see Plan.
-    complete: (plan, options) -> the plan, where options change more of it than its orders.
+    chunks: stages per rank, or None when the caller chooses (default 2). takes: (p, m, v, and the options that it
+    names) -> None, or the end of a sentence that says which m it can take. updates: see Plan. complete: (plan, options)
+    -> the plan, where options change more of it than its orders.
     """
 
     name: str
@@ -39,10 +39,7 @@ class Schedule:
     complete: Callable[[Plan, Mapping[str, Any]], Plan] | None = None
 
     def plan(self, stages: int, microbatches: int, chunks: int | None = None, **options: Any) -> Plan:
-        """Return the plan for `stages` pipeline ranks with `chunks` stages each.
-
-        Raises UsageError when the schedule cannot be made.
-        """
+        """Return the plan for `stages` pipeline ranks with `chunks` stages each; UsageError where there is none."""
         hooks.check_schedule(self, stages, microbatches, chunks, options)
         v = self.chunks or chunks or 2
         arguments: dict[str, Any] = {"p": stages, "m": microbatches}
