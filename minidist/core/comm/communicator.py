@@ -2,7 +2,7 @@
 
 `PointToPoint` sends and receives among a group of ranks. `Comm` is a rank's handle on a group, and `CollectiveCall` is
 one operation of all its ranks together, so an algorithm runs on either. Both hand their messages to a world, `Sim` or
-`MPIWorld`. The two have the same methods.
+`MPIWorld`, which have the same methods.
 
     comm.send(array, dest) ──▶ PointToPoint._post ──▶ Sim.post ──▶ Request
                                PointToPoint.wait  ──▶ Sim.wait
@@ -65,13 +65,13 @@ class Request:
 class Work:
     """A function that runs in a communicator's stream; `wait()` returns what the blocking call would have returned.
 
-    arrays: what the function reads and writes, so that the program must leave them alone until the wait. site: the line
-    that started it, where the world looks for it.
+    arrays: those that the function reads and writes, which the program leaves alone until the wait, and perhaps other
+    values. site: the line that started it, where the world looks for it.
     """
 
     comm: "PointToPoint"
     function: Callable[[], Any]
-    arrays: Sequence[np.ndarray] = ()
+    arrays: Sequence[Any] = ()
     context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
     watched: list[Any] = field(default_factory=list)  # what the world notes of the arrays, where it checks them
     finished: bool = False

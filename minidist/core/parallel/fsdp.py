@@ -148,6 +148,7 @@ class FSDPState(BackwardObserver):
         self.ended: list[FSDPState] = []  # in which they ended; backward reaches the modules in the reverse order
         self.running: BackwardPass | None = None  # the backward pass; a forward inside it is a replayed one
         self.reducing: tuple[FSDPUnit, Work] | None = None  # the reduction in flight, and whose it is
+        self.node_done = comm.world.progress  # type: ignore[method-assign]  # what is in flight travels meanwhile
         guard.covers(module, module.parameters())
 
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
@@ -214,7 +215,7 @@ class FSDPState(BackwardObserver):
         root.running = running
         self._advance_clock()
 
-        # The root hears of the pass's end, and of every node: `node_done`, `finished`.
+        # The root hears of every node and of the pass's end: `node_done`, `finished`.
         running.attach(root)
 
         self._gather()
@@ -227,10 +228,6 @@ class FSDPState(BackwardObserver):
         self._advance_clock()
         for unit in self.units:
             unit.after_backward(self.root)
-
-    def node_done(self) -> None:
-        """Let gathers and reductions travel while backward goes on."""
-        self.comm.progress()
 
     def finished(self) -> None:
         """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""

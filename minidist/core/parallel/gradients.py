@@ -139,6 +139,7 @@ class GradientReducer(BackwardObserver):
         if algorithm != "auto":
             ALGORITHMS[self.operation][algorithm]  # an unknown name is an error now, not in the first backward pass
         self.flat, self.comm, self.op, self.algorithm = flat, comm, op, algorithm
+        self.node_done = comm.world.progress  # type: ignore[method-assign]  # buckets travel meanwhile
 
         # The plan of the messages, which is the same on every rank.
         self.guard = guard or new_guard(op, comm)
@@ -202,10 +203,6 @@ class GradientReducer(BackwardObserver):
             self.ready(parameter)
         elif not self.manually:
             self.flat.unsynchronized = True  # an optimizer refuses to step with it
-
-    def node_done(self) -> None:
-        """Let the buckets that were launched travel while backward goes on."""
-        self.comm.progress()
 
     # --- the three steps ---
 
