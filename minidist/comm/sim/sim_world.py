@@ -1,7 +1,7 @@
 """The simulated world that programs run in: a `Sim` and whoever watches it.
 
     Sim        moves messages (world.py, matching.py)
-    watchers   compare what ranks call, watch the memory in flight, record, kill ranks (comm/sim/checks/, failures.py)
+    watchers   compare what ranks call, watch the memory in flight, record, kill ranks (comm/sim/checks.py, failures.py)
     the run    ends a rank that hangs, gives each rank the process's random generators, refuses use after its end
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/comm/test_conformance.py
@@ -22,9 +22,7 @@ from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError, Unwait
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import check_checks, check_record
 from minidist.comm.message_checks import CheckedCall
-from minidist.comm.sim.checks.buffer_watch import BufferWatch
-from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
-from minidist.comm.sim.checks.recorder import Lines, Recorder, Totals
+from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped

@@ -15,6 +15,7 @@ Proved by: tests/pipeline/test_messages.py, tests/pipeline/test_runtime.py
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -144,9 +145,9 @@ class Messages:
     def take(self, message: Message) -> list[Any]:
         """Wait for what an F, or an I or B, of a stage needs and return the arrays."""
         if message in self.posted:
-            arrays = []
-            for request in self.posted.pop(message):
-                arrays.append(self.comm.wait(request))
+            requests = self.posted.pop(message)
+            self.comm.waitall(requests)
+            arrays = list(map(attrgetter("array"), requests))
         else:
             arrays = self.ready.pop(message)
         # The gradient has come back, so the activation has arrived: its array need not wait for the step's end.
