@@ -217,7 +217,7 @@ class PointToPoint:
         for watcher in watchers.get():
             if watcher.operations is not None:
                 operations, watcher.operations = watcher.operations, []
-                self.compute(operations, name=PASS_OF.get(name, name))
+                self.world.compute(operations, 0.0, PASS_OF.get(name, name))
 
     @property
     def trace(self) -> Any:

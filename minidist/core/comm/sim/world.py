@@ -111,7 +111,11 @@ class Sim:
                 try:
                     stream.fiber.switch()
                 except (Exception, SystemExit) as error:
-                    self._annotate(error, state.running)
+                    # The text of one about communication names the ranks, and which one was running means nothing.
+                    stream = state.running
+                    if not isinstance(error, CommunicationError):
+                        where = f"rank {stream.rank} of {self.size}" + ("" if stream.is_main else f" ({stream.name})")
+                        error.add_note(f"raised on {where}, virtual time {stream.time:.6g} s")
                     raise
             if not self._idle():  # [1] of the picture
                 break
@@ -130,12 +134,6 @@ class Sim:
         ranks = len({stream.rank for stream in blocked})
         first = f"deadlock: {ranks} of {self.size} ranks are blocked and none can make progress"
         return DeadlockError("\n".join([first, *lines]))
-
-    def _annotate(self, error: BaseException, stream: Stream) -> None:
-        if isinstance(error, CommunicationError):
-            return  # its text names the ranks, and which one was running means nothing
-        where = "" if stream.is_main else f" ({stream.name})"
-        error.add_note(f"raised on rank {stream.rank} of {self.size}{where}, virtual time {stream.time:.6g} s")
 
     def _end_streams(self) -> None:
         self.direct = False
