@@ -86,11 +86,15 @@ class ShardReducer(GradientReducer):
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
 
         # A bucket that crosses a boundary has several owners: `counts`. `collect` adds a sum to earlier ones.
-        out, counts = self.shard.destination(self.shard.place(bucket.slice)), self.shard.counts(bucket.slice)
-        how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": self.guard.of_bucket(bucket)}
-        work = reduce_scatter(self.comm, array, self.op, async_op=True, out=out, **how)
+        out = self.shard.destination(self.shard.place(bucket.slice))
+        work = self.scatter(bucket, array, self.shard.counts(bucket.slice), out)
         self.forget(bucket)
         return work
+
+    def scatter(self, bucket: Bucket, array: xp.Array, counts: list[int], out: xp.Array) -> Any:
+        """Start the reduce-scatter of a bucket's gradients; counts: how many elements each rank owns."""
+        how: Any = {"counts": counts, "algorithm": self.algorithm, "equal": self.guard.of_bucket(bucket)}
+        return reduce_scatter(self.comm, array, self.op, async_op=True, out=out, **how)
 
     def collect(self) -> None:
         """Wait for the buckets that were launched, and add their sums to those of earlier micro-batches."""
