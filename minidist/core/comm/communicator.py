@@ -184,10 +184,7 @@ class PointToPoint:
     # streams and time -------------------------------------------------------------------------------------------------
 
     def run_async(self, function: Callable[[], Any], arrays: Sequence[np.ndarray] = ()) -> Work:
-        """Run `function` in the communicator's stream.
-
-        arrays: what it reads and writes; the program must leave them alone until the wait.
-        """
+        """Run `function` in the communicator's stream. arrays: see `Work`."""
         work = Work(self, function, arrays)
         self.world.run_async(work)
         return work
@@ -276,10 +273,7 @@ class Comm(PointToPoint):
     # groups -----------------------------------------------------------------------------------------------------------
 
     def dup(self) -> "Comm":
-        """Return a communicator of the same ranks in another context, whose messages never meet this one's.
-
-        All members must call it.
-        """
+        """Return a communicator of the same ranks whose messages never meet this one's. All members must call it."""
         # Part of the name, so that two duplicates of one communicator are two contexts.
         self._children += 1
         return type(self)(self.world, f"{self.name}.{self._children}", self.members, self.rank, "dup")

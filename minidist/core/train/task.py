@@ -44,8 +44,7 @@ class Task(ABC):
     """The base class: what `parallelize` and the strategies ask for. A subclass has the data and the optimizer.
 
     model: whole, until `parallelize` puts this rank's parts in its place. dtype: of the model. seed: of dropout.
-    context: tokens of a whole sample. positions: of this rank's tokens, where sequences are split; `parallelize` sets
-    them.
+    context: tokens of a whole sample. positions: of this rank's tokens, which `parallelize` sets for split sequences.
     """
 
     model: Any
@@ -53,8 +52,6 @@ class Task(ABC):
     seed: int = 0
     context: int = 0
     positions: Array | None = None
-
-    # --- what a subclass has ------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -88,8 +85,6 @@ class Task(ABC):
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss from which backward starts."""
         return loss
-
-    # --- what follows from it -----------------------------------------------------------------------------------------
 
     @property
     def is_language_model(self) -> bool:
@@ -165,9 +160,8 @@ class ParallelLayout(ParallelDims):
     """The degrees of `ParallelDims`, and how each axis works.
 
     zero: 0, whole replicas; 1 shards the optimizer, 2 the gradients too, 3 the parameters too. reduction: the algorithm
-    that sums gradients. schedule: the order of a pipeline that drains in every step. chunks (v): stages of a pipeline
-    rank; None: what the schedule takes. attention: how the parts of a sequence meet. ulysses (u): neighbours that
-    exchange heads, with "ulysses-ring". sequence_parallel: norms and dropout on 1/tp of the sequence.
+    that sums gradients. schedule, chunks (v): of the pipeline. attention: how the parts of a sequence meet. ulysses
+    (u): neighbours that exchange heads, with "ulysses-ring". sequence_parallel: norms and dropout on 1/tp of it.
     """
 
     zero: int = 0

@@ -9,8 +9,7 @@ always deadlocks here, and not only when its messages are larger than the buffer
     none is ready:  [1] match one receive from any rank, where the world has such receives, else
                     [2] all have returned, or it is a deadlock
 
-`Sim` moves messages and checks nothing. The world that programs run in is `SimWorld`: a `Sim` with watchers, which
-compare, record, and end what hangs.
+`Sim` moves messages and checks nothing. Programs run in a `SimWorld`: a `Sim` with watchers.
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
 """
@@ -85,7 +84,7 @@ class Sim:
         return results
 
     def _ready_queue(self, streams: Sequence[Stream]) -> deque[Stream]:
-        """Return the queue of streams that can run. A test takes another order: times and results must not change."""
+        """Return the queue of streams that can run. In another order times and results must be the same."""
         return deque(streams)
 
     def _new_matching(self) -> Matching:

@@ -109,10 +109,7 @@ class ColumnParallelLinear(Module):
 
     linear: the layer of one device; this rank keeps its columns. name: of the layer in its model, for errors.
     blocks: the number of equal blocks of output features, each of them split (3 for a fused Q|K|V). replicas > 1: this
-    number of neighbouring ranks has the same columns.
-
-    Sends nothing in forward and an all-reduce of x's size in backward. Raises UsageError for output features that do
-    not divide.
+    number of neighbouring ranks has the same columns. Sends an all-reduce of x's size in backward.
     """
 
     def __init__(
@@ -146,8 +143,7 @@ class ColumnParallelLinear(Module):
 class RowParallelLinear(Module):
     """y = x W + b with the input features split: x (..., in / t) on each rank -> (..., out) on all.
 
-    linear, name: as in `ColumnParallelLinear`. Sends an all-reduce of y's size in forward. Raises UsageError for input
-    features that do not divide.
+    linear, name: as in `ColumnParallelLinear`. Sends an all-reduce of y's size in forward.
     """
 
     def __init__(self, linear: Linear | Conv1D, context: ShardContext, name: str = "the layer") -> None:

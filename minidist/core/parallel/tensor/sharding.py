@@ -65,8 +65,8 @@ class ShardContext:
     ) -> Parameter:
         """Return this rank's shard of `whole` along `dim`; the same one again for a tied parameter.
 
-        blocks, padding, replicas: as in `Layout` (`copies`). A parameter that is sharded over another axis already is
-        sharded once more. Raises UsageError when a tied parameter is sharded in two ways.
+        blocks, padding, replicas: as in `Layout` (`copies`). Raises UsageError when a tied parameter is sharded in two
+        ways.
         """
         # The first split of this parameter, or one more (experts over ep, then their matrices over tp).
         before, comm = whole.layout or Layout(tuple(whole.shape)), self.comm
