@@ -177,20 +177,16 @@ class Sim:
 
     def _run_stream(self, stream: Stream) -> None:
         while stream.queue:
-            # A work starts when the stream is free, but not before it was asked for.
+            # A work starts when the stream is free, but not before it was asked for, and in the context of then.
             work = stream.queue.popleft()
             stream.time = max(stream.time, work.started)
-            self._run_work(work)
+            work.result = work.context.run(work.function)
 
             # Done: the rank that waits for it can run.
             work.end, work.finished = stream.time, True
             if work.waiter is not None:
                 self.state.ready.append(work.waiter)
                 work.waiter = None
-
-    def _run_work(self, work: Work) -> None:
-        """Run the function of a work, in the context in which it was asked for."""
-        work.result = work.context.run(work.function)
 
     def wait_work(self, work: Work) -> Any:
         # The waiting stream's clock moves on to the end of the work; what ended earlier costs nothing.
