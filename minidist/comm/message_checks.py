@@ -71,7 +71,7 @@ class CheckedMessages(PointToPoint):
         if arrays and self.world.checks and np.may_share_memory(outgoing, incoming):
             raise BufferReuseError(
                 f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
-                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a buffer of its own"
+                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a separate buffer"
             )
         PointToPoint.sendrecv(self, outgoing, dest, incoming, source, tag)
 

@@ -117,6 +117,14 @@ MUTATIONS = {
         ("    del x  # the last output: no layer needs it\n", "", "activations are alive after their last use:"),
         ("        del weight_gradient\n", "", "two weight gradients are alive at once:"),
     ],
+    "02b.adam": [
+        ("m / (1 - 0.9**t), v / (1 - 0.999**t)", "m, v", "both averages begin at 0 and are too small"),
+        ("v / (1 - 0.999**t)", "v", "the average of the squares begins at 0, too"),
+        ("enumerate(gradients, 1)", "enumerate(gradients)", "the first step has t = 1"),
+        (" + 1e-8", "", "add 1e-8 to the root"),
+        ("lr * mean", "lr * g", "this steps by the gradient itself"),
+        ("np.sqrt(square)", "square", "divide by the root of the average"),
+    ],
     "03.by_order": [
         ("if comm.rank % 2 == 0:", "if True:", "may block"),
         ("if comm.rank % 2 == 0:", "if False:", "no rank has sent"),
@@ -329,25 +337,21 @@ MUTATIONS = {
         ("if done[worker] < steps:", "if done[worker] <= steps:", "the server replies to a worker that has"),
         ("        weights += gradient\n", "        weights = gradient\n", "the weights are the sum of all gradients:"),
     ],
-    "06d.load_residual": [
-        ("range(comm.rank, old_ranks, comm.size)", "range(old_ranks)", "to one rank only"),
-        ("    total = np", "    comm.barrier()\n    total = np", "no rank needs to send anything"),
-        ("range(comm.rank, old_ranks,", "range(comm.rank, max(old_ranks, comm.size),", "starts with zeros"),
-        ("total = np.zeros(length)", "total = read(comm.rank)", "not its own to keep"),
+    "06d.error_feedback": [
+        ("residual += gradient", "residual[:] = gradient", "add the residual to the gradient first"),
+        ("return sums, residual", "return sums, np.zeros_like(residual)", "what a step does not send is lost"),
+        ("np.argsort(-np.abs(residual))", "np.argsort(-residual)", "the largest elements are those of the largest"),
+        ("np.argsort(-np.abs(residual))", "np.argsort(-np.abs(gradient))", "Choose by gradient + residual"),
+        ("total[of_rank.astype(int)] += values", "total[of_rank.astype(int)] += values / comm.size", "these are means"),
         (
-            "range(comm.rank, old_ranks, comm.size)",
-            "range(comm.rank, old_ranks, comm.size + 1)",
-            "some saved residuals are read by no rank:",
+            "residual[places] = 0.0",
+            "residual = gradient - np.bincount(places, residual[places], len(gradient))",
+            "the residual has what this step left",
         ),
         (
-            "range(comm.rank, old_ranks, comm.size)",
-            "range(comm.rank + 1, old_ranks, comm.size)",
-            "everything that had not been sent yet is",
-        ),
-        (
-            "total = read(old) if old == comm.rank else total + read(old)",
-            "total = read(old)",
-            "what will be sent is the sum over the",
+            "residual[places] = 0.0",
+            "residual[places] = all_gather(comm, 0 * residual)[0]",
+            "more travels than k values",
         ),
     ],
     "06e.outer_step": [

@@ -85,8 +85,12 @@ def gathers_everything_first(comm, layers, x, gather, compute):
     return x
 
 
-def shares_the_sum_equally(comm, old_ranks, read, length):
-    return sum((read(old) for old in range(old_ranks)), np.zeros(length)) / comm.size
+def rmsprop(weights, gradients, lr):
+    square = np.zeros_like(weights)
+    for g in gradients:
+        square = 0.99 * square + 0.01 * g**2
+        weights = weights - lr * g / (np.sqrt(square) + 1e-8)
+    return weights
 
 
 def one_teacher_does_all(comm, teachers, logits, rows, temperature):
@@ -158,6 +162,7 @@ WRONG = [
     ("00.in_rank_order", a_barrier_per_turn, "a barrier per turn"),
     ("02.free_in_order", input_gradient_first, "need not be alive"),
     ("04.ring_all_reduce", passes_on_its_own_part, "the sum that it has just made"),
+    ("02b.adam", rmsprop, "this is RMSProp"),
     ("05.halving_doubling", solution("04.ring_all_reduce"), "a ring's number"),
     ("05.halving_doubling", folded_whole_arrays, "whole arrays travel in every round"),
     ("05.choose", lambda n, size, alpha, beta: "tree", "return the name"),
@@ -175,7 +180,6 @@ WRONG = [
     ("10c.stages_by_time", lambda comm, sizes, *_: [sum(sizes), *[0] * (comm.size - 1)], "every stage has a layer"),
     ("10c.stages_by_time", lambda *_: 3, "a list of whole numbers"),
     ("11c.owners_compute", lambda comm, parts, rows, orthogonalize: parts, "the rows that came in"),
-    ("06d.load_residual", shares_the_sum_equally, "bit for bit"),
     ("09d.distil", one_teacher_does_all, "more than its share"),
     ("26.save", onto_what_a_dead_save_left, "remove them first"),
     ("00.in_rank_order", reversed_order, "the ranks speak in the reverse order"),
