@@ -8,7 +8,7 @@ zero.py                 ZeRO 1 and 2
 fsdp.py                 ZeRO 3: `fully_shard`, and when it gathers, releases and reduces
 fsdp_unit.py            the parameters that FSDP gathers together
 flat_shards.py          one rank's shard of a flat unit
-tensor/                 every matrix split over the ranks: products, their borders, the vocabulary, shards
+tensor/                 every matrix split over the ranks
 context/                ring attention, and which tokens of a split sequence a rank has
 expert/dispatch.py      expert parallelism
 """

@@ -1,1 +1,4 @@
-"""Context parallelism: the sequence is split over ranks, attention included (ring attention)."""
+"""Context parallelism: the sequence is split over ranks, attention included.
+
+ring_attention.py       ring attention, and the global positions of a rank's tokens
+"""
