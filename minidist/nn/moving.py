@@ -22,7 +22,7 @@ from minidist.nn.buffers import own_buffers
 
 
 def move(module: Any, device: "str | xp.Device | None") -> None:
-    """Move the parameters, gradients and buffers of `module`. device, errors: see `Module.to`."""
+    """Move the parameters, gradients and buffers of `module`. device: a name, or None for the host."""
     target = device_of(device) if isinstance(device, str) else device
     for parameter in module.parameters():
         _move_parameter(parameter, target)
