@@ -312,10 +312,7 @@ def test_jobs_whose_ranks_differ_are_refused(flags, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
-def test_fold_without_a_dry_run_is_refused(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "--dp", "2", "--fold"])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
+def test_fold_without_a_dry_run_is_refused(minidist):
+    error = minidist("train", "--dp", "2", "--fold", code=2).err
     assert "--fold requires --dry-run; add it" in error
     assert "--trace" not in error
