@@ -29,7 +29,7 @@ LINES = {
     "parallel": 5_020,
     "pipeline": 4_692,
     "planning": 5_862,
-    "report": 6_839,
+    "report": 6_843,
     "techniques": 12_140,
 }
 FOLDERS = 16
