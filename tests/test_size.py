@@ -16,7 +16,7 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 4_127,
-    "collectives": 3_829,
+    "collectives": 3_834,
     "comm": 6_385,
     "commands": 5_527,
     "course": 12_515,
@@ -29,7 +29,7 @@ LINES = {
     "parallel": 5_018,
     "pipeline": 4_701,
     "planning": 5_862,
-    "report": 6_834,
+    "report": 6_843,
     "techniques": 12_140,
 }
 FOLDERS = 16
