@@ -7,7 +7,7 @@ from minidist.core.autograd import Parameter, gelu
 from minidist.core.base import arrays as xp
 from minidist.core.nn.layers import LayerNorm
 from minidist.core.parallel.tensor import layers
-from minidist.core.parallel.tensor.regions import reduce_from_tensor_parallel_region
+from minidist.core.parallel.tensor.layers import reduce_from_tensor_parallel_region
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 from minidist.job.train.trainer import train
 from minidist.parallel.layout_check import LayoutError
