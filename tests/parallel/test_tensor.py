@@ -20,8 +20,12 @@ from minidist.core.base.layout import Layout
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
 from minidist.core.parallel.model_parallel import parallelize_module
-from minidist.core.parallel.tensor.layers import RowParallelLinear, split_heads
-from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, reduce_from_tensor_parallel_region
+from minidist.core.parallel.tensor.layers import (
+    RowParallelLinear,
+    copy_to_tensor_parallel_region,
+    reduce_from_tensor_parallel_region,
+    split_heads,
+)
 from minidist.core.parallel.tensor.sharding import ShardContext, take_shard
 from minidist.core.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
