@@ -64,9 +64,8 @@ class FlopCounter(Watcher):
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
         """Count the forward, and note on the node what its vector-Jacobian products will cost."""
         if cost is None and name in COSTS:
-            flops, of_vjps = COSTS[name](out, *sources)
-        else:
-            flops, of_vjps = cost() if callable(cost) else (out.size if cost is None else cost, None)
+            cost = partial(COSTS[name], out, *sources)
+        flops, of_vjps = cost() if callable(cost) else (out.size if cost is None else cost, None)
         nbytes = out.data.nbytes
         for source in sources:
             nbytes += source.stored.nbytes
