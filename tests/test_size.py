@@ -15,7 +15,7 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 4_148,
+    "base": 4_147,
     "collectives": 3_836,
     "comm": 6_366,
     "commands": 5_527,
