@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_366,
     "commands": 5_527,
     "course": 12_515,
-    "core": 9_951,
+    "core": 9_954,
     "data": 1_624,
     "debug": 9_977,
     "job": 8_833,
