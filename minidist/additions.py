@@ -19,6 +19,7 @@ MODULES = {
     "fibers": "minidist.base.promise_fibers",
     "half": "minidist.base.half",
     "operation_checks": "minidist.nn.ops.refusals",
+    "wrong_arguments": "minidist.nn.wrong_arguments",
     "optimizer_checks": "minidist.optim.checks",
     "pipeline_refusals": "minidist.pipeline.runtime.refusals",
     "precision": "minidist.nn.ops.precision",

@@ -21,7 +21,7 @@ from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
 from minidist.comm.launched import launched_size
 from minidist.comm.program_lines import lines_of
-from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted_path
+from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path
 
 if TYPE_CHECKING:
     import argparse
@@ -247,8 +247,8 @@ def check_options(size: int | None, ranks: int | None, timeout: float, eager_byt
             " on; leave one of them out"
         )
     if ranks is not None:
-        if ranks < 1:
-            raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
+        if not isinstance(ranks, int) or ranks < 1:
+            raise UsageError(f"--ranks {quoted(ranks)}; a world needs at least 1 rank")
         check_ranks(ranks)
     if size is not None and eager_bytes:
         raise UsageError(

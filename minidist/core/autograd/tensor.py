@@ -112,6 +112,18 @@ class Node:
             self.grad, self.owned = self.grad + gradient, True
 
 
+def _converted(data: Any) -> xp.Array:
+    """Return what a tensor is made of as an array, and refuse what holds no numbers."""
+    try:
+        array = xp.as_array(data)
+    except ValueError:
+        hooks.wrong_arguments().refuse_values(data)
+        raise
+    if array.dtype.kind in "OSU":
+        hooks.wrong_arguments().refuse_values(data)
+    return array
+
+
 _method = cast("Callable[..., Tensor]", None)  # the type of an operator or a method
 
 
@@ -134,7 +146,7 @@ class Tensor:
     name: Any = ""
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
-        self.data = data if type(data) is xp.ndarray else xp.as_array(data)
+        self.data = data if type(data) is xp.ndarray else _converted(data)
         if requires_grad and self.data.dtype.kind in "biu":
             hooks.operation_checks().refuse_integers(self)
         self.node = Node("leaf") if requires_grad else None
@@ -267,7 +279,12 @@ def record(
     inputs and result.
     """
     first = edges or weights
-    if first and first[0][0].half:
+    try:
+        in_half = first and first[0][0].half
+    except AttributeError:
+        hooks.wrong_arguments().refuse_operand(first[0][0])
+        raise
+    if in_half:
         data, edges, weights, prepare = hooks.precision().in_half(name, data, edges, weights, prepare)
 
     # The node points to the nodes of the inputs, and to parameters, which are their own leaves.

@@ -115,6 +115,8 @@ precision: Callable[[], Any] = _not_in_the_core
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
 # The module minidist/nn/ops/refusals.py: what operations, losses and parameters refuse.
 operation_checks: Callable[[], Any] = _NoChecks
+# The module minidist/nn/wrong_arguments.py: why a call has failed.
+wrong_arguments: Callable[[], Any] = _NoChecks
 # The module minidist/nn/ops/tensor_methods.py: methods of a tensor that the core does without.
 tensor_methods: Callable[[], Any] = _not_in_the_core
 # The classes of minidist/nn/dropout.py: of elements with a probability, and of weights of attention with a head count.

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.core.base import hooks
 from minidist.core.base.errors import RankDeadError, UsageError
 from minidist.core.base.watchers import watchers
 
@@ -178,6 +179,8 @@ class PointToPoint:
 
         arrays: what it reads and writes; the program must leave them alone until the wait.
         """
+        if not callable(function):
+            hooks.wrong_arguments().refuse_function(self, function)
         work = Work(self, function, self.world.time(), arrays)
         self.world.run_async(work)
         return work
@@ -194,9 +197,15 @@ class PointToPoint:
         self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
     ) -> None:
         """Record what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
-        if not 0.0 <= seconds < math.inf:
-            raise UsageError(f"rank {self.rank}: compute of {seconds:g} s; it must be a finite number of at least 0")
-        self.world.compute(operations, seconds, name)
+        try:
+            if not 0.0 <= seconds < math.inf:
+                raise UsageError(
+                    f"rank {self.rank}: compute of {seconds:g} s; it must be a finite number of at least 0"
+                )
+            self.world.compute(operations, seconds, name)
+        except (TypeError, ValueError):
+            hooks.wrong_arguments().check_operations(self, operations, seconds)
+            raise
 
     def advance_clock(self, name: str) -> None:
         """Advance a virtual clock by the time of the operations that a `FlopCounter` counted since the last call.

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from minidist.core.autograd import Parameter
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.comm.mesh import Mesh
 from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
@@ -57,6 +57,7 @@ def parallelize(task: Task, comm: Comm, layout: ParallelLayout, parts: Parts = P
     Sends the weights of rank 0 along the data axis (purpose startup); in a pipeline also what `Pipeline` sends at its
     start.
     """
+    check_communicator(comm, "parallelize")
     axes = layout.axes(comm)
 
     # 1, before tensor parallelism: the experts that a rank keeps are sharded by it, too.

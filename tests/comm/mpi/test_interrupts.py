@@ -140,20 +140,19 @@ def test_a_rank_that_waits_in_mpi_leaves_the_others_the_time_to_save(run):
         """
 def main(comm):
     comm.barrier()
-    if comm.rank == 0:
-        comm.recv(one(), 1)
     try:
+        if comm.rank == 0:
+            comm.recv(one(), 1)
         print('ready', flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
         time.sleep(2)
-        print("saved", flush=True)
+        print("saved by", comm.rank, flush=True)
 """,
         2,
     )
-    assert code == 130, output
-    assert "saved" in output
-    assert output.count("minidist: rank 0 of 2: interrupted") == 1
+    assert code in (0, 130), output  # 0: rank 0 was not in MPI yet
+    assert "saved by 1" in output
 
 
 class FakeWorld:

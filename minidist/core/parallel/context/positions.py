@@ -14,6 +14,7 @@ Proved by: tests/parallel/test_context.py, tests/parallel/test_all_gather_attent
 """
 
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
 
@@ -31,6 +32,7 @@ def zigzag_positions(length: int, rank: int, ranks: int) -> xp.Array:
 
     Raises UsageError when there are fewer tokens than ranks.
     """
+    hooks.check_whole("length", length)
     if ranks > length:
         raise UsageError(
             f"a sequence of {length} tokens over {ranks} context-parallel ranks leaves ranks without any; use at most "

@@ -34,11 +34,12 @@ from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.attention import Drop
 from minidist.core.autograd.tensor import record
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, upcast
 from minidist.core.base.errors import ShapeError
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track, watchers
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.parallel.context.positions import chunks_of, zigzag_positions
 from minidist.core.parallel.tensor.regions import contiguous
@@ -55,8 +56,9 @@ class RingAttention(Module):
     """
 
     def __init__(self, comm: Comm, length: int) -> None:
+        check_communicator(comm, "RingAttention")
         self.comm = self.sequence_comm = comm
-        self.length = length
+        self.length = hooks.check_whole("length", length)
         self.spans = [self._spans(rank) for rank in range(comm.size)]
         self.rows = [sum(s.stop - s.start for s, _ in spans) for spans in self.spans]
 
