@@ -272,5 +272,5 @@ story("02")
 # | dropping gradients | PyTorch `optimizer.zero_grad(set_to_none=True)` |
 # | `no_grad()` | PyTorch `torch.no_grad`, `torch.inference_mode` |
 #
-# Next: [03 Send, receive, deadlock](03_send_receive_deadlock.ipynb). All of them are in the
-# [index](README.md).
+# Next: [03 Send, receive, deadlock](03_send_receive_deadlock.ipynb). Side room:
+# [02b From SGD to Adam](02b_from_sgd_to_adam.ipynb). All of them are in the [index](README.md).

@@ -325,6 +325,6 @@ story("11")
 # | padding of the flat array | PyTorch `FlatParameter`; DeepSpeed aligns its flat buffers too |
 # | `clip_grad_norm_` over shards | PyTorch FSDP `model.clip_grad_norm_`; DeepSpeed `gradient_clipping` |
 #
-# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). Side rooms: [11b Optimizers: Adam and trust
+# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). Side rooms: [11b Trust
 # ratios](11b_trust_ratios.ipynb), [11c Muon: whole matrices](11c_muon.ipynb). All of them are in the
 # [index](README.md).

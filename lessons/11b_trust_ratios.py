@@ -7,32 +7,25 @@
 # ---
 
 # %% [markdown]
-# # 11b Optimizers: Adam and trust ratios
+# # 11b Trust ratios
 #
-# *40 minutes. Before it: 06 and 11.*
+# *30 minutes. Before it: 02b and 11.*
 #
 # ## 1 The case
 #
-# Along one weight a loss is a hundred times as steep as along another: (x^2 + 100 y^2) / 2. From
-# (1, 1) SGD's first step moves y a hundred times as far as x. How many times as far does Adam's first
-# step move it?
-#
-# The same between layers. A GPT with two layers makes its first step by SGD with one learning rate
-# for all matrices. Each matrix moves by a part of its own norm: some by more, some by less. With
-# thousands of samples in a batch one wants a large learning rate, and the matrix that moves most
-# decides how large it may be. How many times further does it move than the one that moves least, each
-# as a part of its norm?
+# With thousands of samples in a batch one wants a large learning rate. A GPT with two layers makes its
+# first step by SGD with one rate for all matrices. Each matrix moves by a part of its norm, and the
+# one that moves by the largest part decides how large the rate may be. How many times further does it
+# move than the matrix that moves least, each as a part of its norm?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Adam divides by the root of an average of squares. The second is worth a guess; half as much or
-# half as much again is good enough.
+# It is worth a guess; half as much or half as much again is good enough.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 
-adam_guess = predict("first step of Adam along y, over that along x", example=100)
 spread_guess = predict("largest move of a matrix over the smallest, SGD", example=2.0)
 
 # %%
@@ -48,7 +41,6 @@ from minidist import (
     FlatParameters,
     GPTConfig,
     LinkModel,
-    Parameter,
     SimWorld,
     UsageError,
     fully_shard,
@@ -56,16 +48,16 @@ from minidist import (
 )
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
-from minidist.optim import LAMB, RMSProp
+from minidist.optim import LAMB
 from minidist.parallel import LayerSums
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# With thousands of samples in a batch, **give each layer a step as long as its weights**: LARS and
-# LAMB. What it saves: one learning rate fits all layers, so fewer and larger steps train as well.
-# What it costs: the step of an element depends on two norms of its whole layer, so with ZeRO or
-# tensor parallelism every step sends one message more.
+# **Give each layer a step in proportion to the length of its weights**: LARS and LAMB. What it saves:
+# one learning rate fits all layers, so fewer and larger steps train as well. What it costs: the step
+# of an element depends on two norms of its whole layer, so with ZeRO or tensor parallelism every step
+# has one reduction more.
 #
 # A step of ZeRO 1 on four ranks with LAMB: gradients, then the small messages of the norms, then
 # parameters.
@@ -89,103 +81,11 @@ picture(
 # %% [markdown]
 # ## 4 The code
 #
-# ### From SGD to Adam
-#
-# Before ratios of whole layers, the steps of single elements. A gradient says in which direction the
-# loss falls, and little about how far to go: along one parameter the loss may be a hundred times as
-# steep as along another. Each optimizer keeps arrays of the parameters' shape, its state, and adds
-# one idea to the one before:
-#
-# - **SGD** has no state: p -= lr g. The steepest parameter decides the rate of all.
-# - **Momentum** keeps a sum of past gradients. What points the same way adds up, and what turns
-#   around at every step cancels.
-# - **RMSProp** keeps an average of the squares and divides by its root, so each parameter has a rate
-#   of its own: about lr per step, whether its gradients are large or small.
-# - **Adam** keeps both averages. They begin at 0, so after t steps they are 1 - beta^t of what they
-#   should be; it divides by that, and the first step is as long as any other.
-
-
-# %%
-def sgd(p, g, state, t, lr):
-    return p - lr * g
-
-
-def momentum(p, g, state, t, lr, keep=0.9):
-    state["sum"] = keep * state.get("sum", 0.0) + g
-    return p - lr * state["sum"]
-
-
-def rmsprop(p, g, state, t, lr, keep=0.99, eps=1e-8):
-    state["square"] = keep * state.get("square", 0.0) + (1 - keep) * g**2
-    return p - lr * g / (np.sqrt(state["square"]) + eps)
-
-
-def adam(p, g, state, t, lr, keep=(0.9, 0.999), eps=1e-8):
-    state["mean"] = keep[0] * state.get("mean", 0.0) + (1 - keep[0]) * g
-    state["square"] = keep[1] * state.get("square", 0.0) + (1 - keep[1]) * g**2
-    mean, square = state["mean"] / (1 - keep[0] ** t), state["square"] / (1 - keep[1] ** t)
-    return p - lr * mean / (np.sqrt(square) + eps)
-
-
-# %% [markdown]
-# A valley: the loss is (x^2 + 100 y^2) / 2, and its gradient (x, 100 y). Each optimizer has the rate
-# that serves it well. Above 0.02 SGD would jump over the valley further at every step, so with it x
-# creeps.
-
-# %%
-steep = np.array([1.0, 100.0])
-print(
-    "optimizer   lr      step 1          step 20         step 60         bytes of state per weight"
-)
-for toy, lr in ((sgd, 0.019), (momentum, 0.01), (rmsprop, 0.02), (adam, 0.1)):
-    p, state, path = np.array([1.0, 1.0]), {}, []
-    for t in range(1, 61):
-        p = toy(p, steep * p, state, t, lr)
-        path.append(p)
-    first = np.abs(path[0] - 1)  # how far the first step went along x and along y
-    shown = "  ".join(f"{path[t][0]:6.3f} {path[t][1]:6.3f}" for t in (0, 19, 59))
-    print(f"{toy.__name__:10} {lr:5}  {shown}   {4 * len(state)} in float32")
-adam_guess.judge(first[1] / first[0])
-
-# %% [markdown]
-# In the first step SGD moves y a hundred times as far as x; RMSProp and Adam move both equally far.
-# The toys are the library's optimizers, and their arithmetic is element by element. So a rank that
-# has **a piece of the parameters, of their gradients and of their state steps the piece as if it had
-# the whole**: that is all that ZeRO 1 needs. Adam's state is twice the parameters, so it is the
-# first thing to shard.
-
-# %%
-rng = np.random.default_rng(0)
-start, gradients = rng.normal(size=12), rng.normal(size=(5, 12))
-kinds = {
-    sgd: (SGD, {}),
-    momentum: (SGD, {"momentum": 0.9}),
-    rmsprop: (RMSProp, {}),
-    adam: (Adam, {}),
-}
-for toy, (kind, settings) in kinds.items():
-    whole, state = start, {}
-    for t, g in enumerate(gradients, 1):
-        whole = toy(whole, g, state, t, 0.01)
-    pieces = []
-    for piece in (slice(0, 5), slice(5, 12)):  # two ranks' shards
-        parameter = Parameter(start[piece].copy())
-        optimizer = kind([parameter], lr=0.01, **settings)
-        for g in gradients:
-            parameter.grad = g[piece]
-            optimizer.step()
-        pieces.append(parameter.data)
-    off = np.abs(np.concatenate(pieces) - whole).max()
-    print(f"{toy.__name__:10} two shards by the library, the whole by the toy: {off:.0e}")
-    assert off < 1e-14
-
-# %% [markdown]
-# ### Ratios of layers
-#
 # LAMB makes the step of a layer as long as a part `lr` of the layer's weights, whatever the length
-# of Adam's update u. A layer lies on several ranks, so its lengths are not known on one of them: a
-# step has two passes, the squares of every layer, which are summed over the ranks by one message,
-# and then the update with `lr` times the ratio. On one device:
+# of Adam's update u (lesson 02b): p -= lr |p| / |u| u. The quotient is the *trust ratio* of the layer.
+# A layer lies on several ranks, so no rank knows its lengths: a step has two passes, the squares of
+# every layer, which are summed over the ranks by one all-reduce, and then the update with `lr` times
+# the ratio. On one device:
 
 
 # %%
@@ -242,9 +142,9 @@ assert spread["LAMB"] < 1.001 < spread["Adam"] < spread["SGD"]
 # %% [markdown]
 # Now the bytes. With ZeRO 1 on four ranks no rank has a whole layer, so the squares of weights and of
 # updates are summed over the ranks: 2 numbers of 8 B per layer would do. But a float64 sum depends on
-# where a layer is cut, so the ratio would, and with it every weight. minidist sums squares exactly,
-# as whole numbers of 18 digits (`optim/exact_sums.py`): 288 B per layer instead of 16, and the
-# weights are those of one device, bit for bit.
+# where a layer is cut (lesson 04b), so the ratio would, and with it every weight. minidist sums
+# squares exactly, as whole numbers of 18 digits (`optim/exact_sums.py`): 288 B per layer instead of
+# 16, and the weights are those of one device, bit for bit.
 
 # %%
 world = SimWorld(4)
@@ -285,7 +185,7 @@ print(
 assert not wrong.equal
 
 # %% [markdown]
-# In a loop of your own minidist does not let that happen in silence:
+# In your own training loop minidist refuses it:
 
 
 # %%
@@ -322,10 +222,8 @@ check("11b.trust_ratio_step", solution("11b.trust_ratio_step"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - SGD keeps nothing, momentum and RMSProp 4 B per weight, Adam 8 B: the direction averaged, and **each
-#   weight its own rate**. All of it element by element, so shards step without a message.
 # - LAMB: **p -= lr |p| / |u| u** with Adam's u; LARS: **lr eta |p| / (|g| + decay |p|)** with SGD's
-#   momentum. Norms are of whole layers, so shards must talk: one all-reduce of two numbers per
+#   momentum. Norms are of whole layers, so a step on shards has one all-reduce of two numbers per
 #   layer, whatever the layers' sizes.
 # - A sum that is the same for every cut has to be exact: then equal weights stay equal, bit for
 #   bit.
@@ -335,7 +233,6 @@ check("11b.trust_ratio_step", solution("11b.trust_ratio_step"))
 #
 #     mpiexec -n 4 minidist train --optimizer lamb --lr 0.02 --dp 4 --zero 3 --steps 20
 #     mpiexec -n 4 minidist compare --optimizer lars --lr 2 --momentum 0.9 --dp 4 --zero 1 --steps 3 --reduction ordered
-#     mpiexec -n 4 python mpi_examples/3_sharding/optimizers.py
 #     mpiexec -n 4 python mpi_examples/7_more/trust_ratios.py
 
 # %% [markdown]

@@ -186,7 +186,7 @@ print(f"losses {', '.join(f'{loss:.3f}' for loss in wrong.losses)}; {wrong.first
 assert not wrong.equal
 
 # %% [markdown]
-# In a loop of your own minidist does not let that happen in silence:
+# In your own training loop minidist refuses it:
 
 
 # %%

@@ -7,6 +7,7 @@ flop_counter.py   floating-point operations and bytes moved
 limits.py         the limits of sizes
 half.py           float16 and bfloat16
 cuda.py           the whole operations of arrays of a GPU, in one module
+mkl.py            products of matrices by MKL
 cuda_products.py  products by one call of cuBLAS
 cuda_attention.py causal attention
 cuda_kernels.py   whole operations as kernels in CUDA C, cuda_kernels.cu
@@ -23,7 +24,6 @@ file_format.py    the format that the ending of a file names
 cache.py          arrays that are made once and memory-mapped from then on
 read_file.py      reading a user's files
 records.py        classes whose values are checked when one is made
-plain_pickle.py   reading pickles that nobody vouches for
 user_file.py      FILE.py:FUNCTION
 plain_pickle.py   pickles that hold plain values, read without running code
 extras.py         packages that a command needs and an installation may lack

@@ -37,8 +37,7 @@ from minidist.collectives.user_algorithms import at_registration
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.core.base.errors import UsageError, reason
-from minidist.core.comm.communicator import Comm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import Comm, PointToPoint
 from minidist.core.comm.sim.clock import LinkModel
 
 MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's algorithm needs real arrays

@@ -24,7 +24,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
 from minidist.core.collectives.operations import accumulate, divide
 from minidist.core.collectives.registry import algorithm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 def lowest_bit(number: int, ranks: int) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
 from minidist.core.collectives.registry import algorithm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 def sends(sizes: Sequence[int], rank: int, rows: Sequence[Sequence[int]] | None = None) -> tuple[int, int]:

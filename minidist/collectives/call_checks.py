@@ -16,8 +16,8 @@ from minidist.core.base.arrays import add_into, is_half, quiet_overflow
 from minidist.core.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives.operations import UFUNCS
+from minidist.core.comm.communicator import PointToPoint
 from minidist.core.comm.mesh import check_communicator
-from minidist.core.comm.point_to_point import PointToPoint
 
 SHAPED = ("all_reduce", "reduce_scatter", "reduce", "broadcast")  # every rank passes the same shape; three reduce
 
@@ -54,16 +54,15 @@ def check_call(
     elif counts is not None:
         _check_counts(comm, operation, array.size, counts)
     if out is not None:
-        _check_out(comm, operation, array, out)
-        _check_size(comm, operation, array, out, counts)
-    return _with_shape(operation, array, counts, equal)
+        _check_out(comm, operation, array, out, counts)
+    return _with_shape(operation, array, counts, equal) if operation in SHAPED else equal
 
 
 def _with_shape(operation: str, array: Any, counts: Any, equal: str) -> str:
     """Return `equal` with the counts, which some algorithms do not send, and the shape: (2, 3) would meet (3, 2)."""
     if operation == "reduce_scatter" and counts is not None:
         equal = f"{equal} {_counts_text(list(map(int, counts)))}".strip()
-    return equal if array.ndim == 1 or operation not in SHAPED else f"{equal} {list(array.shape)}".lstrip()
+    return equal if array.ndim == 1 else f"{equal} {list(array.shape)}".lstrip()
 
 
 def _counts_text(sizes: list[int]) -> str:
@@ -103,8 +102,8 @@ def _check_reduction(comm: PointToPoint, operation: str, array: Any, op: Any) ->
         )
 
 
-def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any) -> None:
-    """Raise an error for an `out` that is not an array, that is read-only, or that other ranks still read."""
+def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any, counts: Any) -> None:
+    """Refuse an `out` that is no array, is read-only or still read by other ranks, or has another size or dtype."""
     if not hasattr(out, "flags"):
         raise UsageError(
             f"rank {comm.rank}: {operation} into a {type(out).__name__}; pass an array for the result as out, or none"
@@ -116,10 +115,6 @@ def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any) -> None
         raise UsageError(
             f"rank {comm.rank}: {operation} into its own {its_own}, which other ranks still need; pass an out elsewhere"
         )
-
-
-def _check_size(comm: PointToPoint, operation: str, array: Any, out: Any, counts: Any) -> None:
-    """Refuse an array for the result that has not the size or the dtype of it."""
     if operation == "all_gather":
         size = sum(counts) if counts is not None else array.size * comm.size
     else:

@@ -10,7 +10,7 @@ import numpy as np
 from minidist.core.base import arrays as xp
 from minidist.core.collectives.operations import accumulate, divide
 from minidist.core.collectives.registry import algorithm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 @algorithm(

@@ -12,7 +12,7 @@ from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives.registry import ALGORITHMS
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 class Volume(NamedTuple):

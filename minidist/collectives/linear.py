@@ -15,7 +15,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
 from minidist.core.collectives.naive import fan
 from minidist.core.collectives.registry import algorithm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 @algorithm(

@@ -13,7 +13,7 @@ from minidist.core.base.layout import offsets
 from minidist.core.collectives.naive import broadcast, fan
 from minidist.core.collectives.operations import accumulate, divide
 from minidist.core.collectives.registry import algorithm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 @algorithm("reduce", "naive", sends=lambda sizes, rank: (1, sum(sizes)) if rank else (0, 0), seconds=fan)

@@ -30,8 +30,7 @@ from minidist.core.base.trace import current_purpose
 from minidist.core.base.trace import purpose as sending
 from minidist.core.base.watchers import track, watchers
 from minidist.core.collectives.registry import Algorithm
-from minidist.core.comm.communicator import CollectiveCall, Comm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import CollectiveCall, Comm, PointToPoint
 from minidist.core.comm.sim.clock import LinkModel
 
 Arguments = tuple[Any, ...]

@@ -23,7 +23,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives.operations import accumulate, divide
 from minidist.core.collectives.registry import algorithm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 def reduce_scatter_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from minidist.collectives.call_checks import check_call
 from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives.calls import run_call
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 def reduce(

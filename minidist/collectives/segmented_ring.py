@@ -22,7 +22,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.layout import chunk_sizes, cut
 from minidist.core.collectives.operations import accumulate, divide
 from minidist.core.collectives.registry import algorithm
-from minidist.core.comm.point_to_point import PointToPoint, Request
+from minidist.core.comm.communicator import PointToPoint, Request
 
 SEGMENT_BYTES = 64 * 1024
 

@@ -67,7 +67,7 @@ def changed(rank: int, what: str, site: CallSite) -> BufferReuseError:
     before = "" if site is NOWHERE else f", before {site}"
     return BufferReuseError(
         f"rank {rank}: the buffer of its {what} was changed while the operation was in flight{before}; wait() first, or"
-        " give each message a buffer of its own"
+        " give each message a separate buffer"
     )
 
 

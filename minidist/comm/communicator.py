@@ -33,9 +33,8 @@ from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.base.errors import MismatchError, UsageError, nearest, quoted, reason
 from minidist.core.base.trace import purpose
-from minidist.core.comm.communicator import Comm
+from minidist.core.comm.communicator import Comm, PointToPoint
 from minidist.core.comm.mesh import Mesh
-from minidist.core.comm.point_to_point import PointToPoint
 from minidist.core.comm.sim.clock import LinkModel
 
 Part = TypeVar("Part", bound=PointToPoint)

@@ -16,8 +16,7 @@ import numpy as np
 from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.errors import BufferReuseError
 from minidist.core.base.errors import UsageError
-from minidist.core.comm.communicator import CollectiveCall
-from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request
+from minidist.core.comm.communicator import ANY, MAX_TAG, CollectiveCall, PointToPoint, Request
 
 # Inside a collective call the tag of a message is the call's number; a separate tag lies above the header's bit, so
 # that messages are told apart as they would be outside, and still belong to their call. 2**23 - 1 is the highest tag of
@@ -71,7 +70,7 @@ class CheckedMessages(PointToPoint):
         if self.world.checks and may_overlap(outgoing, incoming):
             raise BufferReuseError(
                 f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
-                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a buffer of its own"
+                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a separate buffer"
             )
         PointToPoint.sendrecv(self, outgoing, dest, incoming, source, tag)
 

@@ -14,8 +14,8 @@ from minidist.base.traces import MessageEvent
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.message_checks import OWN_TAG, CheckedMessages
 from minidist.core.base.errors import RankDeadError
-from minidist.core.comm.point_to_point import ANY
-from minidist.core.comm.sim.state import SimRequest
+from minidist.core.comm.communicator import ANY
+from minidist.core.comm.sim.matching import SimRequest
 
 
 def describe(request: Any) -> str:

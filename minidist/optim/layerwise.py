@@ -51,8 +51,8 @@ class LayerwiseOptimizer(Optimizer):
         for run in self._runs:
             if layer_sums is None and is_shard(run.slice):
                 raise UsageError(
-                    f"{type(self).__name__} needs the norm of the whole of {run.pieces[0][0]!r}, of which this rank has"
-                    " a shard; pass layer_sums=LayerSums(model.parameters(), shards=comm) of"
+                    f"{type(self).__name__} needs the norm of the whole of {run.pieces[0][0]!r}, and this rank has a"
+                    " shard of it; pass layer_sums=LayerSums(model.parameters(), shards=comm) of"
                     " minidist.parallel.layer_sums, or tp=comm for tensor parallelism"
                 )
 

@@ -99,8 +99,8 @@ class Muon(AdamW):
         for run in self._runs:
             if whole_matrices is None and run.pieces[0][0] in self.shapes and is_shard(run.slice):
                 raise UsageError(
-                    f"Muon orthogonalises the whole of {run.pieces[0][0]!r}, of which this rank has a shard; pass"
-                    " whole_matrices=WholeMatrices(parameters) of minidist.parallel, with tp=comm for tensor"
+                    f"Muon orthogonalises the whole of {run.pieces[0][0]!r}, and this rank has a shard of it;"
+                    " pass whole_matrices=WholeMatrices(parameters) of minidist.parallel, with tp=comm for tensor"
                     " parallelism"
                 )
 

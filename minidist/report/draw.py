@@ -34,7 +34,8 @@ def _loss(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
         raise UsageError("the picture of the loss needs losses in the header of the trace: one number per step")
     if not header.get("reference_losses"):
         return loss_curve(header["losses"], **keywords)
-    return loss_overlay(header["losses"], header["reference_losses"], header.get("max_difference"), **keywords)
+    two, quantity = (header["losses"], header["reference_losses"]), header.get("quantity", "loss")
+    return loss_overlay(*two, header.get("max_difference"), quantity=quantity, **keywords)
 
 
 def _exponents(traces: Sequence[Trace], header: Header, **keywords: Any) -> Figure:
@@ -59,8 +60,8 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     """Return the picture `kind` (one of KINDS) of a run.
 
     header: the first line of the trace file. Read here: `command` (the caption), `title`, or `name` (of the run, before
-    the picture's own title), `closed_form`
-    (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`, `reference_losses`, `max_difference` (one per step),
+    the picture's own title), `closed_form` (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`,
+    `reference_losses`, `max_difference` (one per step), `quantity` (what is drawn in place of losses),
     `gradient_exponents`, `loss_scale`, and `incomplete`, which is written above the picture.
     keywords: those of the picture's own function, such as `rank=` of lanes or `purpose=` of bytes-matrix.
     """

@@ -21,9 +21,13 @@ def loss_overlay(
     what: str = "weights",
     title: str = "",
     command: str = "",
-    names: tuple[str, str] = ("single device", "parallel"),
+    names: tuple[str, str] | None = None,
+    quantity: str = "loss",
 ) -> Figure:
-    """Draw the loss per step of both runs, and max |difference| of `what` per step; None: of the losses."""
+    """Draw the loss per step of both runs, and max |difference| of `what` per step; None: of the losses.
+
+    names: of two runs that need not be equal, the single device's first; their difference is not drawn.
+    """
     from matplotlib.ticker import MaxNLocator
 
     # Without weights to compare, the difference is that of the losses.
@@ -36,9 +40,14 @@ def loss_overlay(
     axes.plot(range(len(single)), single, color=PALETTE["other"], linewidth=4, gid="single")
     axes.plot(range(len(parallel)), parallel, color=PALETTE["F"], linewidth=1.5, gid="parallel")
     axes.set_xlabel("step")
-    axes.set_ylabel("loss")
+    axes.set_ylabel(quantity)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     tidy(axes)
+    first, second_name = names or ("single device", "parallel")
+    handles = [line(PALETTE["other"], first, linewidth=4), line(PALETTE["F"], second_name, linewidth=1.5)]
+    if names:
+        axes.set_title(title or f"{quantity} of two runs", fontsize=10, loc="left")
+        return finish(figure, handles, command)
 
     # The difference on a second axis, which is logarithmic; an exact 0 is drawn at its lower end.
     second = axes.twinx()
@@ -52,11 +61,9 @@ def loss_overlay(
 
     worst = max(difference, default=0.0)
     axes.set_title(title or f"parallel and single; max |difference| of {what}: {worst:.1e}", fontsize=10, loc="left")
-    handles = [
-        line(PALETTE["other"], names[0], linewidth=4),
-        line(PALETTE["F"], names[1], linewidth=1.5),
-        line(label=f"max |difference| of {what}; {SMALLEST:g} stands for 0", colour=style.pop("color"), **style),
-    ]
+    handles.append(
+        line(label=f"max |difference| of {what}; {SMALLEST:g} stands for 0", colour=style.pop("color"), **style)
+    )
     return finish(figure, handles, command)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from minidist.base.traces import MessageEvent
 from minidist.comm import SimWorld
 from minidist.comm.sim.watched import Watched
-from minidist.core.comm.sim.state import SimRequest
+from minidist.core.comm.sim.matching import SimRequest
 
 MAX_ELEMENTS = 64  # of an array whose values are kept
 

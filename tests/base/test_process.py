@@ -42,6 +42,30 @@ if done["keep_memory"]:
 """
 
 
+HEAP = """
+import ctypes, re
+from pathlib import Path
+from minidist.base.process import tune_process
+before = Path("/proc/self/statm").read_text().split()
+if tune_process(None)["keep_memory"]:
+    def advised():
+        blocks = re.split(r"(?m)^(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text())
+        large = [b for b in blocks if "[heap]" in b and re.search(r"VmFlags:.* hg", b)]
+        return sum(int(re.search(r"Size: +(\\d+)", b)[1]) for b in large)
+    bytearray(20 << 20)  # is freed at once, and the heap does not shrink
+    assert advised() >= 500 * 1024, advised()
+    tune_process(None)
+    assert advised() < 700 * 1024, advised()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) - int(before[1])
+    assert resident < 10_000, resident  # pages of 4 KiB: nothing is touched
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux")
+def test_half_a_gibibyte_of_the_heap_is_reserved_for_large_pages():
+    run(HEAP)
+
+
 def run(code):
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(minidist.__file__).parents[1], env=environment)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from minidist import collectives
 from minidist.comm import SimWorld
+from minidist.core.base.arrays import LINE, elements_before_line
 from minidist.core.base.errors import CommunicationError, MismatchError, UsageError
-from minidist.core.collectives.operations import divide
+from minidist.core.collectives.operations import accumulate, divide
 from tests.cases import each
 from tests.collectives.cases import ALL, DTYPES, OPS, Case, contribution, primes
 
@@ -304,3 +305,17 @@ def test_wrong_arguments_are_refused_with_the_remedy(what):
     call, words = BAD[what]
     with pytest.raises(UsageError, match=words):
         SimWorld(2).run(call)
+
+
+@each(
+    "dtype, elements, long",
+    [(np.float32, 16_384, True), (np.float32, 16_383, False), (np.float64, 99_999, True), (np.float64, 200_000, False)],
+)
+def test_an_array_that_starts_inside_a_cache_line_is_added_as_any_other(dtype, elements, long):
+    rng = np.random.default_rng(0)
+    for start in range(LINE // np.dtype(dtype).itemsize):
+        total, contribution = (rng.standard_normal(elements + start).astype(dtype)[start:] for _ in range(2))
+        expected, head = total + contribution, elements_before_line(total)
+        assert total[head:].ctypes.data % LINE == 0 if long else head == 0
+        accumulate("sum", total, contribution)
+        assert total.tobytes() == expected.tobytes()

@@ -24,7 +24,6 @@ from minidist.course.lesson.exercise import find
 from minidist.course.lesson.puzzles import filled
 from minidist.course.lesson.solutions import defined
 from minidist.course.puzzle import rows
-from tests.lesson.attempts import ATTEMPTS
 from tests.lesson.judged_here import judged
 from tests.lesson.mutations import MUTATIONS
 from tests.lesson.puzzle_attempts import WRONG as PUZZLES
@@ -80,12 +79,12 @@ def bank():
     """Return all entries."""
     puzzles = {puzzle.name: puzzle for row in rows().values() for puzzle in row}
     return [
-        *(Entry(name, function.__name__, lambda f=function: f, hint) for name, function, hint in [*WRONG, *ATTEMPTS]),
         *(
             Entry(name, f"{old.strip()!r} -> {new.strip()!r}", partial(mutated, name, old, new), hint)
             for name, changes in MUTATIONS.items()
             for old, new, hint in changes
         ),
+        *(Entry(name, function.__name__, lambda f=function: f, hint) for name, function, hint in WRONG),
         *(
             Entry(puzzles[name].exercise.name, str(lines), partial(of_puzzle, puzzles[name], lines), hint)
             for name, lines, hint in PUZZLES

@@ -7,6 +7,19 @@ counts them, see bank.py.
 MUTATIONS = {
     "00.in_rank_order": [
         (
+            'say(f"rank {comm.rank} of {comm.size}")',
+            'comm.rank + 1 < comm.size and comm.send(token, comm.rank + 1)\n    say("")\n    return',
+            "speak first",
+        ),
+        ('say(f"rank', 'say("")\n    say(f"rank', "say(...) is called once per rank, with"),
+        ('say(f"rank', 'print(f"rank', "every rank calls say(...) exactly once"),
+        (
+            "if comm.rank > 0:\n        comm.recv(token, comm.rank - 1)",
+            "comm.recv(token, (comm.rank - 1) % comm.size)",
+            "every rank waits for a token and",
+        ),
+        ("if comm.rank < comm.size - 1:", "if True:", "the first rank receives from no one"),
+        (
             "comm.send(token, comm.rank + 1)",
             "comm.send(comm.rank, comm.rank + 1)",
             "a message is an array: np.array([value])",
@@ -16,6 +29,19 @@ MUTATIONS = {
         ("if comm.rank > 0:", "if comm.rank > 1:", "a token is sent that no rank receives, or"),
     ],
     "00b.add_backward": [
+        ("return fold(shape_a), fold(shape_b)", "return gradient, gradient", "sum over it"),
+        ("return new.sum(axis=stretched, keepdims=True)", "return new", "keepdims"),
+        ("return fold(shape_a), fold(shape_b)", "return fold(shape_a)", "return two gradients as a tuple: that"),
+        (
+            "return fold(shape_a), fold(shape_b)",
+            "return fold(shape_b), fold(shape_a)",
+            "the two gradients are exchanged: that of",
+        ),
+        (
+            "return fold(shape_a), fold(shape_b)",
+            "return gradient[..., :0], gradient",
+            "without broadcasting nothing is repeated: both gradients",
+        ),
         (
             "return new.sum(axis=stretched, keepdims=True)",
             "return new.reshape(shape)",
@@ -38,6 +64,20 @@ MUTATIONS = {
         ),
     ],
     "00b.cross_entropy_backward": [
+        ("return probabilities / len(targets)", "return probabilities", "mean over rows"),
+        ("    probabilities[np.arange(len(targets)), targets] -= 1\n", "", "minus 1 at the target"),
+        (
+            "return probabilities / len(targets)",
+            "return -probabilities / len(targets)",
+            "the sign is reversed: the loss is",
+        ),
+        (
+            "return probabilities / len(targets)",
+            "return float(probabilities.sum())",
+            "return the gradient of the loss, one",
+        ),
+        ("logits.max(axis=1, keepdims=True)", "logits.max()", "exp overflows: subtract each row's maximum first"),
+        ("shifted.sum(axis=1, keepdims=True)", "shifted.sum(axis=0)", "the probabilities of a row do not"),
         ("targets] -= 1", "targets] -= len(targets)", "the 1 at the target is divided by the"),
         (
             "probabilities[np.arange(len(targets)), targets] -= 1",
@@ -58,6 +98,17 @@ MUTATIONS = {
     ],
     "02.free_in_order": [
         (
+            "inputs.pop(), g)",
+            "inputs.pop(), g)\n        layer.update(weight_gradient)\n        weight_gradient *= 0",
+            "the weight that forward used",
+        ),
+        ("        layer.update(weight_gradient)\n", "", "the weights are as they were: call"),
+        (
+            "layer.update(weight_gradient)",
+            "number + 1 < len(layers) or layer.update(weight_gradient)",
+            "a layer's weight is as it was",
+        ),
+        (
             "        layer.update(weight_gradient)\n",
             "        layer.update(weight_gradient)\n        layer.update(weight_gradient)\n",
             "each layer makes its step twice: call",
@@ -66,7 +117,22 @@ MUTATIONS = {
         ("    del x  # the last output: no layer needs it\n", "", "activations are alive after their last use:"),
         ("        del weight_gradient\n", "", "two weight gradients are alive at once:"),
     ],
+    "02b.adam": [
+        ("m / (1 - 0.9**t), v / (1 - 0.999**t)", "m, v", "both averages begin at 0 and are too small"),
+        ("v / (1 - 0.999**t)", "v", "the average of the squares begins at 0, too"),
+        ("enumerate(gradients, 1)", "enumerate(gradients)", "the first step has t = 1"),
+        (" + 1e-8", "", "add 1e-8 to the root"),
+        ("lr * mean", "lr * g", "this steps by the gradient itself"),
+        ("np.sqrt(square)", "square", "divide by the root of the average"),
+    ],
     "03.by_order": [
+        ("if comm.rank % 2 == 0:", "if True:", "may block"),
+        ("if comm.rank % 2 == 0:", "if False:", "no rank has sent"),
+        (
+            "    return incoming\n",
+            "    comm.sendrecv(outgoing, right, incoming, left)\n    return incoming\n",
+            "other calls",
+        ),
         ("if comm.rank % 2 == 0:", "if comm.rank == 0:", "correct, but slower than two rounds: some"),
         (
             "        comm.send(outgoing, right)\n    return incoming",
@@ -81,7 +147,28 @@ MUTATIONS = {
         ),
         ("if comm.rank % 2 == 0:", "if comm.rank % 2:", "slower than two rounds"),
     ],
+    "03.by_requests": [
+        ("comm.waitall([receive, send])", "receive.wait()", "only start"),
+        ("return incoming", "return outgoing", "return what was received"),
+        (
+            "    send = comm.isend",
+            "    receive.wait()\n    send = comm.isend",
+            "a wait comes before both requests have",
+        ),
+    ],
     "03.by_sendrecv": [
+        (
+            "(comm.rank + 1) % comm.size, incoming, (comm.rank - 1)",
+            "(comm.rank - 1) % comm.size, incoming, (comm.rank + 1)",
+            "right neighbour",
+        ),
+        ("incoming = np.empty_like(outgoing)", "incoming = outgoing", "what comes in needs a separate array"),
+        (
+            "(comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size",
+            "comm.rank + 1, incoming, comm.rank - 1",
+            "the ring closes with % size: the",
+        ),
+        ("    return incoming\n", "", "does every path of your function end"),
         (
             "comm.sendrecv(outgoing, (comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size)",
             "comm.sendrecv(outgoing, (comm.rank + 1) % comm.size, incoming, (comm.rank + 1) % comm.size)",
@@ -89,8 +176,26 @@ MUTATIONS = {
         ),
         ("    return incoming", "    return outgoing + incoming", "every number is 2 times the expected one:"),
     ],
-    "03.by_requests": [],
     "04.ring_all_reduce": [
+        ("right, left = (rank + 1) % n, (rank - 1) % n", "right, left = rank + 1, rank - 1", "% n"),
+        ("start = offsets(", "array = array.copy()\n    start = offsets(", "written into it"),
+        ("for step in range(n - 1):  # now", "for step in range(0):  # now", "every rank has the sum of one chunk"),
+        (
+            "for step in range(n - 1):  # now",
+            "chunks[rank] /= n\n    for step in range(n - 1):  # now",
+            "this is the mean of the ranks'",
+        ),
+        (
+            "comm.sendrecv(leaving, right, incoming, left)",
+            "comm.send(leaving, right)\n        comm.recv(incoming, left)",
+            "follow the circle in the report: which",
+        ),
+        ("    start = offsets(", "    np.split(array, n)\n    start = offsets(", "np.split cuts into equal parts only"),
+        (
+            "chunks = [array",
+            "comm.sendrecv(array, right, array.copy(), left)\n    chunks = [array",
+            "whole arrays travel",
+        ),
         (
             "comm.sendrecv(leaving, right, arriving, left)",
             "own = arriving.copy()\n        comm.sendrecv(leaving, right, arriving, left)\n        arriving += own",
@@ -108,16 +213,25 @@ MUTATIONS = {
             "every number is that of one rank: nothing is",
         ),
     ],
-    "05.halving_doubling": [
+    "04b.ordered_reduce_scatter": [
+        ("    return total\n", "    return chunks[rank].copy()\n", "with all parts in it"),
         (
-            "    if rank < extra:\n        comm.send(array, rank + power)\n",
-            "",
-            "a rank beyond the largest power of two",
+            "    total = parts",
+            "    comm.sendrecv(array, (rank + 1) % n, array.copy(), (rank - 1) % n)\n    total = parts",
+            "whole arrays travel",
         ),
-        ("keep += part", "keep += give", "two arrays do not fit together: print the"),
-        ("while distance < power:", "while distance < power // 2:", "in the halving what comes in is added to"),
-        ("power = 1 << (n.bit_length() - 1)", "power = n", "rank xor distance is a rank only when n is"),
-        ("keep += part", "keep -= part", "in the halving what comes in is added to"),
+        ("    return total\n", "    return total / n\n", "every number is 1/n times the expected one:"),
+        (
+            "    total = parts[0].copy()\n    for part in parts[1:]:",
+            "    total = parts[-1].copy()\n    for part in parts[-2::-1]:",
+            "right up to rounding, and wrong in the last",
+        ),
+        (
+            "    total = parts[0].copy()\n    for part in parts[1:]:",
+            "    total = parts[rank].copy()\n    for part in parts[:rank] + parts[rank + 1 :]:",
+            "right up to rounding, and wrong in the last",
+        ),
+        ("total += part\n", "total -= part\n", "is it the rank's own chunk that is"),
     ],
     "05.choose": [
         ("2 * rounds * alpha + 2 * share", "3 * rounds * alpha + 2 * share", "here bytes decide"),
@@ -131,7 +245,50 @@ MUTATIONS = {
         ("2 * (n - 1) * alpha", "(n - 1) / n * alpha", "a ring sends as few bytes as rabenseifner,"),
         ("return min(costs", "return max(costs", "a tree up and a tree down take 2 log2 n"),
     ],
+    "05.halving_doubling": [
+        ("    power = 1 <<", "    array = array.copy()\n    power = 1 <<", "written into it"),
+        (
+            "        comm.recv(incoming, rank + power)\n        array += incoming\n",
+            "        comm.recv(incoming, rank + power)\n",
+            "Is the part of every rank beyond it in the sum",
+        ),
+        (
+            "    if rank < extra:\n        comm.send(array, rank + power)\n",
+            "",
+            "a rank beyond the largest power of two",
+        ),
+        ("keep += part", "keep += give", "two arrays do not fit together: print the"),
+        ("while distance < power:", "while distance < power // 2:", "in the halving what comes in is added to"),
+        ("power = 1 << (n.bit_length() - 1)", "power = n", "rank xor distance is a rank only when n is"),
+        ("keep += part", "keep -= part", "in the halving what comes in is added to"),
+    ],
+    "05b.ring_order": [
+        (", key=lambda rank: nodes[rank]", "", "say nothing about their nodes"),
+        ("sorted(range(len(nodes)), key=lambda rank: nodes[rank])", "sorted(set(nodes))", "every rank once"),
+        ("key=lambda rank: nodes[rank]", "key=lambda rank: -rank", "visit all ranks of a node before the next"),
+        (
+            "sorted(range(len(nodes)), key=lambda rank: nodes[rank])",
+            "sorted(nodes)",
+            "return every rank once, in the order in",
+        ),
+        ("sorted(range(len(nodes))", "sorted(range(len(nodes) - 1)", "return every rank once, in the order in"),
+        (
+            "key=lambda rank: nodes[rank]",
+            "key=lambda rank: nodes[rank] % 2",
+            "visit all ranks of a node before the next",
+        ),
+    ],
     "06.weighted_average": [
+        ("gradient * count, count", "gradient, 1", "mean of the means"),
+        ("/ weighted[-1]", "/ comm.size", "not by the number of ranks"),
+        ("    all_reduce(comm, weighted)\n", "", "this is each rank's own mean: nothing"),
+        (
+            "return weighted[:-1] / weighted[-1]",
+            "return all_reduce(comm, gradient.copy())",
+            "this is the sum of the means",
+        ),
+        ("/ weighted[-1]", "/ max(count, 1)", "the ranks got different averages, so their"),
+        ("if count > 0:", "if True:", "a rank without rows has the mean"),
         (
             "    all_reduce(comm, weighted)\n",
             "    if count > 0:\n        all_reduce(comm, weighted)\n",
@@ -150,6 +307,11 @@ MUTATIONS = {
         ),
     ],
     "06b.bucketed_reducer": [
+        (
+            "        launch_complete_buckets()\n    for work",
+            "    launch_complete_buckets()\n    for work",
+            "start late",
+        ),
         ("and not any(", "and not all(", "a bucket left before it was whole: all of"),
         (
             "    launch_complete_buckets()  # a bucket in which no parameter is used is complete at once\n",
@@ -160,12 +322,92 @@ MUTATIONS = {
         ("    for work in works:\n        work.wait()\n", "", "a sum was launched and never waited for:"),
     ],
     "06c.ssp": [
+        ("<= bound]", "<= steps]", "no worker is held back"),
+        ("[w for w in waiting if done", "[w for w in waiting if w == worker and done", "when the slowest advances"),
+        ("comm.send(weights, ready)", "comm.send(weights - gradient, ready)", "before you reply to it"),
+        (
+            "    weights = np.zeros(comm.size - 1)\n",
+            "    weights = np.zeros(comm.size - 1)\n    comm.barrier()\n",
+            "nothing is pulled after the last push",
+        ),
+        ("return None", "return weights", "rank 0 alone returns the weights, the"),
+        ("    return weights\n", "", "rank 0 returns the weights after the"),
         ("<= bound]", "< bound]", "a worker waits although the bound lets it"),
         ("<= bound]", "<= bound + 1]", "off by one: a worker may start clock c when"),
         ("if done[worker] < steps:", "if done[worker] <= steps:", "the server replies to a worker that has"),
         ("        weights += gradient\n", "        weights = gradient\n", "the weights are the sum of all gradients:"),
     ],
+    "06d.error_feedback": [
+        ("residual += gradient", "residual[:] = gradient", "add the residual to the gradient first"),
+        ("return sums, residual", "return sums, np.zeros_like(residual)", "what a step does not send is lost"),
+        ("np.argsort(-np.abs(residual))", "np.argsort(-residual)", "the largest elements are those of the largest"),
+        ("np.argsort(-np.abs(residual))", "np.argsort(-np.abs(gradient))", "Choose by gradient + residual"),
+        ("total[of_rank.astype(int)] += values", "total[of_rank.astype(int)] += values / comm.size", "these are means"),
+        (
+            "residual[places] = 0.0",
+            "residual = gradient - np.bincount(places, residual[places], len(gradient))",
+            "the residual has what this step left",
+        ),
+        (
+            "residual[places] = 0.0",
+            "residual[places] = all_gather(comm, 0 * residual)[0]",
+            "more travels than k values",
+        ),
+    ],
+    "06e.outer_step": [
+        ("gradient = common - average", "gradient = average - common", "against the gradient"),
+        ('    all_reduce(comm, average, "avg")\n', "", "average the weights first"),
+        ("lr * (gradient + mu * momentum)", "lr * momentum", "plus mu times the new momentum"),
+        ('"avg")', '"sum")', "the weights of the ranks are added; their"),
+        (
+            "return common - lr * (gradient + mu * momentum), momentum",
+            "return common - lr * (gradient + mu * momentum)",
+            "2 values are asked for: return them as a",
+        ),
+        (
+            "lr * (gradient + mu * momentum), momentum",
+            "lr * (gradient + mu * momentum), gradient",
+            "the second result is the new momentum, not",
+        ),
+        (
+            "momentum = mu * momentum + gradient",
+            "momentum = mu * momentum + (1 - mu) * gradient",
+            "the gradient is added whole: the momentum",
+        ),
+        ("return common - lr", "return weights - lr", "the step begins at the rank's own weights;"),
+    ],
+    "06f.in_order": [
+        (
+            "    if comm.rank > 0:",
+            "    loaders = min(loaders, 1)\n    if comm.rank > 1:\n        return result[:0]\n    if comm.rank > 0:",
+            "more than its share",
+        ),
+        ("        else:\n            result[i] = make(i)\n", "", "one rank alone has no loader: it"),
+        (
+            "        if loaders:\n            comm.recv(result[i], 1 + i % loaders)\n        else:\n            result",
+            "        if True:\n            result",
+            "where there are loaders the trainer makes no batch",
+        ),
+        ("for i in range(batches):", "for i in reversed(range(batches)):", "depends on the speed of the loaders"),
+        ("make(i), 0)", "make(i) + 1, 0)", ""),
+        ("return result[:0]", "return result", "a loader returns no batches: an array of"),
+        ("1 + i % loaders", "i % loaders", "a loader sends a batch that the trainer"),
+        (
+            "range(comm.rank - 1, batches, loaders)",
+            "range(comm.rank, batches, loaders)",
+            "a loader sends a batch that the trainer",
+        ),
+    ],
     "09.scaled_training": [
+        ("gradient.astype(np.float32) / np.float32(scale)", "gradient / np.float16(min(scale, 65504))", "zero again"),
+        ("if good == GROWTH:", "if False:", "double it"),
+        ("scale / 2, 0", "scale / 2, good", "ends the row"),
+        ("if overflow[0]:", "if False:", "nothing takes it out again"),
+        (
+            "    scale, good = FIRST, 0\n",
+            "    scale, good = FIRST, 0\n    all_reduce(comm, np.zeros(99))\n",
+            "one byte",
+        ),
         ("scale / 2, 0", "scale / 4, 0", "an overflow halves the scale, three good"),
         (
             "gradient.astype(np.float32) / np.float32(scale)",
@@ -179,7 +421,73 @@ MUTATIONS = {
         ),
         ('        all_reduce(comm, overflow, "max")\n', "", "one rank saw an overflow and skipped the"),
     ],
+    "09b.one_grid": [
+        ('    all_reduce(comm, largest, "max")\n', "", "agree on the largest first"),
+        ('all_reduce(comm, largest, "max")', "all_reduce(comm, largest)", "reduce with 'max'"),
+        ("    largest =", "    all_reduce(comm, np.zeros(99))\n    largest =", "only the largest matters"),
+        ("largest[0] / 127 or 1.0", "largest[0] / 128 or 1.0", "every value is rounded to the nearest of"),
+        ("np.round(x / scale)", "np.floor(x / scale)", "each value goes to the nearest level,"),
+        ("largest[0] / 127 or 1.0", "largest[0] / 127", "a rank without values still takes part"),
+        ('"max")', '"avg")', "the mean of the ranks' largest values is"),
+        ("-127, 127) * scale", "-127, 127)", "these are the levels, whole numbers: times"),
+        ("np.round(x / scale)", "np.trunc(x / scale)", "each value goes to the nearest level,"),
+    ],
+    "09c.kept_all_reduce": [
+        ("all_reduce(comm, gradient[mask])", "all_reduce(comm, gradient.copy())[mask]", "what is pruned travels too"),
+        ("return result", "return result[mask]", "put them back into their places"),
+        ("    result[mask]", "    mask = mask & (gradient != 0)\n    result[mask]", "not by the gradient"),
+        ("all_reduce(comm, gradient[mask])", "gradient[mask]", "this is this rank's own gradient"),
+        (
+            "all_reduce(comm, gradient[mask])",
+            'all_reduce(comm, gradient[mask], "avg")',
+            "the ranks' entries are averaged, or the",
+        ),
+        (
+            "all_reduce(comm, gradient[mask])",
+            "gradient[mask] * comm.size",
+            "this is this rank's own gradient: take the",
+        ),
+        (
+            "all_reduce(comm, gradient[mask])",
+            'all_reduce(comm, gradient[mask], "max")',
+            "the ranks' entries are averaged, or the",
+        ),
+        ("result = np.zeros_like(gradient)", "result = gradient.copy()", "what is pruned keeps this rank's own"),
+    ],
+    "09d.distil": [
+        ("scores / scores.sum(axis=1, keepdims=True),", "logits(student),", "a student learns from probabilities"),
+        ("logits(student) / temperature", "logits(student)", "divide the logits by the temperature"),
+        (
+            "    comm.recv(targets",
+            "    return logits(comm.rank - teachers)\n    comm.recv(targets",
+            "only teachers have the model",
+        ),
+        (
+            "scores / scores.sum(axis=1, keepdims=True), teachers",
+            "scores * 0 + 0.25, teachers",
+            "as if nothing had come from its teacher",
+        ),
+        (
+            "scores.sum(axis=1, keepdims=True)",
+            "scores.sum(axis=0, keepdims=True)",
+            "these are not the probabilities of rows: a",
+        ),
+        ("logits(student) / temperature", "logits(student) * temperature", "the logits are multiplied by the"),
+        (
+            "scores / scores.sum(axis=1, keepdims=True), teachers",
+            "scores, teachers",
+            "these are exponentials: divide those of a",
+        ),
+        ("teachers + student)", "student)", "who sends to whom must be said in the same"),
+    ],
     "10.pick_segments": [
+        ("    for count in range(1,", "    boundary = 0\n    for count in range(1,", "keeps its input"),
+        ("return None", "return [len(saved)]", "with None"),
+        (
+            "    for count in range(1,",
+            "    return [*map(len, np.array_split(saved, round(len(saved) ** 0.5)))]\n    for count in range(1,",
+            "different amounts",
+        ),
         ("room = budget - count * boundary", "room = budget", "even more and smaller segments may fit: try"),
         ("range(1, len(saved) + 1)", "range(1, len(saved))", "even more and smaller segments may fit: try"),
         ("[*segments, 0], 0", "[*segments, 0], filled", "even more and smaller segments may fit: try"),
@@ -190,6 +498,8 @@ MUTATIONS = {
         ),
     ],
     "10.recompute": [
+        ("copy.deepcopy(before))", "rng)", "as it was *before*"),
+        ("segment.forward(x, rng)", "segment.forward(x, copy.deepcopy(rng))", "must advance"),
         ("segment.gradient(x, g,", "segment.gradient(x, g * 2,", "the mask is right and the gradient is twice"),
         ("copy.deepcopy(before))", "before)", "the second backward differs from the first:"),
         (
@@ -198,7 +508,66 @@ MUTATIONS = {
             "the gradient belongs to another mask than",
         ),
     ],
+    "10b.gradient_and_noise": [
+        (
+            "np.append(mine, mine",
+            "np.append(rows.mean(axis=0) / comm.size, mine",
+            "counts the rows of a small share more",
+        ),
+        ("squares / s", "squares", "divide their sum by s"),
+        ("sum(count * count for count in shares) / batch**2", "1 / comm.size", "right for equal shares"),
+        ("np.append(mine, mine @ mine))", "np.append(mine, mine @ mine))\n    comm.barrier()", "both at once"),
+        (
+            "    total = all_reduce(comm, np.append(mine, mine @ mine))",
+            "    total = all_reduce(comm, np.append(np.zeros(99), np.append(mine, mine @ mine)))[99:]",
+            "not the rows",
+        ),
+        (
+            "return np.append(gradient, [big - noise / batch, noise])",
+            "return gradient",
+            "return one array: the gradient, then its",
+        ),
+        ("[big - noise / batch, noise]", "[noise, big - noise / batch]", "the last two numbers are exchanged: the"),
+        ("noise = (small - big)", "noise = (big - small)", "the gradient is right and the noise is not:"),
+        ("[big - noise / batch, noise]", "[big + noise / batch, noise]", "the square without noise alone is wrong: it"),
+        ("rows.sum(axis=0) / batch", "rows.mean(axis=0)", "the gradient is wrong: divide each rank's"),
+        ("[big - noise / batch, noise]", "[big, noise]", "the square without noise alone is wrong: it"),
+        ("(1 / (s * batch) - 1 / batch)", "(1 / s - 1)", "the gradient is right and the noise is not:"),
+    ],
+    "10c.stages_by_time": [
+        ("return [stage", "paces[comm.rank] *= 9\n    return [stage", "gather them first"),
+        ("    table =", "    all_gather(comm, seconds, counts=sizes)\n    table =", "too many bytes"),
+        (
+            "float(times.sum() / operations.sum())",
+            "float(operations.sum() / times.sum())",
+            "on another rank a layer takes other",
+        ),
+        ("(times / paces[-1]).tolist()", "times.tolist()", "on another rank a layer takes other"),
+        (
+            "by_slowest(work, comm.size, paces)",
+            "by_slowest(work, comm.size, [1.0] * comm.size)",
+            "on another rank a layer takes other",
+        ),
+        ("stage.last - stage.first + 1", "stage.last - stage.first", "every layer is in one stage, and every"),
+    ],
     "11.zero_step": [
+        ("all_gather(comm, mine.copy())", "flat", "gather the shards"),
+        (
+            "update(mine, reduce_scatter(comm, gradient))",
+            "update(flat, all_gather(comm, reduce_scatter(comm, gradient)))",
+            "more than 1/n of the update",
+        ),
+        (
+            "reduce_scatter(comm, gradient)",
+            "all_gather(comm, reduce_scatter(comm, gradient))[comm.rank * size :][:size]",
+            "a reduce-scatter is enough",
+        ),
+        ("array[...] = whole", "array = whole", "as they were"),
+        (
+            "update(mine, reduce_scatter(comm, gradient))",
+            "update(mine[: numel // comm.size], reduce_scatter(comm, gradient)[: numel // comm.size])",
+            "forgets the rest",
+        ),
         (
             "update(mine, reduce_scatter(comm, gradient))",
             "update(mine, reduce_scatter(comm, gradient) / comm.size)",
@@ -216,7 +585,55 @@ MUTATIONS = {
             "the list of weights may be empty:",
         ),
     ],
+    "11b.trust_ratio_step": [
+        ("    all_reduce(comm, squares)\n", "", "several rates"),
+        ("    both =", "    squares[...] = squares.sum(axis=1, keepdims=True)\n    both =", "each layer has its own"),
+        ("squares[1], 1)), 1)", "squares[1], 1)), 0)", "never move"),
+        ("all_reduce(comm, squares)", "[all_reduce(comm, one) for one in squares]", "one all-reduce"),
+        (
+            "    all_reduce(comm, squares)",
+            "    squares = all_reduce(comm, np.append(squares, np.zeros((99, len(sizes))), axis=0))[:2]",
+            "too many bytes",
+        ),
+        (
+            "squares[0] / np.where(both, squares[1], 1)",
+            "squares[1] / np.where(both, squares[0], 1)",
+            "the ratio is upside down: the norm of the",
+        ),
+        ("weights**2)", "np.abs(weights))", "the norm of a layer is the root of the sum"),
+        ("ratios = np.where(both, np.sqrt(", "ratios = np.where(both, (", "this is the ratio of the sums of squares;"),
+        (
+            "    all_reduce(comm, squares)\n",
+            '    all_reduce(comm, squares, "avg")\n    squares[0] = squares[0] * comm.size\n',
+            "the norm of a layer is the root of the sum",
+        ),
+    ],
+    "11c.owners_compute": [
+        ("    n, columns =", "    all_to_all(comm, np.zeros(99 * comm.size))\n    n, columns =", "too many bytes"),
+        (
+            "    n, columns =",
+            "    return [orthogonalize(part) if len(part) else part for part in parts]\n    n, columns =",
+            "not the shard of Newton-Schulz",
+        ),
+        (
+            "for k in range(len(parts))]\n\n\nSOL",
+            "for k in order]\n\n\nSOL",
+            "a matrix is the rows of rank 0, then those",
+        ),
+        (
+            "orthogonalize(np.concatenate(block))",
+            "orthogonalize(np.concatenate(block[::-1]))",
+            "a matrix is the rows of rank 0, then those",
+        ),
+        ("orthogonalize(np.concatenate(block))", "np.concatenate(block)", "these are the rows that came in; return"),
+    ],
     "12.prefetch": [
+        ("if layer + 1 < layers:", "if True:", "none to gather ahead"),
+        (
+            "if layer + 1 < layers:\n            coming = gather(layer + 1)\n        x = compute(layer, weights, x)",
+            "x = compute(layer, weights, x)\n        if layer + 1 < layers:\n            coming = gather(layer + 1)",
+            "*before* you compute",
+        ),
         (
             "coming: Any = gather(0) if layers else None",
             "coming: Any = gather(0)",
@@ -226,6 +643,7 @@ MUTATIONS = {
         ("coming = gather(layer + 1)", "coming = gather(layer)", "layer i is computed from its own weights"),
     ],
     "12b.offloaded_step": [
+        ("        going = up(piece, values)\n", "", "its new values go up"),
         (
             "        if going is not None:\n            going.wait()\n        going = up",
             "        going = up",
@@ -242,7 +660,39 @@ MUTATIONS = {
             "after the last piece there is none to bring",
         ),
     ],
+    "14.parallel_attention": [
+        (
+            "np.concatenate([part[:, mine] for part in np.split(qkv, 3, axis=1)], axis=1)",
+            "np.split(qkv, comm.size, axis=1)[comm.rank]",
+            "cut inside each of the three",
+        ),
+        ("heads // comm.size", "heads", "too narrow"),
+        ("    width = qkv", "    all_reduce = lambda comm, array: array\n    width = qkv", "rows give summands"),
+        ("    width = qkv", "    all_reduce(comm, qkv.copy())\n    width = qkv", "only the last product is summed"),
+        (
+            "mine = slice(comm.rank * size, (comm.rank + 1) * size)",
+            "mine = slice(comm.rank, width, comm.size)",
+            "rank r has whole heads, heads / n of them:",
+        ),
+        ("@ projection[mine])", "@ projection[:size])", "rank r has whole heads, heads / n of them:"),
+        ("heads // comm.size)", "1)", "rank r has whole heads, heads / n of them:"),
+        (
+            "all_reduce(comm, attention(",
+            'all_reduce(comm, op="avg", array=attention(',
+            "every number is 1/n times the expected one:",
+        ),
+        (
+            "np.split(qkv, 3, axis=1)], axis=1)",
+            "np.split(qkv, 3, axis=1)[::-1]], axis=1)",
+            "rank r has whole heads, heads / n of them:",
+        ),
+    ],
     "14.parallel_mlp": [
+        ("    hidden = np", "    all_reduce = lambda comm, array: array\n    hidden = np", "nothing is summed"),
+        ("all_reduce(comm, hidden @ b) + bias", "all_reduce(comm, hidden @ b + bias)", "add it once"),
+        ("return y, all_reduce(comm, d_hidden @ a.T)", "return y, d_hidden @ a.T", "that is f"),
+        ("all_reduce(comm, hidden @ b) + bias", "hidden @ b + bias", "that is g"),
+        ("    hidden = np", "    all_reduce(comm, a.copy())\n    hidden = np", "neither matrices nor hidden columns"),
         ("(gradient @ b.T) * (hidden > 0)", "gradient @ b.T", "y is right, x's gradient is without the"),
         (
             "return y, all_reduce(comm, d_hidden @ a.T)",
@@ -267,26 +717,17 @@ MUTATIONS = {
         ),
         ("return y, all_reduce(comm, d_hidden @ a.T)", "return y", "2 values are asked for: return them as a"),
     ],
-    "14.parallel_attention": [
-        (
-            "mine = slice(comm.rank * size, (comm.rank + 1) * size)",
-            "mine = slice(comm.rank, width, comm.size)",
-            "rank r has whole heads, heads / n of them:",
-        ),
-        ("@ projection[mine])", "@ projection[:size])", "rank r has whole heads, heads / n of them:"),
-        ("heads // comm.size)", "1)", "rank r has whole heads, heads / n of them:"),
-        (
-            "all_reduce(comm, attention(",
-            'all_reduce(comm, op="avg", array=attention(',
-            "every number is 1/n times the expected one:",
-        ),
-        (
-            "np.split(qkv, 3, axis=1)], axis=1)",
-            "np.split(qkv, 3, axis=1)[::-1]], axis=1)",
-            "rank r has whole heads, heads / n of them:",
-        ),
-    ],
     "14b.split_cross_entropy": [
+        ('all_reduce(comm, logits.max(axis=1), "max")', "np.zeros(len(targets))", "overflows exp"),
+        (
+            "    rows = np",
+            "    all_reduce = lambda comm, array, op=None: array\n    rows = np",
+            "normalises its own words",
+        ),
+        ('all_reduce(comm, logits.max(axis=1), "max")', "logits.max(axis=1)", "shifted by different numbers"),
+        ("    all_reduce(comm, target)\n", "", "the ranks disagree"),
+        ("first + logits.shape[1])", "first + logits.shape[1] - 1)", "the last word of a range"),
+        ("    rows = np", "    all_reduce(comm, np.zeros((len(targets), 9)))\n    rows = np", "three numbers"),
         ('"max")', '"avg")', "overflows exp, or its logarithm"),
         (
             "gradient[rows[mine], targets[mine] - first] -= 1",
@@ -314,70 +755,14 @@ MUTATIONS = {
             "the losses are right, the gradient is not:",
         ),
     ],
-    "16.gpipe": [
-        ("forwards + backwards", "backwards + forwards", "a stage waits for something that comes"),
-        ("range(stages)]", "range(stages - 1)]", "the answer is a list with one list of names"),
-        (
-            "forwards + backwards",
-            "[action for pair in zip(forwards, reversed(backwards)) for action in pair]",
-            "stages wait for each other: let a stage",
-        ),
-    ],
-    "17.one_f_one_b": [
-        ("min(microbatches, stages - 1 - stage)", "stages - 1 - stage", "micro-batches are numbered from 0 to m-1;"),
-        ("min(microbatches, stages - 1 - stage)", "min(microbatches, stage)", "a stage waits for something that comes"),
-    ],
-    "17b.stashing": [
-        ("RATE = 0.25", "RATE = 0.1", "the first update has the right direction"),
-        (
-            "RATE * gradient(i, begun.pop(i))",
-            "RATE * RATE * gradient(i, begun.pop(i))",
-            "the first update has the right direction",
-        ),
-        ("gradient(i, begun.pop(i))", "gradient(i - 1, begun.pop(i))", "the B of mini-batch i takes gradient(i,"),
-        ("weights = weights - RATE", "weights -= RATE", "the history is the same array many times:"),
-    ],
-    "19.zero_bubble": [
-        (
-            'if i >= stage:\n                order.append(f"W{i - stage}")',
-            'order.append(f"W{i}")',
-            "a micro-batch is once F, once I and once W",
-        ),
-        ("max(0, microbatches - stage)", "microbatches - stage", "an action is a text of a letter and a"),
-        (
-            "min(microbatches, stages - 1 - stage)",
-            "min(microbatches, stages - stage)",
-            "a micro-batch is alive until its W: put W",
-        ),
-        ('order.append(f"I{i}")', 'order.append(f"B{i}")', "W needs the gradient that has arrived: on"),
-    ],
-    "20.place_ranks": [
-        (
-            "order = sorted(range(len(shape)), key=lambda axis: traffic[axis])",
-            "order = range(len(shape))",
-            "the order in which you number the ranks may",
-        ),
-        ("number // node_size", "number % node_size", "every node holds node_size ranks: number"),
-        ("number // node_size", "number", "every node holds node_size ranks: number"),
-    ],
-    "14c.slots_and_balance": [
-        (
-            "share = np.bincount(choice, minlength=experts) / tokens",
-            "share = np.bincount(choice[slots >= 0], minlength=experts) / tokens",
-            "f counts the tokens that found a slot; it",
-        ),
-        (
-            "experts * share / tokens, probabilities.shape)",
-            "share / tokens, probabilities.shape)",
-            "only the gradient is wrong: it runs through",
-        ),
-        (
-            "experts * share / tokens, probabilities.shape)",
-            "experts * share, probabilities.shape)",
-            "only the gradient is wrong: it runs through",
-        ),
-    ],
     "14c.dispatch": [
+        ("done = np.empty_like(arrived)", "done, here = arrived, 0", "run the experts"),
+        ("done.reshape(-1)", "done.swapaxes(0, 1).reshape(-1)", "the *source rank* is the first dim"),
+        (
+            "    arrived =",
+            "    all_to_all(comm, np.zeros((9, slots.size)).reshape(-1))\n    arrived =",
+            "only its own slots",
+        ),
         ("arrived[:, local]", "arrived[:, 0]", "each expert here computes its own rows,"),
         (
             "return all_to_all(comm, done.reshape(-1)).reshape",
@@ -395,13 +780,167 @@ MUTATIONS = {
             "compare with the picture: from rank r you",
         ),
     ],
-    "22.visible": [
-        ("places <= mine[:, None]", "places < mine[:, None]", "a query sees its own key, too: <=, not <"),
-        ("2 * ranks - 1 - rank", "2 * ranks - rank", "rank r holds chunk r and chunk 2P-1-r of"),
-        ("places <= mine[:, None]", "places >= mine[:, None]", "the right numbers, transposed: rows and"),
-        ("return result", "return result.T", "the right numbers, transposed: rows and"),
+    "14c.slots_and_balance": [
+        ("ceil(tokens", "int(tokens", "rounded up"),
+        ("in enumerate(choice):", "in reversed([*enumerate(choice)]):", "in token order"),
+        ("np.bincount(choice, minlength=experts) / tokens", "probabilities.mean(axis=0)", "P times P"),
+        ("    loss = experts", "    experts = 1\n    loss = experts", "times the number of experts"),
+        (
+            "share = np.bincount(choice, minlength=experts) / tokens",
+            "share = np.bincount(choice[slots >= 0], minlength=experts) / tokens",
+            "f counts the tokens that found a slot; it",
+        ),
+        (
+            "experts * share / tokens, probabilities.shape)",
+            "share / tokens, probabilities.shape)",
+            "only the gradient is wrong: it runs through",
+        ),
+        (
+            "experts * share / tokens, probabilities.shape)",
+            "experts * share, probabilities.shape)",
+            "only the gradient is wrong: it runs through",
+        ),
+    ],
+    "16.gpipe": [
+        ("forwards + backwards for", "forwards for", "m times F and m times B"),
+        ("[forwards + backwards for _ in range(stages)]", "forwards + backwards", "one list of names for each stage"),
+        ('f"F{i}"', 'f"F{i + 1}"', "micro-batches are numbered from 0 to m-1"),
+        ("forwards + backwards", "forwards + forwards + backwards", "each stage runs each micro-batch once forward"),
+        ('f"F{i}"', 'f"f{i}"', "an action is a text of a"),
+        ("forwards + backwards", "backwards + forwards", "a stage waits for something that comes"),
+        ("range(stages)]", "range(stages - 1)]", "the answer is a list with one list of names"),
+        (
+            "forwards + backwards",
+            "[action for pair in zip(forwards, reversed(backwards)) for action in pair]",
+            "stages wait for each other: let a stage",
+        ),
+    ],
+    "16b.sync_batch_norm": [
+        ("    rows, means", "    table[:] = table[comm.rank]\n    rows, means", "normalises by its own rows"),
+        ("x.sum(axis=0) / max(1, count)", "x.sum(axis=0) / (count or np.nan)", "0/0 spreads"),
+        ("(variances + (means - mean) ** 2)", "variances", "is more than the mean"),
+        ("    total = max(", "    rows = np.sign(rows)\n    total = max(", "weight each rank"),
+        ("    count, channels", "    all_gather(comm, np.zeros(99))\n    count, channels", "too many bytes"),
+        ("np.sqrt(variance + eps)", "(np.sqrt(variance) + eps)", "eps is added to the variance, under"),
+        ("np.sqrt(variance + eps)", "(variance + eps)", "the rows are divided by the variance;"),
+        ("(x - mean) / np.sqrt", "x / np.sqrt", "the mean of all rows is not subtracted: (x"),
+        ("(rows * means).sum(axis=0) / total", "means.mean(axis=0)", "mean and variance are those of the rows of"),
+        (
+            "((x - mean) ** 2).sum(axis=0) / max(1, count)",
+            "((x - mean) ** 2).sum(axis=0) / max(1, count - 1)",
+            "batch norm normalises by the variance of",
+        ),
+    ],
+    "17.one_f_one_b": [
+        ("stages - 1 - stage)", "stages - stage)", "too far ahead"),
+        ("min(microbatches, stages - 1 - stage)", "0", "too little in flight"),
+        (
+            "for i in range(microbatches):\n",
+            "for i in range(microbatches - ahead):\n",
+            "each stage runs each micro-batch forward and",
+        ),
+        ("min(microbatches, stages - 1 - stage)", "stages - 1 - stage", "micro-batches are numbered from 0 to m-1;"),
+        ("min(microbatches, stages - 1 - stage)", "min(microbatches, stage)", "a stage waits for something that comes"),
+    ],
+    "17b.stashing": [
+        ("begun.pop(i))", "weights)", "what its F saw"),
+        ("int(action[1:])", "int(action[1])", "int(action[1:])"),
+        ("begun.pop(i))", "begun[0])", "every gradient is computed with the first"),
+        ("weights = weights - RATE", "weights = weights + RATE", "the weights move up the gradient: subtract"),
+        ("weights = weights - RATE", "weights = begun[i] - RATE", "each update starts from the weights that"),
+        ("return history", "return weights", "return a list with the weights after"),
+        ("RATE = 0.25", "RATE = 0.1", "the first update has the right direction"),
+        (
+            "RATE * gradient(i, begun.pop(i))",
+            "RATE * RATE * gradient(i, begun.pop(i))",
+            "the first update has the right direction",
+        ),
+        ("gradient(i, begun.pop(i))", "gradient(i - 1, begun.pop(i))", "the B of mini-batch i takes gradient(i,"),
+        ("weights = weights - RATE", "weights -= RATE", "the history is the same array many times:"),
+    ],
+    "17c.two_versions": [
+        ("{latest: versions[latest], latest", "{**versions, latest", "two versions are enough"),
+        ("- RATE * total", "- RATE / m * total", "added, not averaged"),
+        ("yield versions[latest + 1]", "yield from [versions[latest + 1]] * m", "one update per batch"),
+        ("- RATE * total", "+ RATE * total", "the weights move up the gradient: subtract"),
+        ("if k % m == m - 1:", "if k % m == 0:", "a version is not there: an update makes the"),
+        ("max(k // m - 1, 0)])", "k // m])", "batch b used version b, which is not there"),
+        (
+            "            total = np.zeros_like(weights)\n            yield",
+            "            yield",
+            "is the sum of gradients set back to zero",
+        ),
+    ],
+    "19.zero_bubble": [
+        (
+            'if i >= stage:\n                order.append(f"W{i - stage}")',
+            'order.append(f"W{i}")',
+            "a micro-batch is once F, once I and once W",
+        ),
+        ("max(0, microbatches - stage)", "microbatches - stage", "an action is a text of a letter and a"),
+        (
+            "min(microbatches, stages - 1 - stage)",
+            "min(microbatches, stages - stage)",
+            "a micro-batch is alive until its W: put W",
+        ),
+        ('order.append(f"I{i}")', 'order.append(f"B{i}")', "W needs the gradient that has arrived: on"),
+    ],
+    "19b.building_block": [
+        ("    blocks = (", "    return _with_gaps(p, offsets, (0, 0, 0))\n    blocks = (", "at least the one unit"),
+        ("top = f0 * (p - 1) + first", "top = f0 * p + first", ""),
+        ("f1 * (p - 1 - r)", "f1 * r", "F and I of the first chunk: F starts later"),
+        ("== 4 for row in rows)", ">= 3 for row in rows)", "a rank has 6 units per micro-batch: wait"),
+        ("i1 * (p - 1) + third", "i1 * (p - 1) - third", "each turn takes at least the one unit of"),
+    ],
+    "20.place_ranks": [
+        ("lambda axis: traffic[axis]", "lambda axis: -traffic[axis]", "the other way round"),
+        ("number // node_size", "0", "every node holds node_size ranks"),
+        ("return nodes", "return np.reshape(nodes, shape)", "a list with the node of rank"),
+        (
+            "order = sorted(range(len(shape)), key=lambda axis: traffic[axis])",
+            "order = range(len(shape))",
+            "the order in which you number the ranks may",
+        ),
+        ("number // node_size", "number % node_size", "every node holds node_size ranks: number"),
+        ("number // node_size", "number", "every node holds node_size ranks: number"),
+    ],
+    "20b.min_max_split": [
+        ("ends[-1] + time", "ends[-1] + 1", "with as many layers each do not take as long"),
+        ("return sizes", "return [layers, *[0] * (stages - 1)]", "every stage has a layer"),
+        (
+            "return sizes",
+            "return [sum(sizes[: k + 1]) for k in range(stages)]",
+            "these are the places where stages end",
+        ),
+        ("return sizes", "return [[size] for size in sizes]", "the answer has another form than the"),
+        ("if slowest < row[n]:", "if slowest > row[n]:", "every layer is in one stage and every stage"),
+        (
+            "max(best[-1][j], ends[n] - ends[j])",
+            "best[-1][j] + ends[n] - ends[j]",
+            "stages with as many layers each do not take",
+        ),
+        ("for _ in range(stages):", "for _ in range(stages - 1):", "every layer is in one stage and every stage"),
+        (
+            "max(best[-1][j], ends[n] - ends[j])",
+            "max(best[-1][j], n - j)",
+            "stages with as many layers each do not take",
+        ),
     ],
     "22.ring_attention": [
+        ("np.maximum(largest, scores.max(axis=1, initial=-np.inf))", "largest = np.zeros(len(q))", "overflow exp"),
+        ("n, rank = comm.size, comm.rank", "n, rank = 1, comm.rank", "its own keys only"),
+        ("if step < n - 1:", "if n > 1:", "n - 1 steps"),
+        (
+            "total = total * old + now.sum(axis=1)\n            out = out * old[:, None] + now @ values",
+            "now = np.exp(scores - scores.max(axis=1, keepdims=True))\n            total = total + 1\n"
+            "            out = out + now @ values / now.sum(axis=1, keepdims=True)",
+            "the same weight",
+        ),
+        (
+            "(rank - step - 1) % n], q.shape[1]))\n            comm.sendrecv(block,",
+            "(rank - 1) % n], q.shape[1]))\n            comm.sendrecv(np.stack([k, v]),",
+            "not your own again",
+        ),
         ("q @ keys.T / np.sqrt(q.shape[1])", "q @ keys.T", "the scores are q k^T / sqrt(d), d being the"),
         ("q @ keys.T / np.sqrt(q.shape[1])", "q @ keys.T / q.shape[1]", "the scores are q k^T / sqrt(d), d being the"),
         (
@@ -416,100 +955,24 @@ MUTATIONS = {
         ),
         ("np.stack([k, v])", "np.stack([v, k])", "keys and values are exchanged: scores are"),
     ],
-    "06d.load_residual": [
-        (
-            "range(comm.rank, old_ranks, comm.size)",
-            "range(comm.rank, old_ranks, comm.size + 1)",
-            "some saved residuals are read by no rank:",
-        ),
-        (
-            "range(comm.rank, old_ranks, comm.size)",
-            "range(comm.rank + 1, old_ranks, comm.size)",
-            "everything that had not been sent yet is",
-        ),
-        (
-            "total = read(old) if old == comm.rank else total + read(old)",
-            "total = read(old)",
-            "what will be sent is the sum over the",
-        ),
-    ],
-    "09b.one_grid": [
-        ("largest[0] / 127 or 1.0", "largest[0] / 128 or 1.0", "every value is rounded to the nearest of"),
-        ("np.round(x / scale)", "np.floor(x / scale)", "each value goes to the nearest level,"),
-        ("largest[0] / 127 or 1.0", "largest[0] / 127", "a rank without values still takes part"),
-        ('"max")', '"avg")', "the mean of the ranks' largest values is"),
-        ("-127, 127) * scale", "-127, 127)", "these are the levels, whole numbers: times"),
-        ("np.round(x / scale)", "np.trunc(x / scale)", "each value goes to the nearest level,"),
-    ],
-    "09c.kept_all_reduce": [
-        (
-            "all_reduce(comm, gradient[mask])",
-            'all_reduce(comm, gradient[mask], "avg")',
-            "the ranks' entries are averaged, or the",
-        ),
-        (
-            "all_reduce(comm, gradient[mask])",
-            "gradient[mask] * comm.size",
-            "this is this rank's own gradient: take the",
-        ),
-        (
-            "all_reduce(comm, gradient[mask])",
-            'all_reduce(comm, gradient[mask], "max")',
-            "the ranks' entries are averaged, or the",
-        ),
-        ("result = np.zeros_like(gradient)", "result = gradient.copy()", "what is pruned keeps this rank's own"),
-    ],
-    "09d.distil": [
-        (
-            "scores / scores.sum(axis=1, keepdims=True), teachers",
-            "scores * 0 + 0.25, teachers",
-            "as if nothing had come from its teacher",
-        ),
-        (
-            "scores.sum(axis=1, keepdims=True)",
-            "scores.sum(axis=0, keepdims=True)",
-            "these are not the probabilities of rows: a",
-        ),
-        ("logits(student) / temperature", "logits(student) * temperature", "the logits are multiplied by the"),
-        (
-            "scores / scores.sum(axis=1, keepdims=True), teachers",
-            "scores, teachers",
-            "these are exponentials: divide those of a",
-        ),
-        ("teachers + student)", "student)", "who sends to whom must be said in the same"),
-    ],
-    "20b.min_max_split": [
-        ("if slowest < row[n]:", "if slowest > row[n]:", "every layer is in one stage and every stage"),
-        (
-            "max(best[-1][j], ends[n] - ends[j])",
-            "best[-1][j] + ends[n] - ends[j]",
-            "stages with as many layers each do not take",
-        ),
-        ("for _ in range(stages):", "for _ in range(stages - 1):", "every layer is in one stage and every stage"),
-        (
-            "max(best[-1][j], ends[n] - ends[j])",
-            "max(best[-1][j], n - j)",
-            "stages with as many layers each do not take",
-        ),
-    ],
-    "26.save": [
-        (
-            '    while disk.exists(free):\n        number += 1\n        free = f"{name}.{number}"\n',
-            "    if disk.exists(free):\n        disk.remove(free)\n",
-            "the name was taken by the only checkpoint",
-        ),
-        (
-            '    disk.write("latest.new", free.encode())\n    disk.rename("latest.new", "latest")\n',
-            '    disk.write("latest", free.encode())\n',
-            "writing `latest` is not atomic, and half of",
-        ),
-        (
-            '    while disk.exists(free):\n        number += 1\n        free = f"{name}.{number}"\n',
-            "",
-            "a rename does not replace a folder with",
-        ),
+    "22.visible": [
+        ("ends = tokens == separator", "ends = tokens < 0", "keys of other documents"),
+        ("np.cumsum(ends) - ends", "np.cumsum(ends)", "the document that it ends"),
+        ("(rank, 2 * ranks - 1 - rank)", "(2 * rank, 2 * rank + 1)", "chunk 2P-1-r"),
+        ("return result", "return ~result", "this is the reverse: True where a"),
+        ("return result", "return np.ones_like(result)", "every query sees every key: it sees"),
+        ("places <= mine[:, None]", "places < mine[:, None]", "a query sees its own key, too: <=, not <"),
+        ("2 * ranks - 1 - rank", "2 * ranks - rank", "rank r holds chunk r and chunk 2P-1-r of"),
+        ("places <= mine[:, None]", "places >= mine[:, None]", "the right numbers, transposed: rows and"),
+        ("return result", "return result.T", "the right numbers, transposed: rows and"),
     ],
     "26.load": [
+        (
+            "offsets(chunk_sizes(size, comm.size))",
+            "[size // comm.size * rank for rank in range(comm.size + 1)]",
+            "some ranks one more",
+        ),
+        ("begin - first : end - first", "begin - start : end - start", "in any order"),
         (
             "mine = np.empty(stop - start)",
             "mine = np.concatenate([read(number) for number in range(len(pieces))])[start:stop]",
@@ -528,7 +991,33 @@ MUTATIONS = {
         ("if begin < end:", "if begin + 1 < end:", "a piece may begin before your chunk or end"),
         ("if begin < end:", "if True:", "a rank reads pieces in which it has no"),
     ],
+    "26.save": [
+        ('    disk.rename("latest.new", "latest")\n', "", "must name the new checkpoint"),
+        ("in parts.items():", "in [*parts.items()][:-1]:", "what is renamed has been written before"),
+        (
+            "    for part,",
+            '    disk.write("latest.new", name.encode())\n    disk.rename("latest.new", "latest")\n    for part,',
+            "first all files, then `latest`",
+        ),
+        (
+            '    while disk.exists(free):\n        number += 1\n        free = f"{name}.{number}"\n',
+            "    if disk.exists(free):\n        disk.remove(free)\n",
+            "the name was taken by the only checkpoint",
+        ),
+        (
+            '    disk.write("latest.new", free.encode())\n    disk.rename("latest.new", "latest")\n',
+            '    disk.write("latest", free.encode())\n',
+            "writing `latest` is not atomic, and half of",
+        ),
+        (
+            '    while disk.exists(free):\n        number += 1\n        free = f"{name}.{number}"\n',
+            "",
+            "a rename does not replace a folder with",
+        ),
+    ],
     "28.first_difference": [
+        ("int(different[0])", "comm.rank", "the ranks give different answers"),
+        ("    digests = all", "    all_gather(comm, weights.copy())\n    digests = all", "the weights themselves"),
         (
             "np.flatnonzero((digests != digests[0]).any(axis=1))",
             "np.flatnonzero((digests != digests[-1]).any(axis=1))",
@@ -539,6 +1028,17 @@ MUTATIONS = {
         ("weights.tobytes()", "np.sort(weights).tobytes()", "two entries were exchanged: their sum is"),
     ],
     "28.read_once": [
+        ("    mine = np", "    digest = np.sum\n    mine = np", "0 and 3 were read as 1 and 2"),
+        (
+            "    mine = np",
+            "    digest = lambda x: (x**2).sum() * 2**32 + x.sum()\n    mine = np",
+            "0, 4 and 5 were read as 1, 2 and 6",
+        ),
+        (
+            "    counts, digests",
+            "    all_gather(comm, np.zeros(samples))\n    counts, digests",
+            "the numbers of the samples, or nearly",
+        ),
         ("digest(numbers)], np.uint64)", "numbers.sum()], np.uint64)", "1 when all ranks together have read each of"),
         (
             "counts.sum() == samples and digests.sum() == whole",
@@ -547,136 +1047,5 @@ MUTATIONS = {
         ),
         ("np.arange(samples)", "np.arange(1, samples + 1)", "1 when all ranks together have read each of"),
         ("int(counts.sum()", "1 - int(counts.sum()", "1 when all ranks together have read each of"),
-    ],
-    "11b.trust_ratio_step": [
-        (
-            "squares[0] / np.where(both, squares[1], 1)",
-            "squares[1] / np.where(both, squares[0], 1)",
-            "the ratio is upside down: the norm of the",
-        ),
-        ("weights**2)", "np.abs(weights))", "the norm of a layer is the root of the sum"),
-        ("ratios = np.where(both, np.sqrt(", "ratios = np.where(both, (", "this is the ratio of the sums of squares;"),
-        (
-            "    all_reduce(comm, squares)\n",
-            '    all_reduce(comm, squares, "avg")\n    squares[0] = squares[0] * comm.size\n',
-            "the norm of a layer is the root of the sum",
-        ),
-    ],
-    "11c.owners_compute": [
-        (
-            "for k in range(len(parts))]\n\n\nSOL",
-            "for k in order]\n\n\nSOL",
-            "a matrix is the rows of rank 0, then those",
-        ),
-        (
-            "orthogonalize(np.concatenate(block))",
-            "orthogonalize(np.concatenate(block[::-1]))",
-            "a matrix is the rows of rank 0, then those",
-        ),
-        ("orthogonalize(np.concatenate(block))", "np.concatenate(block)", "these are the rows that came in; return"),
-    ],
-    "06f.in_order": [
-        ("make(i), 0)", "make(i) + 1, 0)", ""),
-        ("return result[:0]", "return result", "a loader returns no batches: an array of"),
-        ("1 + i % loaders", "i % loaders", "a loader sends a batch that the trainer"),
-        (
-            "range(comm.rank - 1, batches, loaders)",
-            "range(comm.rank, batches, loaders)",
-            "a loader sends a batch that the trainer",
-        ),
-    ],
-    "10b.gradient_and_noise": [
-        ("noise = (small - big)", "noise = (big - small)", "the gradient is right and the noise is not:"),
-        ("[big - noise / batch, noise]", "[big + noise / batch, noise]", "the square without noise alone is wrong: it"),
-        ("rows.sum(axis=0) / batch", "rows.mean(axis=0)", "the gradient is wrong: divide each rank's"),
-        ("[big - noise / batch, noise]", "[big, noise]", "the square without noise alone is wrong: it"),
-        ("(1 / (s * batch) - 1 / batch)", "(1 / s - 1)", "the gradient is right and the noise is not:"),
-    ],
-    "10c.stages_by_time": [
-        (
-            "float(times.sum() / operations.sum())",
-            "float(operations.sum() / times.sum())",
-            "on another rank a layer takes other",
-        ),
-        ("(times / paces[-1]).tolist()", "times.tolist()", "on another rank a layer takes other"),
-        (
-            "by_slowest(work, comm.size, paces)",
-            "by_slowest(work, comm.size, [1.0] * comm.size)",
-            "on another rank a layer takes other",
-        ),
-        ("stage.last - stage.first + 1", "stage.last - stage.first", "every layer is in one stage, and every"),
-    ],
-    "16b.sync_batch_norm": [
-        ("np.sqrt(variance + eps)", "(variance + eps)", "the rows are divided by the variance;"),
-        ("(x - mean) / np.sqrt", "x / np.sqrt", "the mean of all rows is not subtracted: (x"),
-        ("(rows * means).sum(axis=0) / total", "means.mean(axis=0)", "mean and variance are those of the rows of"),
-        (
-            "((x - mean) ** 2).sum(axis=0) / max(1, count)",
-            "((x - mean) ** 2).sum(axis=0) / max(1, count - 1)",
-            "batch norm normalises by the variance of",
-        ),
-    ],
-    "05b.ring_order": [
-        ("key=lambda rank: nodes[rank]", "key=lambda rank: -rank", "visit all ranks of a node before the next"),
-        (
-            "sorted(range(len(nodes)), key=lambda rank: nodes[rank])",
-            "sorted(nodes)",
-            "return every rank once, in the order in",
-        ),
-        ("sorted(range(len(nodes))", "sorted(range(len(nodes) - 1)", "return every rank once, in the order in"),
-        (
-            "key=lambda rank: nodes[rank]",
-            "key=lambda rank: nodes[rank] % 2",
-            "visit all ranks of a node before the next",
-        ),
-    ],
-    "04b.ordered_reduce_scatter": [
-        ("    return total\n", "    return total / n\n", "every number is 1/n times the expected one:"),
-        (
-            "    total = parts[0].copy()\n    for part in parts[1:]:",
-            "    total = parts[-1].copy()\n    for part in parts[-2::-1]:",
-            "right up to rounding, and wrong in the last",
-        ),
-        (
-            "    total = parts[0].copy()\n    for part in parts[1:]:",
-            "    total = parts[rank].copy()\n    for part in parts[:rank] + parts[rank + 1 :]:",
-            "right up to rounding, and wrong in the last",
-        ),
-        ("total += part\n", "total -= part\n", "is it the rank's own chunk that is"),
-    ],
-    "17c.two_versions": [
-        ("- RATE * total", "+ RATE * total", "the weights move up the gradient: subtract"),
-        ("if k % m == m - 1:", "if k % m == 0:", "a version is not there: an update makes the"),
-        ("max(k // m - 1, 0)])", "k // m])", "batch b used version b, which is not there"),
-        (
-            "            total = np.zeros_like(weights)\n            yield",
-            "            yield",
-            "is the sum of gradients set back to zero",
-        ),
-    ],
-    "19b.building_block": [
-        ("top = f0 * (p - 1) + first", "top = f0 * p + first", ""),
-        ("f1 * (p - 1 - r)", "f1 * r", "F and I of the first chunk: F starts later"),
-        ("== 4 for row in rows)", ">= 3 for row in rows)", "a rank has 6 units per micro-batch: wait"),
-        ("i1 * (p - 1) + third", "i1 * (p - 1) - third", "each turn takes at least the one unit of"),
-    ],
-    "06e.outer_step": [
-        ('"avg")', '"sum")', "the weights of the ranks are added; their"),
-        (
-            "return common - lr * (gradient + mu * momentum), momentum",
-            "return common - lr * (gradient + mu * momentum)",
-            "2 values are asked for: return them as a",
-        ),
-        (
-            "lr * (gradient + mu * momentum), momentum",
-            "lr * (gradient + mu * momentum), gradient",
-            "the second result is the new momentum, not",
-        ),
-        (
-            "momentum = mu * momentum + gradient",
-            "momentum = mu * momentum + (1 - mu) * gradient",
-            "the gradient is added whole: the momentum",
-        ),
-        ("return common - lr", "return weights - lr", "the step begins at the rank's own weights;"),
     ],
 }

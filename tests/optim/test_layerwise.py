@@ -152,7 +152,7 @@ def test_what_is_not_finite_or_too_large_is_not_a_number():
 @pytest.mark.parametrize("optimizer", [LAMB, LARS])
 def test_shards_without_their_sums_are_refused(optimizer):
     def over_ranks(comm):
-        with pytest.raises(UsageError, match=r"the whole of '.*', of which this rank has a shard; pass layer_sums="):
+        with pytest.raises(UsageError, match=r"the whole of '.*', and this rank has a shard of it; pass layer_sums="):
             optimizer(Shard(model(), comm, 1).slices())
 
     SimWorld(2).run(over_ranks)

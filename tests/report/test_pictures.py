@@ -305,6 +305,8 @@ def test_loss_overlay_has_the_difference_on_its_own_axis():
     del header["max_difference"]
     assert "losses: 5.0e-01" in draw("loss", [], header).axes[0].get_title(loc="left")
     (alone,) = draw("loss", [], {"losses": [1.0, 0.5]}).axes
+    (two,) = draw("loss", [], {**header, "quantity": "distance"}, names=("SGD", "Adam")).axes  # which need not be equal
+    assert (two.get_ylabel(), two.get_title(loc="left")) == ("distance", "distance of two runs")
     assert list(alone.lines[0].get_ydata()) == [1.0, 0.5]
     with pytest.raises(UsageError, match="needs losses"):
         draw("loss", [], {})

@@ -16,7 +16,11 @@ import numpy as np
 from minidist.comm.call_site import NOWHERE
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
-from minidist.core.comm.point_to_point import MAX_TAG
+from minidist.core.comm.communicator import MAX_TAG
+
+# MPI copies a short message into memory that the ranks share. A longer one is read out of the sender's array; then both
+# cores hold its cache lines, and the next write to it takes them back one by one: up to 64 KiB a copy costs less.
+BUFFERED, COPIED = 5 * 1024, 64 * 1024  # bytes
 
 
 class DirectMessages(CheckedMessages):
@@ -36,6 +40,8 @@ class DirectMessages(CheckedMessages):
         if handle is None:
             raise world.cannot_be_used(self, NOWHERE)
         to, origin = ranks[dest], ranks[source]
+        if BUFFERED < outgoing.nbytes <= COPIED:
+            outgoing = outgoing.copy()
         world.waiting = (self, dest, source, tag, outgoing.nbytes)  # the watchdog makes an Exchanging of it
 
         # With more ranks than cores a spinning wait keeps the partner from running: test, and yield.

@@ -14,7 +14,7 @@ from minidist.comm.call_site import CallSite
 from minidist.comm.message_checks import CheckedMessages
 from minidist.comm.tags import describe
 from minidist.core.base.fibers import Fiber
-from minidist.core.comm.point_to_point import Request, Work
+from minidist.core.comm.communicator import Request, Work
 
 
 @dataclass(slots=True, eq=False)

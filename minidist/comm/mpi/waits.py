@@ -17,7 +17,7 @@ from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.program_lines import call_site_of_thread
 from minidist.comm.waiting import error_line
 from minidist.core.base.fibers import Fiber
-from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
+from minidist.core.comm.communicator import ANY, PointToPoint, Request, Work
 
 _FIELDS = tuple(field.name for field in fields(MessageEvent))
 _values = attrgetter(*_FIELDS)

@@ -69,7 +69,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import MismatchError, RankDeadError, UsageError
 from minidist.core.base.fibers import current, spawn
 from minidist.core.base.trace import current_purpose
-from minidist.core.comm.point_to_point import ANY, MAX_TAG, PointToPoint, Request, Work
+from minidist.core.comm.communicator import ANY, MAX_TAG, PointToPoint, Request, Work
 
 HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
 

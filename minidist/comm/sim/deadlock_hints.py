@@ -12,8 +12,8 @@ from typing import Any
 from minidist.comm.sim.state import RunState
 from minidist.comm.tags import tag_text
 from minidist.comm.waiting import Waiting
-from minidist.core.comm.point_to_point import ANY, Request
-from minidist.core.comm.sim.state import Stream
+from minidist.core.comm.communicator import ANY, Request
+from minidist.core.comm.sim.matching import Stream
 
 Messages = Sequence[tuple[Stream, Request]]  # what streams wait in
 

@@ -11,8 +11,8 @@ from minidist.comm.sim.deadlock_hints import hints
 from minidist.comm.sim.state import RunState
 from minidist.comm.waiting import Waiting, circle_text, error_line, find_cycle
 from minidist.core.base.errors import DeadlockError
-from minidist.core.comm.point_to_point import ANY, Work
-from minidist.core.comm.sim.state import Stream
+from minidist.core.comm.communicator import ANY, Work
+from minidist.core.comm.sim.matching import Stream
 
 MAX_STREAMS, MAX_LINES = 16, 6  # that are shown; a report must be read on a screen
 

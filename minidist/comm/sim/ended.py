@@ -15,7 +15,7 @@ from typing import Any
 from minidist.base.traces import Trace
 from minidist.comm.call_site import CallSite, call_site
 from minidist.core.base.errors import UsageError
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 class EndedWorld:

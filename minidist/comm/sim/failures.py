@@ -29,7 +29,7 @@ from minidist.comm.sim.watched import take
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.fibers import FiberExit, throw
-from minidist.core.comm.point_to_point import ANY
+from minidist.core.comm.communicator import ANY
 
 
 class Failures:

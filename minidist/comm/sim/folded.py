@@ -35,9 +35,8 @@ from minidist.comm.sim.sim_world import SimWorld
 from minidist.comm.sim.watched import Watched
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import current_purpose, purpose
-from minidist.core.comm.communicator import Comm
-from minidist.core.comm.point_to_point import ANY, PointToPoint, Work
-from minidist.core.comm.sim.state import Key, SimRequest, Stream
+from minidist.core.comm.communicator import ANY, Comm, PointToPoint, Work
+from minidist.core.comm.sim.matching import Key, SimRequest, Stream
 
 
 class Ports(NamedTuple):
@@ -194,7 +193,7 @@ class FoldedWorld(SimWorld):
         meeting = self._meetings.setdefault(key, _Meeting())
         meeting.streams[stream.rank] = stream
         if len(meeting.streams) < len(places):
-            work = Work(group, lambda: None, stream.time)
+            work = Work(group, lambda: None)
             work.site = group.site or group.opened
             work.waiter = stream
             meeting.works.append(work)

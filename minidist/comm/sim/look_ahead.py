@@ -29,8 +29,8 @@ from minidist.comm.sim.state import RunState
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.fibers import FiberExit
-from minidist.core.comm.point_to_point import ANY, PointToPoint, Request
-from minidist.core.comm.sim.state import Stream
+from minidist.core.comm.communicator import ANY, PointToPoint, Request
+from minidist.core.comm.sim.matching import Stream
 
 CALLS = 7  # one less than a world keeps for reports, so that the call that differs is still known
 SECONDS = 2.0

@@ -34,9 +34,9 @@ from minidist.comm.sim.watched import AnySource, Watched
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import DeadlockError, MismatchError, RankDeadError, UsageError, quoted
 from minidist.core.base.fibers import FiberExit
-from minidist.core.comm.point_to_point import PointToPoint, Request, Work
+from minidist.core.comm.communicator import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
-from minidist.core.comm.sim.state import Stream
+from minidist.core.comm.sim.matching import Stream
 from minidist.core.comm.sim.world import Sim
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import NamedTuple
 
-from minidist.core.comm.point_to_point import Request, Work
-from minidist.core.comm.sim.state import SimState
+from minidist.core.comm.communicator import Request, Work
+from minidist.core.comm.sim.matching import SimState
 
 
 class Candidate(NamedTuple):

@@ -25,9 +25,8 @@ from minidist.comm.sim.state import Candidate, RunState
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import RankDeadError
 from minidist.core.base.trace import current_purpose
-from minidist.core.comm.point_to_point import ANY, Request, Work
-from minidist.core.comm.sim.matching import Matching
-from minidist.core.comm.sim.state import Key, SimRequest
+from minidist.core.comm.communicator import ANY, Request, Work
+from minidist.core.comm.sim.matching import Key, Matching, SimRequest
 
 
 class AnySource(Matching):
@@ -90,8 +89,8 @@ class AnySource(Matching):
             key = context, behind.other, rank, tag
             if key in self.sends:
                 self.deliver(take(self.sends, key), behind)
-            else:
-                self.queue(self.receives, key, behind)
+            elif self.keeps is None or self.keeps(behind, key):
+                self.receives.setdefault(key, []).append(behind)
         if not receives:
             del self.receives[of_any]
 
@@ -116,6 +115,8 @@ class Watched(AnySource):
         )
         if state.eager_limit >= 0:
             self.on_posted.append(self._buffer)
+        if self.on_queued or state.eager_limit >= 0:
+            self.keeps = self._stays
         # The messages that take no time: see `LinkModel.free_startup`.
         self.free: set[SimRequest] = set()
         if state.links.free_startup:
@@ -132,17 +133,17 @@ class Watched(AnySource):
         if current_purpose() == "startup":
             self.free.add(request)
 
-    def queue(self, queues: dict[Key, list[SimRequest]], key: Key, request: Any) -> None:
+    def _stays(self, request: Any, key: Key) -> bool:
+        """Tell the watchers of a message whose other side is not there; return whether none of them keeps it out."""
         # A receive behind one from any rank may have its message there already.
         if key[1] != ANY or (key[0], request.other, *key[2:]) not in self.sends:
             for queued in self.on_queued:
                 queued(request)
-        if request.error is None:
-            if request.complete:
-                # It is complete before it is received, so its line is found now and its buffer may be written again.
-                request.array = request.array.copy()
-                request.posted_at = request.site
-            Matching.queue(self, queues, key, request)
+        if request.error is None and request.complete:
+            # It is complete before it is received, so its line is found now and its buffer may be written again.
+            request.array = request.array.copy()
+            request.posted_at = request.site
+        return request.error is None
 
     def wait(self, request: Any) -> None:
         for waiting in self.on_waiting:

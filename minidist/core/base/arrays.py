@@ -15,7 +15,7 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 # mypy: implicit_reexport
 # ruff: noqa: F401, F811
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from math import prod
@@ -65,6 +65,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 # The device of new arrays that are not made like another one; None: the host, with NumPy. Set by device.py.
 creating: ContextVar[Any] = ContextVar("minidist_creating", default=None)
+
+# Multiplies two matrices on the host; mkl.py sets another function.
+host_product: Callable[..., Array] = matmul
+
+LINE = 64  # bytes of a cache line
+READ_BY_OTHERS = range(64 * 1024, 1024 * 1024 + 1)  # bytes of arrays that are sent as they are and that a cache holds
 
 # Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
 GPU_BLOCK = 1 << 24
@@ -174,6 +180,17 @@ def owner(value: Array) -> Array:
     return base  # type: ignore[no-any-return]
 
 
+def elements_before_line(value: Array) -> int:
+    """Return how many elements of a 1-D array lie before its first whole cache line; 0 if it does not matter.
+
+    Another core that has read the array, as a message, holds its cache lines too. A vector store that crosses from one
+    line into the next takes both back, and so each line twice: stores of whole lines take half the time.
+    """
+    if value.nbytes not in READ_BY_OTHERS or value.ndim != 1 or type(value) is not ndarray:
+        return 0
+    return -value.ctypes.data % LINE // value.itemsize
+
+
 def as_rows(value: Array) -> Array:
     """A view as a matrix whose rows are the last dim: (..., n) as (product of the others, n); may be empty."""
     return value if value.ndim == 2 else value.reshape(prod(value.shape[:-1]), value.shape[-1])
@@ -182,7 +199,7 @@ def as_rows(value: Array) -> Array:
 def product(a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b of two matrices, in `out` when it is given."""
     kernels = None if type(a) is ndarray else hooks.kernels_of(type(a))
-    return matmul(a, b, out=out) if kernels is None else kernels.product(a, b, out)
+    return host_product(a, b, out=out) if kernels is None else kernels.product(a, b, out)
 
 
 def sum_rows(value: Array, out: Array | None = None) -> Array:

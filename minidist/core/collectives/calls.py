@@ -19,7 +19,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.collectives.registry import ALGORITHMS
-from minidist.core.comm.point_to_point import MAX_TAG, PointToPoint
+from minidist.core.comm.communicator import MAX_TAG, PointToPoint, Work
 
 
 def all_reduce(
@@ -178,7 +178,7 @@ def run_call(
     for argument in arguments:
         if isinstance(argument, np.ndarray):
             used.append(argument)
-    return call.run_async(partial(function, call, *arguments), used)
+    return comm.world.run_async(Work(call, partial(function, call, *arguments), used))
 
 
 def _bytes(array: np.ndarray | None, total: int | None) -> int:

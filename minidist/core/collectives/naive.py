@@ -11,7 +11,7 @@ import numpy as np
 from minidist.core.base import arrays as xp
 from minidist.core.base.layout import offsets
 from minidist.core.collectives.registry import algorithm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 def fan(nbytes: float, ranks: int, alpha: float, beta: float, overhead: float = 0.0) -> float:

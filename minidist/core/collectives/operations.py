@@ -32,7 +32,11 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray, out: np.nda
     # 16-bit floats are added in float32, and integers that may not hold the result are checked.
     out = total if out is None else out
     if out.dtype.char in "fd" or not hooks.narrow_sum(op, total, contribution, out):
-        UFUNCS[op](total, contribution, out=out)
+        function = UFUNCS[op]
+        if head := xp.elements_before_line(out):
+            function(total[:head], contribution[:head], out=out[:head])
+            total, contribution, out = total[head:], contribution[head:], out[head:]
+        function(total, contribution, out=out)
 
 
 def divide(total: np.ndarray, ranks: int) -> None:

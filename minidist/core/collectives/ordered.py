@@ -20,7 +20,7 @@ from minidist.core.collectives import ring
 from minidist.core.collectives.naive import fan
 from minidist.core.collectives.operations import accumulate, divide
 from minidist.core.collectives.registry import ALGORITHMS, algorithm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 def reduce_scatter_seconds(nbytes: float, ranks: int, alpha: float, beta: float, overhead: float = 0.0) -> float:

@@ -24,7 +24,7 @@ from minidist.core.base.layout import chunk_sizes, cut
 from minidist.core.base.watchers import track, watchers
 from minidist.core.collectives.operations import accumulate, divide
 from minidist.core.collectives.registry import algorithm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 
 
 @algorithm(

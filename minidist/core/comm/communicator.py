@@ -1,21 +1,235 @@
-"""A communicator is a group of ranks; a collective call is one operation of all of them together.
+"""Messages and communicators: the interface of all algorithms, for simulated ranks and for processes.
 
-Every collective is built from point-to-point messages (`minidist/core/collectives`), and all messages of one call carry
-the number of the call as their tag. When two different collectives meet by mistake, the error names both, and no rank
+`PointToPoint` sends and receives among a group of ranks. `Comm` is a rank's handle on a group, and `CollectiveCall` is
+one operation of all its ranks together, so an algorithm runs on either. Both hand their messages to a world, `Sim` or
+`MPIWorld`. The two have the same methods.
+
+    comm.send(array, dest) ──▶ PointToPoint._post ──▶ Sim.post ──▶ Request
+                               PointToPoint.wait  ──▶ Sim.wait
+
+Every collective is built from these messages (`minidist/core/collectives`), and all messages of one call carry the
+number of the call as their tag. When two different collectives meet by mistake, the error names both, and no rank
 continues with the other collective's bytes:
 
     rank 0   all_reduce #3 ──── tag 3, match key "all_reduce/ring" ────▶ rank 1   broadcast #3: MismatchError
 
+There is no second, asynchronous version of any collective. A `Work` is a blocking function that runs in a *stream*: a
+greenlet next to the rank's main program, one for each communicator, first started, first run.
+
 Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from minidist.core.comm.point_to_point import MAX_TAG, PointToPoint
+from minidist.core.base import hooks
+from minidist.core.base.errors import RankDeadError, UsageError
+from minidist.core.base.watchers import watchers
+
+ANY = -1  # "from any rank": a wildcard source
+# Messages inside a layer belong to the pass that they are sent in; their purpose says which.
+PASS_OF = {"tensor_forward": "forward", "tensor_backward": "backward", "regather": "backward"}
+MAX_TAG = 2**14 - 1  # MPI guarantees tags up to 2**15 - 1; the upper half is for headers
+
+
+@dataclass(eq=False, init=False)  # two are made for each message, and setting attributes takes half of an `__init__`
+class Request:
+    """A nonblocking send or receive; each world has a subclass with what it must remember until the wait.
+
+    kind: "send" or "receive". peer: a rank of `comm`. nonblocking: the program goes on before the wait.
+    """
+
+    comm: "PointToPoint"
+    kind: str
+    array: np.ndarray
+    peer: int
+    tag: int
+    nonblocking: bool
+    finished: bool = field(default=False, init=False)  # has it been waited for?
+
+    def wait(self) -> np.ndarray:
+        """Block until the message is complete; return its array."""
+        return self.comm.wait(self)
+
+    def describe(self) -> str:
+        """Return the operation, the other rank and the bytes, for reports."""
+        return f"{self.comm.operation}: {self.kind} with rank {self.comm.members[self.peer]}, {self.array.nbytes} B"
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A function that runs in a communicator's stream; `wait()` returns what the blocking call would have returned.
+
+    arrays: what the function reads and writes, so that the program must leave them alone until the wait. site: the line
+    that started it, where the world looks for it.
+    """
+
+    comm: "PointToPoint"
+    function: Callable[[], Any]
+    arrays: Sequence[np.ndarray] = ()
+    context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
+    watched: list[Any] = field(default_factory=list)  # what the world notes of the arrays, where it checks them
+    finished: bool = False
+    started: float = 0.0
+    result: Any = None
+    error: RankDeadError | None = None  # what wait() raises instead
+    end: float = 0.0
+    waiter: Any = None  # the stream that is blocked in wait()
+    site: Any = None
+
+    def wait(self) -> Any:
+        """Block until the function is done; return its result."""
+        return self.comm.world.wait_work(self)
+
+    def describe(self) -> str:
+        """Return the operation and the line, for reports."""
+        return f"{self.comm.operation}, started at {self.site}" if self.site else self.comm.operation
+
+
+class PointToPoint:
+    """Messages among a group of ranks, seen from one of them.
+
+    rank, size: this rank's number in the group, and the group's size. members: the world rank of each member. ranks:
+    the number of each member in the communicator, which differs from its own only in a part of a collective call.
+    name: of the communicator. context: messages of different contexts never meet. operation: for traces and reports.
+    match_key: what both sides of a message must have equal. tag: that of messages that name none; in a collective call
+    its number, which all its messages carry. nodes: the ranks node by node, where the links (`TwoLevel`) say them.
+    numbers, ended: of a `Comm`, its next call's numbers, and the calls that have ended, where they may be used again.
+    choices: of a `Comm`, which algorithm "auto" has taken by measured times, by operation and bytes.
+
+    Arrays must be C-contiguous; nothing is copied.
+    """
+
+    numbers: Any = None
+    ended: dict[Any, Any] | None = None
+    choices: dict[tuple[str, int], str] | None = None
+
+    def __init__(self, world: Any, name: str, members: Sequence[int], rank: int) -> None:
+        self.world, self.name, self.context, self.members, self.rank = world, name, name, members, rank
+        self.size = len(members)
+        self.ranks: Sequence[int] = range(self.size)
+        self.operation = self.match_key = "message"
+        self.tag = 0
+        self.nodes: list[list[int]] | None = None
+
+    # messages ---------------------------------------------------------------------------------------------------------
+
+    def isend(self, array: np.ndarray, dest: int, tag: int | None = None) -> Request:
+        """Start sending `array` (its bytes, to rank `dest`); do not touch it before `wait`."""
+        return self._post("send", array, dest, tag, True)
+
+    def irecv(self, array: np.ndarray, source: int, tag: int | None = None) -> Request:
+        """Start receiving into `array` from rank `source` (or ANY, but in a `Sim`); do not touch it before `wait`."""
+        return self._post("receive", array, source, tag, True)
+
+    def wait(self, request: Request) -> np.ndarray:
+        """Block until the request is complete; return its array."""
+        if not request.finished:
+            self.world.wait(request)
+            request.finished = True
+        return request.array
+
+    def waitall(self, requests: Sequence[Request]) -> None:
+        """Wait for each request, in the order given."""
+        for request in requests:
+            self.wait(request)
+
+    def send(self, array: np.ndarray, dest: int, tag: int | None = None) -> None:
+        """Send; block until the buffer may be used again: at once, or when the receiver arrives. Rely on neither."""
+        self.world.wait(self._post("send", array, dest, tag, False))
+
+    def recv(self, array: np.ndarray, source: int, tag: int | None = None) -> int:
+        """Receive into `array`; return the source's rank (of interest with ANY)."""
+        request, wait = self._post("receive", array, source, tag, False), self.world.wait
+        wait(request)
+        return request.peer
+
+    def sendrecv(
+        self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
+    ) -> None:
+        """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
+        # The receive first: when the partner's message comes, its buffer is known.
+        receive = self._post("receive", incoming, source, tag, False)
+        send = self._post("send", outgoing, dest, tag, False)
+        self.world.wait(receive)  # a world that looks ahead has another `wait` then
+        self.world.wait(send)
+
+    def _post(self, kind: str, array: np.ndarray, peer: int, tag: int | None, nonblocking: bool) -> Request:
+        request: Request = self.world.post(self, kind, array, peer, self.tag if tag is None else tag, nonblocking)
+        return request
+
+    def collective(self, *_: Any, **__: Any) -> "PointToPoint":
+        """Return the call whose messages an algorithm is to send: this one, or of a `Comm` a new one."""
+        return self
+
+    def barrier(self) -> None:
+        """Return when every rank has entered: ceil(log2 n) rounds of empty messages (Hensgen et al. 1988)."""
+        # Round k: tell rank + 2^k, hear from rank - 2^k. Afterwards this rank knows of 2^(k+1) ranks that they have
+        # entered.
+        call = self.collective("barrier")
+        nothing = np.empty(0, dtype=np.uint8)
+        distance = 1
+        while distance < self.size:
+            dest, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            call.sendrecv(nothing, dest, nothing, source)
+            distance *= 2
+
+    # streams and time -------------------------------------------------------------------------------------------------
+
+    def run_async(self, function: Callable[[], Any], arrays: Sequence[np.ndarray] = ()) -> Work:
+        """Run `function` in the communicator's stream.
+
+        arrays: what it reads and writes; the program must leave them alone until the wait.
+        """
+        if not callable(function):
+            hooks.wrong_arguments().refuse_function(self, function)
+        work = Work(self, function, arrays)
+        self.world.run_async(work)
+        return work
+
+    def progress(self) -> None:
+        """Advance nonblocking operations. Returns nothing, so results cannot depend on timing."""
+        self.world.progress()
+
+    def time(self) -> float:
+        """Return the seconds since the run began, on this stream's clock (virtual or real)."""
+        return float(self.world.time())
+
+    def compute(
+        self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
+    ) -> None:
+        """Record what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
+        try:
+            if not 0.0 <= seconds < math.inf:
+                raise UsageError(
+                    f"rank {self.rank}: compute of {seconds:g} s; it must be a finite number of at least 0"
+                )
+            self.world.compute(operations, seconds, name)
+        except (TypeError, ValueError):
+            hooks.wrong_arguments().check_operations(self, operations, seconds)
+            raise
+
+    def advance_clock(self, name: str) -> None:
+        """Advance a virtual clock by the time of the operations that a `FlopCounter` counted since the last call.
+
+        Called before messages are sent, so that they depart when the computation before them is done. Without a counter
+        nothing happens. name: of the span in the trace, such as "forward", or the purpose of the messages that follow.
+        """
+        for watcher in watchers.get():
+            if watcher.operations is not None:
+                operations, watcher.operations = watcher.operations, []
+                self.compute(operations, name=PASS_OF.get(name, name))
+
+    @property
+    def trace(self) -> Any:
+        """This rank's record, a `Trace` of minidist/base/traces.py."""
+        return self.world.trace_of(self)
 
 
 class CollectiveCall(PointToPoint):

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base import hooks
-from minidist.core.comm.communicator import Comm
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import Comm, PointToPoint
 
 
 class Mesh:

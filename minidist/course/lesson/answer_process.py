@@ -40,7 +40,7 @@ from minidist.comm.program_lines import line_of_error
 from minidist.comm.sim.watched import Watched
 from minidist.core.base.errors import DeadlockError, MinidistError, reason, text_of
 from minidist.core.comm import Comm
-from minidist.core.comm.sim.state import SimRequest
+from minidist.core.comm.sim.matching import SimRequest
 from minidist.course.lesson.library_calls import refuse_library_calls
 from minidist.course.lesson.one_rank import Task, one_rank
 from minidist.course.lesson.plain import plain

@@ -23,7 +23,7 @@ from minidist import collectives
 from minidist.comm.communicator import recv_object, send_object
 from minidist.comm.header import dtype_name
 from minidist.core.base.errors import MismatchError
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 from minidist.debug.mpi_ranks.buffers import UNSAID, Buffer, each, one, vector
 from minidist.debug.mpi_ranks.communicator import Comm
 from minidist.debug.mpi_ranks.constants import failed

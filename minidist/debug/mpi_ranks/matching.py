@@ -35,9 +35,8 @@ from minidist.comm.sim.watched import Watched as WatchedMessages
 from minidist.comm.sim.watched import take
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import MismatchError, UsageError
-from minidist.core.comm.communicator import Comm
-from minidist.core.comm.point_to_point import ANY, Work
-from minidist.core.comm.sim.state import SimRequest, Stream
+from minidist.core.comm.communicator import ANY, Comm, Work
+from minidist.core.comm.sim.matching import SimRequest, Stream
 from minidist.debug.mpi_ranks.constants import ANY_TAG
 from minidist.debug.mpi_ranks.objects import OBJECT
 

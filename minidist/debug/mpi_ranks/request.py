@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from minidist.comm.call_site import call_site
 from minidist.comm.tags import LocatedRequest
-from minidist.core.comm.point_to_point import Work
+from minidist.core.comm.communicator import Work
 from minidist.debug.mpi_ranks.buffers import one
 from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Exception, failed, unsupported
 from minidist.debug.mpi_ranks.datatype import BYTE, Datatype

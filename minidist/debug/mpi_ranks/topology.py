@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from minidist.core import collectives
-from minidist.core.comm.point_to_point import PointToPoint
+from minidist.core.comm.communicator import PointToPoint
 from minidist.debug.mpi_ranks.buffers import Buffer, each, one, vector
 from minidist.debug.mpi_ranks.collective import Plan, collective, to_bytes
 from minidist.debug.mpi_ranks.communicator import Comm, Intracomm

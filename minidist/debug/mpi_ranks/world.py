@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from minidist.comm.sim.sim_world import SimWorld
-from minidist.core.comm.point_to_point import Request, Work
+from minidist.core.comm.communicator import Request, Work
 from minidist.debug.mpi_ranks.matching import MPIMatching
 from minidist.debug.rank_process import RankProcess
 

@@ -27,7 +27,7 @@ from minidist.comm.call_site import CallSite
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.sim.choosers import seeded
 from minidist.core.base.errors import MinidistError
-from minidist.core.comm.sim.state import Stream
+from minidist.core.comm.sim.matching import Stream
 from minidist.debug import user_program
 from minidist.debug.rank_process import Beginning, RankProcess, UserModules, own_process_state
 from minidist.debug.results import unlike_line

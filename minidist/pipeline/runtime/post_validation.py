@@ -26,7 +26,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track
-from minidist.core.comm.point_to_point import Request
+from minidist.core.comm.communicator import Request
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.pipeline.plan import Action
 from minidist.core.pipeline.runtime.pipeline import Pipeline

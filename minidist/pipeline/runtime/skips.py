@@ -19,7 +19,7 @@ from minidist.core.base.arrays import named_dtype
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.comm import Comm
-from minidist.core.comm.point_to_point import Request
+from minidist.core.comm.communicator import Request
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime.messages import MESSAGE, PURPOSES, TAGS, pack, signature, unpack
 from minidist.core.pipeline.runtime.pipeline import Pipeline

@@ -30,7 +30,7 @@ import numpy as np
 
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
-from minidist.core.comm.point_to_point import Request
+from minidist.core.comm.communicator import Request
 from minidist.core.pipeline.plan import Action, Plan
 from minidist.core.pipeline.plan.plan import COMPUTE, actions_of
 from minidist.core.pipeline.plan.plan import Item as ItemOfPlan

@@ -49,6 +49,7 @@ def environment(with_torch: bool) -> dict[str, Any]:
         "numpy": np.__version__,
         "numpy_blas": _numpy_blas(),
         "OPENBLAS_CORETYPE": os.environ.get("OPENBLAS_CORETYPE"),
+        "MINIDIST_BLAS": os.environ.get("MINIDIST_BLAS"),
         "threadpools": pools,
         **theirs,
     }

@@ -2,10 +2,10 @@
 
     step 245 ms  =  products 165 ms (1.04 of their floor of 158 ms)  +  everything else 80 ms
 
-A few steps are run with `arrays.matmul` recorded. Each product of two matrices, told apart by shapes and memory
-layouts, is then measured alone in every way in which NumPy computes it: as it is, with the result by columns, with a
-copied operand, and in two parts along the inner dimension. The floor is the sum of the fastest ways. Where PyTorch is
-installed, its products of the same operands are measured in the same rounds.
+A few steps are run with `arrays.matmul` and `arrays.host_product` recorded. Each product of two matrices, told apart by
+shapes and memory layouts, is then measured alone in every way in which NumPy computes it: as it is, with the result by
+columns, with a copied operand, and in two parts along the inner dimension. The floor is the sum of the fastest ways.
+Where PyTorch is installed, its products of the same operands are measured in the same rounds.
 
 Proved by: tests/bench/test_products.py
 """
@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,22 +52,25 @@ class Product(NamedTuple):
 def recording() -> Iterator[dict[Product, list[float]]]:
     """Yield the seconds of each call of every product inside the block; products with a vector do not count."""
     calls: dict[Product, list[float]] = {}
-    honest = xp.matmul
+    names = ("matmul", "host_product")
+    honest = {name: getattr(xp, name) for name in names}
 
-    def timed(a: Any, b: Any, out: Any = None) -> Any:
+    def timed(multiply: Callable[..., Any], a: Any, b: Any, out: Any = None) -> Any:
         start = time.perf_counter()
-        result = honest(a, b, out=out)
+        result = multiply(a, b, out=out)
         seconds = time.perf_counter() - start
         if a.ndim > 1 and b.ndim > 1:
             product = Product(*(Layout(x.shape, x.strides, x.dtype.str) for x in (a, b, result)))
             calls.setdefault(product, []).append(seconds)
         return result
 
-    xp.matmul = timed  # type: ignore[assignment]
+    for name in names:
+        setattr(xp, name, partial(timed, honest[name]))
     try:
         yield calls
     finally:
-        xp.matmul = honest
+        for name in names:
+            setattr(xp, name, honest[name])
 
 
 def measure_products(step: Step, step_s: float) -> dict[str, Any]:

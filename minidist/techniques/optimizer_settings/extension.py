@@ -5,7 +5,7 @@ argument is refused. Nothing is sent, and the state in checkpoints is the optimi
 
 A rank sends per step: nothing.
 Equal to: one device, bit for bit.
-Lesson: 11b_trust_ratios.
+Lesson: 02b_from_sgd_to_adam.
 
 Proved by: tests/optim/test_own_optimizer.py, tests/config/test_train_config.py, tests/config/test_rules.py
 """

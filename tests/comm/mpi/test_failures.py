@@ -317,7 +317,7 @@ def test_a_receive_into_memory_that_is_in_use(run):
     program = "\ndef main(comm):\n    array = np.ones(4)\n    [comm.irecv(array, 0), comm.irecv(array[1:], 0)]\n"
     code, output = run(program, 1)
     assert code == 1
-    assert "give each message a buffer of its own" in output, output
+    assert "give each message a separate buffer" in output, output
 
 
 def test_unlike_roots_are_a_hint(run):

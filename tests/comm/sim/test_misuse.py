@@ -153,7 +153,7 @@ def test_a_send_and_a_receive_on_one_buffer(first, second, words, blocking, eage
         return  # a buffered send has left its buffer
     with pytest.raises(BufferReuseError, match=words) as caught:
         SimWorld(2, eager_bytes=eager_bytes).run(both_ways, first, second, blocking)
-    assert "wait() first, or give each message a buffer of its own" in str(caught.value)
+    assert "wait() first, or give each message a separate buffer" in str(caught.value)
     assert str(caught.value).count("test_misuse.py:") == 2
 
 

@@ -21,8 +21,8 @@ from minidist.comm.sim.state import RunState
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.errors import MismatchError
 from minidist.core.base.fibers import current
-from minidist.core.comm.point_to_point import MAX_TAG, PointToPoint, Request, Work
-from minidist.core.comm.sim.state import Stream
+from minidist.core.comm.communicator import MAX_TAG, PointToPoint, Request, Work
+from minidist.core.comm.sim.matching import Stream
 
 KEPT_CALLS = 8  # of a rank: sends are synchronous, so no rank is far ahead; and there may be 10,000 ranks
 

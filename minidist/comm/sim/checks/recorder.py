@@ -9,8 +9,8 @@ from minidist.base.traces import MessageEvent
 from minidist.comm.header import dtype_name
 from minidist.comm.tags import LocatedRequest
 from minidist.core.base.trace import current_purpose
-from minidist.core.comm.point_to_point import ANY
-from minidist.core.comm.sim.state import SimState
+from minidist.core.comm.communicator import ANY
+from minidist.core.comm.sim.matching import SimState
 
 
 class Recorder:

@@ -1,7 +1,6 @@
 """The simulated world: ranks are fibers in one process, and time is virtual.
 
 world.py      the ranks as fibers
-state.py      what the parts of the world share
-matching.py   which send meets which receive
+matching.py   which send meets which receive, and the streams and messages of a run
 clock.py      what a message costs: the alpha-beta model
 """

@@ -10,22 +10,82 @@ A world that checks or records messages, or that matches receives from any rank,
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_choosers.py
 """
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from minidist.core.comm.point_to_point import ANY, PointToPoint, Request, Work
-from minidist.core.comm.sim.state import Key, SimRequest, SimState
+from minidist.core.base.fibers import Fiber
+from minidist.core.comm.communicator import ANY, PointToPoint, Request, Work
+from minidist.core.comm.sim.clock import LinkModel
+
+Key = tuple[str, int, int, int]  # context, source, destination (world ranks), tag: what a send and a receive must share
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """An execution context of a rank, with a clock and two ports: its main program, or one for each communicator."""
+
+    rank: int
+    name: str
+    is_main: bool
+    fiber: Fiber | None = None
+    time: float = 0.0
+    out_free: float = 0.0  # the ports are free from then on
+    in_free: float = 0.0
+    waiting: Request | Work | None = None
+    handling: BaseException | None = None  # the exception that led into a wait inside `except` or `finally`
+    queue: deque[Work] = field(default_factory=deque)
+
+
+@dataclass(eq=False, init=False)
+class SimRequest(Request):
+    """A request and what the simulated world must remember of it until it has been waited for.
+
+    other: the world rank of its peer. arrival: when the message arrives; of a receive that has not met its send, when
+    it was posted. complete: its wait does not block. waiter: what waits for it. depart, end: of a send, when its bytes
+    leave the port, and when its buffer is free.
+    """
+
+    stream: Stream
+    other: int
+    nbytes: int
+    arrival: float
+    complete: bool
+    waiter: Stream | None
+    depart: float = 0.0
+    end: float = 0.0
+
+
+@dataclass(eq=False)
+class SimState:
+    """One run of a simulated world: what `Matching`, which pairs messages, and `Sim`, which runs streams, share."""
+
+    size: int
+    links: LinkModel
+    traces: list[Any]  # the record of each rank, see `hooks.trace`
+    ready: deque[Stream]  # streams that can run
+    mains: list[Stream]
+    running: Stream  # whose turn it is
+    side: dict[tuple[int, str], Stream] = field(default_factory=dict)  # by rank and communicator
+    sends: dict[Key, list[SimRequest]] = field(default_factory=dict)
+    receives: dict[Key, list[SimRequest]] = field(default_factory=dict)
+
+    def streams(self) -> list[Stream]:
+        """Return all streams: the ranks' main programs, then the others."""
+        return [*self.mains, *self.side.values()]
 
 
 class Matching:
     """The messages of a run. block: let other streams run until the request can go on.
 
     cost_of: a message -> its (alpha, beta, overhead); None: the same for every message. key_of: a message and its key
-    -> what its other side must have equal; None: the key (`FoldedWorld`, receives from any rank). on_posted: what looks
-    at a message before it meets another one, where the run is watched. on_meet: at a send and its receive, before the
-    array is copied; True: it has copied it.
+    -> what its other side must have equal; None: the key (`FoldedWorld`, receives from any rank). keeps: a message
+    whose other side is not there yet, and its key -> whether it waits for one; None: always. on_posted: what looks at a
+    message before it meets another one, where the run is watched. on_meet: at a send and its receive, before the array
+    is copied; True: it has copied it.
     """
 
     request_class: type[SimRequest] = SimRequest
@@ -41,6 +101,7 @@ class Matching:
         if links.link is not None:
             self.cost_of = self._cost_of_link
         self.key_of: Callable[[SimRequest, Key], Key] | None = None
+        self.keeps: Callable[[SimRequest, Key], bool] | None = None
 
     def _cost_of_link(self, request: SimRequest) -> tuple[float, float, float]:
         """Return the costs of a message whose link differs from others."""
@@ -82,9 +143,11 @@ class Matching:
         if self.key_of is not None:
             key = self.key_of(request, key)
 
+        # Its other side is not there yet: it stays in a queue.
         queue = others.get(key)
         if queue is None:
-            self.queue(mine, key, request)
+            if self.keeps is None or self.keeps(request, key):
+                mine.setdefault(key, []).append(request)
             return request
         if len(queue) == 1:
             del others[key]
@@ -93,10 +156,6 @@ class Matching:
         else:
             self.deliver(queue.pop(0), request)
         return request
-
-    def queue(self, queues: dict[Key, list[SimRequest]], key: Key, request: SimRequest) -> None:
-        """Keep a message whose other side is not there yet."""
-        queues.setdefault(key, []).append(request)
 
     def deliver(self, send: SimRequest, receive: SimRequest) -> None:
         """Let a send and its receive meet: copy once, wake the streams that wait."""

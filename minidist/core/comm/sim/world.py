@@ -26,11 +26,9 @@ from typing import Any
 from minidist.core.base import hooks
 from minidist.core.base.errors import CommunicationError, DeadlockError, UsageError
 from minidist.core.base.fibers import DIRECT, FiberExit, current, spawn, throw
-from minidist.core.comm.communicator import Comm
-from minidist.core.comm.point_to_point import PointToPoint, Request, Work
+from minidist.core.comm.communicator import Comm, PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
-from minidist.core.comm.sim.matching import Matching
-from minidist.core.comm.sim.state import SimState, Stream
+from minidist.core.comm.sim.matching import Matching, SimState, Stream
 
 
 class Sim:
@@ -172,6 +170,7 @@ class Sim:
         if stream is None:
             stream = state.side[rank, name] = Stream(rank, f"lane:{name}", is_main=False)
         stream.queue.append(work)
+        work.started = state.running.time
 
         # A stream whose queue was empty has ended; it starts again.
         if stream.fiber is None or stream.fiber.dead:

@@ -26,7 +26,7 @@ from minidist.core.base.arrays import named_dtype
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import watchers
 from minidist.core.comm import Comm
-from minidist.core.comm.point_to_point import Request
+from minidist.core.comm.communicator import Request
 from minidist.core.pipeline.lowering import Key
 from minidist.core.pipeline.plan import Action, Plan
 
@@ -40,7 +40,7 @@ TENSORS, DIMS = 8, 8  # at most, that can cross one boundary
 ROW = np.dtype([("dtype", "S8"), ("ndim", "i8"), ("shape", "i8", DIMS)])
 MESSAGE = TENSORS * ROW.itemsize  # bytes of what is told at a boundary
 
-TAGS = 2**14  # between two ranks: one more than MAX_TAG of point_to_point.py
+TAGS = 2**14  # between two ranks: one more than MAX_TAG of communicator.py
 PURPOSES = {"F": "pipeline_activation", "B": "pipeline_gradient"}
 Message = tuple[str, int, int]  # "F" or "B" for an activation or a gradient, the stage that gets it, micro-batch
 Route = tuple[int, int, list[tuple[tuple[int, ...], np.dtype[Any]]]]  # other rank, first tag, shapes and dtypes

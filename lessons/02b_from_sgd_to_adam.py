@@ -1,0 +1,241 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 02b From SGD to Adam
+#
+# *25 minutes. Before it: 02.*
+#
+# ## 1 The case
+#
+# Along one weight a loss is a thousand times as steep as along another: (x^2 + 1000 y^2) / 2. Its
+# gradient at (1, 1) is (1, 1000), so SGD's first step moves y a thousand times as far as x. How many
+# times as far as x does Adam's first step move y?
+#
+# Adam divides an average of gradients by the root of an average of their squares. Both averages begin
+# at 0 and take a little of each gradient g: m = 0.9 m + 0.1 g, and v = 0.999 v + 0.001 g^2. A step
+# is lr m / sqrt(v). After the first gradient m is a tenth of g, far too small, so Adam corrects both
+# averages for their zeros at the beginning. How many times as long is the first step if one forgets
+# that?
+
+# %% [markdown]
+# ## 2 Predict
+#
+# A tenth off is good enough.
+
+# %%
+from minidist.course.lesson import check, picture, predict, reveal, solution
+
+adam_guess = predict("first step of Adam along y, over that along x", example=1000)
+first_guess = predict("first step without correction, over that with it", example=0.1)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **Each weight gets a step of about the same length, whatever the size of its gradient.** What it
+# saves: the steepest weight no longer decides the learning rate of all. What it costs: arrays of the
+# parameters' shape, the optimizer's state (lesson 02).
+#
+# The distance from the lowest point in 100 steps. Above a rate of 0.002 SGD would jump over the valley
+# further at every step. Just below it the steep y is quickly right, and x creeps. Adam takes a rate
+# of 0.05 for both.
+
+# %%
+import numpy as np
+
+from minidist import SGD, Adam, Parameter
+from minidist.optim import RMSProp
+
+STEEP = np.array([1.0, 1000.0])
+
+
+AXES = np.eye(2)
+
+
+def descend(kind, turn=AXES, steps=100, **settings):
+    """Return the points of a descent in the valley, whose axes are the rows of `turn`."""
+    p = Parameter(np.array([1.0, 1.0]) @ turn)
+    optimizer, path = kind([p], **settings), [p.data.copy()]
+    for _ in range(steps):
+        p.grad = (p.data @ turn.T * STEEP) @ turn
+        optimizer.step()
+        path.append(p.data.copy())
+    return np.array(path) @ turn.T
+
+
+def distances(path):
+    """How far each point is from the lowest one."""
+    return np.hypot(*path.T).tolist()
+
+
+picture(
+    "loss",
+    [],
+    "part 3 of lesson 02b",
+    quantity="distance",
+    losses=distances(descend(Adam, lr=0.05)),
+    reference_losses=distances(descend(SGD, lr=0.0019)),
+    title="a valley a thousand times as steep along y",
+    names=("SGD", "Adam"),
+)
+
+# %% [markdown]
+# ## 4 The code
+#
+# A gradient says in which direction the loss falls, and little about how far to go. Each optimizer
+# adds one idea to the one before:
+#
+# - **SGD** has no state: p -= lr g. The steepest weight decides the rate of all.
+# - **Momentum** keeps a sum of past gradients. What points the same way adds up, and what turns
+#   around at every step cancels.
+# - **RMSProp** keeps an average of the squares and divides by its root, so a weight moves by about lr
+#   per step, whether its gradients are large or small.
+# - **Adam** averages both. After t steps the averages are 1 - 0.9^t and 1 - 0.999^t of what they
+#   should be, because they begin at 0; Adam divides by these factors. To write it is the exercise.
+
+
+# %%
+def sgd(p, g, state, lr):
+    return p - lr * g
+
+
+def momentum(p, g, state, lr):
+    state["sum"] = 0.9 * state.get("sum", 0.0) + g
+    return p - lr * state["sum"]
+
+
+def rmsprop(p, g, state, lr):
+    state["square"] = 0.99 * state.get("square", 0.0) + 0.01 * g**2
+    return p - lr * g / (np.sqrt(state["square"]) + 1e-8)
+
+
+# %% [markdown]
+# ## 5 Check
+#
+# The toys compute what the library's optimizers compute. In the valley, each with the rate that
+# serves it well; the last column is the state that it keeps of a float32 weight:
+
+# %%
+LIBRARY = {
+    "sgd": (sgd, SGD, {"lr": 0.0019}, 0),
+    "momentum": (momentum, SGD, {"lr": 0.001, "momentum": 0.9}, 4),
+    "rmsprop": (rmsprop, RMSProp, {"lr": 0.02}, 4),
+    "adam": (None, Adam, {"lr": 0.05}, 8),
+}
+print("optimizer   x and y after 1 step   20 steps          100 steps         state")
+for name, (toy, kind, settings, nbytes) in LIBRARY.items():
+    path = descend(kind, **settings)
+    shown = "   ".join(f"{x:6.3f} {y:6.3f}" for x, y in path[[1, 20, 100]])
+    print(f"{name:10}  {shown:50} {nbytes} B")
+    if toy:
+        p, state = np.ones(2), {}
+        for _ in range(100):
+            p = toy(p, STEEP * p, state, settings["lr"])
+        assert np.abs(p - path[-1]).max() < 1e-12
+moved = np.abs(descend(Adam, lr=0.05, steps=1)[1] - 1)
+adam_guess.judge(moved[1] / moved[0], within=0.1)
+
+# %% [markdown]
+# All of this is done element by element. So a rank that has **a piece of the parameters, of their
+# gradients and of their state steps the piece as if it had the whole**, without a message. Lesson 11
+# builds ZeRO on that. Two ranks' pieces beside one device:
+
+# %%
+rng = np.random.default_rng(0)
+start, gradients = rng.normal(size=12), rng.normal(size=(5, 12))
+
+
+def stepped(piece):
+    """Return a piece of the weights after five steps of Adam that know this piece only."""
+    parameter = Parameter(start[piece].copy())
+    optimizer = Adam([parameter], lr=0.01)
+    for gradient in gradients:
+        parameter.grad = gradient[piece]
+        optimizer.step()
+    return parameter.data
+
+
+pieces = np.concatenate([stepped(slice(0, 5)), stepped(slice(5, 12))])
+print(f"max |w_parallel - w_single| = {np.abs(pieces - stepped(slice(None))).max():g}")
+assert np.array_equal(pieces, stepped(slice(None)))
+
+# %% [markdown]
+# ## 6 Break it
+#
+# The first step without the correction. A tenth of g is too small, and the root of 0.001 g^2 is too
+# small as well:
+
+# %%
+uncorrected = 0.1 / np.sqrt(0.001)
+print(f"first step: lr times {uncorrected:.2f} in place of lr times 1.00")
+first_guess.judge(uncorrected, within=0.1)
+
+# %% [markdown]
+# The divisor is too small by more, so the first steps are too long, and no error says so.
+#
+# And a limit that no rate removes. A rate for each weight helps where the valley lies along a weight.
+# The same valley, turned by 45 degrees, has equally large gradients in both weights:
+
+# %%
+turned = np.array([[1.0, 1.0], [-1.0, 1.0]]) / np.sqrt(2)
+for name, turn in (("along the weights", AXES), ("turned", turned)):
+    sgd_end = distances(descend(SGD, turn, lr=0.0019))[-1]
+    adam_end = distances(descend(Adam, turn, lr=0.05))[-1]
+    print(f"{name:17} distance after 100 steps: SGD {sgd_end:.3f}, Adam {adam_end:.3f}")
+assert adam_end > sgd_end
+
+# %% [markdown]
+# For SGD nothing changes, because it knows nothing of axes. Adam is now the slower one. Optimizers
+# of whole matrices (lesson 11c) do not depend on the axes.
+
+# %% [markdown]
+# ## 7 Exercise: Adam
+#
+# `gradients` (steps, size) are those of one piece of the weights, which begins with `weights`. Return
+# the weights after all steps of Adam with the rate `lr`, the factors 0.9 and 0.999 of the case, and
+# 1e-8 added to the root, so that a weight whose gradients are all 0 stays where it is.
+
+
+# %%
+def adam(weights, gradients, lr):
+    state = {}
+    for g in gradients:
+        weights = rmsprop(weights, g, state, lr)
+    return weights
+
+
+check("02b.adam", adam)
+
+# %%
+reveal("02b.adam")
+check("02b.adam", solution("02b.adam"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - SGD keeps nothing, momentum and RMSProp 4 B per weight, Adam 8 B: the direction averaged, and **each
+#   weight its own rate**, lr m / (sqrt(v) + eps) with m / (1 - 0.9^t) and v / (1 - 0.999^t).
+# - All of it is done element by element. So pieces of the weights are stepped without a message, and a
+#   valley that does not lie along a weight is as slow as before.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 python mpi_examples/3_sharding/optimizers.py
+#     mpiexec -n 2 minidist train --dp 2 --optimizer rmsprop --lr 0.003 --steps 20
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `SGD(momentum=)`, `RMSProp`, `Adam` | PyTorch `torch.optim.SGD`, `RMSprop`, `Adam`; Optax `optax.sgd`, `rmsprop`, `adam` |
+# | 0.9 and 0.999 | `betas` in PyTorch and DeepSpeed; `--adam-beta1`, `--adam-beta2` of Megatron-LM; here `--betas` |
+#
+# Next: [03 Send, receive, deadlock](03_send_receive_deadlock.ipynb). All of them are in the
+# [index](README.md).
