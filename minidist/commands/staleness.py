@@ -3,7 +3,6 @@
 Proved by: tests/bench/test_staleness.py
 """
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +29,8 @@ def staleness(
     ] = None,
 ) -> Result:
     """Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."""
+    from importlib.util import find_spec
+
     if find_spec("minidist.techniques.parameter_server") is None:
         raise UsageError(
             "minidist staleness runs a parameter server, and the folder minidist/techniques/parameter_server is not"

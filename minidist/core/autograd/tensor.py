@@ -112,18 +112,6 @@ class Node:
             self.grad, self.owned = self.grad + gradient, True
 
 
-def _converted(data: Any) -> xp.Array:
-    """Return what a tensor is made of as an array, and refuse what holds no numbers."""
-    try:
-        array = xp.as_array(data)
-    except ValueError:
-        hooks.wrong_arguments().refuse_values(data)
-        raise
-    if array.dtype.kind in "OSU":
-        hooks.wrong_arguments().refuse_values(data)
-    return array
-
-
 _method = cast("Callable[..., Tensor]", None)  # the type of an operator or a method
 
 
@@ -146,7 +134,16 @@ class Tensor:
     name: Any = ""
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
-        self.data = data if type(data) is xp.ndarray else _converted(data)
+        if type(data) is xp.ndarray:
+            self.data = data
+        else:
+            try:
+                self.data = xp.as_array(data)
+            except ValueError:
+                hooks.wrong_arguments().refuse_values(data)
+                raise
+            if self.data.dtype.kind in "OSU":
+                hooks.wrong_arguments().refuse_values(data)
         if requires_grad and self.data.dtype.kind in "biu":
             hooks.operation_checks().refuse_integers(self)
         self.node = Node("leaf") if requires_grad else None
