@@ -139,8 +139,8 @@ def test_a_rank_that_waits_in_mpi_leaves_the_others_the_time_to_save(run):
         "ready",
         """
 def main(comm):
-    comm.barrier()
     try:
+        comm.barrier()
         if comm.rank == 0:
             comm.recv(one(), 1)
         print('ready', flush=True)
