@@ -188,9 +188,13 @@ class InterruptWatch:
         if self.launched and os.getppid() != self.parent and (waits or not self.interrupted):
             self.world.end_orphaned()
             return True
-        if self.interrupted and not waits and self.chance:  # it may save
-            self.chance = Chance()
-        if self.chance is None or not self.chance.is_over():
+        return self.chance is not None and self._look_after_interrupt(waits)
+
+    def _look_after_interrupt(self, waits: bool) -> bool:
+        """Look at the main program; return whether it has waited in MPI for long enough, and the job has ended."""
+        if self.chance is None or (self.interrupted and not waits):
+            self.chance = Chance()  # it may save
+        if not self.chance.is_over():
             return False
 
         if waits:
