@@ -196,7 +196,7 @@ for name, run in (("shared", four), ("nothing sent", wrong)):
     print(f"{name:12}: loss on all pictures {float(everything.data):.4f}")
 
 # %% [markdown]
-# Four networks, each of which knows its own 16 pictures by heart and nothing else. **A falling loss
+# Four networks, and each of them knows 16 pictures and nothing else. **A falling loss
 # proves nothing**: this course compares weights. Many published failures of distributed training
 # are of this kind; lesson 28 collects them.
 #

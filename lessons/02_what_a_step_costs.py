@@ -114,7 +114,7 @@ print(f"no name refers to the first one: {sum(live):6,} B")
 # %% [markdown]
 # ## 5 Check
 #
-# At the peak, by purpose, beside a formula for each. With float32 a parameter costs 4 B for itself, 4 for its
+# At the peak, by purpose, with a formula for each. With float32 a parameter costs 4 B for itself, 4 for its
 # gradient and 8 for Adam. An activation is 4 B per output and row.
 
 # %%

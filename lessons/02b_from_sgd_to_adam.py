@@ -143,7 +143,7 @@ adam_guess.judge(moved[1] / moved[0], within=0.1)
 # %% [markdown]
 # All of this is done element by element. So a rank that has **a piece of the parameters, of their
 # gradients and of their state steps the piece as if it had the whole**, without a message. Lesson 11
-# builds ZeRO on that. Two ranks' pieces beside one device:
+# builds ZeRO on that. Two ranks' pieces, and one device:
 
 # %%
 rng = np.random.default_rng(0)

@@ -53,7 +53,7 @@ buffered = predict("programs that hang when every send is buffered", example=0)
 # program that relies on it works until its messages grow. A correct program needs an order of sends
 # and receives that was chosen on purpose. It does not hang when a message becomes longer.
 #
-# Program 1, when sends wait. The red bars are ranks that wait, and the arrows beside them form a
+# Program 1, when sends wait. The red bars are ranks that wait, and the arrows from them form a
 # circle: each waits for the next one.
 
 

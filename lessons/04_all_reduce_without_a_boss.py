@@ -128,7 +128,7 @@ print("complete chunks:", *SimWorld(4).run(who_is_in_it))
 # %% [markdown]
 # ## 5 Check
 #
-# Counted from the record of each run, beside the formula: the ring sends 2 (n-1)/n S from each rank.
+# Counted from the record of each run, with the formula: the ring sends 2 (n-1)/n S from each rank.
 
 # %%
 worlds = {}

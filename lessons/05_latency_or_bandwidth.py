@@ -17,7 +17,7 @@
 # byte takes beta = 0.1 ns. A message of S bytes takes **alpha + beta S**. They sum an array with
 # one of two algorithms:
 #
-# - a *tree*: up to rank 0 and down again, 8 rounds of messages with the whole array;
+# - a *tree* (`binomial`): up to rank 0 and down again, 8 rounds of messages with the whole array;
 # - the *ring* of lesson 04: 30 rounds of messages with a 16th of it.
 #
 # For one number the tree must win, because it has fewer rounds; for a gigabyte the ring must win,
@@ -28,7 +28,7 @@
 import numpy as np
 
 from minidist import LinkModel, SimWorld, UsageError, all_reduce
-from minidist.collectives import bus_factor, volume
+from minidist.collectives import volume
 from minidist.collectives.auto import cheapest, virtual_seconds
 from minidist.course.lesson import check, expect, picture, predict, solution
 from minidist.course.story import story
@@ -112,7 +112,7 @@ show(report.step(four_numbers, 8), "Recursive doubling of 4 numbers on 8 ranks."
 #
 # Can one have both, few rounds *and* few bytes? Yes: halve what is exchanged in every round. First
 # each rank keeps half of the array and gives the other half away to a far partner, then a quarter,
-# ... until it holds the sum of its own chunk (reduce-scatter); then what is known doubles back
+# ... until it holds the sum of one chunk (reduce-scatter); then what is known doubles back
 # (all-gather). This is *Rabenseifner's* all-reduce. Who gives which chunks to whom in the first half:
 
 
@@ -218,31 +218,6 @@ for name, alpha, beta in (
         cheapest("all_reduce", nbytes, RANKS, alpha, beta) for nbytes in (8, 2**13, 2**17, 2**24)
     ]
     print(f"{name:17} 8 B: {taken[0]}, 8 KiB: {taken[1]}, 128 KiB: {taken[2]}, 16 MiB: {taken[3]}")
-
-# %% [markdown]
-# **A ring cut into segments** hides its latencies: the first piece of a chunk travels on while the
-# next one still arrives. The sums and the bytes are the same, in more messages. On 8 ranks with a
-# latency of 500 µs, as long as a chunk of the 4 MB takes:
-
-
-# %%
-def ring_of(comm, algorithm):
-    return all_reduce(comm, np.ones(500_000), algorithm=algorithm)
-
-
-for algorithm in ("ring", "segmented_ring"):
-    world = SimWorld(8, links=LinkModel(alpha=5e-4, beta=1e-9, overhead=1e-6))
-    world.run(ring_of, algorithm)
-    messages, leaving = len(world.traces[0].sent()), sum(m.nbytes for m in world.traces[0].sent())
-    bandwidth = 4e6 / world.end_time * bus_factor("all_reduce", 8) / 1e9
-    print(
-        f"{algorithm:14} {messages:4} messages, {leaving:,} B leave rank 0, "
-        f"{1e3 * world.end_time:.2f} ms: bus bandwidth {bandwidth:.3f} GB/s of the link's 1 GB/s"
-    )
-
-# %% [markdown]
-# *Bus bandwidth* is the term of nccl-tests: bytes of the array over the time, times 2 (n-1)/n, what
-# each link must carry at least. So 1 GB/s would be perfect, on any number of ranks.
 
 # %% [markdown]
 # ## 6 Break it
@@ -356,7 +331,7 @@ story("05")
 #
 #     mpiexec -n 4 python mpi_examples/1_messages/collectives.py
 #     mpiexec -n 2 python mpi_examples/1_messages/ping_pong.py
-#     minidist bench collectives --ranks 2            # measured on your machine, beside MPI_Allreduce
+#     minidist bench collectives --ranks 2            # measured on your machine, with MPI_Allreduce
 
 # %% [markdown]
 # ## 10 What others call it
@@ -367,7 +342,7 @@ story("05")
 # | `recursive_doubling` | MPICH `MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM=recursive_doubling`; Open MPI `coll_tuned_allreduce_algorithm 3` |
 # | `rabenseifner` | MPICH `reduce_scatter_allgather`; Open MPI `coll_tuned_allreduce_algorithm 6` |
 # | `binomial` | NCCL `NCCL_ALGO=Tree` (double binary trees, pipelined); Open MPI `coll_tuned_allreduce_algorithm 2` (reduce, then broadcast) |
-# | `ring`, `segmented_ring` | NCCL `NCCL_ALGO=Ring`; Open MPI `coll_tuned_allreduce_algorithm 4` and `5` |
+# | `ring`; `segmented_ring`, whose chunks travel in pieces | NCCL `NCCL_ALGO=Ring`; Open MPI `coll_tuned_allreduce_algorithm 4` and `5` |
 # | a ping-pong; alpha, beta, overhead | OSU micro-benchmarks `osu_latency`, `osu_bw`; Hockney's model, LogGP's L, o and G |
 # | `two_level` | MPICH's SMP-aware all-reduce; Horovod `HOROVOD_HIERARCHICAL_ALLREDUCE` |
 #

@@ -139,7 +139,7 @@ print(f"every rank gets {answer}")
 mean.judge(answer[0])
 
 # %% [markdown]
-# Is the training the same as on one device? The question is not whether the losses look alike, but
+# Is the training the same as on one device? The question is not whether the losses look equal, but
 # how far apart the weights are after each step.
 
 
@@ -164,7 +164,7 @@ header["command"] = "part 5 of lesson 06"
 show(draw("loss", [], header))
 
 # %% [markdown]
-# The bytes, counted from the messages of a step on four ranks, beside the ring's formula:
+# The bytes, counted from the messages of a step on four ranks, with the ring's formula:
 
 # %%
 world = SimWorld(4)

@@ -19,7 +19,7 @@
 # message costs 8 µs of latency (alpha) and 1 ns per byte (beta), and backward computes for about
 # 550 µs.
 #
-# The 16 layers can travel in 1, 2, 4, 8 or 16 *buckets*, each summed by a ring of its own. With one
+# The 16 layers can travel in 1, 2, 4, 8 or 16 *buckets*, each summed by a separate ring. With one
 # bucket the sum starts when backward has ended. With 16 it starts after the first layer, and every
 # bucket pays for 6 latencies. Which number gives the shortest step?
 
@@ -126,13 +126,13 @@ for rank, completed in enumerate(
 
 # %% [markdown]
 # The sum itself is the ring of lesson 04, run in the communicator's *stream*: a second flow of
-# control beside the rank's main program (the bars "send" and "receive" above). No second,
+# control next to the rank's main program (the bars "send" and "receive" above). No second,
 # asynchronous version of the algorithm exists.
 
 # %% [markdown]
 # ## 5 Check
 #
-# The measured time is printed beside a formula. The first bucket can leave when 1/k of backward is
+# The measured time is printed with a formula. The first bucket can leave when 1/k of backward is
 # done; from then on the links are busy: k times the latency of a ring, and all bytes once.
 
 # %%

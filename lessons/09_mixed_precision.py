@@ -203,7 +203,7 @@ for dtype, ((_, alive, _), *_) in runs.items():
     assert parts == ([4, 4, 8] if dtype == "float32" else [2, 2, 12])
 
 # %% [markdown]
-# And the equivalence: a sharded job, in which each rank sees the overflows of its own shard only,
+# And the equivalence: a sharded job, in which each rank sees the overflows of its shard only,
 # has the bits of one device. Its first scale is too large, so the first steps are skipped on all ranks:
 
 # %%
@@ -225,7 +225,7 @@ print(f"float16 alone: {alone}; a float32 master, downcast: {np.float16(master)}
 assert alone == 1
 
 # %% [markdown]
-# And the bug that this lesson is about. With a sharded optimizer each rank sees its own shard, and
+# And the bug that this lesson is about. With a sharded optimizer each rank sees its shard, and
 # one of them may see an overflow that the others do not. A rank that decides alone leaves the
 # others waiting (`minidist museum 15a` shows it in a training job):
 
@@ -247,7 +247,7 @@ with expect(DeadlockError):
 # %% [markdown]
 # ## 7 Exercise: a scaler whose overflow flag is agreed on
 #
-# `backward(scale)` gives this rank's gradient, of its own shard, times `scale`, in float16;
+# `backward(scale)` gives the gradient of this rank's shard times `scale`, in float16;
 # `step(gradient)` makes a step with an unscaled float32 gradient and gathers the new values from
 # all ranks. Run `steps` steps: start with scale 65,536; when a gradient of *any* rank is not
 # finite, halve it and skip the step on *all* ranks; after 3 good steps in a row double it. Return

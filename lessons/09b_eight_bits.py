@@ -61,7 +61,7 @@ from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
 # *Quantise*: train with the points of a grid, so that the model loses nothing when it is converted to
 # integers. What it saves: three quarters of the bytes of a weight, and integer products. What it
 # costs: accuracy, unless the training knows what will be lost. And on several ranks **rounding is a
-# decision, and all ranks must decide alike**.
+# decision, and all ranks must make the same one**.
 #
 # The loss of a float model, and of one that rounds weights and inputs to 8 bits.
 
@@ -135,7 +135,7 @@ print("on a grid of tenths from -0.2 to 25.3:", np.round(values, 3), "gradient:"
 
 # %%
 def with_bits(model, x, bits):
-    """The outputs with weights rounded to so many bits; 0 bits: not rounded."""
+    """The outputs with weights rounded to `bits` bits; 0: not rounded."""
     most = 2 ** (bits - 1) - 1
     for layer in model.layers:
         w = layer.weight

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 09c Pruning
 #
-# *35 minutes. Before it: 06.*
+# *30 minutes. Before it: 06.*
 #
 # ## 1 The case
 #
@@ -53,7 +53,6 @@ from minidist import (
 from minidist.parallel.compressor import compress
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable
 from minidist.techniques.pruning.schedule import SparsitySchedule
-from minidist.techniques.pruning.selection import keep_largest, magnitude_keys, selection_bytes
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -61,10 +60,10 @@ from minidist.techniques.pruning.selection import keep_largest, magnitude_keys, 
 # *Prune*: set most weights to zero, the smallest ones, and let the rest of the training recover from
 # it. What it saves: the zeros need not be stored, and their gradients need not travel. What it
 # costs: accuracy, the less the more slowly it is done. And on several ranks **which weights are zero
-# is a decision, and all ranks must decide alike**.
+# is a decision, and all ranks must make the same one**.
 #
-# The loss of a dense model, and of one that prunes four fifths of its weights on the way (steps 30
-# to 100). It is set back, and recovers.
+# The training of this lesson. The pruner sets zeros after each step, and a hook (lesson 06d) sends the
+# gradients of the kept weights only:
 
 # %%
 images, labels = glyphs().rows(np.arange(2000))
@@ -101,6 +100,11 @@ def right(model):
     return float(100 * (outputs.argmax(axis=1) == labels[ROWS:]).mean())
 
 
+# %% [markdown]
+# The loss of a dense model, and of one that prunes four fifths of its weights on the way, between steps
+# 30 and 100: it rises with each of them, and recovers.
+
+# %%
 gradually = SparsitySchedule(0.8, 30, 100, 5)
 dense = SimWorld(1).run(train)[0]
 small = SimWorld(1).run(train, schedule=gradually)[0]
@@ -117,20 +121,29 @@ picture(
 # %% [markdown]
 # ## 4 The code
 #
-# After step t the smallest weights become zero, as many as the schedule says (Zhu and
-# Gupta 2017, equation 1). Equal weights give equal masks, so no mask is sent; and where all ranks
-# know what is zero, an all-reduce can leave it out ([pruner.py](../minidist/techniques/pruning/pruner.py)).
+# Two functions decide. After step t a share of the weights becomes zero that rises fast at first, and
+# then slowly (Zhu and Gupta 2017, equation 1). And the *mask* says which ones: it is true for the
+# largest. Equal weights give equal masks, so no mask is sent
+# ([pruner.py](../minidist/techniques/pruning/pruner.py)).
 
 
 # %%
 def toy_sparsity(done, final=0.8, begin=30, end=100):
-    """The share of zeros after `done` steps: fast at first, then slowly."""
+    """The share of zeros after `done` steps."""
     part = min(max((done - begin) / (end - begin), 0), 1)
     return final - final * (1 - part) ** 3
 
 
-for done in (0, 30, 50, 70, 100, 150):
+def toy_mask(weights, zeros):
+    """True for the weights that are kept: the largest ones."""
+    kept = np.zeros(weights.size, bool)
+    kept[np.argsort(-np.abs(weights), kind="stable")[: weights.size - zeros]] = True
+    return kept
+
+
+for done in (30, 50, 70, 100, 150):
     print(f"after step {done:3}: {toy_sparsity(done):.2f}, the library's {gradually.at(done):.2f}")
+print("two zeros of four:", toy_mask(np.array([0.9, -0.3, 0.05, 0.1]), 2))
 
 # %% [markdown]
 # ## 5 Check
@@ -158,34 +171,48 @@ print(
 bytes_guess.judge(full / last, within=0.1)
 
 # %% [markdown]
-# Where every rank has only a *shard* of the weights (ZeRO 3), no rank alone can find the smallest
-# of all. Sending the weights would do; counting does, too: how many have which top 8 bits, then the
-# next 8, until the threshold is known. 256 numbers per digit, however many weights there are:
+# For the same number of zeros, pruning at once costs nearly twice as much accuracy as pruning little by
+# little. And is the pruned training that of one device?
 
 # %%
-whole = np.random.default_rng(0).standard_normal(90_000).astype(np.float32)
+(_, _, single, _, _) = SimWorld(1).run(train, schedule=gradually)[0]
+print(f"max |w_parallel - w_single| = {np.abs(weights - single).max():.0e}")
+assert np.array_equal(weights == 0, single == 0)
+assert np.abs(weights - single).max() < 1e-6
 
-
-def threshold(comm):
-    mine = np.array_split(whole, comm.size)[comm.rank]
-    return keep_largest([magnitude_keys(mine)], [0], [9_000], 4, comm)[0]
-
-
-world = SimWorld(3)
-mask = np.concatenate(world.run(threshold))
-sent = sum(trace.bytes_by_purpose()["pruning"] for trace in world.traces)
-print(
-    f"{mask.sum():,} of {mask.size:,} kept; sent {sent:,} B, the formula says "
-    f"{selection_bytes(1, 1, 4, 3):,} B; "
-    f"a gather would be {2 * whole.nbytes:,} B"
-)
-assert np.array_equal(np.sort(np.abs(whole[mask])), np.sort(np.abs(whole))[-9_000:])
-assert sent == selection_bytes(1, 1, 4, 3)
+# %% [markdown]
+# Where every rank has only a shard of the weights (ZeRO, lesson 11), no rank can find the smallest of
+# all. The ranks then count how many weights have which leading bits, until the threshold is known:
+# [selection.py](../minidist/techniques/pruning/selection.py).
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Prune once and let the optimizer go on. Its average of old gradients is not zero where the weight
+# Two ranks whose weights differ in a last bit, because each has added in another order (lesson 04b). Two
+# weights are nearly equal, and one of them has to go:
+
+# %%
+gradient = np.array([1.0, 10.0, 100.0, 1000.0])
+
+
+def two_sums(comm):
+    """Exchange the kept entries of two ranks, and add them."""
+    larger, smaller = (0.1 + 0.2, 0.3) if comm.rank == 0 else (0.3, 0.1 + 0.2)
+    mask = toy_mask(np.array([0.9, larger, smaller, 0.05]), 2)  # 0.1 + 0.2 is 0.30000000000000004
+    own, others = gradient[mask], np.empty(2)
+    comm.sendrecv(own, 1 - comm.rank, others, 1 - comm.rank)
+    return np.flatnonzero(mask), own + others
+
+
+for rank, (places, sums) in enumerate(SimWorld(2).run(two_sums)):
+    print(f"rank {rank}: the gradients of weights {places} are {sums}")
+assert sums[1] == 110
+
+# %% [markdown]
+# Both ranks send two numbers, so nothing fails. But the second number of rank 0 is the gradient of
+# weight 1, and that of rank 1 the gradient of weight 2. Their sum, 110, belongs to no weight.
+#
+# A quieter one: prune once and let the optimizer go on. Its average of old gradients is not zero where the weight
 # is, so the next step moves the weight away from zero again. The pruner therefore sets the zeros
 # after every step:
 
@@ -207,8 +234,8 @@ for every_step in (False, True):
 # %% [markdown]
 # ## 7 Exercise: an all-reduce of what is kept
 #
-# `mask` is the same on every rank. Return the sum of all ranks'
-# gradients where it is true, 0 elsewhere, and send no more than you must.
+# `mask` is the same on every rank. Return the sum of all ranks' gradients where it is true, 0
+# elsewhere, and send the kept entries only. The mask may keep all entries or none.
 
 
 # %%

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 09d Distillation
 #
-# *30 minutes. Before it: 06.*
+# *25 minutes. Before it: 06.*
 #
 # ## 1 The case
 #
@@ -50,12 +50,13 @@ sent_guess = predict("bytes that the teacher sends in three steps", example=1_00
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# *Distil*: train a small model on the outputs of a large one, **(1 - a) times the loss on the labels
-# plus a times the distance from the teacher's probabilities**. What it saves: the student needs the
-# teacher's logits and nothing else, so the teacher may be anywhere. What it costs: forward passes of
-# the teacher, and its logits travel.
+# *Distil*: train a small model on the outputs of a large one. **The student needs the teacher's logits
+# and nothing else**, so the teacher may be anywhere: on each rank, in shards, on another rank, or on
+# the disk. The loss is (1 - a) times the loss on the labels plus a times the distance from the teacher's
+# probabilities. What it saves: samples, because a row of probabilities says more than one word. What it
+# costs: forward passes of the teacher, and its logits travel.
 #
-# The last of four ranks has the teacher. Bytes by who sends and who receives:
+# First a teacher is trained and saved, and two students, one without it and one with it:
 
 # %%
 TEXTS = {"context": 16, "micro_batch": 2}
@@ -65,26 +66,34 @@ with tempfile.TemporaryDirectory() as folder:
     )
     SimWorld(1).run(train_job, teacher)
 
-    # A student alone, and the same one with the teacher.
     alone = {**TEXTS, "lr": 0.02, "steps": 80, "evaluate_every": 80}
     taught = {**alone, "distill_from": folder, "temperature": 1.0, "distill_weight": 0.9}
     held_out = [
         SimWorld(1).run(train_job, small_job(**job))[0].held_out[80] for job in (alone, taught)
     ]
 
-    # Three students, with the teacher on a fourth rank, and on every rank.
+    # Three ranks train one student, with the teacher on a fourth rank, and on every rank.
     three = {**TEXTS, "distill_from": folder, "temperature": 2.0, "dp": 3, "steps": 3}
     world = SimWorld(4)
     losses = world.run(train_job, small_job(**three, teacher_ranks=1))[0].losses
     sent = world.traces[3].bytes_by_purpose()["teacher"]
     everywhere = SimWorld(3).run(train_job, small_job(**three))[0].losses
     verdict = SimWorld(4).run(compare_rank, small_job(**three, teacher_ranks=1))[0]
+
+# %% [markdown]
+# The last of the four ranks has the teacher. Bytes by who sends and who receives: the students sum their
+# gradients, and the teacher only sends.
+
+# %%
 picture("bytes-matrix", world, "part 3 of lesson 09d", name="a teacher and three students")
 
 # %% [markdown]
 # ## 4 The code
 #
-# The loss is one node, and its gradient (1 - a) (softmax(z) - onehot) + a T (q - p) is stable at any temperature:
+# With z the student's logits and t the teacher's, the student has the probabilities q = softmax(z / T),
+# and the teacher p = softmax(t / T). The *temperature* T makes probabilities more equal, so that the
+# small ones count. The loss is (1 - a) times the cross-entropy plus a T² KL(p || q), where KL(p || q) =
+# sum of p log(p / q), and its gradient is (1 - a) (softmax(z) - onehot) + a T (q - p):
 
 
 # %%
@@ -134,15 +143,19 @@ sent_guess.judge(sent)
 assert sent == 3 * 6 * 16 * 16 * 4
 
 # %% [markdown]
+# That is 4 V bytes per token for V words, whatever the size of the teacher. With the 50,257 words of
+# GPT-2 it is 201 kB for each token: there one sends the largest logits only.
+
+# %% [markdown]
 # ## 6 Break it
 #
 # A temperature for the teacher alone. The student is trained towards other probabilities than the
-# teacher's: even with the teacher's own logits its gradient is not zero.
+# teacher's: even with the teacher's logits its gradient is not zero.
 
 # %%
 for own, name in ((T, "both at temperature 2"), (1.0, "the student at temperature 1")):
     off = np.abs(softmax(teacher / own) - softmax(teacher / T)).max()
-    print(f"{name}: largest gradient at the teacher's own logits {off:.2f}")
+    print(f"{name}: largest gradient at the teacher's logits {off:.2f}")
     assert (off == 0) == (own == T)
 
 # %% [markdown]
@@ -155,8 +168,8 @@ for high in (1.0, 2.0, 8.0):
     away = softmax(z / high) - softmax(teacher / high)  # q - p
     with_factor, without = (np.linalg.norm(factor * away) for factor in (high, 1 / high))
     print(
-        f"temperature {high:g}: the gradient is {with_factor:.2f} long, without T² {without:.3f}, "
-        f"{with_factor / without:.0f} times shorter"
+        f"temperature {high:g}: the gradient is {with_factor:.3f} long, without T² {without:.3f}: "
+        f"1/{with_factor / without:.0f} of it"
     )
 
 # %% [markdown]
@@ -187,9 +200,9 @@ check("09d.distil", solution("09d.distil"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **(1 - a) cross-entropy + a T² KL(p || q)**, p and q at temperature T: a student needs the
-#   teacher's logits and nothing else, so the teacher may be anywhere: on each rank, in shards, on
-#   separate ranks, or on the disk.
+# - **(1 - a) cross-entropy + a T² KL(p || q)**, p and q at temperature T. T² keeps the second part's
+#   gradient as long as it is at T = 1 or longer.
+# - A student needs the teacher's logits and nothing else, **4 V bytes per token** for V words.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

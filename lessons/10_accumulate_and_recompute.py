@@ -47,8 +47,6 @@ from minidist.core.base.watchers import track
 from minidist.course.lesson import check, picture, predict, solution
 from minidist.course.story import story
 from minidist.nn import checkpoint
-from minidist.nn.revolve import revolve_advances
-from minidist.nn.segments import budgeted_segments
 
 LAYERS, WIDTH, ROWS = 16, 64, 512
 UNIT = 8 * ROWS * WIDTH  # bytes of one layer's output, for all rows
@@ -164,7 +162,7 @@ print("two segments have the gradients of one, bit for bit:", same)
 # %% [markdown]
 # ## 5 Check
 #
-# Activations alive at the peak, in layers, beside a formula: k inputs of segments are kept, and in
+# Activations alive at the peak, in layers, compared with a formula: k inputs of segments are kept, and in
 # backward the L/k layers of one segment are there again. One array more: the softmax's
 # probabilities, which become the first gradient in place.
 
@@ -192,23 +190,9 @@ for m in (2, 4):
     print(f"{m} micro-batches: {layers_at_peak(micro_batches=m)[0]:g} layers")
 
 # %% [markdown]
-# With less memory than that, layers must run more than twice; with more, some need not run again.
-# The numbers are for 16 layers of 1 unit that have an input of 1 unit. The first lines show what a
-# budget buys; the layers at the end are kept whole, because they are freed first. The others show
-# what the best plan of all needs, which has segments inside segments (Griewank and Walther's
-# *revolve*).
-
-# %%
-for budget in (7, 8, 10, 13, 17):
-    segments, whole = budgeted_segments([1] * LAYERS, [1] * LAYERS, budget)
-    print(
-        f"budget {budget:2}: segments {segments} run twice, {whole} layers kept; layers run "
-        f"{LAYERS + sum(segments)}"
-    )
-for slots in (1, 2, 3, 4, 15):
-    print(
-        f"revolve with {slots:2} kept inputs: layers run {LAYERS + revolve_advances(LAYERS, slots)}"
-    )
+# With less memory than that, layers must run more than twice. The plan that needs the least has segments
+# inside segments (Griewank and Walther's *revolve*); with more memory, the last segments are kept whole,
+# because they are freed first (`--recompute budget:BYTES` in part 9).
 
 # %% [markdown]
 # Does it change a number? With dropout, which must fall on the same elements in the replay and in
@@ -379,7 +363,12 @@ story("10")
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 2 --accumulation 4 --base-batch 4 --lr-scaling linear:2 --steps 3
 #     mpiexec -n 2 python mpi_examples/7_more/recompute.py
 #
-# `peak_bytes` differs; the losses agree but for the last digit of float32.
+# `peak_bytes` differs; the losses agree but for the last digit of float32. `--micro-batch auto` takes the
+# largest micro-batch with which every rank fits the budget. On a machine that is shared,
+# `--memory-budget-file` names a file that every rank reads between two steps:
+#
+#     mpiexec -n 2 minidist train --dp 2 --global-batch 32 --micro-batch auto --memory-budget 1e7 --steps 5
+#     mpiexec -n 2 python mpi_examples/7_more/memory_budget.py --pp 2
 
 # %% [markdown]
 # ## 10 What others call it

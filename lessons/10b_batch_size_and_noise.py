@@ -9,18 +9,21 @@
 # %% [markdown]
 # # 10b Batch size and noise
 #
-# *35 minutes. Before it: 06 and 10.*
+# *30 minutes. Before it: 06 and 10.*
 #
 # ## 1 The case
 #
 # A training step may have 4 samples or 4,000. The gradient of few samples is mostly noise; that of
 # many is nearly the true one, and then still more samples change nothing. Somewhere between lies the
-# batch that a gradient is worth. Two numbers that a data-parallel job has anyway tell it: the mean of
-# |g|^2 over the ranks' gradients of 4 samples is 3.0, and |g|^2 of their mean, a gradient of 16
-# samples, is 1.5. The squares of the noise of B samples are 1/B of those of one.
+# batch that a gradient is worth.
 #
-# At which batch are noise and gradient equally long? And of a small GPT: how many times as many
-# samples does the same progress take with a batch of 256 in place of 4, with the best rate for each?
+# A data-parallel job can tell it from two numbers. Four ranks have 4 samples each. The squared length
+# of a rank's gradient is 3.0 on average; that of their mean, a gradient of 16 samples, is 1.5. Noise
+# adds to the squared length, and that of B samples adds 1/B of what the noise of one sample adds.
+#
+# At which batch do the noise and the true gradient have the same length? And of a small GPT: how many
+# times as many samples does the same progress take with a batch of 256 in place of 4, with the best
+# rate for each?
 
 # %%
 import numpy as np
@@ -70,13 +73,14 @@ picture(
 # %% [markdown]
 # ## 4 The code
 #
-# The gradient of B rows is the true one, G, plus noise: E|g|^2 = |G|^2 + tr(Sigma)/B. Two batch
-# sizes give both numbers, and data parallelism has two at hand: a rank's share and the whole batch.
-# tr(Sigma)/|G|^2 is the batch at which noise and gradient are equally long. With it the batch
-# grows, by more micro-batches ([batch_plan.py](../minidist/data/batch_plan.py)).
+# The gradient g of B samples is the true one, G, plus noise. On average |g|^2 = |G|^2 + tr(Sigma)/B,
+# where tr(Sigma) is the mean squared distance of one sample's gradient from G (the trace of their
+# covariance matrix Sigma). Two batch sizes give both numbers, and data parallelism has two at hand: a
+# rank's share and the whole batch. The *noise scale* N = tr(Sigma)/|G|^2 is the batch at which noise
+# and gradient have the same length.
 
 # %%
-squares = {4: 3.0, 16: 1.5}  # E|g|^2 of a share of 4 rows, and of the whole batch of 16
+squares = {4: 3.0, 16: 1.5}  # mean |g|^2 of 4 samples, and of 16
 G, noise = np.linalg.solve([[1, 1 / batch] for batch in squares], list(squares.values()))
 worth = noise / G
 print(f"|G|^2 = {G:g}, tr(Sigma) = {noise:g}")
@@ -84,8 +88,7 @@ print(f"|G|^2 = {G:g}, tr(Sigma) = {noise:g}")
 # %% [markdown]
 # ## 5 Check
 #
-# **How large a batch, and which rate?** McCandlish et al. 2018 answer both with the noise scale
-# N = tr(Sigma)/|G|^2. A step along the gradient of B samples, at the best rate for it, gains a part
+# **How large a batch, and which rate?** McCandlish et al. 2018 answer both with the noise scale. A step along the gradient of B samples, at the best rate for it, gains a part
 # 1 / (1 + N/B) of what the true gradient would gain, and that best rate is lr_max / (1 + N/B).
 # So there are two regimes:
 #
@@ -94,7 +97,7 @@ print(f"|G|^2 = {G:g}, tr(Sigma) = {noise:g}")
 # - **B above N**: rate and gain hardly grow. More samples per step are mostly wasted, and a linear
 #   rule overshoots.
 #
-# The job measures N, with the rate of a batch of 4 samples, and the table says what follows:
+# A job measures N while it trains, and the table says what follows from it:
 
 # %%
 batch_guess.judge(worth)
@@ -112,9 +115,10 @@ assert noise > 0
 assert gains[256] / gains[4] < 256 / 4
 
 # %% [markdown]
-# A batch of N samples costs twice the samples of the smallest batch and twice the steps of the
-# largest. That is where `--adaptive-batch` goes: the job measures N while it trains, and the batch
-# grows with it by more micro-batches. With `--lr-scaling linear:2` the learning rate follows over two
+# The largest batch gains a little more per step, and most of its samples change nothing. A batch of N
+# samples costs twice the samples of the smallest batch and twice the steps of the largest. That is where
+# `--adaptive-batch` goes: the batch grows with the measured N by more micro-batches
+# ([batch_plan.py](../minidist/data/batch_plan.py)). With `--lr-scaling linear:2` the learning rate follows over two
 # steps (Goyal et al. 2017: as many times larger as the batch, with a gradual warm-up). One device
 # that is told these batches trains the same weights:
 
@@ -139,9 +143,9 @@ with expect(NonFiniteError):
     losses(64, 16 * 0.2)
 
 # %% [markdown]
-# A quieter bug: ranks with unequal shares (lesson 10c), and the formula for equal ones. Four rows, of which
-# any may be the 5, have the variance 4; the mean of the estimates over these four cases shows which
-# formula is unbiased:
+# A quieter bug: ranks with unequal shares (lesson 10c), and the formula for equal ones. Rank 0 has three
+# rows and rank 1 has one. Three of the four gradients are 1 and one is 5, at any of the four places. Their
+# variance is 4, and a right formula gives it as the mean of its estimates:
 
 # %%
 right, wrong = [], []
@@ -184,7 +188,7 @@ check("10b.gradient_and_noise", solution("10b.gradient_and_noise"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - E|g|^2 = |G|^2 + tr(Sigma)/B: two batch sizes give both, and **tr(Sigma)/|G|^2** is the batch that
+# - mean |g|^2 = |G|^2 + tr(Sigma)/B: two batch sizes give both, and **tr(Sigma)/|G|^2** is the batch that
 #   the gradient is worth. It grows as the loss falls.
 # - A step with B samples gains **1 / (1 + N/B)** of the most that a step can gain. Below N take twice
 #   the rate for twice the batch; above N neither the rate nor the batch is worth it.
@@ -195,13 +199,6 @@ check("10b.gradient_and_noise", solution("10b.gradient_and_noise"))
 #     mpiexec -n 4 minidist train --dp 4 --micro-batch 2 --adaptive-batch 64 --lr-scaling sqrt:5 --steps 20
 #     mpiexec -n 4 python mpi_examples/2_data_parallel/lr_scaling.py
 #     mpiexec -n 4 python mpi_examples/7_more/adaptive_batch.py
-#
-# How many samples a rank takes at a time changes no gradient (lesson 10), so memory alone decides it.
-# `--micro-batch auto` takes the largest micro-batch with which every rank fits the budget. On a machine
-# that is shared, `--memory-budget-file` names a file that every rank reads between two steps:
-#
-#     mpiexec -n 2 minidist train --dp 2 --global-batch 32 --micro-batch auto --memory-budget 1e7 --steps 5
-#     mpiexec -n 2 python mpi_examples/7_more/memory_budget.py --pp 2
 
 # %% [markdown]
 # ## 10 What others call it

@@ -50,7 +50,7 @@ time_guess = predict("time of a step, over that with equal shares", example=0.75
 
 # %%
 def links(*slowness):
-    """Links between ranks that compute so many times as slowly."""
+    """Links between ranks; `slowness` says how many times as long each of them computes."""
     slowdown = slowness.__getitem__
     return LinkModel(alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=slowdown)
 

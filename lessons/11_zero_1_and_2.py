@@ -174,7 +174,7 @@ print(
 # ## 5 Check
 #
 # Bytes alive between two steps, and bytes sent in one, of rank 0 of 4. The formulas are printed
-# beside them, for Ψ padded parameters of 4 B.
+# with them, for Ψ padded parameters of 4 B.
 
 # %%
 RANKS = 4
@@ -227,7 +227,7 @@ for ranks in (2, 3, 5):
 # ## 6 Break it
 #
 # Clipping needs the norm of the *whole* gradient, and a rank has a shard. When each rank takes the
-# norm of its own shard, every shard is scaled by another factor: the direction of the step changes,
+# norm of its shard, every shard is scaled by another factor: the direction of the step changes,
 # silently. The right way gathers a few numbers per rank:
 
 

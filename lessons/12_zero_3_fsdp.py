@@ -67,8 +67,8 @@ from minidist.report import show
 # with Adam in mixed precision 16 B per parameter become 16/n. What it costs: more bytes on the
 # links, and waiting for them unless the next gather runs while a layer computes.
 #
-# The second step on rank 0: first with every gather when it is needed, then with one layer gathered
-# ahead. This function made both; part 4 explains it.
+# A training loop in which every layer is a unit that is gathered and dropped. The optimizer is an
+# ordinary one, and sees only this rank's shards:
 
 # %%
 LAYERS, WIDTH, RANKS, ROWS = 8, 128, 4, 256
@@ -79,10 +79,7 @@ links = LinkModel(alpha=2e-6, beta=8e-10, flops=3e10, memory_bandwidth=1e11)
 
 
 def train(comm, prefetch=1, reshard=True, steps=3, dtype=np.float32):
-    """Returns weights, account and what is alive between two steps.
-
-    Each layer is a unit; an ordinary optimizer works on the shards.
-    """
+    """Returns weights, account and what is alive between two steps."""
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
     with account_memory(timeline=True) as account, FlopCounter() as counter:
         model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
@@ -114,6 +111,11 @@ def whole(shard, comm):
     return all_gather(comm, shard.data.copy())[: shard.flat.numel]
 
 
+# %% [markdown]
+# The second step on rank 0: first with every gather when it is needed, then with one layer gathered
+# ahead.
+
+# %%
 runs = {}
 for prefetch in (0, 1, 2):
     world = SimWorld(RANKS, links=links)

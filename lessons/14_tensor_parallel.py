@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 14 Tensor parallel
 #
-# *40 minutes. Before it: 02, 04 and 06.*
+# *35 minutes. Before it: 02, 04 and 06.*
 #
 # ## 1 The case
 #
@@ -128,8 +128,8 @@ picture(
 # | f, `copy_to_tensor_parallel_region`, before the columns | nothing | all-reduce |
 # | g, `reduce_from_tensor_parallel_region`, after the rows | all-reduce | nothing |
 #
-# Why an all-reduce in f's backward? All ranks' columns read x, so each rank has only its part of x's gradient.
-# The library's layers are in [layers.py](../minidist/core/parallel/tensor/layers.py).
+# Why an all-reduce in f's backward? All ranks' columns read x, so each rank has only its part of
+# x's gradient. The library's layers are in [layers.py](../minidist/core/parallel/tensor/layers.py).
 #
 # Between f and g is what can be computed column by column: GELU, or attention, head by head. That
 # is why the two cuts come in pairs. The bias of the second layer is added after the sum. Without
@@ -190,32 +190,6 @@ for ranks in (2, 3, 4):
     assert verdict.equal
 
 # %% [markdown]
-# Most large jobs train in bfloat16 (lesson 09) with tensor and data parallelism together. Then
-# 1e-12 is no bound: a sum in another order differs in the third digit, and so does a bug that is
-# small. So `compare` measures what rounding does, tensor by tensor: the distance of one device in
-# bfloat16 from one device in float64, times 8. Four ranks, two replicas of two tiles each, against
-# that bound, and what they send beside the same job in float32:
-
-# %%
-sent = {}
-for precision in ("fp32", "bf16"):
-    world = SimWorld(4)
-    config = small_job(dp=2, tp=2, global_batch=4, steps=3, precision=precision)
-    world.run(train, config)
-    sent[precision] = world.traces[0].bytes_by_purpose()
-for purpose in ("gradient_reduce", "tensor_forward", "tensor_backward"):
-    print(
-        f"{purpose:15} {sent['fp32'][purpose]:6,} B in float32,"
-        f" {sent['bf16'][purpose]:6,} B in bfloat16"
-    )
-verdict = SimWorld(4).run(compare_rank, config)[0]
-print(verdict.sentence())
-assert verdict.equal
-assert sent["fp32"]["tensor_backward"] == 2 * sent["bf16"]["tensor_backward"]
-
-# %% [markdown]
-# (Forward is a little more than half: the loss, whose vocabulary is split, sums float32 numbers.)
-#
 # ## 6 Break it
 #
 # A rank omits f: it keeps only its own columns' part of x's gradient. Every shape fits and the loss

@@ -82,8 +82,9 @@ show(
 )
 
 # %% [markdown]
-# That was a plan. This is a run: the same plan, executed on four ranks, with the messages. Part 4 explains the
-# function.
+# That was a plan. This is a run: the same plan, executed on four ranks, with the messages between
+# stages. In this function each rank takes its stage of the model and carries out its part of the
+# plan:
 
 # %%
 ROWS = 24
@@ -118,6 +119,8 @@ milliseconds = uniform(p, F=1e-3, I=1e-3, W=1e-3)  # of each stage: 1 ms forward
 fast = LinkModel(alpha=1e-6, beta=1e-10)
 world = SimWorld(p, links=fast)
 world.run(step, plans[1], milliseconds)
+for trace in world.traces:  # without those of the start and of the loss
+    trace.messages = [m for m in trace.messages if m.purpose.startswith("pipeline")]
 picture("space-time", world, "part 3 of lesson 16", name="GPipe, 4 micro-batches")
 
 # %% [markdown]
@@ -167,13 +170,15 @@ print("on one device", [sum(2 * i for i in range(3)) * 24 / w for w in (1, 2, 3,
 
 # %% [markdown]
 # In the library a schedule is data: for each rank the list of what it does. Passes insert sends and
-# early receives, and the runtime executes the list: [gpipe.py](../minidist/core/pipeline/plan/gpipe.py),
-# and `_forward` and `_backward` in [pipeline.py](../minidist/core/pipeline/runtime/pipeline.py).
+# early receives, and the runtime executes the list:
+# [gpipe.py](../minidist/core/pipeline/plan/gpipe.py), and `_forward` and `_backward` in
+# [pipeline.py](../minidist/core/pipeline/runtime/pipeline.py).
 
 # %% [markdown]
 # ## 5 Check
 #
-# The answer from a run's trace: what the ranks computed, and the time from their first to their last action.
+# The answer from a run's trace: what the ranks computed, and the time from their first to their
+# last action.
 
 
 # %%
@@ -263,13 +268,8 @@ print(f"time of the step: {second.makespan / plain.makespan:.3f} times as long")
 # layers per stage, **1 + L/m instead of L** batches of one layer. The price is a second forward, a
 # third of the work where backward costs two forwards.
 #
-# A stage need not have as many layers as the others: the slowest stage sets the pace of all, so the
-# model is cut where the stages take equally long. [Lesson 20b](20b_plan_it.ipynb) does it, and a job
-# takes the result:
-#
-#     minidist profile --layers 6 --width 16 -o profile.json
-#     minidist partition profile.json --machines 2 --method gpipe --json > stages.json
-#     mpiexec -n 2 minidist train --layers 6 --width 16 --pp 2 --schedule gpipe --recompute full --partition stages.json
+# A stage need not have as many layers as the others: [lesson 20b](20b_plan_it.ipynb) cuts a model so
+# that all stages take equally long.
 
 # %% [markdown]
 # ## 6 Break it
@@ -342,8 +342,8 @@ story("16")
 #     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule gpipe --microbatches 8 --steps 5
 #     mpiexec -n 3 python mpi_examples/6_pipeline/naive_model_parallel.py
 #
-# `mpi_examples/6_pipeline/gpipe.py` is the same as a program of one page. Look at any plan with your own p and m: `minidist
-# schedule gpipe --stages 8 --microbatches 32`.
+# `mpi_examples/6_pipeline/gpipe.py` is the same as a program of one page. Look at any plan with
+# your own p and m: `minidist schedule gpipe --stages 8 --microbatches 32`.
 
 # %% [markdown]
 # ## 10 What others call it

@@ -126,7 +126,7 @@ print(f"the mean of the variances: off by {abs(average - numbers.var()):.2f}")
 
 # %%
 def gradient(parts, norm):
-    """The gradient of the first convolution, from 16 images in so many micro-batches."""
+    """The gradient of the first convolution, from 16 images in `parts` micro-batches."""
     data, rows = glyphs(), np.arange(16).reshape(parts, -1)
     model = CNN((1, 12, 12), data.classes, channels=4, blocks=2, norm=norm, dtype=np.float64)
     for part in rows:

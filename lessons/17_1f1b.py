@@ -29,7 +29,7 @@
 # begun by then?
 
 # %%
-from minidist.course.lesson import check, expect, picture, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 first_guess = predict("micro-batches alive on stage 0", example=8)
 last_guess = predict("micro-batches alive on stage 3", example=8)
@@ -38,20 +38,10 @@ time_guess = predict("time of the step, over GPipe's", example=1.5)
 # %%
 import numpy as np
 
-from minidist import (
-    MLP,
-    Pipeline,
-    PlanError,
-    SimWorld,
-    Tensor,
-    cross_entropy,
-    get_schedule,
-    split_model,
-)
+from minidist import MLP, Pipeline, SimWorld, Tensor, cross_entropy, get_schedule, split_model
 from minidist.base.memory import account_memory
 from minidist.core.pipeline.plan.one_f_one_b import stage_order
 from minidist.course.story import story
-from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report import show
@@ -192,7 +182,8 @@ time_guess.judge(timings[1].makespan / timings[0].makespan)
 assert alive == [min(m, p - s) for s in range(p)]
 
 # %% [markdown]
-# (The last stage has the loss too.) The bubble is GPipe's, for any m; the memory does not grow with m:
+# (The last stage has the loss too.) The bubble is GPipe's, for any m; the memory does not grow with
+# m:
 
 # %%
 print("  m   idle of total: gpipe, 1f1b   alive on stage 0: gpipe, 1f1b")
@@ -241,22 +232,10 @@ print(
 )
 
 # %% [markdown]
-# A stage that takes its micro-batches in another order than its neighbour. The validator reports
-# which stage waits for which:
-
-# %%
-swapped = from_cells([["0F0", "0F1", "0B0", "0B1"], ["1F1", "1B1", "1F0", "1B0"]], "swapped")
-with expect(PlanError):
-    validate(from_cells([["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]], "swapped"))
-validate(swapped)  # with both forwards first it is merely slow
-best = time_plan(get_schedule("1f1b").plan(2, 2))
-print(f"both forwards first: makespan {time_plan(swapped).makespan:g} instead of {best.makespan:g}")
-
-# %% [markdown]
 # ## 7 Exercise: 1F1B for every p and m
 #
-# As in lesson 16: for each of p stages the list of its actions. No longer than 1F1B, and no more than min(m, p-s)
-# micro-batches alive on stage s. Mind m < p.
+# As in lesson 16: for each of p stages the list of its actions. No longer than 1F1B, and no more
+# than min(m, p-s) micro-batches alive on stage s. Mind m < p.
 
 
 # %%

@@ -15,44 +15,37 @@
 #
 # Four ranks train a model of eight layers, eight micro-batches per step. In 1F1B rank 0 has layers
 # 0 and 1 as one stage, rank 1 has layers 2 and 3, and so on. Instead each layer may be a stage of
-# its own, so that a rank has two short stages:
+# half the length, so that a rank has two stages:
 #
 # - in a **loop**, rank r has layers r and r + 4: the second half of the model begins on rank 0
 #   again;
 # - in a **V**, rank r has layers r and 7 - r: the second half goes back up, and rank 0 has the last
 #   layer and the loss.
 #
-# A short stage fills the pipeline in half the time. But activations cross more boundaries between
-# ranks. With 1F1B they cross 3. How many times as many do they cross in the loop?
+# A short stage fills the pipeline in half the time, so ranks wait less. What does it cost in
+# memory? 1F1B keeps four micro-batches alive on rank 0, which are the activations of eight half
+# stages. How many half stages does the loop keep alive on its fullest rank?
 #
-# And where a micro-batch lives for a shorter time, fewer of them are alive at once, and activations
-# need less memory. 1F1B keeps up to p micro-batches alive on p ranks. There is a V-shaped schedule,
-# V-Half, in which they live half as long. How many micro-batches does it keep alive on 32 ranks?
+# And there is a V-shaped schedule, V-Half, in which an activation lives half as long as in 1F1B. On
+# 32 ranks 1F1B keeps 32 micro-batches alive. How many does V-Half keep?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Count the boundaries between two stages that are on different ranks.
+# In the loop rank 0 takes four micro-batches through its first stage, then the same four through
+# its second one, and so on. Which of them have come back by then?
 
 # %%
-from minidist.course.lesson import check, expect, predict, reveal, solution
+from minidist.course.lesson import check, predict, reveal, solution
 
-traffic_guess = predict("activations sent in the loop, over 1F1B's", example=2)
-alive_guess = predict("micro-batches alive with V-Half on 32 ranks", example=32)
+loop_guess = predict("half stages alive in the loop on four ranks", example=8)
+half_guess = predict("micro-batches alive with V-Half on 32 ranks", example=32)
 
 # %%
 import numpy as np
 
-from minidist import (
-    MLP,
-    LinkModel,
-    Pipeline,
-    SimWorld,
-    Tensor,
-    UsageError,
-    get_schedule,
-    split_model,
-)
+from minidist import MLP, Pipeline, SimWorld, Tensor, get_schedule, split_model
+from minidist.core.pipeline.plan.plan import Action
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
@@ -61,20 +54,27 @@ from minidist.report.gantt import gantt
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **A schedule is a block that repeats: how far apart the passes of one micro-batch start decides
-# how long its activations live, and so the memory.** With two stages per rank there is a choice.
-# What it saves: idle time or memory. What it costs: messages at more boundaries.
+# **A schedule is a block that repeats, and how long an activation lives in the block decides the
+# memory.** What it saves: idle time or memory. What it costs: messages at more boundaries.
 #
-# F, I and W of a half stage take 0.5 each. Above the loop (Megatron-LM's *interleaving*), below the
-# V with no idle time (*ZB-V*). Light and dark rows of a rank are its two stages:
+# F, I and W of a half stage take 1 unit each. Above is the loop (Megatron-LM's *interleaving*),
+# below the V with no idle time (*ZB-V*). Light and dark rows of a rank are its two stages, and the
+# strip under a schedule counts the half stages alive:
 
 # %%
 p, m = 4, 8
-HALF = uniform(2 * p, 0.5, 0.5, 0.5)
-shown = {name: get_schedule(name).plan(p, m) for name in ("interleaved", "zb-v")}
+
+
+def timed(name, p, m):
+    """The schedule on paper. A whole stage takes twice as long as each of two half stages."""
+    plan = get_schedule(name).plan(p, m)
+    each = 2.0 if plan.stages == p else 1.0
+    return time_plan(plan, uniform(plan.stages, each, each, each), spans=True)
+
+
 show(
     gantt(
-        [time_plan(plan, HALF, spans=True) for plan in shown.values()],
+        [timed(name, p, m) for name in ("interleaved", "zb-v")],
         command="minidist schedule interleaved zb-v --stages 4 --microbatches 8 --format svg -o "
         "chunks.svg",
     )
@@ -83,144 +83,139 @@ show(
 # %% [markdown]
 # ## 4 The code
 #
-# A toy: one forward pass through stages that are placed on ranks, with every message. Where two
-# stages that follow each other are on one rank, nothing is sent:
+# Follow one micro-batch through V-Half, in the middle of a long step. Capital letters are the
+# rank's stage on the way down, small ones its stage on the way up, and - says that an activation of
+# this micro-batch is alive:
 
 
 # %%
-def forward(comm, rank_of_stage):
-    """Pass one number through all stages; each stage adds 1 in half a second."""
-    message = np.zeros(1)
-    for stage, rank in enumerate(rank_of_stage):
-        if comm.rank != rank:
-            continue
-        if stage > 0 and rank_of_stage[stage - 1] != rank:
-            comm.recv(message, rank_of_stage[stage - 1])
-        message += 1
-        comm.compute(seconds=0.5, name=f"stage {stage}")
-        if stage + 1 < len(rank_of_stage) and rank_of_stage[stage + 1] != rank:
-            comm.send(message, rank_of_stage[stage + 1])
-    return message[0]
+def of_microbatch(timing, k):
+    """For each rank (stage, kind, start, end) of what it computes for micro-batch k, in order."""
+    done = [[(Action(item), *times) for item, *times in spans] for spans in timing.spans]
+    return [[(a.stage, a.kind, *t) for a, *t in row if a.microbatch == k] for row in done]
 
 
-for name, places in (("loop", [0, 1, 2, 3, 0, 1, 2, 3]), ("V", [0, 1, 2, 3, 3, 2, 1, 0])):
-    world = SimWorld(4, links=LinkModel(0.0, 0.0))
-    result = world.run(forward, places)[places[-1]]
-    sent = sum(len(trace.sent()) for trace in world.traces)
-    print(f"{name:5} {sent} messages; {result:.0f} stages, the last one on rank {places[-1]}")
+def line_of(passes, first):
+    """One rank's passes as text, one character per unit from `first` on."""
+    units = ["-" if t >= passes[0][2] else " " for t in range(first, int(passes[-1][3]))]
+    for stage, kind, start, _ in passes:
+        units[int(start) - first] = kind if stage < p else kind.lower()
+    return "".join(units)
+
+
+rows = of_microbatch(timed("v-half", p, 24), 12)
+first = int(rows[0][0][2])
+for rank, passes in enumerate(rows):
+    print(f"rank {rank} {line_of(passes, first)}")
+
+# %% [markdown]
+# That is the *building block*; the next micro-batch's block begins 6 units later, because a rank
+# has F, I and W of two stages to compute for each. So a rank begins two activations every 6 units.
+# If both together live for L units, then about **L / 6** half stages are alive at any time. L is
+# the sum of two lifetimes, each from F to W:
+
+
+# %%
+def lifetimes(timing, k):
+    """For each rank how long the activations of micro-batch k live, one number per stage."""
+    result = []
+    for passes in of_microbatch(timing, k):
+        stages = sorted({stage for stage, *_ in passes})
+        own = [[row for row in passes if row[0] == stage] for stage in stages]
+        result.append([int(rows[-1][3] - rows[0][2]) for rows in own])
+    return result
+
 
 # %% [markdown]
 # ## 5 Check
-#
-# The whole step in the library. All schedules give the same gradients, bit for bit:
 
 # %%
-WIDTH, ROWS = 16, 4
-batches = [np.random.default_rng(i).normal(size=(ROWS, WIDTH)) for i in range(m)]
-
-
-def loss(y, target):
-    return (y * Tensor(target)).sum()
-
-
-def step(comm, plan):
-    stages, _ = split_model(
-        MLP([WIDTH] * 9, dtype=np.float64), plan.stages, plan.stages_of(comm.rank)
-    )
-    Pipeline(comm, plan, stages, loss).step(batches, batches)
-    gradients = {q.name: q.grad.copy() for s in stages for q in s.flat.parameters}
-    return gradients, comm.trace.bytes_by_purpose().get("pipeline_activation", 0)
-
-
-sent, gradients = {}, {}
+print("               lives on rank 0 and on rank 3       L / 6 on each rank      counted")
 for name in ("1f1b", "interleaved", "zb-v", "v-half", "v-min"):
-    results = SimWorld(p).run(step, get_schedule(name).plan(p, m))
-    gradients[name] = {key: array for own, _ in results for key, array in own.items()}
-    sent[name] = sum(nbytes for _, nbytes in results)
-    off = max(
-        np.abs(gradients[name][key] - first).max() for key, first in gradients["1f1b"].items()
-    )
-    print(f"{name:12} {sent[name]:7,} B of activations; max |g - g of 1f1b| = {off:g}")
-    assert off == 0
-traffic_guess.judge(sent["interleaved"] / sent["1f1b"], within=0.02)
+    timing = timed(name, p, 24)
+    lives = lifetimes(timing, 12)
+    both = [" + ".join(map(str, lives[rank])) for rank in (0, p - 1)]
+    if name == "1f1b":  # its one stage is two half stages
+        lives, timing.peak = [[2 * n for n in row] for row in lives], [2 * n for n in timing.peak]
+    alive = ", ".join(f"{sum(row) / 6:4.1f}" for row in lives)
+    print(f"{name:12} {both[0]:>10} units {both[1]:>10} units    {alive}    {timing.peak}")
+loop_guess.judge(max(timed("interleaved", p, m).peak))
 
 # %% [markdown]
-# In the loop there are 8 stages with 7 boundaries. In the V the middle boundary is inside rank 3.
+# The loop waits half as long as 1F1B and keeps more: rank 0 has both stages that begin early, and
+# their activations live long. In a V what lives long on the way down lives briefly on the way up,
+# so all ranks keep the same. And how long that is can be chosen, by the *offsets*: how many units
+# later a pass starts on the next rank, for F down, F up, I up and I down.
 #
-# Now the memory. In the picture of ZB-V a micro-batch's four passes, F down, F up, I up and I down,
-# come every 6 units. That is its *building block*. How far a pass starts from one rank to the next
-# is its offset. On every rank the lifetimes of the two stages add up to about (p-1) times the sum
-# of the four offsets, and a rank begins two stages every 6 units:
-#
-# | schedule | offsets of F down, F up, I up, I down | half stages alive | in micro-batches |
+# | schedule | offsets | half stages alive | in micro-batches |
 # |---|---|---|---|
 # | `v-min` | 1, 1, 1, 1 | about 4p/6 | (p+4)//3 |
 # | `v-half` | 2, 1, 2, 1 | about 6p/6 | (p+2)//2 |
 # | `zb-v` | 4, 2, 4, 2 | about 12p/6 | p |
 #
-# Repeat the block, then run every pass as early as it can, with W where a rank would wait. A pass
-# whose input is there may run before the one that it follows. Each micro-batch that V-Half or V-Min
-# keeps less than p costs one repetition, 6 passes of a half stage, once per step:
+# On every rank L is about (p-1) times the sum of the four. Less memory costs time: each micro-batch
+# that V-Half or V-Min keeps less than 1F1B is 6 units of waiting, once per step:
 
 # %%
-three = {name: get_schedule(name).plan(p, m) for name in ("zb-v", "v-half", "v-min")}
-show(
-    gantt(
-        [time_plan(plan, HALF, spans=True) for plan in three.values()],
-        command="minidist schedule zb-v v-half v-min --stages 4 --microbatches 8 --format svg -o "
-        "v.svg",
-    )
-)
-print("  p   1f1b idle, alive   zb-v         v-half       v-min")
+names = ("1f1b", "zb-v", "v-half", "v-min")
+print("  p  ", *(f"{name + ' idle, alive':>19}" for name in names))
 for ranks in (4, 8, 16, 32):
-    row = [time_plan(get_schedule("1f1b").plan(ranks, 2 * ranks))]
-    row += [
-        time_plan(get_schedule(name).plan(ranks, 2 * ranks), uniform(2 * ranks, 0.5, 0.5, 0.5))
-        for name in three
-    ]
-    alive = [max(row[0].peak), *(max(timing.peak) / 2 for timing in row[1:])]
-    print(
-        f"{ranks:3}  ", *(f"{max(t.idle):8.1f}, {a:2.0f}" for t, a in zip(row, alive, strict=True))
-    )
-alive_guess.judge(alive[2])
-assert alive[2:] == [(32 + 2) // 2, (32 + 4) // 3]
+    timings = [timed(name, ranks, 2 * ranks) for name in names]
+    alive = [max(t.peak) * ranks // t.plan.stages for t in timings]  # whole micro-batches
+    row = [f"{max(t.idle):13.0f}, {a:4}" for t, a in zip(timings, alive, strict=True)]
+    print(f"{ranks:3}  ", *row)
+half_guess.judge(alive[2])
+assert alive == [32, 32, (32 + 2) // 2, (32 + 4) // 3]
 
 # %% [markdown]
-# On many ranks V-Half waits for half as long as 1F1B and V-Min for two thirds, on few for less, with
-# a half and a third of its memory. The offsets assume that F, I and W take the same time. Where they do not, V-Min's passes
-# fit less well:
+# On many ranks V-Half waits for half as long as 1F1B and V-Min for two thirds, with a half and a
+# third of its memory. The gradients do not change, and the messages do: 8 stages have 7 boundaries
+# in the loop, 6 in the V, whose middle boundary is inside rank 3, and 4 stages have 3.
 
 # %%
-for times in ((0.5, 0.5, 0.5), (0.5, 1.0, 0.5)):
-    idle = {name: max(time_plan(plan, uniform(2 * p, *times)).idle) for name, plan in three.items()}
-    print(f"F, I, W take {times}: idle {idle}")
+batches = [np.random.default_rng(i).normal(size=(4, 16)) for i in range(m)]
+
+
+def step(comm, plan):
+    """A step of eight layers; returns this rank's gradients, and bytes of activations sent."""
+    model = MLP([16] * 9, dtype=np.float64)
+    stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
+    Pipeline(comm, plan, stages, lambda y, target: (y * Tensor(target)).sum()).step(
+        batches, batches
+    )
+    gradients = {q.name: q.grad.copy() for s in stages for q in s.flat.parameters}
+    return gradients, comm.trace.bytes_by_purpose().get("pipeline_activation", 0)
+
+
+gradients = {}
+for name in ("1f1b", "interleaved", "zb-v", "v-half", "v-min"):
+    results = SimWorld(p).run(step, get_schedule(name).plan(p, m))
+    own = gradients[name] = {key: array for part, _ in results for key, array in part.items()}
+    off = max(np.abs(own[key] - array).max() for key, array in gradients["1f1b"].items())
+    sent = sum(nbytes for _, nbytes in results)
+    print(f"{name:12} {sent:7,} B of activations; max |g - g of 1f1b| = {off:g}")
+    assert off == 0
 
 # %% [markdown]
 # ## 6 Break it
 #
-# In the loop a rank takes a group of at least p micro-batches through its first stage before it
-# turns to its second one: just then the first of them comes round. The groups must be equal, and 9
-# micro-batches do not make two equal groups:
+# The block assumes that F, I and W take the same time. Let I take twice as long, as it does where
+# texts are long. A rank then computes a third more. But V-Min's passes no longer fit into one
+# another, and it waits four times as long:
 
 # %%
-with expect(UsageError):
-    get_schedule("interleaved").plan(p, 9)
-
-# %% [markdown]
-# The V has no such rule, but with few micro-batches its idle time is not zero: W has nothing to
-# fill before there are enough of them.
-
-# %%
-for count in (4, 5, 6, 7):
-    timing = time_plan(get_schedule("zb-v").plan(p, count), HALF)
-    print(f"zb-v, {count} micro-batches: idle {max(timing.idle):g}")
+for times in ((1.0, 1.0, 1.0), (1.0, 2.0, 1.0)):
+    plans = {name: get_schedule(name).plan(p, m) for name in names[1:]}
+    idle = {name: max(time_plan(plan, uniform(2 * p, *times)).idle) for name, plan in plans.items()}
+    print(f"F, I, W take {times}: idle {idle}")
+assert idle["v-min"] > 4 * 11
 
 # %% [markdown]
 # ## 7 Exercise: the building block of a V
 #
-# On a rank a micro-batch has six passes, F, I and W of two stages, so a block repeats every 6 units. Two
-# passes that start 6 units apart therefore fall on each other, those of one micro-batch on those of the
-# next one. W takes the units that are free. Here are two blocks of one rank, by the unit of the six:
+# A block repeats every 6 units. Two passes that start 6 units apart therefore fall on the same
+# unit, those of one micro-batch on those of the next one. W takes the units that are free. Here
+# are two blocks of one rank, by the unit of the six:
 
 
 # %%
@@ -268,10 +263,11 @@ check("19b.building_block", solution("19b.building_block"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Interleaving**: v stages per rank, 1F1B's bubble / v, and (v p - 1)/(p - 1) times its
-#   activations; micro-batches go in equal groups of at least p.
-# - **A schedule is a block that repeats, and lifetimes are memory**: ZB-V has no idle time and
-#   1F1B's memory, V-Half keeps (p+2)//2 micro-batches alive and V-Min (p+4)//3, where 1F1B keeps p.
+# - **A schedule is a block that repeats, and lifetimes are memory**: alive = lifetimes / 6. ZB-V has
+#   no idle time and 1F1B's memory; V-Half keeps (p+2)//2 micro-batches and V-Min (p+4)//3, where
+#   1F1B keeps p.
+# - **Interleaving**, v stages per rank in a loop: 1F1B's bubble / v, more alive, and
+#   (v p - 1)/(p - 1) times its messages; micro-batches go in equal groups of at least p.
 #
 # ## 9 The same code under mpiexec
 #

@@ -19,7 +19,8 @@
 # tested it with 12 rows: there it is right.
 #
 # With 11 rows, how far off is the gradient of the first step, in percent of its largest entry? And
-# after 12 steps, by how many percent is the loss worse?
+# after 12 steps, by how many percent is the loss worse? Part 5 shows ten more bugs. In how many of
+# them is the last loss no more than 5 % worse than the right one, or even better?
 
 # %%
 import numpy as np
@@ -27,7 +28,6 @@ import numpy as np
 from minidist import DeadlockError, SimWorld, all_gather, all_reduce
 from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 from minidist.course.museum import exhibits, find, run_exhibit
-from minidist.course.museum.exhibit_run import table
 from minidist.course.story import story
 
 # %% [markdown]
@@ -38,6 +38,7 @@ from minidist.course.story import story
 # %%
 gradient_guess = predict("largest error of the first gradient", example=1, unit="%")
 loss_guess = predict("loss after 12 steps, worse by", example=30, unit="%")
+unseen_guess = predict("bugs of ten whose loss is at most 5 % worse", example=2)
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -79,7 +80,8 @@ assert off > 0.5
 #
 # A bug is injected in memory into the code that trains, for the time of one run. This is all of
 # exhibit 1a: the loss of a rank is the mean over its own rows, and the gradients of the ranks are
-# averaged ([gradients.py](../minidist/course/museum/gradients.py)). Five rows and three, with gradients 0 to 7:
+# averaged ([gradients.py](../minidist/course/museum/gradients.py)). Five rows and three, with
+# gradients 0 to 7:
 
 # %%
 shards = [np.arange(5.0), np.arange(5.0, 8)]
@@ -114,32 +116,22 @@ print(run.said.partition(", at ")[0])
 assert run.wrong.losses[-1] < run.right.losses[-1]
 
 # %% [markdown]
-# A round through the museum (`minidist museum` shows all of it). Look at the two columns of losses first, and ask
-# yourself which of them you would have noticed.
+# A round through the museum (`minidist museum` shows all of it). Look at the two columns of losses
+# first, and ask yourself which of these bugs you would have noticed. The last column is the largest
+# error of a gradient after one step, as a part of the largest entry of its tensor:
 
 # %%
-ROUND = (
-    "1b",
-    "2",
-    "3",
-    "6",
-    "7",
-    "8",
-    "10b",
-    "11a",
-    "12a",
-    "13a",
-    "14",
-    "17",
-    "19a",
-    "23",
-    "25",
-    "27a",
-    "30",
-)
+ROUND = ("1b", "3", "6", "8", "12a", "14", "17", "19a", "27a", "30")
 runs = [run_exhibit(find(number)[0], tests=False) for number in ROUND]
-print(table(runs))
+print(f"{'':66} last loss  with it  |Δgradient|")
+unseen = 0
+for shown in runs:
+    right, wrong = shown.right.losses[-1], shown.wrong.losses[-1]
+    unseen += wrong < 1.05 * right
+    exhibit, off = shown.exhibit, shown.differences["gradients"].ratio
+    print(f"{exhibit.number:4}{exhibit.title:62} {right:9.3f} {wrong:8.3f} {off:9.0%}")
 print(f"{len(ROUND)} of {len(exhibits())} exhibits")
+unseen_guess.judge(unseen)
 
 # %% [markdown]
 # Exhibits from 101 on were reported from 2024 to 2026, and each names its thread. In 103 a resumed
@@ -158,16 +150,8 @@ for number in ("103", "108"):
     assert "MismatchError" in run.said
 
 # %% [markdown]
-# Some change no number at all: 19a and its relatives only take memory, and only the peak shows it.
-# The right run is always that of one device:
-
-# %%
-right = [v for v in runs if v.wrong is not None and v.right.tensors]
-silent = [v.exhibit.number for v in right if not any(d.largest for d in v.differences.values())]
-print(
-    f"no gradient and no weight differs in {silent}; in the other {len(right) - len(silent)} of "
-    "this round max |w_wrong - w_right| > 0"
-)
+# Some change no number at all: 19a only takes memory, and only the peak shows it. And 6 has the
+# right gradient in the first step: its weights differ, which `compare` sees too.
 
 # %% [markdown]
 # ## 6 Break it

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cases import sample
 
-pytest_plugins = ["tests.mpi_runner", "tests.examples"]
+pytest_plugins = ["tests.mpi_runner", "tests.examples", "tests.command_line"]
 
 # By processor time; of the first two by the clock, for they wait for timeouts.
 LONGEST = (

@@ -34,14 +34,19 @@ class Copied(io.StringIO):
 
 @pytest.fixture
 def example(capfd, monkeypatch):
-    """example(world, ranks, name, *flags) -> (exit code, output) of an example; under MPI that of rank after rank.
+    """example(world, ranks, name, *flags, code=0) -> output of an example, which ends with this exit code.
 
-    world="simulated" is possible under MPI, too: there each rank runs all virtual ones.
+    Under MPI it is that of rank after rank. world="simulated" is possible there, too: each rank runs all virtual ones.
     """
 
     from minidist.comm.launched import launched_size
 
-    def example(world, ranks, name, *flags):
+    def example(world, ranks, name, *flags, code=0):
+        found, output = ended(world, ranks, name, *flags)
+        assert found == code, output
+        return output
+
+    def ended(world, ranks, name, *flags):
         program = str(path_of(name))
         code, text = 0, Copied() if world == "mpi" else io.StringIO()
         with monkeypatch.context() as patch, capfd.disabled(), redirect_stdout(text), redirect_stderr(text):

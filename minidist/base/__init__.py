@@ -2,7 +2,7 @@
 
 arrays.py          the array functions that the core does without
 array_interface.py  what may be used of an array: by NumPy, CuPy and meta arrays
-coordinates.py    where the rows of a batch lie in the global batch
+coordinates.py    where the rows of a batch lie in the global batch, and draws at their places
 flop_counter.py   floating-point operations and bytes moved
 limits.py         the limits of sizes
 half.py           float16 and bfloat16
@@ -18,7 +18,9 @@ exponents.py      the sizes of an array's entries, as powers of two
 memory.py         the bytes that are alive, by purpose
 trace_file.py     the record in a file
 traces.py         the record of a run
+watchers.py       watchers of operations
 trace_checks.py   the checks of a trace file
+errors.py         how a sentence quotes paths and the errors of other programs
 files.py          writing files
 file_format.py    the format that the ending of a file names
 cache.py          arrays that are made once and memory-mapped from then on

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.core.base.errors import UsageError, quoted, reason
+from minidist.base.errors import UsageError, quoted, reason
 
 CHUNK = 1 << 20
 HASH_BYTES = 32

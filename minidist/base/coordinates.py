@@ -1,6 +1,8 @@
 """Where the rows of a batch lie in the global batch of the step, so that what is drawn for them is the same everywhere.
 
-A rank that holds rows [a:b) of the global batch skips to row a and draws exactly those rows.
+The counter of a draw is the place of the element in the *global* array: (global sample, position, feature), row-major.
+A rank that holds rows [a:b) of the global batch skips to row a and draws exactly those rows. Skipping is free, because
+the generator is counter-based: NumPy's `Philox.advance(k)` skips 4k doubles.
 
 Proved by: tests/base/test_random.py
 """
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import Key, uniform
+from minidist.core.base.random import Key as Key
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,20 @@ def current_coordinates(who: str = "dropout") -> BatchCoordinates:
             " minidist.batch_coordinates(step=...), or call model.eval() first"
         )
     return coordinates
+
+
+def uniform(key: Key, start: int, count: int) -> np.ndarray:
+    """Elements `start` to `start + count` of the key's stream of float64 uniforms in [0, 1)."""
+    bits = np.random.Philox(key)  # type: ignore[arg-type]
+    bits.advance(start // 4)
+    generator = np.random.Generator(bits)
+    generator.random(start % 4)
+    return generator.random(count)
+
+
+def normal(key: Key, shape: tuple[int, ...]) -> np.ndarray:
+    """The global array of standard normals of `shape`, float64. (Not sliceable without drawing it whole.)"""
+    return np.random.Generator(np.random.Philox(key)).standard_normal(shape)  # type: ignore[arg-type]
 
 
 def uniform_rows(key: Key, row_start: int, rows: int, row_shape: tuple[int, ...]) -> np.ndarray:

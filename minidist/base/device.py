@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from minidist.base.arrays import Device
+from minidist.base.errors import UsageError, quoted, reason
 from minidist.core.base.arrays import Array, creating, is_meta, to_host
-from minidist.core.base.errors import UsageError, quoted, reason
 
 
 @contextmanager

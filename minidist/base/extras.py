@@ -8,7 +8,7 @@ Proved by: tests/base/test_extras.py
 import importlib
 from typing import Any
 
-from minidist.core.base.errors import UsageError, reason
+from minidist.base.errors import UsageError, reason
 
 # The extra of pyproject.toml that brings each package.
 EXTRAS = {

@@ -8,7 +8,7 @@ Proved by: tests/commands/test_endings.py
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from minidist.core.base.errors import UsageError, quoted, quoted_path
+from minidist.base.errors import UsageError, quoted, quoted_path
 
 
 def format_of(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted_path
+from minidist.base.errors import UsageError, quoted_path
 
 
 @contextmanager

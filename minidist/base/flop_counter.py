@@ -8,7 +8,7 @@ from contextvars import Token
 from functools import partial
 from typing import Any, Self
 
-from minidist.core.base.watchers import Watcher, current, set_watcher, watchers
+from minidist.base.watchers import Watcher, current, set_watcher, watchers
 
 
 class FlopCounter(Watcher):

@@ -12,7 +12,7 @@ import pickletools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from minidist.core.base.errors import UsageError, quoted, reason
+from minidist.base.errors import UsageError, quoted, reason
 
 # What builds plain values. All other operations of a pickle can run code.
 PLAIN = frozenset(

@@ -16,8 +16,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.limits import MAX_VALUE
-from minidist.core.base.errors import UsageError, quoted, quoted_path, reason
 
 MAX_BYTES = 16_000_000  # of a JSON or text file
 MAX_TOML_BYTES, MAX_TOML_LINE = 100_000, 1_000  # dotted keys take the square of their number of parts

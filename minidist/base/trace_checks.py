@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeGuard
 
+from minidist.base.errors import UsageError, quoted, reason
 from minidist.base.read_file import parse_json
-from minidist.core.base.errors import UsageError, quoted, reason
 
 FORMAT = "minidist-trace-1"
 MAX_RANKS = 100_000

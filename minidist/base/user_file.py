@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason, text_of
-from minidist.core.base.registry import without_function
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason, text_of
 
 
 class ProgramError(MinidistError):
@@ -44,6 +43,17 @@ def is_file(path: str | Path) -> bool:
         return Path(path).is_file()
     except (OSError, ValueError):  # too long, or with a NUL character
         return False
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError for a FILE.py where the name of an entry, or FILE.py:FUNCTION, is expected."""
+    if name.endswith(".py"):
+        raise UsageError(without_function(name))
+
+
+def without_function(source: str, kind: str = "function") -> str:
+    """Return the sentence about a FILE.py where FILE.py:FUNCTION, or FILE.py:CLASS, is expected."""
+    return f"{quoted_path(source)} names no {kind}; write FILE.py:{kind.upper()}"
 
 
 def load_function(source: str, kind: str = "function") -> Callable[..., Any]:

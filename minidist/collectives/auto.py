@@ -28,6 +28,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from minidist.base.errors import UsageError, reason
 from minidist.base.meta import MetaArray
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.call import Call
@@ -36,7 +37,6 @@ from minidist.collectives.tuning import MeasuredTimes, measured_times
 from minidist.collectives.user_algorithms import at_registration
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.sim.sim_world import SimWorld
-from minidist.core.base.errors import UsageError, reason
 from minidist.core.comm.communicator import Comm, PointToPoint
 from minidist.core.comm.sim.clock import LinkModel
 

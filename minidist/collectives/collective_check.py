@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from minidist import collectives
+from minidist.base.errors import CommunicationError, UsageError, quoted, quoted_path, reason
 from minidist.base.user_file import is_user_function
 from minidist.collectives import load_algorithm
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.closed_forms import seconds, volume
 from minidist.comm import SimWorld
 from minidist.comm.waiting import error_line
-from minidist.core.base.errors import CommunicationError, UsageError, quoted, quoted_path, reason
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.collectives.registry import Algorithm
 from minidist.core.comm import Comm, LinkModel

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from minidist import collectives
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
 from minidist.base.extras import extra
 from minidist.base.user_file import is_user_function, load_function
 from minidist.collectives.algorithms import ALGORITHMS
@@ -33,7 +34,6 @@ from minidist.collectives.summation_order import (
 from minidist.comm.launched import load_mpi
 from minidist.comm.launching import execute, under_mpiexec
 from minidist.comm.waiting import error_line
-from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.comm import Comm
 

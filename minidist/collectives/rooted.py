@@ -44,7 +44,9 @@ def gather(
     """Give the root all shards (flattened) one after the other; the others get None. counts as in `all_gather`."""
     check_call(comm, "gather", shard, root=root, counts=counts)
     sizes, root = [shard.size] * comm.size if counts is None else list(map(int, counts)), int(root)
-    return run_call(comm, "gather", algorithm, async_op, shard, sizes, root, total=sum(sizes), root=root)
+    return run_call(
+        comm, "gather", algorithm, async_op, shard, sizes, root, nbytes=shard.itemsize * sum(sizes), root=root
+    )
 
 
 def scatter(
@@ -72,4 +74,4 @@ def scatter(
         sizes = chunk_sizes(array.size, comm.size) if counts is None else list(map(int, counts))
 
     # Only the root knows how much moves, and all ranks must make the same choice: "auto" decides by the latency alone.
-    return run_call(comm, "scatter", algorithm, async_op, array, sizes, out, root, total=0, root=root)
+    return run_call(comm, "scatter", algorithm, async_op, array, sizes, out, root, nbytes=0, root=root)

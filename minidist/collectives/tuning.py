@@ -22,7 +22,9 @@ variables that choose its transport, the number of cores, and whether messages a
 
 In later runs rank 0 reads the table and sends it to the other ranks. So all ranks choose the same algorithm, whatever
 is on their disks, and every run with the same table chooses as the run before. The environment variable
-MINIDIST_TUNING of rank 0 is `refresh` to measure again, or `off` to choose by formulas, as simulated ranks do.
+MINIDIST_TUNING of rank 0 is `refresh` to measure again, or `off` to choose by formulas, as simulated ranks do. A job
+never measures again unasked, because another order of its sums would change its bits when it is resumed; `minidist
+bench collectives` does, when an algorithm of the table is slower than another one.
 
 Only communicators of all ranks are measured. Two groups that hold copies of the same parameters could not agree on a
 table without messages between the groups, and sums in different orders would let the copies drift apart.
@@ -130,8 +132,10 @@ def kept_times(place: Path, operation: str) -> MeasuredTimes | None:
     return None if kept is None or kept.shape != (len(names), len(SIZES)) else MeasuredTimes(names, np.array(kept))
 
 
-def measured_times(comm: Comm, world: MPIWorld, operation: str) -> MeasuredTimes | None:
+def measured_times(comm: Comm, world: MPIWorld, operation: str, anew: bool = False) -> MeasuredTimes | None:
     """Return the table of `operation` for all ranks of `world`, or None with MINIDIST_TUNING=off. Collective.
+
+    anew: measure also where there is a table, as MINIDIST_TUNING=refresh does.
 
     Everything is sent with purpose `tuning`. Rank 0 sends the table that it read, 8 B per algorithm and size, to every
     other rank. If there is none, the ranks measure: a round calls each algorithm 1 or CALLS times after a barrier, and
@@ -156,6 +160,7 @@ def measured_times(comm: Comm, world: MPIWorld, operation: str) -> MeasuredTimes
                 f"MINIDIST_TUNING={quoted(setting)}; use refresh to measure the collectives anew, or off to choose"
                 " their algorithms by formulas"
             )
+        setting = "refresh" if anew and setting == "" else setting
         kept = kept_times(place, operation) if place is not None and setting == "" else None
         table = kept.seconds if kept is not None else np.full_like(table, FORMULAS if setting == "off" else MEASURE)
 

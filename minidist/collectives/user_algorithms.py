@@ -15,10 +15,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted, reason
 from minidist.base.user_file import load_function
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.comm.has_run import has_run
-from minidist.core.base.errors import UsageError, nearest, quoted, reason
 from minidist.core.collectives.registry import PARAMETERS, Algorithm, Function
 
 at_registration: list[Callable[[], None]] = []  # forgets what was chosen without the new algorithm

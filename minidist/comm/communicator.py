@@ -28,10 +28,10 @@ from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
+from minidist.base.errors import MismatchError, UsageError, nearest, quoted, reason
 from minidist.base.limits import MAX_VALUE, MIN_VALUE, check_size, is_size
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
-from minidist.core.base.errors import MismatchError, UsageError, nearest, quoted, reason
 from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Comm, PointToPoint
 from minidist.core.comm.mesh import Mesh

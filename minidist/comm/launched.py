@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import reason
 from minidist.comm.errors import LauncherError
-from minidist.core.base.errors import reason
 
 # (rank, number of processes): the variables of Open MPI, of PMI (MPICH, Intel MPI, srun --mpi=pmi2) and of MVAPICH, and
 # what a user sets where nothing else does. Slurm's own come last, because an mpiexec inside a Slurm job inherits them.

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path
 from minidist.base.interrupts import EXIT_CODE, interrupted
 from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
 from minidist.comm.launched import launched_size
 from minidist.comm.program_lines import lines_of
-from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path
 
 if TYPE_CHECKING:
     import argparse

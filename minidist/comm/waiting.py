@@ -6,8 +6,8 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minidist.base.errors import reason
 from minidist.comm.call_site import CallSite
-from minidist.core.base.errors import reason
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from minidist import __version__
+from minidist.base.errors import MAX_QUOTED, MinidistError, UsageError, quoted, quoted_path, reason
 from minidist.base.interrupts import EXIT_CODE, ignore_more, interrupted
 from minidist.commands.command import Exit, arguments_of, parameters_of, say
 from minidist.commands.listing import listing, width_without_colours
-from minidist.core.base.errors import MAX_QUOTED, MinidistError, UsageError, quoted, quoted_path, reason
 
 ABOUT = "Distributed training that you can read, run on a laptop, and check."
 # Each command with the first line of its help, in the order of --help. Its module is imported when it is called.

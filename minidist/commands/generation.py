@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.coordinates import Key, uniform
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.flop_counter import FlopCounter
 from minidist.core.autograd import no_grad
-from minidist.core.base.errors import UsageError, quoted, quoted_path
-from minidist.core.base.random import Key, uniform
 from minidist.job.checkpoint.resume import read_job_state
 from minidist.job.checkpoint.saved_model import load_weights, named_checkpoint, saved_config, vocabulary_of
 from minidist.job.config.models import make_model

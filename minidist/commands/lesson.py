@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.extras import extra
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.commands.command import Argument, Exit, Group, Option, say
-from minidist.core.base.errors import UsageError, quoted_path
 
 lesson = Group("Notebooks, slides and quizzes for a course.")
 

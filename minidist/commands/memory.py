@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.file_format import format_of
 from minidist.base.limits import check_count
 from minidist.commands.command import Option, Result, grouped, json_or_table, say
 from minidist.commands.flags import command_line, described_model, one_of
-from minidist.core.base.errors import UsageError, quoted, quoted_path
 
 if TYPE_CHECKING:
     from minidist.planning.cluster.fit import Fit

@@ -10,10 +10,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import check_count
 from minidist.commands.command import Argument, Option, Result, grouped, json_or_table, say
 from minidist.commands.flags import above_zero, command_line, described_model, one_of, picture_file, whole_numbers
-from minidist.core.base.errors import UsageError, quoted, quoted_path
 
 if TYPE_CHECKING:
     from minidist.planning.architecture import Architecture

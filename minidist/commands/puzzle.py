@@ -6,9 +6,9 @@ Proved by: tests/lesson/test_puzzles.py
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.files import writing
 from minidist.commands.command import Argument, Option, Result, json_or_table, say
-from minidist.core.base.errors import UsageError, quoted_path
 
 if TYPE_CHECKING:
     from minidist.course.lesson.puzzles import Puzzle

@@ -6,9 +6,9 @@ Proved by: tests/commands/test_cli.py, tests/report/test_pictures.py, tests/repo
 from pathlib import Path
 from typing import Annotated
 
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.file_format import format_of
 from minidist.commands.command import Argument, Option, say
-from minidist.core.base.errors import UsageError, quoted_path
 
 PictureName = Annotated[
     str | None,

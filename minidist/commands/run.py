@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+from minidist.base.errors import MinidistError, UsageError, quoted_path
 from minidist.base.user_file import ProgramError
 from minidist.comm import has_run
 from minidist.comm.launched import launched_size
 from minidist.commands.command import Argument, Exit, say
-from minidist.core.base.errors import MinidistError, UsageError, quoted_path
 
 
 def run(

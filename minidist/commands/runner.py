@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.trace_file import write_traces
 from minidist.comm.launched import launched_rank
 from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
-from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
 from minidist.core.parallel.dims import ParallelDims
 from minidist.data import data_digest, load_dataset

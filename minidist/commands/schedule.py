@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
 from minidist.comm.launching import writable
 from minidist.commands.command import Argument, Exit, Json, Option, grouped, say
 from minidist.commands.flags import above_zero, command_line, one_of
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 
 if TYPE_CHECKING:
     from minidist.core.pipeline.plan import Plan

@@ -23,11 +23,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path, reason
 from minidist.base.files import writing
 from minidist.base.read_file import read_json
 from minidist.base.traces import Trace
 from minidist.comm.errors import RankTimeoutError
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path, reason
 from minidist.core.comm import Comm
 from minidist.course.lesson.answer_process import BUFFERED, EndlessError
 from minidist.course.lesson.checker import Result, examine

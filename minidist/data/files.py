@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base.cache import cached
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path, reason
 from minidist.base.read_file import check_path
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path, reason
 from minidist.data.datasets import SampleDataset, TokenDataset
 
 TOKEN_DTYPES = {".u8": "<u1", ".u16": "<u2", ".u32": "<u4", ".i32": "<i4", ".i64": "<i8", ".bin": "<u2"}

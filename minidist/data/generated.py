@@ -10,9 +10,8 @@ from math import log
 
 import numpy as np
 
-from minidist.base.coordinates import uniform_rows
+from minidist.base.coordinates import Key, uniform, uniform_rows
 from minidist.base.limits import check_whole
-from minidist.core.base.random import Key, uniform
 from minidist.data.datasets import SampleDataset, TokenDataset
 
 # The digits of the usual 5 x 7 dot-matrix font, one number per row, its five bits from left to right.

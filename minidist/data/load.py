@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from functools import cache
 
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
 from minidist.base.user_file import is_user_function, load_function
-from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
 from minidist.data.datasets import Dataset, SampleDataset, TokenDataset
 from minidist.data.files import TOKEN_DTYPES, cifar_folder, idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text, random_tokens

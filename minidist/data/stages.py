@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.coordinates import Key, uniform
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, reason
 from minidist.base.user_file import is_user_function, load_function
-from minidist.core.base.errors import MinidistError, UsageError, nearest, quoted, reason
-from minidist.core.base.random import Key, uniform
 
 Draw = Callable[[int], np.ndarray]
 

@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from minidist.core.base.errors import MinidistError, UsageError, quoted, reason
+from minidist.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.data.datasets import hold_out
 from minidist.data.load import load_dataset
 from minidist.data.sampler import GlobalBatchSampler

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted, quoted_path, reason
+from minidist.base.errors import UsageError, quoted, quoted_path, reason
 
 _IS_LOCAL_RANK = re.compile("--local[-_]rank")
 _LOCAL_RANK = re.compile(r"""["'](--local[-_]rank)["']""")

@@ -5,7 +5,7 @@ containers.py       lists and dicts of modules
 buffers.py          arrays that are state and not trained
 dropout.py          dropout whose masks do not depend on the layout
 norms.py            RMS norm
-state.py            loading the values of a model
+state.py            the values of a model as a dict, and its training mode
 refusals.py         what a module's call refuses
 wrong_arguments.py  why a call has failed
 moving.py           how a model gets to a device

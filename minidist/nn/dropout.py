@@ -10,13 +10,12 @@ Proved by: tests/nn/test_modules.py
 
 from typing import Any
 
-from minidist.base.coordinates import BatchCoordinates, current_coordinates, uniform_rows
+from minidist.base.coordinates import BatchCoordinates, Key, current_coordinates, uniform, uniform_rows
 from minidist.base.limits import check_number
 from minidist.core.autograd import Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.random import Key, uniform
 from minidist.core.nn.module import Module
-from minidist.nn.ops.dropout import dropout
+from minidist.nn.ops.dropout import DroppedParts, dropout
 
 
 class Dropout(Module):
@@ -85,6 +84,11 @@ class AttentionDropout(Dropout):
             for n in range(samples)
         ]
         return xp.to_device(xp.stack(rows)).reshape(samples, heads, length, length)
+
+    def of_queries(self, queries: xp.Array, samples: int, heads: tuple[int, int], length: int) -> DroppedParts:
+        """Draw which weights of these queries of a text stay. heads: key-value heads, and the query heads of each."""
+        mask = self.mask(samples, heads[0] * heads[1], length)[:, :, queries]
+        return DroppedParts(mask.reshape(samples, *heads, *mask.shape[2:]), self.scale)
 
     def part(self, rank: int, ranks: int) -> "AttentionDropout":
         """Return the dropout of the heads that a rank has, 1/ranks of all: the numbers that one device would draw."""

@@ -23,7 +23,7 @@ from minidist.nn.buffers import own_buffers
 
 
 def move(module: Any, device: "str | xp.Device | None") -> None:
-    """Move the parameters, gradients and buffers of `module`. device, errors: see `Module.to`."""
+    """Move the parameters, gradients and buffers of `module`. device: a name, or None for the host."""
     target = device_of(device) if isinstance(device, str) else device
     if target is not None and not hasattr(target, "asarray"):
         raise UsageError(f"to({quoted(device)}): no device; pass 'cpu', 'cuda' or a Device")

@@ -37,6 +37,14 @@ def refuse_output(module: Module, args: tuple[Any, ...], output: xp.Array) -> No
             )
 
 
+def refuse_copy(unit: str) -> NoReturn:
+    """Raise AutogradError: the parameters of a flat unit are views of its arrays, which a copy would not have."""
+    raise AutogradError(
+        f"the FlatParameters of {unit} cannot be copied or pickled; copy the model, and make"
+        " FlatParameters(copy.parameters()) and the optimizer anew"
+    )
+
+
 def check_module(wrapper: str, module: Any, others: str) -> None:
     """Raise UsageError where a wrapper got no module. others: what follows the model in a call."""
     if not isinstance(module, Module):

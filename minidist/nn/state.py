@@ -1,6 +1,4 @@
-"""Load the values of a model: what `model.load_state_dict(state)` does.
-
-All names and shapes are checked before any value is copied, so an error leaves the model as it was.
+"""Methods of a module that the core does without: its values as a dict, its training mode, and a move to a device.
 
 Proved by: tests/nn/test_modules.py, tests/nn/test_flat.py
 """
@@ -15,8 +13,39 @@ from minidist.core.nn.module import Module
 from minidist.nn.buffers import named_buffers, own_buffers
 
 
+def train(module: Module, mode: bool = True) -> Module:
+    """Training mode on (dropout drops) or off."""
+    for part in module.modules():
+        part.training = mode
+    return module
+
+
+def eval(module: Module) -> Module:
+    """Training mode off."""
+    return train(module, False)
+
+
+def to(module: Module, device: Any) -> Module:
+    """Move all parameters, their gradients and the buffers to a device, in place. Returns the module."""
+    from minidist.nn.moving import move
+
+    move(module, device)
+    return module
+
+
+def state_dict(module: Module) -> dict[str, xp.Array]:
+    """Qualified name to array, of parameters and buffers; a tied parameter under each of its names.
+
+    The arrays of parameters are their own, not copies.
+    """
+    return {name: parameter.data for name, parameter in module._all_parameters()} | dict(named_buffers(module))
+
+
 def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
-    """Copy values in; returns (missing, unexpected) names. See `Module.load_state_dict`."""
+    """Copy values in; returns (missing, unexpected) names. With strict, any of them is an error that names the key.
+
+    A shape that differs is always an error, naming the key and both shapes.
+    """
     _check_dict(state)
     # A missing name is not an error when the tied parameter's other name is there.
     own, buffers = dict(module._all_parameters()), dict(named_buffers(module))

@@ -9,7 +9,7 @@ named.py        the optimizer of a name, or of FILE.py:CLASS
 adagrad.py      Adagrad
 adam.py         Adam, whose weight decay passes through the averages
 rmsprop.py      RMSProp
-sgd.py          SGD with dampening, and in Nesterov's form
+sgd.py          SGD, plain, with momentum, and in Nesterov's form
 wrapper.py      what holds an optimizer and has its attributes
 layerwise.py    what optimizers with a learning rate for each layer share
 lars.py         LARS

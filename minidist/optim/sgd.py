@@ -1,6 +1,12 @@
-"""`SGD` with the dampening of its momentum, and Nesterov's form of it, as in PyTorch.
+"""Stochastic gradient descent, plain and with momentum: the baseline, and the method with the least state.
 
-Source: I. Sutskever et al., "On the importance of initialization and momentum in deep learning" (ICML 2013), section 2.
+Momentum is one array as large as the parameters. Sources: B. Polyak, "Some methods of speeding up the convergence of
+iteration methods" (1964), the heavy ball; I. Sutskever et al., "On the importance of initialization and momentum in
+deep learning" (ICML 2013), section 2, Nesterov's form.
+
+Where they differ this is PyTorch's `torch.optim.SGD`: the learning rate multiplies the whole buffer at each step (the
+paper folds it into the buffer, which differs when the rate changes), the buffer starts as the first gradient, and
+weight decay is added to the gradient.
 Proved by: tests/optim/test_optimizers.py
 """
 
@@ -8,18 +14,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from minidist.core.base import arrays as xp
-from minidist.core.optim import sgd
-from minidist.core.optim.optimizer import Group
+from minidist.core.optim.optimizer import Group, Optimizer, State
 from minidist.optim.checks import check_nesterov, checked_setting
 
 
-class SGD(sgd.SGD):
+class SGD(Optimizer):
     """g += decay p;  b = momentum b + (1 - dampening) g;  g = b (Nesterov: g + momentum b);  p -= lr g.
 
     State: "momentum_buffer", only with momentum; it begins as the first gradient, without dampening.
     """
 
-    settings = sgd.SGD.settings | dict.fromkeys(("dampening", "nesterov"), checked_setting)
+    temporaries = 2
+    settings = Optimizer.settings | dict.fromkeys(("momentum", "dampening", "nesterov"), checked_setting)
 
     def __init__(
         self,
@@ -31,22 +37,42 @@ class SGD(sgd.SGD):
         nesterov: bool = False,
         groups: Iterable[Group] = (),
     ) -> None:
-        self.dampening, self.nesterov = dampening, nesterov
-        super().__init__(parameters, lr, momentum, weight_decay, groups)
+        self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
+        super().__init__(parameters, lr, weight_decay, groups)
         check_nesterov(self.nesterov, self.momentum, self.dampening)
 
-    def average(self, grad: xp.Array, buffer: xp.Array, product: xp.Array, count: int) -> xp.Array:
-        """b = momentum b + (1 - dampening) g; returns b, or g + momentum b."""
-        if self.dampening and count > 1:
-            buffer *= self.momentum
-            xp.multiply(grad, 1 - self.dampening, out=product)
-            buffer += product
+    def initial_state(self) -> dict[str, float]:
+        return {"momentum_buffer": 0.0} if self.momentum else {}
+
+    def update(
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
+    ) -> None:
+        # g += decay p, in a temporary: the gradient itself must stay as it is
+        total, product = work
+        if decay:
+            xp.multiply(data, decay, out=total)
+            total += grad
+            grad = total
+
+        # p -= lr g, or with momentum lr b
+        if self.momentum:
+            grad = self._average(grad, state["momentum_buffer"], product, count)
+        xp.multiply(grad, lr, out=product)
+        data -= product
+
+    def _average(self, grad: xp.Array, buffer: xp.Array, product: xp.Array, count: int) -> xp.Array:
+        """b = momentum b + (1 - dampening) g, or g in the first step; returns b, or g + momentum b."""
+        if count == 1:
+            xp.copyto(buffer, grad)
         else:
-            super().average(grad, buffer, product, count)
+            buffer *= self.momentum
+            if self.dampening:
+                grad = xp.multiply(grad, 1 - self.dampening, out=product)
+            buffer += grad
         if not self.nesterov:
             return buffer
 
-        # Nesterov looks one step ahead.
+        # Nesterov looks one step ahead; it has no dampening.
         xp.multiply(buffer, self.momentum, out=product)
         product += grad
         return product

@@ -271,6 +271,6 @@ class OptionalState(FSDPState):
         # Backward is done with the module as soon as its own gradients are computed, before those of the cast.
         return super().inputs(self.precision.inputs(args), self.precision.inputs(kwargs))
 
-    def outputs(self, output: Any) -> Any:
-        """Return the module's results, cast before they are marked."""
-        return super().outputs(self.precision.outputs(output))
+    def _post_forward(self, module: Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Mark the module's results when they are cast."""
+        return super()._post_forward(module, args, self.precision.outputs(output))

@@ -19,10 +19,10 @@ from typing import Any
 
 from minidist.base.limits import check_number, check_whole
 from minidist.base.memory import MemoryAccount
+from minidist.base.watchers import track, watching
 from minidist.comm.mpi.staging import is_device_array, pinned_like
 from minidist.core.autograd import current_pass
 from minidist.core.base import arrays as xp
-from minidist.core.base.watchers import track, watching
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, Work
 from minidist.core.parallel.flat_shards import Shard

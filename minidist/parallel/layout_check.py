@@ -27,10 +27,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.base.watchers import Watcher
 from minidist.comm.call_site import call_site
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import MinidistError
-from minidist.core.base.watchers import Watcher
 from minidist.core.comm import Comm
 
 INVARIANT, REPLICATED, VARYING, PARTIAL, UNKNOWN = "I", "R", "V", "P", "?"

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.limits import MAX_VALUE, check_size
 from minidist.base.read_file import read_json
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.core.base.layout import chunk_sizes, offsets
 
 MAX_PROBLEM = 200_000  # layers x machines; PipeDream's optimizer works for the square of it

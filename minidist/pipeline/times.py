@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.limits import MAX_VALUE, MIN_VALUE, is_size
 from minidist.base.read_file import read_json
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 
 FIELDS = ("F", "I", "W", "FB", "bytes_until_b", "bytes_until_w", "input_bytes", "parameters")
 

@@ -10,8 +10,8 @@ Proved by: tests/planning/test_architecture.py, tests/planning/test_families.py
 
 from pathlib import Path
 
+from minidist.base.errors import UsageError, nearest, quoted_path
 from minidist.base.read_file import read_json
-from minidist.core.base.errors import UsageError, nearest, quoted_path
 from minidist.planning.architecture import Architecture, checked, named
 from minidist.planning.config_keys import REMEDY, Keys, shown
 from minidist.planning.decoder import architecture_of

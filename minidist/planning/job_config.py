@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from minidist.core.base.errors import UsageError, quoted, quoted_path
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.data import TokenDataset, load_dataset
 from minidist.job.config.config_file import read_config
 from minidist.job.config.models import llama_inner

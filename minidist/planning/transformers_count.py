@@ -11,7 +11,7 @@ Proved by: tests/planning/test_transformers_count.py
 from collections.abc import Mapping
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted, reason
+from minidist.base.errors import UsageError, quoted, reason
 from minidist.planning.architecture import Architecture, Block
 from minidist.planning.decoder import with_projection
 from minidist.planning.parts import Part

@@ -34,11 +34,11 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import UsageError, quoted_path, reason
 from minidist.base.files import writing
 from minidist.base.traces import MessageEvent, SpanEvent, Trace
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.closed_forms import volume
-from minidist.core.base.errors import UsageError, quoted_path, reason
 from minidist.report import protobuf
 from minidist.report.timeline import pairs, without
 

@@ -6,10 +6,10 @@ Proved by: tests/report/test_page.py
 from collections.abc import Callable
 from pathlib import Path
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.file_format import format_of
 from minidist.base.trace_file import only_steps, read_traces, read_unfinished, steps_of
 from minidist.base.traces import Trace
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.report.chakra import write_chakra
 from minidist.report.draw import KINDS, Header, draw, incomplete_sentence
 from minidist.report.frame import HTML, SUFFIXES, save

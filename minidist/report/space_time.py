@@ -50,7 +50,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     stuck = [event for trace in traces for event in unanswered(trace.messages)]
     longest = latest(traces)
     right = longest * (1.3 if stuck else 1) or 1e-6
-    begin = _begin(traces)  # of one step of many: not at zero
+    begin = earliest(traces)  # of one step of many: not at zero
     factor, unit = time_unit(right)
     figure = new_figure(9, 1.5 + 0.55 * len(rows))
     axes = figure.add_subplot()
@@ -110,7 +110,7 @@ def latest(traces: Sequence[Trace]) -> float:
     return max([0.0, *ends, *starts])
 
 
-def _begin(traces: Sequence[Trace]) -> float:
+def earliest(traces: Sequence[Trace]) -> float:
     """Return when the first thing that is drawn begins."""
     posted = [event.posted for trace in traces for event in trace.messages]
     return max(0.0, min([span.start for trace in traces for span in trace.spans] + posted, default=0.0))

@@ -13,6 +13,7 @@ from minidist.base.traces import Trace
 from minidist.core.base.errors import UsageError
 from minidist.report.frame import Figure, Style, byte_text, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
+from minidist.report.space_time import earliest
 from minidist.report.timeline import merged, pairs, without
 
 LINK = ("to host", "to device")  # spans of `parallel.host_pool.HostPool`, one stream each
@@ -31,7 +32,9 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     crossing = [span for span in trace.spans if span.category == "offload"]
     bars = _bars(traces, rank)
     rows = _rows(bool(bars), bool(crossing))
-    longest = max([0.0, *(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)])
+    begin = earliest(traces)  # of one step of many: not at zero
+    ends = [*(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)]
+    longest = max([begin, *ends]) - begin
     factor, unit = time_unit(longest)
     figure = new_figure(9, 1.4 + 0.5 * len(rows))
     axes = figure.add_subplot()
@@ -42,9 +45,10 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
         if end <= start:
             return
         style: Style = {"height": 0.6, "color": PALETTE[kind], "edgecolor": "white", "linewidth": 0.6, "gid": gid}
-        axes.barh(y, (end - start) * factor, left=start * factor, **style)
+        axes.barh(y, (end - start) * factor, left=(start - begin) * factor, **style)
         if end - start > 0.012 * len(text) * longest:
-            axes.text((start + end) / 2 * factor, y, text, ha="center", va="center", fontsize=7, color="white")
+            middle = ((start + end) / 2 - begin) * factor
+            axes.text(middle, y, text, ha="center", va="center", fontsize=7, color="white")
         used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
 
     # Row 0 is computing; a message is red until its partner has come, then in the colour of communication.

@@ -25,7 +25,7 @@ from minidist import (
     matmul,
     reduce_scatter_to_sequence_parallel_region,
 )
-from minidist.core.base.watchers import watching
+from minidist.base.watchers import watching
 from minidist.parallel.layout_check import VARYING, LayoutChecker
 
 BATCH, LENGTH, WIDTH, INNER = 2, 4, 8, 16

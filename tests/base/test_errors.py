@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from minidist.core.base.errors import MAX_PATH, UsageError, check_divisible, quoted, quoted_path, reason
+from minidist.base.errors import MAX_PATH, UsageError, check_divisible, quoted, quoted_path, reason
 
 
 def test_a_path_is_whole_and_another_value_is_not():

@@ -92,15 +92,12 @@ PLAN = ["gpipe", "--stages", "2", "--microbatches", "2"]
     ],
     ids=lambda words: words if isinstance(words, str) else words[0],
 )
-def test_a_file_of_the_user_is_not_overwritten(flag, words, capsys, tmp_path, monkeypatch):
+def test_a_file_of_the_user_is_not_overwritten(flag, words, capsys, tmp_path, monkeypatch, minidist):
     """What minidist wrote there before is replaced; a notebook, or a file that a checkpoint needs, is not."""
     monkeypatch.chdir(tmp_path)
     write_traces("TRACE", [Trace()])
     for _ in range(2):
-        with pytest.raises(SystemExit) as end:
-            main([*words, flag, "mine.json"])
-        assert not end.value.code
-        capsys.readouterr()
+        minidist(*words, flag, "mine.json")
     Path("mine.json").write_text(OWN)
     said = said_by(capsys, *words, flag, "mine.json")
     assert f"{flag} 'mine.json' exists already and is not a file that minidist has written there" in said

@@ -13,12 +13,12 @@ from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
 from minidist.core.collectives import ALGORITHMS, all_reduce
 from minidist.core.nn import GPT, MLP, GPTConfig
-from minidist.core.optim import SGD
 from minidist.core.parallel import model_parallel
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters
 from minidist.core.parallel.model_parallel import apply_context_parallel
 from minidist.core.pipeline.plan import get_schedule
 from minidist.nn import Llama, LlamaConfig
+from minidist.optim import SGD
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.zero import ZeroOptimizer
 from minidist.pipeline.validate import validate

@@ -3,7 +3,6 @@
 import pytest
 
 from minidist.base.limits import MAX_RANKS, check_count, check_ranks, is_size, whole_number
-from minidist.cli import main
 from minidist.core.base.errors import UsageError, nearest, quoted
 from tests.cases import each
 
@@ -74,11 +73,8 @@ DIGITS = "9" * 5_000
         ["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--times", "F=1e308"],
     ],
 )
-def test_numbers_that_no_machine_can_take_are_one_sentence(arguments, capsys):
-    with pytest.raises(SystemExit) as done:
-        main(arguments)
-    said = capsys.readouterr().err
-    assert done.value.code == 2, said
+def test_numbers_that_no_machine_can_take_are_one_sentence(arguments, minidist):
+    said = minidist(*arguments, code=2).err
     assert said.startswith("minidist: ")
     assert said.count("\n") == 1
     assert len(said) < 600
@@ -86,9 +82,6 @@ def test_numbers_that_no_machine_can_take_are_one_sentence(arguments, capsys):
 
 @each("flag", ["--lowered", "--recompute"])
 @each("plan", ["0F0,0B1,0F1\n1F0,1B0,1B0,1F1,1B1\n", "0F0,0F99999999,0B0\n", "99999999F0,0B0\n"])
-def test_a_plan_is_valid_before_it_is_lowered(flag, plan, tmp_path, capsys):
+def test_a_plan_is_valid_before_it_is_lowered(flag, plan, tmp_path, minidist):
     (tmp_path / "plan.csv").write_text(plan)
-    with pytest.raises(SystemExit) as done:
-        main(["schedule", str(tmp_path / "plan.csv"), flag])
-    assert done.value.code == 2
-    assert len(capsys.readouterr().err) < 600
+    assert len(minidist("schedule", tmp_path / "plan.csv", flag, code=2).err) < 600

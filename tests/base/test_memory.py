@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from minidist.base.memory import MemoryAccount, account_memory, thinned
+from minidist.base.watchers import Watcher, current, set_watcher, track, watchers, watching
 from minidist.core.base.errors import UsageError
-from minidist.core.base.watchers import Watcher, current, set_watcher, track, watchers, watching
 
 
 def test_counts_a_buffer_once_and_until_its_last_view_dies():

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidist.base.coordinates import batch_coordinates, current_coordinates, uniform_rows
-from minidist.core.base.random import Key, initial_weight, normal, uniform
+from minidist.base.coordinates import Key, batch_coordinates, current_coordinates, normal, uniform, uniform_rows
+from minidist.core.base.random import initial_weight
 from minidist.nn.ops.checkpoint import replay_calls, snapshot_calls
 
 KEY = Key(1, "test", 2, "layer", 3)

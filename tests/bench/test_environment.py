@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from minidist.cli import main
 from minidist.report.bench import environment as module
 from minidist.report.bench import step
 from minidist.report.bench.environment import Others, environment, other_processes, processor
@@ -46,13 +45,10 @@ def test_what_other_processes_did_is_what_all_did_without_ours(tmp_path, monkeyp
     assert unknown.cores is None
 
 
-def test_a_benchmark_on_a_busy_machine_is_warned_of(monkeypatch, capsys):
+def test_a_benchmark_on_a_busy_machine_is_warned_of(monkeypatch, minidist):
     monkeypatch.setattr(module.Others, "cores", 1.5)
     monkeypatch.setattr(module, "_processor_seconds", lambda stat: None)
     monkeypatch.setattr(step, "bench_step", lambda *arguments: {"environment": {}, "rows": []})
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "step", "--json"])
-    printed = capsys.readouterr()
-    assert ended.value.code == 0
+    printed = minidist("bench", "step", "--json")
     assert json.loads(printed.out)["environment"]["other_processes"] == 1.5
     assert "the machine is busy: other processes kept 1.50 of its" in printed.err

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from minidist.base.device import cuda
-from minidist.cli import main
 from minidist.core.base.errors import MinidistError, UsageError
 from minidist.core.nn import GPTConfig
 from minidist.course.lesson.mpi_leg import mpiexec
@@ -85,7 +84,7 @@ def test_a_tensor_parallel_step_runs_under_mpiexec_without_torch():
     assert row["target"] == 0.65
 
 
-def test_a_step_on_a_device(monkeypatch, capsys):
+def test_a_step_on_a_device(monkeypatch, minidist):
     # The arrays have CuPy's interface and NumPy's values, so the losses are those of the host.
     host = compare_case(SMALL, rounds=2, against=None)
     there = compare_case(SMALL, rounds=2, device=Device(), against=None)
@@ -99,10 +98,9 @@ def test_a_step_on_a_device(monkeypatch, capsys):
     monkeypatch.setattr("minidist.base.device.cuda", Device)
     monkeypatch.setitem(workloads.GPU_CASES, "gpt2", SMALL)
     monkeypatch.setattr("minidist.report.bench.step.tape_microseconds", dict)
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "step", "--device", "cuda", "--against", "none", "--rounds", "6", "--json"])
-    result = json.loads(capsys.readouterr().out)
-    assert ended.value.code == 0
+    result = json.loads(
+        minidist("bench", "step", "--device", "cuda", "--against", "none", "--rounds", "6", "--json").out
+    )
     assert [row["name"] for row in result["rows"]] == ["small"]
     assert {"gpu", "cupy"} <= set(result["environment"])
 
@@ -121,23 +119,17 @@ def own_parameters(device):
         (["gpt2"], "no case 'gpt2'"),
     ],
 )
-def test_what_a_device_cannot_do_is_one_sentence(flags, sentence, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "step", *flags])
-    assert ended.value.code == 2
-    assert sentence in capsys.readouterr().err
+def test_what_a_device_cannot_do_is_one_sentence(flags, sentence, minidist):
+    assert sentence in minidist("bench", "step", *flags, code=2).err
 
 
-def test_without_a_gpu_there_is_no_benchmark_of_one(capsys):
+def test_without_a_gpu_there_is_no_benchmark_of_one(minidist):
     try:
         cuda()
         pytest.skip("this machine has a GPU")
     except UsageError as error:
         expected = str(error)
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "step", "--device", "cuda"])
-    assert ended.value.code == 2
-    assert expected in capsys.readouterr().err
+    assert expected in minidist("bench", "step", "--device", "cuda", code=2).err
 
 
 @pytest.mark.cuda

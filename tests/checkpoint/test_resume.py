@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.job.checkpoint import Checkpoint, save
@@ -101,7 +100,7 @@ def test_another_job_is_refused(change, sentence, tmp_path):
         run(2, **{"steps": 4, "save": str(tmp_path), "resume": True, **change})
 
 
-def test_the_command_line(tmp_path, capsys):
+def test_the_command_line(tmp_path, minidist):
     job = [
         "train",
         "--dp",
@@ -119,12 +118,8 @@ def test_the_command_line(tmp_path, capsys):
         "--json",
     ]
     job += ["--trace", str(tmp_path / "trace.jsonl")]
-    with pytest.raises(SystemExit):
-        main([*job, "--steps", "3", "--every", "2"])
-    first = json.loads(capsys.readouterr().out)
-    with pytest.raises(SystemExit):
-        main([*job, "--steps", "4", "--resume"])
-    second = json.loads(capsys.readouterr().out)
+    first = json.loads(minidist(*job, "--steps", "3", "--every", "2").out)
+    second = json.loads(minidist(*job, "--steps", "4", "--resume").out)
     assert second["losses"][:3] == first["losses"]
     assert len(second["losses"]) == 4
     for volume in second["bytes_by_purpose"].values():
@@ -133,11 +128,8 @@ def test_the_command_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("flags", [["--resume"], ["--every", "2"]])
-def test_flags_that_need_a_directory(flags, capsys):
-    with pytest.raises(SystemExit) as done:
-        main(["train", *flags])
-    assert done.value.code == 2
-    assert "needs --save DIR" in capsys.readouterr().err
+def test_flags_that_need_a_directory(flags, minidist):
+    assert "needs --save DIR" in minidist("train", *flags, code=2).err
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):

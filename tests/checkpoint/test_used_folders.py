@@ -1,10 +1,10 @@
 """A folder that holds another run is not taken over without being asked for, and --resume continues what is there."""
 
 import json
+from functools import partial
 
 import pytest
 
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
@@ -15,47 +15,39 @@ MLP = {"model": "mlp", "width": 8, "layers": 1, "global_batch": 4}
 
 
 @pytest.fixture
-def command(tmp_path, capsys):
-    """Run `minidist train --save tmp_path/c` with more flags; return the exit code, --json and standard error."""
-
-    def run(*flags):
-        job = ["train", "--model", "mlp", "--width", "8", "--layers", "1", "--global-batch", "4", "--json"]
-        with pytest.raises(SystemExit) as end:
-            main([*job, "--save", str(tmp_path / "c"), "--trace", str(tmp_path / "trace.jsonl"), *flags])
-        text = capsys.readouterr()
-        return end.value.code or 0, json.loads(text.out or "{}"), text.err
-
-    return run
+def command(tmp_path, minidist):
+    """`minidist train --json --save tmp_path/c` with more flags."""
+    job = ["train", "--model", "mlp", "--width", "8", "--layers", "1", "--global-batch", "4", "--json"]
+    return partial(minidist, *job, "--save", tmp_path / "c", "--trace", tmp_path / "trace.jsonl")
 
 
 def test_a_new_run_does_not_move_latest(command, tmp_path):
-    assert command("--steps", "4")[0] == 0
-    code, _, said = command("--steps", "2")
-    assert code == 2
+    command("--steps", "4")
+    said = command("--steps", "2", code=2).err
     assert "holds checkpoints of an earlier run (the last one is step-00000004); continue it with --resume" in said
     assert (tmp_path / "c" / "latest").read_text() == "step-00000004"
 
     # Asked for, the new run stands next to the old one.
-    assert command("--steps", "2", "--overwrite")[0] == 0
+    command("--steps", "2", "--overwrite")
     assert (tmp_path / "c" / "latest").read_text() == "step-00000002"
     assert (tmp_path / "c" / "step-00000004").is_dir()
 
 
 def test_a_folder_whose_latest_is_gone_is_used_too(command, tmp_path):
-    assert command("--steps", "1")[0] == 0
+    command("--steps", "1")
     (tmp_path / "c" / "latest").unlink()
-    assert command("--steps", "1")[0] == 2
+    command("--steps", "1", code=2)
 
 
 def test_metrics_of_a_resumed_job_continue_the_file(command, tmp_path):
     """Records of steps that were made after the last checkpoint are made again; a killed job's half line goes."""
     lines = tmp_path / "m.jsonl"
-    whole = command("--steps", "5", "--every", "2", "--metrics", str(lines))[1]
+    whole = json.loads(command("--steps", "5", "--every", "2", "--metrics", lines).out)
     (tmp_path / "c" / "latest").write_text("step-00000002")
     with lines.open("a") as file:
         file.write('{"step": 5, "lo')
     before = lines.read_text().splitlines()[:2]
-    resumed = command("--steps", "6", "--resume", "--metrics", str(lines))[1]
+    resumed = json.loads(command("--steps", "6", "--resume", "--metrics", lines).out)
     assert [record["step"] for record in read_metrics(lines)] == [0, 1, 2, 3, 4, 5]
     assert [record["loss"] for record in read_metrics(lines)] == resumed["losses"]
     assert resumed["losses"][:5] == whole["losses"]
@@ -63,19 +55,18 @@ def test_metrics_of_a_resumed_job_continue_the_file(command, tmp_path):
 
     # A resumed job may begin a file, and a new run begins anew.
     other = tmp_path / "other.jsonl"
-    command("--steps", "7", "--resume", "--metrics", str(other))
+    command("--steps", "7", "--resume", "--metrics", other)
     assert [record["step"] for record in read_metrics(other)] == [6]
-    command("--steps", "1", "--overwrite", "--metrics", str(lines))
+    command("--steps", "1", "--overwrite", "--metrics", lines)
     assert [record["step"] for record in read_metrics(lines)] == [0]
 
 
 def test_metrics_of_another_run_are_not_continued(command, tmp_path):
     mine, other = tmp_path / "mine.jsonl", tmp_path / "other.jsonl"
-    assert command("--steps", "2", "--metrics", str(mine))[0] == 0
-    assert command("--steps", "2", "--overwrite", "--seed", "5", "--metrics", str(other))[0] == 0
+    command("--steps", "2", "--metrics", mine)
+    command("--steps", "2", "--overwrite", "--seed", "5", "--metrics", other)
     before = mine.read_text()
-    code, _, said = command("--steps", "3", "--resume", "--seed", "5", "--metrics", str(mine))
-    assert code == 2
+    said = command("--steps", "3", "--resume", "--seed", "5", "--metrics", mine, code=2).err
     assert "is of another run: in step 0 its loss is" in said
     assert "choose another --metrics, or remove that file" in said
     assert mine.read_text() == before
@@ -86,11 +77,10 @@ def test_metrics_of_another_run_are_not_continued(command, tmp_path):
         ('{"step": "x"}\n', 'line 1: \'{"step": "x"}\' is not a record of a step; remove the line'),
     ):
         mine.write_text(text)
-        code, _, said = command("--steps", "3", "--resume", "--seed", "5", "--metrics", str(mine))
-        assert code == 2
+        said = command("--steps", "3", "--resume", "--seed", "5", "--metrics", mine, code=2).err
         assert reason in said
         assert mine.read_text() == text
-    assert command("--steps", "3", "--resume", "--seed", "5", "--metrics", str(other))[0] == 0
+    command("--steps", "3", "--resume", "--seed", "5", "--metrics", other)
     assert [record["step"] for record in read_metrics(other)] == [0, 1, 2]
 
 

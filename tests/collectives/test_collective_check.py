@@ -8,7 +8,6 @@ import textwrap
 import numpy as np
 import pytest
 
-from minidist import cli
 from minidist.collectives import algorithm
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.collective_check import Case, cases, check_collective
@@ -171,7 +170,7 @@ def test_wrong_input():
             check_collective(*arguments)
 
 
-def test_the_command(tmp_path, capsys, monkeypatch):
+def test_the_command(tmp_path, minidist, monkeypatch):
     (tmp_path / "mine.py").write_text(
         textwrap.dedent(
             """
@@ -187,14 +186,9 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     )
     monkeypatch.setattr(sys, "argv", ["minidist"])
     command = ["check-collective", f"{tmp_path / 'mine.py'}:mine", "--ranks", "3"]
-    with pytest.raises(SystemExit) as ended:
-        cli.main(command)
-    assert ended.value.code == 1
-    output = capsys.readouterr()
+    output = minidist(*command, code=1)
     assert "broadcast/mine agrees with NumPy on 1 and 3 ranks." in output.out
     assert "broadcast/mine is wrong on 2 ranks. The first case:\n  2 ranks, 8 elements of float64, root 0" in output.out
     assert output.err == ""
-    with pytest.raises(SystemExit):
-        cli.main([*command, "--json"])
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(minidist(*command, "--json", code=1).out)
     assert (result["passed"], result["right"], result["wrong"]) == (False, [1, 3], [2])

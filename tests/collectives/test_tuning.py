@@ -40,10 +40,10 @@ def bytes_of(operation, name, elements, ranks, rank):
     return 4 * volume(operation, name, elements, ranks, rank, **options).elements
 
 
-def run(ranks, world, operation="all_reduce"):
+def run(ranks, world, operation="all_reduce", **settings):
     """Return the tables of all ranks, and the bytes that each rank sent to find them."""
     simulated = SimWorld(ranks)
-    found = simulated.run(lambda comm: measured_times(comm, world, operation))
+    found = simulated.run(lambda comm: measured_times(comm, world, operation, **settings))
     sent = [trace.bytes_by_purpose() for trace in simulated.traces]
     assert all(set(purposes) <= {"tuning"} for purposes in sent)
     return found, [purposes.get("tuning", 0) for purposes in sent]
@@ -162,10 +162,13 @@ def test_the_next_run_reads_what_this_one_measured(monkeypatch, tmp_path, capsys
     # Measured anew, or not used at all; another word is refused before anything is sent.
     world = pretended(monkeypatch, tmp_path, 3)
     monkeypatch.setattr(tuning, "BUDGET", 1e-9)
+    assert run(3, world, anew=True)[0][1].columns == 1
+    tuning.write_entry(place, table(*["ring"] * len(SIZES)))
     monkeypatch.setenv("MINIDIST_TUNING", "refresh")
     assert run(3, world)[0][1].columns == 1
     monkeypatch.setenv("MINIDIST_TUNING", "off")
-    assert run(3, world) == ([None] * 3, [2 * 8 * len(NAMES) * len(SIZES), 0, 0])
+    for anew in (False, True):
+        assert run(3, world, anew=anew) == ([None] * 3, [2 * 8 * len(NAMES) * len(SIZES), 0, 0])
     monkeypatch.setenv("MINIDIST_TUNING", "no")
     with pytest.raises(UsageError, match=r"MINIDIST_TUNING='no'; use refresh to measure .* or off"):
         run(3, world)

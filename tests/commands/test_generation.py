@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.base.flop_counter import FlopCounter
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import Vocabulary, as_text, as_tokens, choose, generate, load_model, run_generation
 from minidist.core.base.errors import UsageError
@@ -192,7 +191,7 @@ def test_a_classifier_is_refused(tmp_path):
         load_model(tmp_path / "nowhere")
 
 
-def test_the_command_and_the_metrics_file(tmp_path, capsys):
+def test_the_command_and_the_metrics_file(tmp_path, minidist):
     job = [
         "--steps",
         "3",
@@ -210,31 +209,24 @@ def test_the_command_and_the_metrics_file(tmp_path, capsys):
         "2",
     ]
     lines = tmp_path / "m" / "metrics.jsonl"
-    with pytest.raises(SystemExit):
-        main(["train", *job, "--metrics", str(lines), "--trace", str(tmp_path / "t.jsonl"), "--json"])
-    summary = json.loads(capsys.readouterr().out)
+    summary = json.loads(minidist("train", *job, "--metrics", lines, "--trace", tmp_path / "t.jsonl", "--json").out)
     records = read_metrics(lines)
     assert [r["loss"] for r in records] == summary["losses"]
     assert [r["step"] for r in records] == [0, 1, 2]
     assert [r["samples"] for r in records] == [8, 16, 24]
     assert records[0]["lr"] < records[-1]["lr"]
     assert records[0]["bytes_sent"] < records[-1]["bytes_sent"]
-    with pytest.raises(SystemExit):
-        main(["generate", str(tmp_path / "c"), "--tokens", "4", "--json"])
-    assert len(json.loads(capsys.readouterr().out)["tokens"]) == 4
+    assert len(json.loads(minidist("generate", tmp_path / "c", "--tokens", "4", "--json").out)["tokens"]) == 4
 
 
-def test_the_folder_of_one_checkpoint_is_accepted(tmp_path, capsys):
+def test_the_folder_of_one_checkpoint_is_accepted(tmp_path, minidist):
     """As --init-from accepts it: the model of that step, and not the latest one."""
     trained(tmp_path, every=1, keep=3, steps=3)
     first, last = sorted(path for path in tmp_path.iterdir() if path.is_dir())[::2]
     for folder, step in ((first, 1), (last, 3)):
         texts = []
         for words in ([str(folder)], [str(tmp_path), "--from-step", str(step)]):
-            with pytest.raises(SystemExit) as end:
-                main(["generate", *words, "--tokens", "9"])
-            assert not end.value.code
-            texts.append(capsys.readouterr().out)
+            texts.append(minidist("generate", *words, "--tokens", "9").out)
         assert texts[0] == texts[1]
         same = zip(load_model(folder)[0].parameters(), load_model(tmp_path, step)[0].parameters(), strict=True)
         for one, other in same:
@@ -268,11 +260,9 @@ def test_the_builder_needs_the_vocabulary_only():
     assert make_model(TrainConfig.make(**GPT), Words()).config.vocab_size == 5
 
 
-def test_numbers_are_printed_with_spaces_between_them(tmp_path, capsys):
+def test_numbers_are_printed_with_spaces_between_them(tmp_path, minidist):
     trained(tmp_path, model="llama", data="random:300", dropout=0.0)
-    with pytest.raises(SystemExit):
-        main(["generate", str(tmp_path), "--prompt", "1 2 3", "--tokens", "4"])
-    printed = capsys.readouterr().out.split()
+    printed = minidist("generate", tmp_path, "--prompt", "1 2 3", "--tokens", "4").out.split()
     assert printed[:3] == ["1", "2", "3"]
     assert len(printed) == 7
     assert all(0 <= int(word) < 300 for word in printed)

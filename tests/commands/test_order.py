@@ -2,23 +2,9 @@
 
 import json
 
-import pytest
 
-from minidist import cli
-
-
-def run(capsys, *words):
-    """(exit code, standard output, standard error) of `minidist order`."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["order", *words])
-    out = capsys.readouterr()
-    return ended.value.code or 0, out.out, out.err
-
-
-def test_a_ring_adds_each_chunk_in_another_order(capsys):
-    code, out, _ = run(capsys, "ring", "--ranks", "3")
-    assert code == 0
-    assert out.splitlines() == [
+def test_a_ring_adds_each_chunk_in_another_order(minidist):
+    assert minidist("order", "ring", "--ranks", "3").out.splitlines() == [
         "ring adds 3 terms of float64 on 3 ranks:",
         "  element 0: 1 + 2 + 0   around a ring, from term 1",
         "  element 1: 0 + 2 + 1   around a ring, from term 2",
@@ -26,22 +12,22 @@ def test_a_ring_adds_each_chunk_in_another_order(capsys):
     ]
 
 
-def test_a_sum_that_depends_on_the_number_of_ranks_ends_with_1(capsys):
-    code, out, _ = run(capsys, "ordered", "--terms", "4", "--ranks", "2,4", "--elements", "1", "--json")
-    report = json.loads(out)
-    assert (code, report["same"]) == (1, False)
+def test_a_sum_that_depends_on_the_number_of_ranks_ends_with_1(minidist):
+    words = ["order", "ordered", "--terms", "4", "--ranks", "2,4", "--elements", "1", "--json"]
+    report = json.loads(minidist(*words, code=1).out)
+    assert report["same"] is False
     assert [each["ranks"] for each in report["runs"]] == [2, 4]
     assert report["runs"][0]["orders"][0] == [
         {"tree": [[0, 1], [2, 3]], "name": "in pairs, neighbours first", "accumulator": "float64"}
     ]
 
 
-def test_a_long_sum_is_not_written_out(capsys):
-    code, out, _ = run(capsys, "sum", "--terms", "65")
-    assert (code, out) == (0, "sum adds 65 terms of float64:\n  (--json has the whole tree)   from left to right\n")
+def test_a_long_sum_is_not_written_out(minidist):
+    out = minidist("order", "sum", "--terms", "65").out
+    assert out == "sum adds 65 terms of float64:\n  (--json has the whole tree)   from left to right\n"
 
 
-def test_wrong_input_ends_with_2(capsys):
-    code, out, err = run(capsys, "ring", "--ranks", "two")
-    assert (code, out) == (2, "")
+def test_wrong_input_ends_with_2(minidist):
+    out, err = minidist("order", "ring", "--ranks", "two", code=2)
+    assert out == ""
     assert "whole numbers" in err

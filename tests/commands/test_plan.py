@@ -134,9 +134,8 @@ def test_the_json_object_has_the_documented_keys(arguments, capsys):
         assert 0 < layout["mfu"] <= layout["hfu"] < 1
 
 
-def test_what_was_given_is_not_given_as_a_reason(capsys):
-    assert run("plan", "--model", "gpt2", *FEW, "--tp", "2", "--zero", "1") == 0
-    text = capsys.readouterr().out
+def test_what_was_given_is_not_given_as_a_reason(minidist):
+    text = minidist("plan", "--model", "gpt2", *FEW, "--tp", "2", "--zero", "1").out
     assert "why the first: it is the fastest with what is given" in text
     assert "without tensor parallelism" not in text
 
@@ -211,10 +210,9 @@ def test_experts_per_token_and_sequences_longer_than_positions(capsys):
     assert printed(capsys, "plan", "--model", "llama-7b", "--seq", "4096", "--ranks", "64", "--global-batch", "64")
 
 
-def test_what_people_read(capsys, tmp_path):
+def test_what_people_read(minidist, tmp_path):
     picture = tmp_path / "frontier.svg"
-    assert run(*MEGATRON, "--tp", "8", "--micro-batch", "1", "--explain", "--best", "3", "-o", str(picture)) == 0
-    text = capsys.readouterr().out
+    text = minidist(*MEGATRON, "--tp", "8", "--micro-batch", "1", "--explain", "--best", "3", "-o", str(picture)).out
     assert "174.60e9 parameters on 1,024 x a100-80gb" in text
     assert "why the first: " in text
     assert "layouts do not fit" in text
@@ -231,32 +229,28 @@ def test_what_people_read(capsys, tmp_path):
     assert re.search(r"dp \d+, tp 8, pp \d+", drawn)
 
 
-def test_the_formulas_of_experts_are_explained(capsys):
+def test_the_formulas_of_experts_are_explained(minidist):
     job = ["plan", "--model", "mixtral-8x7b", "--seq", "4096", "--ranks", "16", "--global-batch", "64", "--gpu", "h100"]
-    assert run(*job, "--ep", "8", "--tp", "1", "--zero", "1", "--explain") == 0
-    text = capsys.readouterr().out
+    text = minidist(*job, "--ep", "8", "--tp", "1", "--zero", "1", "--explain").out
     assert "a layer with experts permutes the 2 copies of its tokens: 8 times" in text
     assert "an exchange over ep 8, 8 of them in a node" in text
-    assert run(*MEGATRON, "--tp", "8", "--pp", "16", "--explain") == 0
-    assert "experts" not in capsys.readouterr().out
+    assert "experts" not in minidist(*MEGATRON, "--tp", "8", "--pp", "16", "--explain").out
 
 
-def test_a_small_model_is_printed_with_its_digits(capsys):
-    assert run("plan", *SMALL) == 0
-    text = capsys.readouterr().out
+def test_a_small_model_is_printed_with_its_digits(minidist):
+    text = minidist("plan", *SMALL).out
     sizes = Architecture(2, 64, 4, 51_200, 2048, 256)
     assert text.startswith(f"{sizes.parameters:,} parameters on 1 x h100")
     assert re.search(r"\b\d\.\d\d to +\d", text)
 
 
-def test_what_may_not_fit_is_marked(capsys):
+def test_what_may_not_fit_is_marked(capsys, minidist):
     """The central estimate decides whether a layout fits, and its range may be larger than the GPU."""
     result = printed(capsys, *MEGATRON)
     best = result["layouts"][0]
     assert best["fits_with_range"]
     assert best["memory"]["high_bytes"] + 1e9 < 85e9
-    assert run(*MEGATRON) == 0
-    text = capsys.readouterr().out
+    text = minidist(*MEGATRON).out
     # The layouts that surely fit come first, and the commands are those of the first one.
     sure, perhaps = text.split("faster if memory is at the low end of its range:\n")
     rows = [[line for line in part.splitlines() if "%  " in line and "fits" not in line] for part in (sure, perhaps)]
@@ -269,25 +263,22 @@ def test_what_may_not_fit_is_marked(capsys):
     # Without one that surely fits, the first may not.
     tight = [*GPT3, "--gpu", "a100-80gb", "--ranks", "64", "--global-batch", "96"]
     layout = ["--dp", "1", "--tp", "8", "--pp", "8", "--cp", "1", "--zero", "0", "--micro-batch", "3", "--vp", "1"]
-    assert run(*tight, *layout, "--recompute", "none") == 0
-    text = capsys.readouterr().out
+    text = minidist(*tight, *layout, "--recompute", "none").out
     assert re.search(
         r"; it may not fit, because pipeline rank 0 needs \d+ to \d+ GB, and a100-80gb has 85 GB \(79", text
     )
     assert re.search(r"[\d.]+ GB too much at the upper end, [\d.]+ GB free at the lower", text)
     roomy = ["plan", "--model", "gpt2", "--seq", "1024", "--ranks", "8", "--global-batch", "64", "--best", "1"]
-    assert run(*roomy) == 0
-    text = capsys.readouterr().out
+    text = minidist(*roomy).out
     assert "  yes  " in text
     assert "may not" not in text
     assert re.search(r"; free 7\d( to 7\d)? GB\n", text)
 
 
-def test_nothing_fits(capsys):
+def test_nothing_fits(capsys, minidist):
     """The layouts that need least are shown, and what makes one fit."""
     job = [*GPT3, "--gpu", "h100", "--ranks", "8", "--global-batch", "8"]
-    assert run(*job) == 1
-    text = capsys.readouterr().out
+    text = minidist(*job, code=1).out
     large = (
         "pipeline rank 0 needs 168 to 195 GB, and h100 has 85 GB (79 GiB), and pipeline rank 0 keeps 262 GB on the host"
     )
@@ -296,34 +287,30 @@ def test_nothing_fits(capsys):
     assert f"no layout of 8 GPUs fits: with the smallest, {large}, which has" in text.splitlines()[-1]
     assert text.endswith("; something fits with --ranks 32\n")
     assert printed(capsys, *job[:-3], "32", *job[-2:])["layouts"][0]["host"] != "none"
-    assert run(*job, "--offload", "none") == 1
-    text = capsys.readouterr().out
+    text = minidist(*job, "--offload", "none", code=1).out
     assert "dp 2, tp 4, zero 3, sequence parallel, micro-batch 1 x 4, recompute full: pipeline rank 0 needs 3" in text
     assert text.endswith("; something fits with --ranks 64\n")
     # What was given is named when it need not be, and so is a larger GPU.
     assert (
         run("plan", "--model", "llama-3.1-8b", "--seq", "8192", "--ranks", "8", "--global-batch", "8", "--dp", "8") == 0
     )
-    assert run(*job[:6], "h100", "--ranks", "64", "--global-batch", "64", "--pp", "1", "--zero", "0") == 1
-    text = capsys.readouterr().out
+    text = minidist(*job[:6], "h100", "--ranks", "64", "--global-batch", "64", "--pp", "1", "--zero", "0", code=1).out
     assert "; something fits with --pp left out, or --zero left out" in text
     assert "--ranks" not in text.splitlines()[-1]
 
 
-def test_one_layout_that_does_not_fit(capsys):
+def test_one_layout_that_does_not_fit(minidist):
     small = [*GPT3, "--gpu", "v100", "--global-batch", "1536", *LAYOUT, "--precision", "fp16"]
-    assert run(*small, "--no-sequence-parallel", "--recompute", "none") == 1
-    text = capsys.readouterr().out
+    text = minidist(*small, "--no-sequence-parallel", "--recompute", "none", code=1).out
     assert ": 0 layouts fit\n" in text
     assert "; missing " in text
     assert "1 layout does not fit, 0 are impossible; for example" in text
     assert "dry run" not in text
     assert "; something fits with --" in text.splitlines()[-1]
-    assert run(*MEGATRON, *LAYOUT, "--sequence-parallel", "--recompute", "selective") == 0
-    assert ": 1 layout fits\n" in capsys.readouterr().out
+    assert ": 1 layout fits\n" in minidist(*MEGATRON, *LAYOUT, "--sequence-parallel", "--recompute", "selective").out
 
 
-def test_the_formulas_that_are_explained_give_the_numbers(capsys):
+def test_the_formulas_that_are_explained_give_the_numbers(capsys, minidist):
     """What stands between the first and the last equals sign, evaluated, is what stands after the last one."""
     pipeline = [*MEGATRON, "--tp", "4", "--pp", "4", "--vp", "8", "--zero", "1"]
     experts = ["plan", "--model", "mixtral-8x7b", "--seq", "4096", "--ranks", "64", "--global-batch", "256"]
@@ -332,8 +319,7 @@ def test_the_formulas_that_are_explained_give_the_numbers(capsys):
         ([*experts, "--cp", "2", "--ep", "8", "--zero", "2"], {"cp messages", "ep messages", "dp messages"}),
     ):
         result = printed(capsys, *arguments, "--explain")
-        assert run(*arguments, "--explain") == 0
-        text = capsys.readouterr().out
+        text = minidist(*arguments, "--explain").out
         assert all(line in text for line in result["explanation"])
         found, time = set(), result["layouts"][0]["time"]
         for line in result["explanation"]:
@@ -400,9 +386,8 @@ def test_the_formulas_that_are_explained_give_the_numbers(capsys):
         ),
     ],
 )
-def test_what_is_wrong_is_one_sentence(arguments, sentence, capsys):
-    assert run("plan", *arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_what_is_wrong_is_one_sentence(arguments, sentence, minidist):
+    (line,) = minidist("plan", *arguments, code=2).err.splitlines()
     with pytest.raises(AssertionError, match=sentence):
         raise AssertionError(line)
 
@@ -419,7 +404,7 @@ KEYS = {
 MACHINE = {"fp16": 1e12, "memory": 1e11, "memory_bandwidth": 1e11, "link": 1e10, "network": 1e9}
 
 
-def test_what_a_model_file_leaves_out_is_said(tmp_path, capsys, monkeypatch):
+def test_what_a_model_file_leaves_out_is_said(tmp_path, minidist, monkeypatch):
     """A window shortens a step, and a key without effect is named by both commands."""
     monkeypatch.chdir(tmp_path)
     seconds = []
@@ -428,23 +413,22 @@ def test_what_a_model_file_leaves_out_is_said(tmp_path, capsys, monkeypatch):
             json.dumps({**KEYS, "hidden_size": 1024, "sliding_window": window, "num_local_experts": 8})
         )
         layout = ["--dp", "2", "--tp", "1", "--pp", "1", "--cp", "1", "--zero", "0", "--micro-batch", "2"]
-        assert run("plan", "c.json", "--global-batch", "4", "--seq", "65536", *layout, "--json") == 0
-        output = capsys.readouterr()
+        output = minidist("plan", "c.json", "--global-batch", "4", "--seq", "65536", *layout, "--json")
         seconds.append(json.loads(output.out)["layouts"][0]["time"]["step_seconds"])
         assert "num_local_experts 8 has no effect: a mistral model has no experts" in output.err
         assert json.loads(output.out)["approximations"] == [output.err.strip()]
-        assert run("memory", "--model", "c.json", "--seq", "64", "--json") == 0
-        assert "num_local_experts 8 has no effect" in capsys.readouterr().err
+        assert (
+            "num_local_experts 8 has no effect" in minidist("memory", "--model", "c.json", "--seq", "64", "--json").err
+        )
     assert seconds[1] < seconds[0]
 
 
 @pytest.mark.parametrize("end", [0, 1], ids=["slowest", "fastest"])
-def test_the_ends_of_the_ranges_of_a_machine_are_planned(end, tmp_path, capsys):
+def test_the_ends_of_the_ranges_of_a_machine_are_planned(end, tmp_path, minidist):
     path = tmp_path / "m.json"
     path.write_text(json.dumps({key: values[end] for key, values in RANGES.items()} | {"memory": 1e18}))
     job = ["plan", "--model", "gpt2", *FEW, "--ranks", "2", "--zero", "1", "--micro-batch", "1"]
-    assert run(*job, "--gpu", str(path), "--json") == 0
-    text = capsys.readouterr().out
+    text = minidist(*job, "--gpu", str(path), "--json").out
     assert "NaN" not in text
     assert "Infinity" not in text
     assert json.loads(text)["layouts"]

@@ -32,23 +32,13 @@ def test_tables_only_arrange(tmp_path):
     assert read_config(tmp_path / "job.toml") == read_config(tmp_path / "job.json") == settings
 
 
-def test_a_flag_overrides_the_file(tmp_path, capsys):
+def test_a_flag_overrides_the_file(tmp_path, minidist):
     (tmp_path / "job.toml").write_text(TOML)
-    with pytest.raises(SystemExit) as done:
-        main(
-            [
-                "train",
-                "--config",
-                str(tmp_path / "job.toml"),
-                "--dp",
-                "1",
-                "--json",
-                "--trace",
-                str(tmp_path / "trace.jsonl"),
-            ]
-        )
-    assert done.value.code == 0
-    summary = json.loads(capsys.readouterr().out)
+    summary = json.loads(
+        minidist(
+            "train", "--config", tmp_path / "job.toml", "--dp", "1", "--json", "--trace", tmp_path / "trace.jsonl"
+        ).out
+    )
     assert (summary["ranks"], len(summary["losses"])) == (2, 2)
     assert "regather" in summary["bytes_by_purpose"]
 
@@ -73,21 +63,15 @@ def test_what_is_wrong_is_one_sentence(name, content, sentence, tmp_path):
         read_config(tmp_path / name)
 
 
-def test_a_wrong_value_is_that_of_the_flag(tmp_path, capsys):
+def test_a_wrong_value_is_that_of_the_flag(tmp_path, minidist):
     (tmp_path / "job.toml").write_text('[optimization]\noptimizer = "adan"')
-    with pytest.raises(SystemExit) as done:
-        main(["train", "--config", str(tmp_path / "job.toml")])
-    assert done.value.code == 2
-    assert "--optimizer 'adan'" in capsys.readouterr().err
+    assert "--optimizer 'adan'" in minidist("train", "--config", tmp_path / "job.toml", code=2).err
 
 
-def test_a_dotted_override_is_stronger_than_the_file_and_weaker_than_a_flag(tmp_path, capsys):
+def test_a_dotted_override_is_stronger_than_the_file_and_weaker_than_a_flag(tmp_path, minidist):
     (tmp_path / "job.toml").write_text(TOML)
     job = ["train", "--config", str(tmp_path / "job.toml"), "--set", "axes.dp=1", "--set", "steps=5", "--steps", "1"]
-    with pytest.raises(SystemExit) as done:
-        main([*job, "--json", "--trace", str(tmp_path / "trace.jsonl")])
-    assert done.value.code == 0
-    summary = json.loads(capsys.readouterr().out)
+    summary = json.loads(minidist(*job, "--json", "--trace", tmp_path / "trace.jsonl").out)
     assert (summary["ranks"], len(summary["losses"])) == (2, 1)
 
 
@@ -107,22 +91,17 @@ def test_an_override_is_a_toml_value_or_a_word():
         read_overrides(["tp=2", "axes.tp=4"])
 
 
-def test_the_printed_config_is_a_config_file_of_the_same_job(tmp_path, capsys):
+def test_the_printed_config_is_a_config_file_of_the_same_job(tmp_path, minidist):
     arguments = ["--pp", "2", "--optimizer", "sgd", "--clip", "0.5", "--sequence-parallel", "--seed", "7"]
-    with pytest.raises(SystemExit) as end:
-        main(["train", *arguments, "--print-config"])
-    assert end.value.code in (0, None)
-    (tmp_path / "job.toml").write_text(capsys.readouterr().out)
+    (tmp_path / "job.toml").write_text(minidist("train", *arguments, "--print-config").out)
     printed = TrainConfig.make(**read_config(tmp_path / "job.toml"))
     assert printed == TrainConfig.make(pp=2, optimizer="sgd", clip=0.5, sequence_parallel=True, seed=7)
 
 
-def test_a_printed_config_without_choices_leaves_them_to_the_command(tmp_path, capsys):
+def test_a_printed_config_without_choices_leaves_them_to_the_command(tmp_path, capsys, minidist):
     """`train` adds gradients in a ring, and `compare` in the order of one device, where the user has chosen neither."""
     file, model = tmp_path / "job.toml", ["--model", "mlp", "--width", "8", "--dp", "3", "--steps", "1"]
-    with pytest.raises(SystemExit):
-        main(["train", *model, "--print-config"])
-    file.write_text(capsys.readouterr().out)
+    file.write_text(minidist("train", *model, "--print-config").out)
     assert '# reduction = "ring"' in file.read_text()
     with pytest.raises(SystemExit) as end:
         main(["compare", "--config", str(file), "--json"])
@@ -130,27 +109,20 @@ def test_a_printed_config_without_choices_leaves_them_to_the_command(tmp_path, c
     assert (end.value.code or 0, verdict["tier"], verdict["equal"]) == (0, "ordered", True)
 
 
-def test_the_example_of_a_job_trains_on_its_four_ranks(tmp_path, capsys):
+def test_the_example_of_a_job_trains_on_its_four_ranks(tmp_path, minidist):
     example = Path(__file__).resolve().parents[2] / "mpi_examples" / "job.toml"
-    with pytest.raises(SystemExit) as end:
-        main(["train", "--config", str(example), "--steps", "4", "--trace", str(tmp_path / "t.jsonl"), "--json"])
-    assert end.value.code in (0, None)
-    assert json.loads(capsys.readouterr().out)["ranks"] == 4
+    printed = minidist("train", "--config", example, "--steps", "4", "--trace", tmp_path / "t.jsonl", "--json").out
+    assert json.loads(printed)["ranks"] == 4
 
 
-def test_wrong_input_of_the_command_line_has_no_line_of_a_program(capsys):
-    with pytest.raises(SystemExit):
-        main(["train", "--warmup", "2", "--steps", "2", "--decay", "cosine"])
-    assert capsys.readouterr().err.strip().splitlines() == [
-        "minidist: 2 warm-up steps of 2; the warm-up must end before the last step"
-    ]
+def test_wrong_input_of_the_command_line_has_no_line_of_a_program(minidist):
+    error = minidist("train", "--warmup", "2", "--steps", "2", "--decay", "cosine", code=2).err
+    assert error == "minidist: 2 warm-up steps of 2; the warm-up must end before the last step\n"
 
 
-def test_the_help_of_train_has_a_panel_for_each_axis(capsys, monkeypatch):
+def test_the_help_of_train_has_a_panel_for_each_axis(minidist, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        main(["train", "--help"])
-    text = capsys.readouterr().out
+    text = minidist("train", "--help").out
     for panel in ("Data", "Pipeline", "Context", "Tensor", "Expert"):
         assert f" {panel} parallelism " in text
     assert "(sgd|adagrad|rmsprop|adam|adamw|lars|lamb|muon)" in text.replace("\n", "").replace("│", "").replace(" ", "")
@@ -158,9 +130,6 @@ def test_the_help_of_train_has_a_panel_for_each_axis(capsys, monkeypatch):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_reduction_that_the_file_gives_is_compared(tmp_path, capsys):
+def test_a_reduction_that_the_file_gives_is_compared(tmp_path, minidist):
     (tmp_path / "job.toml").write_text('dp = 2\nsteps = 1\nreduction = "ring"')
-    with pytest.raises(SystemExit) as end:
-        main(["compare", "--config", str(tmp_path / "job.toml")])
-    assert end.value.code == 0
-    assert "--reduction ring adds in the ring's order" in capsys.readouterr().err
+    assert "--reduction ring adds in the ring's order" in minidist("compare", "--config", tmp_path / "job.toml").err

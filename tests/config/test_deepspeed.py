@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands import explanation
 from minidist.core.autograd import Parameter
@@ -263,16 +262,13 @@ def test_lamb_and_muon_are_minidists_with_the_defaults_of_deepspeed():
 
 
 @pytest.mark.parametrize("kind", ["OneBitAdam", "ZeroOneAdam", "Lion", 3])
-def test_what_trains_in_the_place_of_an_unknown_optimizer_or_schedule_is_said(kind, tmp_path, capsys):
+def test_what_trains_in_the_place_of_an_unknown_optimizer_or_schedule_is_said(kind, tmp_path, minidist):
     content = {**SMALL, "optimizer": {"type": kind, "params": {"lr": 0.01}}, "scheduler": {"type": "OneCycle"}}
     (tmp_path / "ds.json").write_text(json.dumps(content))
     small = ["--data", "markov", "--width", "8", "--heads", "1", "--context", "8", "--steps", "1", "--json"]
     said = []
     for command in (["train", "--deepspeed"], ["explain"]):
-        with pytest.raises(SystemExit) as end:
-            main([*command, str(tmp_path / "ds.json"), *small, "--optimizer", "sgd", "--lr", "0.5"])
-        assert not end.value.code
-        captured = capsys.readouterr()
+        captured = minidist(*command, tmp_path / "ds.json", *small, "--optimizer", "sgd", "--lr", "0.5")
         said.append(captured.err if command[0] == "train" else captured.out)
     for text in said:
         assert f"--optimizer sgd with --lr 0.5 trains in the place of {kind!r}" in text
@@ -632,14 +628,14 @@ def test_stage_3s_threshold():
 
 
 @pytest.mark.parametrize("way", ["--set", "--config"])
-def test_a_setting_of_a_file_or_of_set_does_not_lose_in_silence(way, tmp_path, capsys, monkeypatch):
+def test_a_setting_of_a_file_or_of_set_does_not_lose_in_silence(way, tmp_path, minidist, monkeypatch):
     (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.001}}}')
     (tmp_path / "job.toml").write_text("[opt]\nlr = 1.0\n")
     given = ["--set", "opt.lr=1"] if way == "--set" else ["--config", str(tmp_path / "job.toml")]
-    with pytest.raises(SystemExit) as end:
-        main(["train", "--deepspeed", str(tmp_path / "ds.json"), *given])
-    assert end.value.code == 2
-    assert "--lr 1.0 from a flag, --set or --config, and 0.001 in the DeepSpeed file" in capsys.readouterr().err
+    assert (
+        "--lr 1.0 from a flag, --set or --config, and 0.001 in the DeepSpeed file"
+        in minidist("train", "--deepspeed", tmp_path / "ds.json", *given, code=2).err
+    )
 
 
 def test_flags_and_file_do_not_contradict_each_other():
@@ -657,12 +653,9 @@ def test_the_example_trains_as_one_device():
     assert verdict.equal, verdict.first_difference
 
 
-def test_the_commands(tmp_path, capsys):
+def test_the_commands(tmp_path, minidist):
     flags = ["--width", "16", "--heads", "2", "--context", "8", "--json"]
-    with pytest.raises(SystemExit) as end:
-        main(["explain", str(EXAMPLE), "--ranks", "4", "--params", "1000", "--run", *flags])
-    assert not end.value.code
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(minidist("explain", EXAMPLE, "--ranks", "4", "--params", "1000", "--run", *flags).out)
     assert answer["batch"] == {"global_batch": 16, "micro_batch": 2, "accumulation": 2, "dp": 4}
     assert set(answer["purposes"]) == {"clip_norm", "gradient_reduce", "metrics", "parameter_gather", "startup"}
     for row in answer["purposes"].values():
@@ -674,27 +667,12 @@ def test_the_commands(tmp_path, capsys):
     assert answer["purposes"]["gradient_reduce"]["bytes"] == 2 * answer["purposes"]["parameter_gather"]["bytes"]
     assert answer["peak_by_purpose"]["optimizer"] > 0
     assert answer["model_states"] == {"parameters": 2000, "gradients": 500, "optimizer": 3000, "total": 5500}
-    with pytest.raises(SystemExit):
-        main(
-            [
-                "train",
-                "--deepspeed",
-                str(EXAMPLE),
-                "--dp",
-                "2",
-                "--steps",
-                "1",
-                "--trace",
-                str(tmp_path / "t.jsonl"),
-                *flags,
-            ]
-        )
-    captured = capsys.readouterr()
+    captured = minidist(
+        "train", "--deepspeed", EXAMPLE, "--dp", "2", "--steps", "1", "--trace", tmp_path / "t.jsonl", *flags
+    )
     assert "not honoured: steps_per_print" in captured.err
     assert json.loads(captured.out)["ranks"] == 2
-    with pytest.raises(SystemExit) as end:
-        main(["train", "--deepspeed", str(tmp_path / "none.json")])
-    assert end.value.code == 2
+    minidist("train", "--deepspeed", tmp_path / "none.json", code=2)
 
 
 MORE = ({}, {"fp16": {"enabled": True}}, {"gradient_clipping": 1.0}, {"bf16": {"enabled": True}})

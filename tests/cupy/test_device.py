@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from minidist.base.device import LOCAL_RANKS, creating_on, cuda
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_comparison
 from minidist.core.base import arrays as xp
@@ -171,31 +170,25 @@ def test_new_arrays_and_weights_are_on_the_device():
     assert isinstance(xp.zeros(3, np.float32), np.ndarray)
 
 
-def test_the_flag(monkeypatch, capsys):
+def test_the_flag(monkeypatch, minidist):
     monkeypatch.setattr("minidist.base.device.cuda", Device)
     job = ["--dp", "2", "--steps", "1", "--data", "markov", "--device", "cuda", "--json"]
     for command in (["train", *job, "--trace", "none"], ["compare", *job]):
-        with pytest.raises(SystemExit) as ended:
-            main(command)
-        assert ended.value.code == 0
-        assert json.loads(capsys.readouterr().out)["ranks"] == 2
+        assert json.loads(minidist(*command).out)["ranks"] == 2
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [(["--device", "tpu"], "--device 'tpu'; it must be cpu or cuda"), (["--device", "cuda"], "--device cuda")],
 )
-def test_a_device_that_is_not_there_is_one_sentence(flags, sentence, capsys):
+def test_a_device_that_is_not_there_is_one_sentence(flags, sentence, minidist):
     if flags[1] == "cuda":
         try:
             cuda()
             pytest.skip("this machine has a GPU")
         except UsageError:
             pass
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "--dp", "2", *flags])
-    assert ended.value.code == 2
-    assert sentence in capsys.readouterr().err
+    assert sentence in minidist("train", "--dp", "2", *flags, code=2).err
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from minidist.base import cache as cache_module
 from minidist.base.cache import content_hash, key_of
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.core.comm import LinkModel
@@ -250,21 +249,16 @@ def test_a_step_on_uneven_ranks_is_that_of_one_device_and_takes_as_long_as_all_t
         assert max(sum(time) for _, time in equal) > 1.2 * ideal
 
 
-def test_the_rule_in_words(capsys):
+def test_the_rule_in_words(minidist):
     sampler = GlobalBatchSampler(load_dataset("glyphs"), 12, 1, 5)
     text = sharding_rule(sampler, cut_batch(12, 3, 2), step=1)
     indices = sampler.sample_indices(1)
     assert f"replica 2: micro-batches 4 to 5, rows 8 to 11: samples {' '.join(map(str, indices[8:12]))}" in text
     assert "2,000 samples; a step takes 12, so an epoch is 166.7 steps" in text
-    with pytest.raises(SystemExit) as end:
-        main(["data", "--dp", "2", "--global-batch", "8", "--weights", "3,1"])
-    assert not end.value.code
-    shown = capsys.readouterr().out
+    shown = minidist("data", "--dp", "2", "--global-batch", "8", "--weights", "3,1").out
     assert "replica 0: micro-batches 0 to 0, rows 0 to 5" in shown
     assert "replica 1: micro-batches 1 to 1, rows 6 to 7" in shown
-    with pytest.raises(SystemExit) as end:
-        main(["data", "--weights", "fast"])
-    assert end.value.code == 2
+    minidist("data", "--weights", "fast", code=2)
 
 
 def test_a_poisoned_entry_of_the_cache_is_made_again(tmp_path):
@@ -280,8 +274,5 @@ def test_a_poisoned_entry_of_the_cache_is_made_again(tmp_path):
 
 
 @each("ranks", ["0", "-1", "100001", "9" * 30])
-def test_the_command_refuses_a_number_of_ranks_that_no_world_has(ranks, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["data", "--ranks", ranks])
-    assert end.value.code == 2
-    assert "a simulated world has 1 to 100,000 ranks here" in capsys.readouterr().err
+def test_the_command_refuses_a_number_of_ranks_that_no_world_has(ranks, minidist):
+    assert "a simulated world has 1 to 100,000 ranks here" in minidist("data", "--ranks", ranks, code=2).err

@@ -7,7 +7,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist import cli
 from minidist.core.base.errors import UsageError
 from minidist.debug.dumps.dump import read_dump, write_dump
 from minidist.debug.dumps.dump_comparison import compare_dumps, compare_with_ours
@@ -216,24 +215,16 @@ def test_two_dumps(tmp_path):
     assert found.differences[0].patterns == ["1/2 of (dp has 2 ranks) ours"]
 
 
-def command(capsys, *words):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["compare", *words])
-    captured = capsys.readouterr()
-    return end.value.code, captured.out, captured.err
-
-
-def test_the_command(tmp_path, capsys):
-    folder = str(planted.data_parallel(tmp_path / "a", bug="sum for a mean"))
-    code, out, _ = command(capsys, "--theirs", folder, "--model", "gpt", "--heads", "4")
-    assert code == 1
+def test_the_command(tmp_path, minidist):
+    wrong = ["compare", "--theirs", planted.data_parallel(tmp_path / "a", bug="sum for a mean")]
+    gpt = ["--model", "gpt", "--heads", "4"]
+    out = minidist(*wrong, *gpt, code=1).out
     assert "first: gradients/transformer.ln_f.bias is 2 times (dp has 2 ranks) ours" in out
-    code, out, _ = command(capsys, "--theirs", folder, "--model", "gpt", "--heads", "4", "--json")
+    out = minidist(*wrong, *gpt, "--json", code=1).out
     assert json.loads(out)["first_difference"] == "gradients/transformer.ln_f.bias"
-    right = str(planted.data_parallel(tmp_path / "b"))
-    code, out, _ = command(capsys, "--theirs", right, "--model", "gpt", "--heads", "4")
-    assert (code, out.startswith("equal: ")) == (0, True), out
-    assert command(capsys, "--theirs", right, "--against", right, "--tolerance", "1e-6")[0] == 0
+    right = planted.data_parallel(tmp_path / "b")
+    assert minidist("compare", "--theirs", right, *gpt).out.startswith("equal: ")
+    minidist("compare", "--theirs", right, "--against", right, "--tolerance", "1e-6")
 
 
 @each(
@@ -247,9 +238,8 @@ def test_the_command(tmp_path, capsys):
         (["--theirs", "x", "--tolerance", "0.1"], "it is measured, so leave it out"),
     ],
 )
-def test_wrong_flags_end_with_2(words, part, capsys):
-    code, _, err = command(capsys, *words)
-    assert (code, part in err) == (2, True), err
+def test_wrong_flags_end_with_2(words, part, minidist):
+    assert part in minidist("compare", *words, code=2).err
 
 
 def test_what_our_run_cannot_use_is_refused(tmp_path):

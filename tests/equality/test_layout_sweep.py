@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from minidist.base.traces import sequences
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.core.parallel.gradients import GradientReducer
@@ -100,12 +99,9 @@ def test_a_bug_is_a_row_that_differs_and_an_error_one_too(monkeypatch):
     assert layout_sweep.judge(layout, 2, {}).first_difference == "UsageError: no"
 
 
-def test_the_command_prints_a_table_and_fails_when_a_layout_differs(capsys, monkeypatch):
+def test_the_command_prints_a_table_and_fails_when_a_layout_differs(minidist, monkeypatch):
     arguments = ["compare", "--matrix", "--ranks", "2", "--sample", "2"]
-    with pytest.raises(SystemExit) as end:
-        main([*arguments, "--json"])
-    assert not end.value.code
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(minidist(*arguments, "--json").out)
     assert answer["equal"]
     assert len(answer["layouts"]) == 2
     assert answer["ranks"] == 2
@@ -113,20 +109,14 @@ def test_the_command_prints_a_table_and_fails_when_a_layout_differs(capsys, monk
     monkeypatch.setattr(
         GradientReducer, "send", lambda self, bucket: type("Nothing", (), {"wait": lambda self: None})()
     )
-    with pytest.raises(SystemExit) as end:
-        main([*arguments, "--sample", "6"])
-    text = capsys.readouterr().out
-    assert end.value.code == 1
+    text = minidist(*arguments, "--sample", "6", code=1).out
     assert "DIFFERS" in text
     assert "combinations are refused" in text
 
 
 @pytest.mark.parametrize("flags", [["--zero", "1"], ["--dp", "4"], ["--sequence-parallel"]])
-def test_a_layout_cannot_be_given_beside_the_matrix(flags, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["compare", "--matrix", *flags])
-    assert end.value.code == 2
-    assert "is varied by --matrix" in capsys.readouterr().err
+def test_a_layout_cannot_be_given_beside_the_matrix(flags, minidist):
+    assert "is varied by --matrix" in minidist("compare", "--matrix", *flags, code=2).err
 
 
 @each(
@@ -142,11 +132,8 @@ def test_a_layout_cannot_be_given_beside_the_matrix(flags, capsys):
         (["--steps", "1", "--timeout", "nan"], "--timeout is nan"),
     ],
 )
-def test_nothing_compared_is_not_everything_equal(flags, words, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["compare", *flags])
-    said = capsys.readouterr().err
-    assert end.value.code == 2
+def test_nothing_compared_is_not_everything_equal(flags, words, minidist):
+    said = minidist("compare", *flags, code=2).err
     assert words in said
     assert len(said.strip().splitlines()) == 1
 

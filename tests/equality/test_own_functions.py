@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 
-from minidist.cli import main
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.job.equality.own_functions import alone_function, compare_returned, rank_function, returned_tensors
@@ -51,33 +50,23 @@ def mine(tmp_path):
     return lambda name: f"{tmp_path / 'mine.py'}:{name}"
 
 
-def compare(capsys, *words):
-    with pytest.raises(SystemExit) as end:
-        main(["compare", *words])
-    out, err = capsys.readouterr()
-    return end.value.code or 0, out, err
+def test_two_functions_are_compared_step_by_step(mine, minidist):
+    out = minidist("compare", mine("steps"), mine("alone"), "--ranks", "2").out
+    assert out == "equal: 2 ranks and one device return the same bit for bit, in 16 tensors\n"
 
 
-def test_two_functions_are_compared_step_by_step(mine, capsys):
-    code, out, _ = compare(capsys, mine("steps"), mine("alone"), "--ranks", "2")
-    assert (code, out) == (0, "equal: 2 ranks and one device return the same bit for bit, in 16 tensors\n")
-
-
-def test_the_first_step_that_differs_is_named_and_a_tolerance_allows_it(mine, capsys):
-    code, out, _ = compare(capsys, mine("steps"), mine("wrong_from_step_2"), "--ranks", "2")
-    assert code == 1
+def test_the_first_step_that_differs_is_named_and_a_tolerance_allows_it(mine, minidist):
+    out = minidist("compare", mine("steps"), mine("wrong_from_step_2"), "--ranks", "2", code=1).out
     assert "NOT equal bit for bit: [2].weight of rank 0 is 3.5 at [1], and 3.500000001" in out
     assert "allow it: --tolerance 1e-3" in out
     words = [mine("steps"), mine("wrong_from_step_2"), "--ranks", "2", "--tolerance", "1e-6", "--json"]
-    code, out, _ = compare(capsys, *words)
-    verdict = json.loads(out)
-    assert (code, verdict["equal"], verdict["tensors"]) == (0, True, 16)
+    verdict = json.loads(minidist("compare", *words).out)
+    assert (verdict["equal"], verdict["tensors"]) == (True, 16)
     assert verdict["max_difference"] == pytest.approx(1e-9 / 2.75, rel=1e-3)
 
 
-def test_without_a_second_function_one_device_is_one_rank(mine, capsys):
-    code, out, _ = compare(capsys, mine("steps"), "--ranks", "2")
-    assert code == 1  # the mean of 1 and 1/2 is not 1
+def test_without_a_second_function_one_device_is_one_rank(mine, minidist):
+    out = minidist("compare", mine("steps"), "--ranks", "2", code=1).out  # the mean of 1 and 1/2 is not 1
     assert "[1].loss of rank 0 is 12.75, and 12.0 on one device" in out
 
 
@@ -93,17 +82,14 @@ def test_without_a_second_function_one_device_is_one_rank(mine, capsys):
         (["stebs", "--ranks", "2"], "has no function 'stebs' (did you mean 'steps'?)"),
     ],
 )
-def test_what_is_wrong_with_the_call_is_one_sentence(mine, capsys, words, sentence):
-    code, _, err = compare(capsys, mine(words[0]), *words[1:])
-    assert code == 2
+def test_what_is_wrong_with_the_call_is_one_sentence(mine, minidist, words, sentence):
+    err = minidist("compare", mine(words[0]), *words[1:], code=2).err
     assert sentence in err
     assert len(err.strip().splitlines()) == 1
 
 
-def test_a_tolerance_needs_functions(capsys):
-    code, _, err = compare(capsys, "--tolerance", "1e-3")
-    assert code == 2
-    assert "--tolerance is of functions of your own" in err
+def test_a_tolerance_needs_functions(minidist):
+    assert "--tolerance is of functions of your own" in minidist("compare", "--tolerance", "1e-3", code=2).err
 
 
 @each(

@@ -8,8 +8,8 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter
-from minidist.core.optim import SGD
 from minidist.course.lesson.exercise import Case, Failure, Least, exercises
+from minidist.optim import SGD
 from tests.cases import each
 
 EVERY = exercises("assignments")

@@ -39,6 +39,11 @@ def test_our_solution_passes_at_par(name):
     assert result.par == pytest.approx(result.yours, rel=1e-9)
 
 
+def test_more_than_two_versions_of_the_weights_are_refused():
+    answer = mutated("17c.two_versions", "{latest: versions[latest], latest", "{**versions, latest")
+    assert "two versions are enough" in judged("17c.two_versions", answer).hint
+
+
 def test_a_save_meets_what_a_dead_one_has_left():
     (case,) = (case for case in find("26.save").cases() if case.size == 1 and case.seed == 2)
     disk, name, parts = e26_checkpoints.disk_arguments(case, 0)

@@ -170,12 +170,11 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         ("a.py", "\0", "a.py"),
     ],
 )
-def test_what_cannot_be_read_is_zero_points_with_a_sentence(tmp_path, monkeypatch, capsys, name, text, message):
+def test_what_cannot_be_read_is_zero_points_with_a_sentence(tmp_path, monkeypatch, minidist, name, text, message):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        cli.main(["grade", str(written(tmp_path, text, name)), "--assignment", "16", "--json", "r.json"])
-    assert end.value.code == 1
-    assert "Traceback" not in "".join(capsys.readouterr())
+    assert "Traceback" not in "".join(
+        minidist("grade", written(tmp_path, text, name), "--assignment", "16", "--json", "r.json", code=1)
+    )
     results = json.loads((tmp_path / "r.json").read_text())
     assert results["score"] == 0
     assert [test["max_score"] for test in results["tests"]] == [10]

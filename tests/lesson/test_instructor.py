@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from minidist import DeadlockError, SimWorld, all_reduce, reduce_scatter
-from minidist.cli import main
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson.instructor import exam, page
 from minidist.course.lesson.numbers import number_of
@@ -60,11 +59,11 @@ def test_every_page_has_the_takeaway_of_its_lesson_alone():
         assert "\n#" not in takeaway, source.name
 
 
-def test_a_page_has_the_takeaway_the_mistakes_and_the_questions(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["lesson", "instructor", "04", "00b", "--folder", str(LESSONS), "-o", str(tmp_path / "pages")])
-    assert ended.value.code == 0
-    assert "written: 2 pages" in capsys.readouterr().err
+def test_a_page_has_the_takeaway_the_mistakes_and_the_questions(tmp_path, minidist):
+    assert (
+        "written: 2 pages"
+        in minidist("lesson", "instructor", "04", "00b", "--folder", LESSONS, "-o", tmp_path / "pages").err
+    )
     text = (tmp_path / "pages" / "04_all_reduce_without_a_boss.md").read_text()
     assert text.startswith("# 04 All-reduce without a boss\n\n30 minutes. Before it: 00, 03. The exercises")
     takeaway, exercise, questions = text.split("\n## ")[1:]

@@ -7,7 +7,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minidist import cli
 from minidist.commands.lesson import lesson_slides
 from minidist.core.base.errors import UsageError
 from minidist.course.lesson import slides
@@ -106,7 +105,7 @@ def test_a_deck_shows_the_stub_and_no_solution():
     assert "correct on" not in deck_of_04b()
 
 
-def test_the_numbers_are_those_of_the_run_of_the_command(tmp_path, monkeypatch, capsys):
+def test_the_numbers_are_those_of_the_run_of_the_command(tmp_path, monkeypatch, minidist):
     lessons = tmp_path / "lessons"
     lessons.mkdir()
     (lessons / "90_tiny.py").write_text(
@@ -128,9 +127,7 @@ print(sum(len(trace.sent()) for trace in world.traces) * 1000 + 7)
 """
     )
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["lesson", "slides", "90", "-o", "deck.html", "--folder", "lessons"])
-    assert not ended.value.code, capsys.readouterr().err
+    minidist("lesson", "slides", "90", "-o", "deck.html", "--folder", "lessons")
     text = (tmp_path / "deck.html").read_text()
     assert re.search(r'<pre class="output">\d+007</pre>', text)
     assert "<h2>90 &lt;Tiny&gt;</h2>" in text

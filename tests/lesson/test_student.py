@@ -9,7 +9,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minidist import cli
 from minidist.commands.command import Exit
 from minidist.commands.lesson import lesson_build, lesson_open
 from minidist.core.base.errors import UsageError
@@ -80,12 +79,10 @@ def test_a_lesson_for_students_has_its_stub_and_no_solution(source):
     assert f"# {number_of(source)}." in text
 
 
-def test_the_command_writes_notebooks_and_solutions(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_notebooks_and_solutions(tmp_path, monkeypatch, minidist):
     monkeypatch.chdir(ROOT)
     words = ["lesson", "build", "16", "--student", "--seed", "7"]
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*words, "--output", str(tmp_path / "class"), "--solutions", str(tmp_path / "kept")])
-    assert not ended.value.code, capsys.readouterr().err
+    minidist(*words, "--output", tmp_path / "class", "--solutions", tmp_path / "kept")
     (notebook,) = (tmp_path / "class").iterdir()
     nbformat.validate(nbformat.read(notebook, as_version=4))
     (kept,) = (tmp_path / "kept").iterdir()

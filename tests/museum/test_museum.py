@@ -204,11 +204,8 @@ def main_exits(arguments):
         (["museum", "21", "-o", "x.svg"], "no loss curve"),
     ],
 )
-def test_wrong_requests(arguments, words, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == UsageError.exit_code
-    assert words in capsys.readouterr().err
+def test_wrong_requests(arguments, words, minidist):
+    assert words in minidist(*arguments, code=UsageError.exit_code).err
 
 
 # --- near misses: code that looks like a bug of the collection and is right ---

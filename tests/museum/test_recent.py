@@ -12,12 +12,12 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy, no_grad
 from minidist.core.nn import FlatParameters
 from minidist.core.nn.experts import MixtureOfExperts
-from minidist.core.optim import SGD
 from minidist.course.museum import data_jobs, exhibits, jobs, recent_losses, recent_parallel, run_exhibit, split_jobs
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train
+from minidist.optim import SGD
 from tests.museum.test_checks import same
 
 

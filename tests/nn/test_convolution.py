@@ -9,7 +9,6 @@ from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base.errors import AutogradError, ShapeError
 from minidist.core.nn import Linear, Module
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import SGD
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage
 from minidist.nn import gradcheck
 from minidist.nn.batch_norm import BatchNorm
@@ -17,6 +16,7 @@ from minidist.nn.convolution import Conv2d
 from minidist.nn.ops.batch_norm import batch_norm
 from minidist.nn.ops.convolution import conv2d
 from minidist.nn.ops.pooling import global_avg_pool2d, max_pool2d
+from minidist.optim import SGD
 from minidist.pipeline.passes import additions, recompute
 from minidist.pipeline.schedules import get_schedule
 from tests.cases import each

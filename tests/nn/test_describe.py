@@ -9,10 +9,10 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import GPT, MLP, GPTConfig, Linear, Module
-from minidist.core.optim import SGD
 from minidist.core.parallel.fsdp import fully_shard
 from minidist.core.parallel.model_parallel import apply_tensor_parallel
 from minidist.nn import Dropout, ModuleDict, ModuleList
+from minidist.optim import SGD
 from minidist.parallel.data_parallel import DistributedDataParallel
 
 

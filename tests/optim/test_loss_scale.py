@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from minidist.base.half import named_dtype
 from minidist.core.base.arrays import downcast
 from minidist.core.base.errors import UsageError
-from minidist.core.optim import SGD, AdamW
+from minidist.core.optim import AdamW
 from minidist.optim import (
+    SGD,
     Adagrad,
     DynamicLossScaler,
     LossScaleError,

@@ -16,7 +16,8 @@ from minidist.optim.named import takes
 FILE = '''
 import numpy as np
 from minidist.data import SampleDataset
-from minidist.core.optim import SGD, Optimizer
+from minidist.core.optim import Optimizer
+from minidist.optim import SGD
 
 class SignSGD(Optimizer):
     """p -= lr sign(g + momentum b), with b the average of the gradients."""

@@ -4,7 +4,7 @@ import numpy as np
 
 from minidist.base.coordinates import batch_coordinates
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import SGD
+from minidist.optim import SGD
 from minidist.optim.adam import Adam
 from minidist.parallel.tensor import full_tensor
 

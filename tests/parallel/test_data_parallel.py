@@ -14,7 +14,7 @@ from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base.errors import CommunicationError, MismatchError
 from minidist.core.collectives import all_reduce
 from minidist.core.nn import MLP, Linear, Module
-from minidist.core.optim import SGD
+from minidist.optim import SGD
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.unreduced import UnusedParameterError
 from minidist.parallel.zero import ZeroOptimizer

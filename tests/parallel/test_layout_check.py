@@ -2,13 +2,12 @@
 
 import pytest
 
-from minidist import cli
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, gelu
 from minidist.core.base import arrays as xp
 from minidist.core.nn.layers import LayerNorm
 from minidist.core.parallel.tensor import layers
-from minidist.core.parallel.tensor.regions import reduce_from_tensor_parallel_region
+from minidist.core.parallel.tensor.layers import reduce_from_tensor_parallel_region
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 from minidist.job.train.trainer import train
 from minidist.parallel.layout_check import LayoutError
@@ -143,13 +142,7 @@ def test_a_router_on_split_tokens(monkeypatch):
     assert "a summand that nothing sums" in text
 
 
-def test_the_command_reports_and_refuses(capsys):
+def test_the_command_reports_and_refuses(minidist):
     words = ["train", "--model", "gpt", "--layers", "1", "--steps", "1", "--check-layouts", "--trace", "none"]
-    with pytest.raises(SystemExit) as end:
-        cli.main([*words, "--tp", "2"])
-    assert end.value.code == 0
-    assert "results over the tensor axis are right" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as end:
-        cli.main([*words, "--dp", "2"])
-    assert end.value.code == 2
-    assert "it belongs to --tp 2 or more" in capsys.readouterr().err
+    assert "results over the tensor axis are right" in minidist(*words, "--tp", "2").out
+    assert "it belongs to --tp 2 or more" in minidist(*words, "--dp", "2", code=2).err

@@ -17,8 +17,7 @@ from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
 from minidist.core.base.errors import MismatchError, RankDeadError, UsageError
 from minidist.core.comm import LinkModel
-from minidist.core.optim import SGD
-from minidist.optim import ParameterSlice
+from minidist.optim import SGD, ParameterSlice
 from minidist.optim.adam import Adam
 from minidist.techniques import parameter_server as ps
 from minidist.techniques.parameter_server.server import Server

@@ -12,7 +12,7 @@ from minidist.core.autograd import AutogradError, Tensor, no_grad
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import SGD
+from minidist.optim import SGD
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.zero import ZeroOptimizer
 

@@ -12,11 +12,11 @@ from minidist.core.base.errors import UsageError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import Linear, Module, Sequential
-from minidist.core.optim import SGD
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction
 from minidist.nn import BatchNorm
 from minidist.nn.buffers import named_buffers
+from minidist.optim import SGD
 from minidist.parallel import gather_tensors
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.tensor import full_state_dict, load_full_state_dict

@@ -19,10 +19,13 @@ from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.layout import Layout
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, cross_entropy
-from minidist.core.optim import SGD
 from minidist.core.parallel.model_parallel import parallelize_module
-from minidist.core.parallel.tensor.layers import RowParallelLinear, split_heads
-from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region, reduce_from_tensor_parallel_region
+from minidist.core.parallel.tensor.layers import (
+    RowParallelLinear,
+    copy_to_tensor_parallel_region,
+    reduce_from_tensor_parallel_region,
+    split_heads,
+)
 from minidist.core.parallel.tensor.sharding import ShardContext, take_shard
 from minidist.core.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
@@ -34,6 +37,7 @@ from minidist.core.parallel.tensor.vocabulary import (
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, ReplicaId, save
 from minidist.nn import Llama, LlamaConfig, causal_attention_composite
 from minidist.nn.recompute import recompute
+from minidist.optim import SGD
 from minidist.optim.adam import Adam
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import (

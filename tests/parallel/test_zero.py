@@ -13,9 +13,9 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import SGD, AdamW
+from minidist.core.optim import AdamW
 from minidist.core.parallel.flat_shards import Shard
-from minidist.optim import clip_grad_norm_
+from minidist.optim import SGD, clip_grad_norm_
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.shards import state_ranges
 from minidist.parallel.unreduced import UnusedParameterError

@@ -5,8 +5,8 @@ import numpy as np
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
 from minidist.core.nn import MLP
-from minidist.core.optim import SGD
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters
+from minidist.optim import SGD
 from minidist.parallel.zero import ZeroOptimizer
 from tests.cases import each
 

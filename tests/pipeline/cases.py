@@ -6,8 +6,8 @@ from minidist.base.coordinates import batch_coordinates
 from minidist.core.autograd import Tensor, contribution_recorder, cross_entropy
 from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import SGD
 from minidist.core.pipeline.runtime import Pipeline, split_model
+from minidist.optim import SGD
 from minidist.optim.adam import Adam
 from minidist.pipeline.passes import additions
 from minidist.pipeline.schedules import get_schedule

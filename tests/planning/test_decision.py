@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from minidist.cli import main
 from minidist.planning.architecture import Architecture, named
 from minidist.planning.cluster import host
 from minidist.planning.cluster.calibration import CALIBRATION
@@ -21,13 +20,6 @@ from minidist.planning.decoder import architecture_of
 H100, V100, CARD = MACHINES["h100"], MACHINES["v100"], MACHINES["rtx-4090"]
 LARGE = Job(named("llama-3.1-70b"), 8192, 512, "bf16", 64)
 GPT = Architecture(8, 512, 8, 1024, 256, 2048)
-
-
-def run(capsys, *arguments):
-    """Return the exit code and the output of `minidist plan`."""
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", *arguments])
-    return ended.value.code, capsys.readouterr().out
 
 
 def test_a_run_takes_days_gpu_hours_and_money():
@@ -88,17 +80,16 @@ def test_the_sentence_names_the_smallest_number_and_compares_costs():
     assert not overlap((1, 2, 2.9), (3, 4, 5))
 
 
-def test_the_command_prints_one_table_for_several_numbers(capsys):
-    job = ["--model", "llama-3.1-70b", "--seq", "8192", "--global-batch", "512", "--cp", "1", "--vp", "1"]
+def test_the_command_prints_one_table_for_several_numbers(minidist):
+    job = ["plan", "--model", "llama-3.1-70b", "--seq", "8192", "--global-batch", "512", "--cp", "1", "--vp", "1"]
     job += ["--ranks", "4,64,128"]
-    code, text = run(capsys, *job, "--tokens", "2e12", "--price", "2.5")
-    assert code == 0
+    text = minidist(*job, "--tokens", "2e12", "--price", "2.5").out
     rows = [line.split()[:2] for line in text.splitlines() if re.match(r" +\d+  (yes|may|no)", line)]
     assert rows == [["4", "no"], ["64", "yes"], ["128", "yes"]]
     assert re.search(r"days +GPU hours +cost", text)
     assert "64 is the smallest of these numbers of GPUs on which a layout surely fits" in text
     assert "dry run of the layout on 64:" in text
-    result = json.loads(run(capsys, *job, "--tokens", "2e12", "--price", "2.5", "--json")[1])
+    result = json.loads(minidist(*job, "--tokens", "2e12", "--price", "2.5", "--json").out)
     assert result["smallest_that_fits"] == 64
     first, middle, last = result["counts"]
     assert (first["fits"], first["layout"]) == (False, None)
@@ -106,16 +97,15 @@ def test_the_command_prints_one_table_for_several_numbers(capsys):
     assert last["days"]["central"] == pytest.approx(2e12 / last["layout"]["tokens_per_second"] / 86_400)
     assert result["answer"] in text
     # None of them fits.
-    code, text = run(capsys, "--model", "gpt3-175b", "--seq", "2048", "--global-batch", "64", "--ranks", "1,2")
-    assert code == 1
-    assert "no layout of these numbers of GPUs fits" in text
+    large = ["plan", "--model", "gpt3-175b", "--seq", "2048", "--global-batch", "64", "--ranks", "1,2"]
+    assert "no layout of these numbers of GPUs fits" in minidist(*large, code=1).out
     # One number has the same figures in its own report.
-    alone = json.loads(run(capsys, *job[:-1], "64", "--tokens", "2e12", "--json")[1])
+    alone = json.loads(minidist(*job[:-1], "64", "--tokens", "2e12", "--json").out)
     assert alone["days"] == middle["days"]
-    assert "the whole run with the first: " in run(capsys, *job[:-1], "64", "--tokens", "2e12")[1]
+    assert "the whole run with the first: " in minidist(*job[:-1], "64", "--tokens", "2e12").out
 
 
-def test_wrong_numbers_are_one_sentence(capsys):
+def test_wrong_numbers_are_one_sentence(minidist):
     job = ["--model", "gpt2", "--seq", "1024", "--global-batch", "64"]
     for more, sentence in (
         (["--ranks", "8,x"], "--ranks '8,x'; it must be whole numbers with commas"),
@@ -124,9 +114,7 @@ def test_wrong_numbers_are_one_sentence(capsys):
         (["--ranks", "8,16", "--explain"], "--explain is about one number of GPUs"),
         (["--ranks", "8", "--offload", "disk"], "--offload 'disk'; it must be none, optimizer, activations or par"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            main(["plan", *job, *more])
-        assert (ended.value.code, sentence in capsys.readouterr().err) == (2, True), more
+        assert sentence in minidist("plan", *job, *more, code=2).err
 
 
 # host memory ----------------------------------------------------------------------------------------------------------
@@ -201,16 +189,14 @@ def test_host_memory_is_searched_when_nothing_fits():
     assert search(alone, H100, {}).plans == []
 
 
-def test_what_host_memory_costs_is_printed(capsys):
-    small = ["--model", "llama-3.1-8b", "--seq", "4096", "--gpu", "v100", "--precision", "fp16", "--ranks", "2"]
-    code, text = run(capsys, *small, "--global-batch", "64")
-    assert code == 0
+def test_what_host_memory_costs_is_printed(minidist):
+    small = ["plan", "--model", "llama-3.1-8b", "--seq", "4096", "--gpu", "v100", "--precision", "fp16", "--ranks", "2"]
+    text = minidist(*small, "--global-batch", "64").out
     assert "with a part of the memory on the host" in text.splitlines()[0]
     assert re.search(r"waiting for the host \([\d.]+% of the step\)", text)
     assert re.search(r"--offload (optimizer|parameters|activations)", text)
     # A layout that is wholly given stays what it is; the remedy is named.
     given = ["--dp", "2", "--tp", "1", "--pp", "1", "--cp", "1", "--zero", "3", "--micro-batch", "1", "--recompute"]
-    code, text = run(capsys, *small, *given, "full", "--global-batch", "64")
-    assert code == 1
+    text = minidist(*small, *given, "full", "--global-batch", "64", code=1).out
     assert "something fits with --offload parameters, or --gpu" in text.splitlines()[-1]
-    assert run(capsys, *small, *given, "full", "--global-batch", "64", "--offload", "parameters")[0] == 0
+    minidist(*small, *given, "full", "--global-batch", "64", "--offload", "parameters")

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from minidist.cli import main
 from minidist.core.base.errors import UsageError
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job
@@ -131,7 +130,7 @@ def test_a_row_that_cannot_be_planned_is_named_and_left_out(change, sentence):
     assert sentence in left_out[0]
 
 
-def test_the_command_prints_the_errors_and_the_worst_rows(capsys, tmp_path):
+def test_the_command_prints_the_errors_and_the_worst_rows(minidist, tmp_path):
     path = tmp_path / "rows.json"
     rows = [
         {**ROW, "step_seconds": PLAN.time.seconds},
@@ -139,17 +138,13 @@ def test_the_command_prints_the_errors_and_the_worst_rows(capsys, tmp_path):
         {**ROW, "ranks": 7, "fits": 1 > 0},
     ]
     path.write_text(json.dumps({"rows": rows}), encoding="utf-8")
-    with pytest.raises(SystemExit):
-        main(["check-plan", str(path), "--json"])
-    printed = capsys.readouterr()
+    printed = minidist("check-plan", path, "--json")
     result = json.loads(printed.out)
     assert [(one["what"], one["error"] < 1e-9) for one in result["sources"]] == [
         ("step_seconds", True),
         ("tokens_per_second", False),
     ]
     assert "row 3 is left out" in printed.err
-    with pytest.raises(SystemExit):
-        main(["check-plan", str(path)])
-    lines = capsys.readouterr().out.splitlines()
+    lines = minidist("check-plan", path).out.splitlines()
     assert lines[1].split()[:4] == ["rows", "step_seconds", "1", "0.0%"]
     assert "row 2, tokens_per_second" in lines[4]

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from minidist import cli
-
 PAGE = (Path(__file__).parents[2] / "docs" / "three_sizes.md").read_text(encoding="utf-8")
 SHOWN = [
     (command, lines.splitlines())
@@ -20,10 +18,8 @@ def test_the_page_has_all_three_sizes():
 
 
 @pytest.mark.parametrize(("command", "lines"), SHOWN, ids=[command for command, _ in SHOWN])
-def test_a_command_prints_what_the_page_shows(command, lines, tmp_path, monkeypatch, capsys):
+def test_a_command_prints_what_the_page_shows(command, lines, tmp_path, monkeypatch, minidist):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "llama7b.json").write_text(re.search(r"```json\n(.*?)```", PAGE, flags=re.S)[1])
-    with pytest.raises(SystemExit):
-        cli.main(command.split())
-    printed = capsys.readouterr().out.splitlines()
+    printed = minidist(*command.split()).out.splitlines()
     assert [line for line in lines if line not in printed] == []

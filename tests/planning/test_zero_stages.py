@@ -71,7 +71,7 @@ def test_other_accountings():
     assert "stage0" not in estimate
 
 
-def test_estimators_of_deepspeed_with_states_on_the_host(capsys):
+def test_estimators_of_deepspeed_with_states_on_the_host(minidist):
     """Its documentation's formulas: stage 2 2 P and P max(4 n, 16) 1.5; stage 3 4 L + 2 P / N and
     P max(4 n, 16 / nodes) 1.5, or with parameters on the host too 4 L and P max(4 n, 18 / nodes) 1.5.
     """
@@ -85,9 +85,10 @@ def test_estimators_of_deepspeed_with_states_on_the_host(capsys):
     few = deepspeed_offload(p, 2, layer)  # of one node: 4 n is 8, so the states decide
     assert few["stage3 offload_optimizer"] == {"device": 4 * layer + p, "host": p * 16 * 3 // 2}
     assert few["stage3 offload_optimizer offload_param"] == {"device": 4 * layer, "host": p * 18 * 3 // 2}
-    with pytest.raises(SystemExit):
-        main(["memory", "--model", "gpt2-xl", "--dp", "8", "--accounting", "deepspeed"])
-    assert "stage3 offload_optimizer offload_param" in capsys.readouterr().out
+    assert (
+        "stage3 offload_optimizer offload_param"
+        in minidist("memory", "--model", "gpt2-xl", "--dp", "8", "--accounting", "deepspeed").out
+    )
 
 
 def own_parameters(model):
@@ -216,7 +217,7 @@ def test_square_root_segments_keep_their_inputs_and_one_segment():
         assert (parts["workspace"] > 0) == (pp == 1)
 
 
-def test_both_forms_of_a_block_are_printed(capsys):
+def test_both_forms_of_a_block_are_printed(minidist):
     from minidist.planning import block_bytes
 
     block = block_forms(job("gpt2", ClusterLayout(micro_batch=2), 100), 2)
@@ -224,9 +225,7 @@ def test_both_forms_of_a_block_are_printed(capsys):
         "unfused": 34 * 100 * 2 * 768 + 5 * 12 * 100 * 100 * 2,
         "fused": block_bytes.fused(100, 2, 768, 12, 2, True),
     }
-    with pytest.raises(SystemExit):
-        main(["memory", "--model", "gpt2", "--batch", "2", "--seq", "100"])
-    assert "34 s b h + 5 a s^2 b = 6.42 MB" in capsys.readouterr().out
+    assert "34 s b h + 5 a s^2 b = 6.42 MB" in minidist("memory", "--model", "gpt2", "--batch", "2", "--seq", "100").out
 
 
 def test_the_peak_is_the_sum_and_prefetch_costs_blocks():
@@ -238,11 +237,8 @@ def test_the_peak_is_the_sum_and_prefetch_costs_blocks():
         assert parts["total"] == sum(value for key, value in parts.items() if key != "total")
 
 
-def test_the_command_prints_one_json_object(capsys):
-    with pytest.raises(SystemExit) as done:
-        main(["memory", "--params", "7.5e9", "--dp", "64", "--json"])
-    assert done.value.code == 0
-    stages = json.loads(capsys.readouterr().out)
+def test_the_command_prints_one_json_object(minidist):
+    stages = json.loads(minidist("memory", "--params", "7.5e9", "--dp", "64", "--json").out)
     assert list(stages) == ["stage0", "stage1", "stage2", "stage3"]
     assert stages["stage1"] == {
         "parameters": 15 * 10**9,
@@ -252,32 +248,15 @@ def test_the_command_prints_one_json_object(capsys):
     }
 
 
-def test_the_command_draws_the_bars(tmp_path):
-    with pytest.raises(SystemExit):
-        main(
-            [
-                "memory",
-                "--model",
-                "gpt2-xl",
-                "--seq",
-                "64",
-                "--dp",
-                "8",
-                "--format",
-                "svg",
-                "-o",
-                str(tmp_path / "bars.svg"),
-            ]
-        )
+def test_the_command_draws_the_bars(tmp_path, minidist):
+    minidist("memory", "--model", "gpt2-xl", "--seq", "64", "--dp", "8", "--format", "svg", "-o", tmp_path / "bars.svg")
     text = (tmp_path / "bars.svg").read_text()
     assert text.count('id="optimizer"') == 4
     assert text.count('id="prefetch"') == 1
 
 
-def test_without_a_file_the_picture_goes_to_standard_output(capsys):
-    with pytest.raises(SystemExit):
-        main(["memory", "--params", "1e9", "--dp", "8", "--format", "svg"])
-    assert capsys.readouterr().out.rstrip().endswith("</svg>")
+def test_without_a_file_the_picture_goes_to_standard_output(minidist):
+    assert minidist("memory", "--params", "1e9", "--dp", "8", "--format", "svg").out.rstrip().endswith("</svg>")
 
 
 @pytest.mark.parametrize(
@@ -314,14 +293,11 @@ def test_without_a_file_the_picture_goes_to_standard_output(capsys):
         (["--model", "none.json"], "the model file 'none.json' cannot be read"),
     ],
 )
-def test_wrong_input_is_one_sentence(arguments, sentence, capsys):
-    with pytest.raises(SystemExit) as done:
-        main(["memory", *arguments])
-    assert done.value.code == 2
-    assert sentence in capsys.readouterr().err
+def test_wrong_input_is_one_sentence(arguments, sentence, minidist):
+    assert sentence in minidist("memory", *arguments, code=2).err
 
 
-def test_a_model_file_is_the_model_of_its_name(tmp_path, capsys):
+def test_a_model_file_is_the_model_of_its_name(tmp_path, minidist):
     """Also with several axes, whose memory is counted by other code."""
     path = tmp_path / "gpt2.json"
     keys = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
@@ -329,10 +305,9 @@ def test_a_model_file_is_the_model_of_its_name(tmp_path, capsys):
     for more in ([], ["--tp", "2"]):
         tables = []
         for model in ("gpt2", str(path)):
-            with pytest.raises(SystemExit) as done:
-                main(["memory", "--model", model, "--dp", "2", "--json", *more])
-            assert done.value.code == 0
-            tables.append({**json.loads(capsys.readouterr().out), "model": ""})
+            tables.append(
+                {**json.loads(minidist("memory", "--model", model, "--dp", "2", "--json", *more).out), "model": ""}
+            )
         assert tables[0] == tables[1]
 
 
@@ -355,11 +330,10 @@ def test_experts_keep_what_each_copy_of_a_token_needs():
     assert block_activations(layout, job(dense, layout, s), 0) == s * b * (attention + 2 * 3 * i)
 
 
-def test_a_file_is_written_with_json_too(tmp_path, capsys):
+def test_a_file_is_written_with_json_too(tmp_path, minidist):
     path = tmp_path / "bars.svg"
-    with pytest.raises(SystemExit):
-        main(["memory", "--model", "gpt2", "--format", "svg", "-o", str(path), "--json"])
-    assert json.loads(capsys.readouterr().out)["model"] == "gpt2"
+    printed = minidist("memory", "--model", "gpt2", "--format", "svg", "-o", path, "--json").out
+    assert json.loads(printed)["model"] == "gpt2"
     assert b"<svg" in path.read_bytes()
 
 

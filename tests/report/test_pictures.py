@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from minidist.base.trace_file import read_traces, write_traces
+from minidist.base.trace_file import only_steps, read_traces, write_traces
+from minidist.base.traces import SpanEvent
 from minidist.collectives import gather
 from minidist.collectives.closed_forms import volume
 from minidist.comm import SimWorld
@@ -368,6 +369,19 @@ def test_lanes_show_what_overlaps():
     assert exposed(traces, 1) == 1.0
     with pytest.raises(UsageError, match=r"ranks are 0\.\.2"):
         draw("lanes", traces, rank=3)
+
+
+def test_lanes_of_a_later_step_begin_where_it_begins():
+    def main(comm):
+        for step in range(2):
+            began = comm.time()
+            comm.compute(seconds=3.0, name="B0")
+            comm.trace.add_span(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
+
+    (second,) = only_steps(run(main, 1), 1, 2)
+    axes = draw("lanes", [second]).axes[0]
+    assert axes.get_xlim() == (0.0, 3.0)
+    assert {(bar.get_x(), bar.get_width()) for bar in axes.patches} == {(0.0, 3.0)}
 
 
 def test_perfetto_has_a_process_a_rank_three_threads_and_an_arrow_a_message(tmp_path):

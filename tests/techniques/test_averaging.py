@@ -8,7 +8,7 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import SGD
+from minidist.optim import SGD
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 from tests.cases import each

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist.base.coordinates import Key, normal
 from minidist.collectives.closed_forms import volume
 from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.base.random import Key, normal
 from minidist.core.base.trace import purpose
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.gradients import make_buckets, new_guard

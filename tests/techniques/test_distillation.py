@@ -7,7 +7,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import load_model
 from minidist.core.autograd import no_grad
@@ -257,16 +256,13 @@ def test_ranks_that_leave_no_student_and_logits_that_are_not_finite(saved, monke
         SimWorld(1).run(train, config_of(saved, {}, teacher_precision="fp16"))
 
 
-def test_compare_and_train_from_the_command_line(saved, capsys):
+def test_compare_and_train_from_the_command_line(saved, minidist):
     verdict = SimWorld(3).run(compare_rank, config_of(saved, LAYOUTS["teacher's rank"]))[2]
     assert verdict.equal
     assert verdict.steps == 3
     flags = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "6", "--data", "markov", "--steps", "2"]
     flags += ["--dp", "2", "--teacher-ranks", "1", "--distill-from", saved["gpt"], "--save", saved["gpt"] + "/student"]
-    with pytest.raises(SystemExit) as end:
-        main(["train", *flags, "--json"])
-    assert not end.value.code
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(minidist("train", *flags, "--json").out)
     assert printed["bytes_by_purpose"]["teacher"]["measured"] == 2 * 8 * 6 * 16 * 4 + 8
     for volume in printed["bytes_by_purpose"].values():
         assert volume["measured"] == volume["closed_form"]
@@ -275,13 +271,12 @@ def test_compare_and_train_from_the_command_line(saved, capsys):
     assert model.config.n_embd == 8
 
 
-def test_the_stored_logits_of_all_ranks_are_counted(saved, capsys, tmp_path):
+def test_the_stored_logits_of_all_ranks_are_counted(saved, minidist, tmp_path):
     """In the JSON and in its line; the teacher's rank is asked, and rank 0 is not."""
     flags = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "6", "--data", "markov", "--steps", "2"]
     flags += ["--dp", "2", "--teacher-ranks", "1", "--distill-from", saved["gpt"], "--teacher-cache", str(tmp_path)]
-    with pytest.raises(SystemExit):
-        main(["train", *flags, "--json"])
-    assert json.loads(capsys.readouterr().out)["teacher"] == {"asked": 16, "computed": len(list(tmp_path.iterdir()))}
-    with pytest.raises(SystemExit):
-        main(["train", *flags])
-    assert "logits of 16 samples; the teacher computed 0 of them\n" in capsys.readouterr().out
+    assert json.loads(minidist("train", *flags, "--json").out)["teacher"] == {
+        "asked": 16,
+        "computed": len(list(tmp_path.iterdir())),
+    }
+    assert "logits of 16 samples; the teacher computed 0 of them\n" in minidist("train", *flags).out

@@ -104,7 +104,7 @@ class Counts(Extension):
 """
 
 
-def test_the_state_of_an_extension_goes_through_a_checkpoint(here, capsys):
+def test_the_state_of_an_extension_goes_through_a_checkpoint(here, capsys, minidist):
     Path("counts.py").write_text(STATE)
     flags = ["--dp", "2", "--save", "run", "--extension", "counts.py:Counts"]
     assert trained(capsys, *flags)["counted"] == 3
@@ -113,9 +113,9 @@ def test_the_state_of_an_extension_goes_through_a_checkpoint(here, capsys):
     assert "counted" not in trained(capsys, "--dp", "2", "--strategy", "ps", *flags[-2:])
     # A checkpoint of a job that did not count.
     trained(capsys, "--dp", "2", "--save", "other")
-    with pytest.raises(SystemExit):
-        cli.main([*JOB, "--save", "other", "--resume", "--steps", "5", *flags[-2:], "--global-batch", "4"])
-    error = capsys.readouterr().err
+    error = minidist(
+        *JOB, "--save", "other", "--resume", "--steps", "5", *flags[-2:], "--global-batch", "4", code=2
+    ).err
     assert "'other/step-00000003' does not describe a job (12 samples, and no count)" in error
 
 
@@ -145,7 +145,7 @@ class Counts(Extension):
 """
 
 
-def test_what_ranks_hold_of_an_axis_goes_through_a_checkpoint_and_is_not_lost(here, capsys):
+def test_what_ranks_hold_of_an_axis_goes_through_a_checkpoint_and_is_not_lost(here, capsys, minidist):
     Path("arrays.py").write_text(ARRAYS)
     flags, job = ["--extension", "arrays.py:Counts"], ["--save", "run", "--global-batch", "4", "--micro-batch", "2"]
     assert trained(capsys, *flags, *job, "--dp", "2")["own"] == [3, 6]
@@ -156,9 +156,7 @@ def test_what_ranks_hold_of_an_axis_goes_through_a_checkpoint_and_is_not_lost(he
     more = trained(capsys, *flags, *job, "--dp", "1", "--accumulation", "2", *resumed)
     assert (more["own"], more["common"]) == ([9 + 1], 4)
     # A job without the technique has no place for them.
-    with pytest.raises(SystemExit):
-        cli.main([*JOB, *job, "--dp", "2", *resumed])
-    error = capsys.readouterr().err
+    error = minidist(*JOB, *job, "--dp", "2", *resumed, code=2).err
     assert "holds arrays of a technique (local/counts/stage 0 tile 0), and this job has no place for them" in error
 
 
@@ -250,26 +248,20 @@ def test_a_moment_names_the_steps_that_were_made(steps, place):
     ("file", "value"),
     [("a.py", "lambda: 3"), ("b.py", "{'hook': open}"), ("c.py", "[np.ones(3)]"), ("d.py", "{(1, 2): 3}")],
 )
-def test_a_state_that_a_checkpoint_cannot_hold_is_refused_before_a_file_is_written(here, capsys, file, value):
+def test_a_state_that_a_checkpoint_cannot_hold_is_refused_before_a_file_is_written(here, minidist, file, value):
     Path(file).write_text("import numpy as np\n" + STATE.replace('{"steps": self.steps}', value))
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*JOB, "--dp", "2", "--save", "run", "--extension", f"{file}:Counts"])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
+    error = minidist(*JOB, "--dp", "2", "--save", "run", "--extension", f"{file}:Counts", code=2).err
     assert "rank 0: a checkpoint cannot hold " in error
     assert "the state of 'Counts' (" in error
     assert "); give it numbers, texts, and lists or dicts of them\n" in error
     assert list(Path("run").rglob("rank-*")) == []
 
 
-def test_an_extension_that_changes_the_training_is_part_of_the_reference(here, capsys):
+def test_an_extension_that_changes_the_training_is_part_of_the_reference(here, minidist):
     job = ["compare", *JOB[1:-2], "--dp", "2", "--optimizer", "sgd"]
     weights = []
     for flags in ([], ["--extension", f"{ROOT}/tests/techniques/halved.py:Halved"]):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*job, *flags, "--json"])
-        assert not ended.value.code
-        weights.append(json.loads(capsys.readouterr().out)["losses"])
+        weights.append(json.loads(minidist(*job, *flags, "--json").out)["losses"])
     assert weights[0] != weights[1]
 
 

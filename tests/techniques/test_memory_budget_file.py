@@ -7,7 +7,7 @@ import pytest
 
 from minidist import SimWorld, TrainConfig, cli
 from minidist.base.memory import MemoryAccount
-from minidist.core.base.watchers import current
+from minidist.base.watchers import current
 from minidist.data import cut_batch
 from minidist.job.config.train_config import resolve_batches
 from minidist.job.train.trainer import train

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig
-from minidist.core.optim import SGD
+from minidist.optim import SGD
 from minidist.optim.adam import Adam
 from minidist.parallel.compressor import compress
 from minidist.parallel.data_parallel import DistributedDataParallel

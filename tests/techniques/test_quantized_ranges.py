@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.nn import MLP, FlatParameters
-from minidist.core.optim import SGD
+from minidist.optim import SGD
 from minidist.optim.adam import Adam
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.zero import ZeroOptimizer

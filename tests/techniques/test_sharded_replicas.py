@@ -7,13 +7,13 @@ from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import GPT, GPTConfig
-from minidist.core.optim import SGD
 from minidist.core.parallel.fsdp import fully_shard, shards_of
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.replicas_alone import replicas_reference
 from minidist.job.train.trainer import train
+from minidist.optim import SGD
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 from tests.cases import each
 

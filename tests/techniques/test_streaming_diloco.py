@@ -7,12 +7,12 @@ from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP, FlatParameters
-from minidist.core.optim import SGD
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.replicas_alone import replicas_reference
 from minidist.job.train.trainer import train
+from minidist.optim import SGD
 from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer, Turns, fragments_of, turn_of
 from tests.cases import each
 

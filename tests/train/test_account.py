@@ -7,7 +7,6 @@ import pytest
 
 from minidist.base.coordinates import batch_coordinates
 from minidist.base.memory import account_memory
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.core.nn import GPT, GPTConfig
 from minidist.core.nn.flat import FlatParameters
@@ -69,7 +68,7 @@ def test_the_account_over_time_is_in_the_trace():
             assert max(tooth) > 4 * max(tooth[0], tooth[-1])
 
 
-def test_a_train_trace_draws_its_memory(tmp_path):
+def test_a_train_trace_draws_its_memory(tmp_path, minidist):
     trace = tmp_path / "t.jsonl"
     for command in (
         [
@@ -89,8 +88,6 @@ def test_a_train_trace_draws_its_memory(tmp_path):
         ],
         ["report", str(trace), "--picture", "memory", "-o", str(tmp_path / "m.svg")],
     ):
-        with pytest.raises(SystemExit) as done:
-            main(command)
-        assert done.value.code in (0, None)
+        minidist(*command)
     text = (tmp_path / "m.svg").read_text()
     assert text.count('id="peak') == 2

@@ -15,7 +15,7 @@ import minidist
 from minidist.core.base.errors import UsageError
 from minidist.core.comm.sim.world import Sim
 from minidist.core.nn import GPT, GPTConfig
-from minidist.core.optim import SGD
+from minidist.core.optim import AdamW
 from minidist.core.train.loop import Loop
 from minidist.core.train.parallelize import parallelize
 from minidist.core.train.task import ParallelLayout, Task
@@ -68,6 +68,7 @@ CHECKS = {
     "nn/ops/in_place.py",
     "base/memory.py",
     "base/traces.py",
+    "base/watchers.py",
     "collectives/call_checks.py",
     "nn/ops/refusals.py",
     "nn/refusals.py",
@@ -152,7 +153,7 @@ class Text(Task):
         return tokens[:, :-1], tokens[:, 1:]
 
     def optimizer(self, group):
-        return SGD, {"lr": 0.1}
+        return AdamW, {"lr": 0.1}
 
 
 def losses_of(comm, layout):

@@ -13,7 +13,6 @@ import pytest
 
 from minidist.base.memory import MemoryAccount
 from minidist.base.meta import creating_meta
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.dry_run import links_of
 from minidist.job.checkpoint.dry_storage import DTYPES, file_bytes
@@ -165,18 +164,14 @@ def test_the_size_of_a_file_of_tensors():
         assert file_bytes(tensors) == len(save(tensors))
 
 
-def command(*arguments):
-    """Return the exit code of `minidist train`."""
-    with pytest.raises(SystemExit) as ended:
-        main(["train", *arguments])
-    return ended.value.code
-
-
-def test_a_model_that_fits_no_laptop(capsys):
+def test_a_model_that_fits_no_laptop(minidist):
     sizes = ["--model", "llama", "--layers", "2", "--width", "16384", "--heads", "128", "--kv-heads", "8"]
     job = ["--dp", "2", "--pp", "2", "--microbatches", "2", "--steps", "1", "--context", "1024", "--data", "markov"]
-    assert command(*sizes, *job, "--dry-run", "--gpu", "h100", "--precision", "bf16", "--trace", "none", "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(
+        minidist(
+            "train", *sizes, *job, "--dry-run", "--gpu", "h100", "--precision", "bf16", "--trace", "none", "--json"
+        ).out
+    )
     assert result["dry_run"]
     assert all(volume["measured"] == volume["closed_form"] for volume in result["bytes_by_purpose"].values())
     # Two layers of 3.1e9 parameters: 16 bytes for each on its stage.
@@ -186,13 +181,11 @@ def test_a_model_that_fits_no_laptop(capsys):
     assert "losses" not in result
 
 
-def test_an_evaluation_has_bytes_and_no_loss(capsys, tmp_path, monkeypatch):
+def test_an_evaluation_has_bytes_and_no_loss(minidist, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job = ["--tp", "2", "--steps", "2", "--evaluate-every", "1", "--data", "markov", "--trace", "none", "--save", "new"]
-    assert command(*job, "--dry-run") == 0
-    assert "tensors of a checkpoint: " in capsys.readouterr().out
-    assert command(*job, "--dry-run", "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    assert "tensors of a checkpoint: " in minidist("train", *job, "--dry-run").out
+    result = json.loads(minidist("train", *job, "--dry-run", "--json").out)
     assert len(result["checkpoint_bytes"]) == 2
     assert not Path("new").exists()
     volume = result["bytes_by_purpose"]["evaluation"]
@@ -200,11 +193,10 @@ def test_an_evaluation_has_bytes_and_no_loss(capsys, tmp_path, monkeypatch):
     assert not result.get("held_out")
 
 
-def test_what_a_dry_run_prints(capsys, tmp_path):
+def test_what_a_dry_run_prints(minidist, tmp_path):
     trace = tmp_path / "trace.jsonl"
     job = ["--dp", "2", "--pp", "2", "--microbatches", "4", "--layers", "4", "--data", "markov", "--steps", "2"]
-    assert command(*job, "--dry-run", "--trace", str(trace)) == 0
-    text = capsys.readouterr().out
+    text = minidist("train", *job, "--dry-run", "--trace", str(trace)).out
     assert "dry run of 4 ranks, 2 steps of 32 samples of 64 tokens: " in text
     assert "% of them without computing, MFU " in text
     assert "DIFFERENT" not in text
@@ -226,14 +218,12 @@ def test_what_a_dry_run_prints(capsys, tmp_path):
         (["--gpu", "h1000"], "--gpu 'h1000' is unknown"),
     ],
 )
-def test_what_needs_values_is_refused(flags, sentence, capsys):
-    assert command("--dp", "2", "--dry-run", *flags) == 2
-    assert sentence in capsys.readouterr().err
+def test_what_needs_values_is_refused(flags, sentence, minidist):
+    assert sentence in minidist("train", "--dp", "2", "--dry-run", *flags, code=2).err
 
 
-def test_a_clock_without_a_dry_run_is_refused(capsys):
-    assert command("--dp", "2", "--gpu", "h100") == 2
-    assert "add --dry-run" in capsys.readouterr().err
+def test_a_clock_without_a_dry_run_is_refused(minidist):
+    assert "add --dry-run" in minidist("train", "--dp", "2", "--gpu", "h100", code=2).err
 
 
 def test_the_comparison_finds_a_difference(monkeypatch):
@@ -246,31 +236,30 @@ def test_the_comparison_finds_a_difference(monkeypatch):
 MACHINE = "fp16 = 1e12\nmemory = {}\nmemory_bandwidth = 1e11\nlink = 1e10\nnetwork = 1e9\n"
 
 
-def test_a_dry_run_says_whether_it_fits(capsys, tmp_path, monkeypatch):
+def test_a_dry_run_says_whether_it_fits(minidist, tmp_path, monkeypatch):
     """The peak of steps that begin with the optimizer's states, against the GPU's memory; exit code 1 as of a plan."""
     monkeypatch.chdir(tmp_path)
     job = ["--layers", "2", "--width", "32", "--heads", "2", "--context", "16", "--zero", "1", "--dp", "2"]
 
-    def run(memory, steps, *more):
+    def run(memory, steps, *more, code=0):
         (tmp_path / "mine.toml").write_text(MACHINE.format(memory))
-        code = command("--dry-run", "--model", "gpt", "--gpu", "mine.toml", *job, "--steps", steps, *more)
-        return code, capsys.readouterr().out
+        words = ["train", "--dry-run", "--model", "gpt", "--gpu", "mine.toml", *job, "--steps", steps, *more]
+        return minidist(*words, code=code).out
 
     # Two steps show the optimizer's states in the peak; of one step they are added to it.
-    _, printed = run(2e9, "2", "--json")
-    two = json.loads(printed)
+    two = json.loads(run(2e9, "2", "--json"))
     peak = max(sum(split.values()) for split in two["step_peak_by_purpose"])
     assert (two["fits"], two["fits_with_range"], two["margin_bytes"]) == (True, True, 1_000_000_000 - peak)
-    one = json.loads(run(2e9, "1", "--json")[1])
+    one = json.loads(run(2e9, "1", "--json"))
     assert max(sum(split.values()) for split in one["step_peak_by_purpose"]) < peak
     assert one["margin_bytes"] == two["margin_bytes"]
-    low, high = re.search(r"states: ([\d,]+) to ([\d,]+) \(exact with --steps 2\)", run(2e9, "1")[1]).groups()
+    low, high = re.search(r"states: ([\d,]+) to ([\d,]+) \(exact with --steps 2\)", run(2e9, "1")).groups()
     assert int(low.replace(",", "")) == peak < int(high.replace(",", "")) < 1.1 * peak
 
     # The reserved 1 GB, the peak, and the range above it.
     for memory, code, verdict in ((1e9 + peak, 0, "may not fit: "), (1e9 + peak - 1, 1, "does not fit: ")):
-        found, text = run(memory, "1")
-        assert (found, verdict in text, "at peak speeds" in text) == (code, True, True), memory
+        text = run(memory, "1", code=code)
+        assert (verdict in text, "at peak speeds" in text) == (True, True), memory
 
 
 def test_the_pass_by_which_a_pipeline_learns_shapes_is_startup():

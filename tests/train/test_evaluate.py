@@ -8,7 +8,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.data import hold_out, load_dataset
 from minidist.job.config.rules import check_rules
@@ -136,7 +135,7 @@ def test_every_layout_has_the_loss_of_one_device(ranks, values):
     assert {name: closed.get(name, 0) + evaluation[name] for name in (*closed, "evaluation")} == measured
 
 
-def test_the_command_says_it_and_its_bytes_are_in_the_closed_form(tmp_path, capsys):
+def test_the_command_says_it_and_its_bytes_are_in_the_closed_form(tmp_path, minidist):
     flags = [
         "--dp",
         "3",
@@ -152,10 +151,9 @@ def test_the_command_says_it_and_its_bytes_are_in_the_closed_form(tmp_path, caps
         "2",
         "--json",
     ]
-    with pytest.raises(SystemExit) as end:
-        main(["train", *flags, "--metrics", str(tmp_path / "m.jsonl"), "--trace", str(tmp_path / "t.jsonl")])
-    assert not end.value.code
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(
+        minidist("train", *flags, "--metrics", tmp_path / "m.jsonl", "--trace", tmp_path / "t.jsonl").out
+    )
     assert list(answer["held_out"]) == ["2", "4"]
     assert answer["bytes_by_purpose"]["evaluation"] == {"measured": 2 * 3 * 2 * 8, "closed_form": 2 * 3 * 2 * 8}
     for volume in answer["bytes_by_purpose"].values():

@@ -7,7 +7,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minidist.base.meta import creating_meta
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.commands.dry_run import check_fold
@@ -249,21 +248,17 @@ def test_every_rank_saves_these_bytes_in_any_layout(job):
     assert_equal_checkpoints(ranks, **job)
 
 
-def command(*arguments):
-    """Return the exit code of `minidist train --dry-run --fold`."""
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "--dry-run", "--fold", *arguments])
-    return ended.value.code
+FOLDED = ["train", "--dry-run", "--fold"]
 
 
 @pytest.mark.parametrize("dp", [32, pytest.param(128, marks=pytest.mark.exhaustive)])
-def test_hundreds_of_ranks_or_two_thousand(dp, capsys, tmp_path, monkeypatch):
+def test_hundreds_of_ranks_or_two_thousand(dp, minidist, tmp_path, monkeypatch):
     ranks = 16 * dp
     sizes = ["--layers", "2", "--width", "512", "--heads", "8", "--context", "64", "--data", "markov", "--steps", "1"]
     layout = f"--dp {dp} --tp 8 --pp 2 --microbatches 2 --global-batch {2 * dp} --zero 1".split()
     monkeypatch.chdir(tmp_path)
-    assert command(*sizes, *layout, "--gpu", "h100", "--precision", "bf16", "--save", "new", "--json") == 0
-    result = json.loads(capsys.readouterr().out)
+    words = ["--gpu", "h100", "--precision", "bf16", "--save", "new", "--json"]
+    result = json.loads(minidist(*FOLDED, *sizes, *layout, *words).out)
     assert result["ranks"] == len(result["peak_bytes"]) == ranks
     assert result["folded"]
     assert all(volume["measured"] == volume["closed_form"] for volume in result["bytes_by_purpose"].values())
@@ -280,16 +275,14 @@ def test_hundreds_of_ranks_or_two_thousand(dp, capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "new").exists()
 
 
-def test_what_a_folded_dry_run_with_a_checkpoint_prints(capsys, tmp_path, monkeypatch):
+def test_what_a_folded_dry_run_with_a_checkpoint_prints(minidist, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     job = ["--dp", "2", "--pp", "2", "--microbatches", "2", "--data", "markov", "--steps", "1", "--zero", "1"]
-    assert command(*job, "--save", "new", "--json") == 0
-    saved = json.loads(capsys.readouterr().out)["checkpoint_bytes"]
-    assert command(*job, "--save", "new") == 0
+    saved = json.loads(minidist(*FOLDED, *job, "--save", "new", "--json").out)["checkpoint_bytes"]
     most = max(saved)
     assert (
         f"tensors of a checkpoint: {sum(saved):,} B on 4 ranks; rank {saved.index(most)} writes the most, {most:,} B\n"
-    ) in capsys.readouterr().out
+    ) in minidist(*FOLDED, *job, "--save", "new").out
     assert not (tmp_path / "new").exists()
 
 
@@ -307,15 +300,11 @@ def test_what_a_folded_dry_run_with_a_checkpoint_prints(capsys, tmp_path, monkey
         (["--dp", "2", "--trace", "x.jsonl"], "--fold keeps no events; leave out --trace, or --fold"),
     ],
 )
-def test_jobs_whose_ranks_differ_are_refused(flags, sentence, capsys):
-    assert command(*flags) == 2
-    assert sentence in capsys.readouterr().err
+def test_jobs_whose_ranks_differ_are_refused(flags, sentence, minidist):
+    assert sentence in minidist(*FOLDED, *flags, code=2).err
 
 
-def test_fold_without_a_dry_run_is_refused(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "--dp", "2", "--fold"])
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
+def test_fold_without_a_dry_run_is_refused(minidist):
+    error = minidist("train", "--dp", "2", "--fold", code=2).err
     assert "--fold requires --dry-run; add it" in error
     assert "--trace" not in error

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from minidist.base.errors import MinidistError, MismatchError, UsageError, reason
 from minidist.base.interrupts import EXIT_CODE, interruption
 from minidist.base.traces import Trace
 from minidist.comm.errors import BufferReuseError
@@ -19,7 +20,6 @@ from minidist.comm.mpi.start import give_up
 from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.program_lines import lines_of
-from minidist.core.base.errors import MinidistError, MismatchError, UsageError, reason
 
 
 def execute_mpi(

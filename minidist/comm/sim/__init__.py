@@ -6,7 +6,7 @@ state.py            the state of a run that these share
 watched.py          the messages of a run: receives from any rank, and watchers
 choosers.py          which message a wildcard receive gets
 nodes.py             ranks that the fastest links join
-checks/              what watches the messages of a run
+checks.py            what watches the messages of a run
 process_state.py     random generators and the running event loop, of each rank
 failures.py          ranks that are killed on purpose
 deadlock_report.py   what a deadlock error says

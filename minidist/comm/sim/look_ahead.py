@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.comm.sim.checks.call_watch import UnlikeCalls
+from minidist.comm.sim.checks import UnlikeCalls
 from minidist.comm.sim.state import RunState
 from minidist.comm.unlike_calls import unlike_calls
 from minidist.core.base.errors import MismatchError

@@ -1,7 +1,7 @@
 """The simulated world that programs run in: a `Sim` and whoever watches it.
 
     Sim        moves messages (world.py, matching.py)
-    watchers   compare what ranks call, watch the memory in flight, record, kill ranks (comm/sim/checks/, failures.py)
+    watchers   compare what ranks call, watch the memory in flight, record, kill ranks (comm/sim/checks.py, failures.py)
     the run    ends a rank that hangs, gives each rank the process's random generators, refuses use after its end
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/comm/test_conformance.py
@@ -9,6 +9,7 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/co
 
 import sys
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -22,9 +23,7 @@ from minidist.comm.errors import RankTimeoutError, UnmatchedMessageError, Unwait
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import check_checks, check_record
 from minidist.comm.message_checks import CheckedCall
-from minidist.comm.sim.checks.buffer_watch import BufferWatch
-from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
-from minidist.comm.sim.checks.recorder import Lines, Recorder, Totals
+from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
@@ -322,24 +321,28 @@ class SimWorld(FindsLines, Sim):
         self.state.unwaited[id(work)] = work
         if self.check_buffers and work.arrays:  # which are watched from here to its wait
             work.watched = self.buffers.works[rank].add(work, work.arrays)
+        work.function = partial(self._run_watched, work, work.function)
         return super().run_async(work)
 
-    def _run_work(self, work: Work) -> None:
+    def _run_watched(self, work: Work, function: Callable[[], Any]) -> Any:
+        """Run the function of a work, whose arrays the program leaves alone; return its result."""
         self._switched(self.state.running)
-        rank = self.state.running.rank
+        rank, result = self.state.running.rank, None
         if work.watched:
             self.buffers.works[rank].begin(work, work.watched, self.buffers.line_of)
         try:
-            super()._run_work(work)
-            if isinstance(work.result, LAZY):
-                work.result = has_run(work.result, work.function, work.comm.rank)
+            result = function()
+            if isinstance(result, LAZY):
+                result = has_run(result, function, work.comm.rank)
         except RankDeadError as error:
             if self.on_failure == "end":
                 raise
             work.error = error  # raised by its wait
         if work.watched:
             self.buffers.works[rank].finish(work.watched)
-            work.watched = []  # a guard knows its work: a circle would keep the arrays alive
+        # The work knows both of these, and each of them the work: a circle would keep the arrays alive.
+        work.function, work.watched = function, []
+        return result
 
     def wait_work(self, work: Work) -> Any:
         self.state.unwaited.pop(id(work), None)

@@ -105,14 +105,6 @@ class BackwardPass:
             self.observers.append(observer)
             observer.started()
 
-    def run_nested(self, root: Any, gradient: xp.Array, replayed: tuple[Parameter, ...]) -> None:
-        """Visit a graph that a node of this pass has just recomputed; the node itself is no longer a use site."""
-        tape = self.collect(root) if root is not None else []
-        for parameter in replayed:
-            self.site_done(parameter)
-        if tape:
-            self.visit(root, gradient, tape)
-
     def collect(self, root: Node) -> list[Node]:
         """[1] Return the nodes that `root` depends on, oldest first; count each parameter's use sites on the way."""
         sites = self.sites

@@ -19,7 +19,7 @@ from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, is_half, upcast
-from minidist.core.base.errors import ShapeError, quoted, reason
+from minidist.core.base.errors import ShapeError, quoted
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
@@ -155,7 +155,8 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     try:
         data = x.data[index]
     except IndexError as error:
-        raise ShapeError(f"getitem: index {quoted(index)} does not fit shape {x.shape} ({reason(error)})") from None
+        hooks.operation_checks().refuse_index(x, index, error)
+        raise
     shape, kind = x.shape, x.dtype
     basic = all(
         isinstance(i, (int, slice)) or i is None or i is Ellipsis for i in (index if type(index) is tuple else (index,))
@@ -199,11 +200,6 @@ def mean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     return named_mean(sum(x, axis, keepdims) * (1 / count if count else float("nan")), f"{count} elements")
 
 
-def _added(name: str) -> Callable[..., Any]:
-    """Return the method of this name that a library adds."""
-    return lambda *arguments, **keywords: getattr(hooks.tensor_methods(), name)(*arguments, **keywords)
-
-
 Tensor.__add__ = Tensor.__radd__ = add
 Tensor.__mul__ = Tensor.__rmul__ = mul
 Tensor.__truediv__ = div
@@ -212,7 +208,7 @@ Tensor.sum, Tensor.mean, Tensor.reshape = sum, mean, reshape
 
 # No model of the core uses these: a library adds them.
 for name in ("neg", "sub", "rsub", "rtruediv", "pow", "bool", "iter", "array", "reduce_ex"):
-    setattr(Tensor, f"__{name}__", _added(name))
+    setattr(Tensor, f"__{name}__", hooks.added("tensor_methods", name))
 for name in ("exp", "log", "max", "relu", "sqrt", "tanh", "transpose", "detach", "astype"):
-    setattr(Tensor, name, _added(name))
-Tensor.T = property(_added("transpose"), doc="The dims reversed.")
+    setattr(Tensor, name, hooks.added("tensor_methods", name))
+Tensor.T = property(hooks.added("tensor_methods", "transpose"), doc="The dims reversed.")

@@ -66,14 +66,12 @@ class RankDeadError(CommunicationError):
 
 
 MAX_QUOTED = 80  # characters of a user's value in a message
-MAX_REASON = 200  # characters of the text of another program's error
-MAX_PATH = 4096  # characters of a path that can exist
 
 
 def quoted(value: object, marks: bool = True, most: int = MAX_QUOTED) -> str:
     """Return a user's value for an error message: its repr, shortened to at most `most` characters.
 
-    The middle is left out. marks: with quotation marks around a text. A path is `quoted_path`.
+    The middle is left out. marks: with quotation marks around a text.
     """
     # A text is cut before its repr is made: it may have megabytes. Other values may be too deep or too large for one.
     size = 0
@@ -95,12 +93,6 @@ def quoted(value: object, marks: bool = True, most: int = MAX_QUOTED) -> str:
     return f"{text[:half]}...{text[-half:]}" + (f" ({size:,} characters)" if size > most else "")
 
 
-def quoted_path(path: object, marks: bool = True) -> str:
-    """Return a path for an error message, whole, so that it can be copied; what is too long for a path is shortened."""
-    text = str(path)
-    return quoted(text, marks, MAX_PATH if len(text) <= MAX_PATH else MAX_QUOTED)
-
-
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of an error message: `" (did you mean 'adam'?)"`, or nothing when no name is near."""
     from difflib import get_close_matches
@@ -108,23 +100,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
     # No name is near a text of a thousand characters, and comparing one takes long.
     close = get_close_matches(name, list(names), n=1, cutoff=0.5) if len(name) <= MAX_QUOTED else []
     return f" (did you mean {quoted(close[0])}?)" if close else ""
-
-
-def text_of(error: BaseException) -> str:
-    """Return an exception's text; of one whose `str()` raises, its class."""
-    try:
-        return str(error)
-    except Exception:
-        return f"<{type(error).__name__} without a text: its str() raises>"
-
-
-def reason(error: BaseException, named: bool = False) -> str:
-    """Return the text of another program's exception for an error message: one line of at most MAX_REASON characters.
-
-    named: after the name of its class. An exception without a text is its class.
-    """
-    text, kind = quoted(text_of(error), marks=False, most=MAX_REASON), type(error).__name__
-    return f"{kind}: {text}" if named and text else text or kind
 
 
 def check_divisible(

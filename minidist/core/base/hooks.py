@@ -16,28 +16,20 @@ from minidist.core.base.errors import UsageError
 
 # Names that stand for a choice among algorithms: (comm, operation, bytes of the whole array) -> the algorithm's name.
 choosers: dict[str, Callable[[Any, str, int], str]] = {}
-
 # Each registers more algorithms; called once, when a name is none of those that are there.
 more_algorithms: list[Callable[[], None]] = []
-
 # Each registers more schedules of pipelines; called once, when a name is none of those that are there.
 more_schedules: list[Callable[[], None]] = []
-
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
-
 # Each looks at a graph before backward visits it: (pass, root node, gradient of its output).
 backward_checks: list[Callable[[Any, Any, Any], None]] = []
-
 # The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
 guards: list[Callable[..., Any]] = []
-
 # Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
 one_event: list[Callable[[], Any]] = []
-
 # Each is told of (operation, module, communicator, perhaps a plan) before a model is split over its ranks.
 model_checks: list[Callable[..., None]] = []
-
 # Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
 plan_sources: list[Callable[[Any, bool], Any]] = []
 
@@ -72,6 +64,11 @@ def _as_given(name: str, value: Any, *_: Any, **__: Any) -> Any:
     return value
 
 
+def added(library: str, name: str) -> Callable[..., Any]:
+    """Return the function `name` of the module that the hook `library` gives, which is imported when it is called."""
+    return lambda *arguments, **keywords: getattr(globals()[library](), name)(*arguments, **keywords)
+
+
 class _NoDropout:
     """Dropout that drops nothing; heads: those of an attention whose weights it would drop."""
 
@@ -96,29 +93,30 @@ def _not_in_the_core(*_: Any) -> Any:
     )
 
 
+# Modules of the library: what each refuses, or what the core does without. `additions.MODULES` says where they are.
+comm_checks: Callable[[], Any] = _NoChecks  # a mesh, a cost model and a wrapper
+operation_checks: Callable[[], Any] = _NoChecks  # operations, losses and parameters
+optimizer_checks: Callable[[], Any] = _NoChecks
+pipeline_refusals: Callable[[], Any] = _NoChecks
+refusals: Callable[[], Any] = _NoChecks  # a module and its call
+wrong_arguments: Callable[[], Any] = _NoChecks  # why a call has failed
+fibers: Callable[[], Any] = _not_in_the_core  # the backend of fibers.py where there is no greenlet
+half: Callable[[], Any] = _not_in_the_core  # conversions and sums of 16-bit floats
+precision: Callable[[], Any] = _not_in_the_core  # operands in half precision
+module_methods: Callable[[], Any] = _not_in_the_core
+tensor_methods: Callable[[], Any] = _not_in_the_core
+
 # Looks at a call of a collective before it is made: (comm, operation, array, and where they are given op, out, root,
 # counts and equal) -> what must be equal on both sides of its messages.
 check_call: Callable[..., Any] = _nothing
-# The module minidist/comm/communicator.py: what a mesh, a cost model and a wrapper refuse.
-comm_checks: Callable[[], Any] = _NoChecks
-# The backend of minidist/core/base/fibers.py where there is no greenlet: a module with its five names.
-fibers: Callable[[], Any] = _not_in_the_core
+# (name that no entry of a registry has) -> None: UsageError for a file of the user without its function.
+check_name: Callable[[str], None] = _nothing
 # The type of arrays that are not NumPy's -> the module of whole operations on them, or None.
 kernels_of: Callable[[type], Any] = _nothing
-# The module minidist/base/half.py: conversions and sums of 16-bit floats.
-half: Callable[[], Any] = _not_in_the_core
 # (op, first, second, out) -> whether it has stored first (op) second in out, of 16-bit floats or of short integers.
 narrow_sum: Callable[[str, Any, Any, Any], Any] = _nothing
-# The module minidist/nn/ops/precision.py: operands in half precision, and in which precision an operation computes.
-precision: Callable[[], Any] = _not_in_the_core
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
-# The module minidist/nn/ops/refusals.py: what operations, losses and parameters refuse.
-operation_checks: Callable[[], Any] = _NoChecks
-# The module minidist/nn/wrong_arguments.py: why a call has failed.
-wrong_arguments: Callable[[], Any] = _NoChecks
-# The module minidist/nn/ops/tensor_methods.py: methods of a tensor that the core does without.
-tensor_methods: Callable[[], Any] = _not_in_the_core
 # The classes of minidist/nn/dropout.py: of elements with a probability, and of weights of attention with a head count.
 dropout: Callable[[float], Any] = _NoDropout
 attention_dropout: Callable[[float, int], Any] = _NoDropout
@@ -128,14 +126,6 @@ batch_coordinates: Callable[..., AbstractContextManager[Any]] = _any_place
 dropped_weights: Callable[[Any, int, int, int], Any] = _not_in_the_core
 # (object, function) -> the object, or a shallow copy with its tensors replaced.
 map_object: Callable[[Any, Callable[[Any], Any]], Any] = _unchanged
-# The module minidist/nn/refusals.py: what a module's call refuses.
-refusals: Callable[[], Any] = _NoChecks
-# (module, state, strict) -> (missing, unexpected) names: copies values into a model.
-load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]] = _not_in_the_core
-# A module of a model -> (qualified name, array) of its arrays that are state and not trained.
-buffers: Callable[[Any], Any] = _none
-# The module minidist/optim/checks.py: what an optimizer refuses.
-optimizer_checks: Callable[[], Any] = _NoChecks
 # (name, value) -> the value of an optimizer's setting as it is kept.
 checked_setting: Callable[[str, Any], Any] = _as_given
 # (name, value, range of it) -> the number as it is kept; UsageError for what is none, or lies outside.
@@ -151,8 +141,6 @@ cut_run: Callable[[Any, list[Any]], list[Any]] = _not_in_the_core
 optimizer_attribute: Callable[[Any, str], Any] = object.__getattribute__
 # A module of a model -> the text that `print` shows.
 describe: Callable[[Any], str] = object.__repr__
-# (module, device) -> None: moves a model's parameters, gradients and buffers.
-move: Callable[[Any, Any], None] = _not_in_the_core
 # Attention of split sequences: (name, comm, tokens of a sequence, the model's attention so far, neighbours that
 # exchange heads) -> the module that takes the place of every `attention_fn`, or None for ring attention.
 split_attention: Callable[[str, Any, int, Any, int], Any] = _nothing
@@ -166,8 +154,6 @@ validate_plan: Callable[[Any, bool], Any] = _nothing
 prevent_deadlocks: Callable[[Any, Any, Any], None] = _nothing
 # (messages of a pipeline) -> item of the rank's order -> what was sent and has arrived when it is done.
 arrived_messages: Callable[[Any], dict[int, list[Any]]] = _none
-# The module minidist/pipeline/runtime/refusals.py: what a pipeline refuses.
-pipeline_refusals: Callable[[], Any] = _NoChecks
 # (module, mesh, settings of `fully_shard`, options): shards a module in a way that the core does not know.
 shard_with_options: Callable[..., None] = _not_in_the_core
 # (flat parameters by stage, communicator, algorithm) -> by stage what sums their gradients over replicas.

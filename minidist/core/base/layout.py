@@ -7,6 +7,7 @@ Proved by: tests/parallel/test_tensor.py
 """
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted
@@ -25,10 +26,7 @@ def chunk_sizes(total: int, parts: int) -> list[int]:
 
 def offsets(sizes: list[int]) -> list[int]:
     """Start of each chunk, and the end of the last: `len(sizes) + 1` numbers."""
-    result = [0]
-    for size in sizes:
-        result.append(result[-1] + size)
-    return result
+    return [0, *accumulate(sizes)]
 
 
 def cut(array: Any, sizes: list[int]) -> list[Any]:

@@ -1,12 +1,8 @@
 """Random numbers that depend on *what* they are for, never on who draws them or in which order.
 
-Each draw is a function of a key, hashed from (seed, purpose, step, qualified module name, call index), and of a
-counter, the place of the element in the *global* array: (global sample, position, feature), row-major. A rank that
-holds rows [a:b) of the global batch skips to row a and draws exactly those rows, so dropout masks and initial weights
-are the same numbers under every strategy and every number of ranks.
-
-The generator is Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): counter-based, so
-skipping is free. NumPy's `Philox.advance(k)` skips 4k doubles.
+Each draw is a function of a key, hashed from (seed, purpose, step, qualified module name, call index), and of the place
+of the element in the *global* array. So initial weights are the same numbers under every strategy and every number of
+ranks. The generator is Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 
 A fingerprint is such a hash of long data, which ranks exchange to learn whether they hold the same model, plan or
 weights. Two different inputs have the same fingerprint with probability 2^-128 (16 bytes) or 2^-64 (8 bytes).
@@ -16,7 +12,6 @@ Proved by: tests/base/test_random.py, tests/base/test_fingerprint.py
 
 import hashlib
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -55,21 +50,6 @@ class Key(ISeedSequence):
         return fingerprint(repr((self.seed, self.purpose, self.step, self.name, self.call))).view(dtype)
 
 
-def uniform(key: Key, start: int, count: int) -> np.ndarray:
-    """Elements `start` to `start + count` of the key's stream of float64 uniforms in [0, 1)."""
-    # NumPy takes such a seed, and its annotation does not name it.
-    bits = np.random.Philox(key)  # type: ignore[arg-type]
-    bits.advance(start // 4)
-    generator = np.random.Generator(bits)
-    generator.random(start % 4)
-    return generator.random(count)
-
-
-def normal(key: Key, shape: tuple[int, ...]) -> np.ndarray:
-    """The global array of standard normals of `shape`, float64. (Not sliceable without drawing it whole.)"""
-    return np.random.Generator(np.random.Philox(key)).standard_normal(shape)  # type: ignore[arg-type]
-
-
 def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale: float) -> xp.Array:
     """The initial value, float64, of the parameter `name` of global `shape`; depends on nothing but the arguments.
 
@@ -79,11 +59,13 @@ def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale
     device = xp.creating.get()
     if getattr(device, "is_meta", False):
         return xp.empty(shape, np.float64)  # nothing is drawn for a dry run
+    # NumPy takes such a seed, and its annotation does not name it.
     key = Key(seed, "weight", name=name + repr(tuple(shape)))
+    generator = np.random.Generator(np.random.Philox(key))  # type: ignore[arg-type]
     if law == "normal":
-        values = normal(key, shape) * scale
+        values = generator.standard_normal(shape) * scale
     elif law == "uniform":
-        values = (uniform(key, 0, prod(shape)).reshape(shape) * 2 - 1) * scale
+        values = (generator.random(shape) * 2 - 1) * scale
     elif law == "constant":
         values = np.full(shape, scale, dtype=np.float64)
     else:

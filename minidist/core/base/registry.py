@@ -16,7 +16,8 @@ import pkgutil
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
+from minidist.core.base import hooks
+from minidist.core.base.errors import UsageError, nearest, quoted
 
 Entry = TypeVar("Entry")
 
@@ -55,17 +56,11 @@ class Registry(dict[str, Entry]):
         known = self.aliases.get(name.lower())
         if known is None and self.load_more():
             return self[name]
-        if known is None and name.endswith(".py"):
-            raise UsageError(without_function(name))
         if known is None:
+            hooks.check_name(name)
             hint = nearest(name.lower(), self.aliases)
             raise UsageError(f"unknown {self.kind} {quoted(name)}{hint}; there are {', '.join(sorted(self))}")
         return self[known]
-
-
-def without_function(source: str, kind: str = "function") -> str:
-    """Return the sentence about a FILE.py where FILE.py:FUNCTION, or FILE.py:CLASS, is expected."""
-    return f"{quoted_path(source)} names no {kind}; write FILE.py:{kind.upper()}"
 
 
 def import_modules(package: str, path: Iterable[str], without: Collection[str] = ()) -> None:

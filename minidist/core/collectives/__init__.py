@@ -4,11 +4,7 @@
 
 Each takes `(comm, array, ...)`, works for any number of ranks (also 1), any size (also smaller than the number of
 ranks) and unequal counts, and with `async_op=True` returns a `Work` whose `wait()` gives the result. An algorithm is
-chosen by name, or with `algorithm="auto"` by its cost on the communicator's links (minidist/collectives/auto.py, which
-the core runs without).
-
-The closed forms of what an algorithm sends and how long it takes are in its file, next to the code: the ring's in
-ring.py.
+chosen by name, or with `algorithm="auto"` by its cost on the communicator's links (minidist/collectives/auto.py).
 
 calls.py        the collectives as a user calls them
 registry.py     the algorithms of each collective

@@ -79,7 +79,7 @@ def all_gather(
     equal = hooks.check_call(comm, "all_gather", shard, out=out, counts=counts, equal=equal)
     sizes = [shard.size] * comm.size if counts is None else list(map(int, counts))
     out = xp.empty_like(shard, shape=(sum(sizes),)) if out is None else out.reshape(-1)
-    return run_call(comm, "all_gather", algorithm, async_op, shard, sizes, out, total=sum(sizes), equal=equal)
+    return run_call(comm, "all_gather", algorithm, async_op, shard, sizes, out, nbytes=out.nbytes, equal=equal)
 
 
 def broadcast(
@@ -107,16 +107,13 @@ def all_to_all(
     """
     hooks.check_call(comm, "all_to_all", array, counts=(send_counts, receive_counts))
 
-    # Equal chunks: every rank knows all sizes, so any algorithm will do.
     if send_counts is None or receive_counts is None:
         sends = receives = [array.size // comm.size] * comm.size  # the very same list: bruck knows by it
-        return run_call(comm, "all_to_all", algorithm, async_op, array, sends, receives)
-
-    # Ragged chunks: a rank knows its own row and column of the table of counts only.
-    sends, receives = list(map(int, send_counts)), list(map(int, receive_counts))
-    # No rank knows the others' counts, and all must make the same choice.
-    chosen = "pairwise" if algorithm == "auto" else algorithm
-    return run_call(comm, "all_to_all", chosen, async_op, array, sends, receives)
+    else:
+        sends, receives = list(map(int, send_counts)), list(map(int, receive_counts))
+        # A rank knows its own row and column of the table of counts only, and all must make the same choice.
+        algorithm = "pairwise" if algorithm == "auto" else algorithm
+    return run_call(comm, "all_to_all", algorithm, async_op, array, sends, receives)
 
 
 def barrier(comm: PointToPoint) -> None:
@@ -134,15 +131,15 @@ def run_call(
     async_op: bool,
     *arguments: Any,
     op: str = "sum",
-    total: int | None = None,
+    nbytes: int | None = None,
     root: int | None = None,
     equal: str = "",
 ) -> Any:
     """Open a collective call and run the algorithm on it, now or on the communicator's stream.
 
-    arguments: of the algorithm, after the call; the first one is the array. op: of an operation that adds. total:
-    elements of the whole, which "auto" chooses by, a number that all ranks know; default: those of the array. root: of
-    an operation that has one. equal: what else must be equal on both sides of each message.
+    arguments: of the algorithm, after the call; the first one is the array. op: of an operation that adds. nbytes: of
+    the whole, which "auto" chooses by, a number that all ranks know; default: those of the array. root: of an operation
+    that has one. equal: what else must be equal on both sides of each message.
     """
     # Chosen from what every rank knows, or they would run different algorithms.
     try:
@@ -150,7 +147,7 @@ def run_call(
     except TypeError:  # a list
         algorithm, is_choice = str(algorithm), False
     if is_choice:
-        algorithm = hooks.choosers[algorithm](comm, operation, _bytes(arguments[0], total))
+        algorithm = hooks.choosers[algorithm](comm, operation, arguments[0].nbytes if nbytes is None else nbytes)
 
     # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or recorded, equal
     # calls differ by it alone, so the object of one that has ended is used again.
@@ -174,15 +171,4 @@ def run_call(
         if ended is not None and not is_users:
             ended[key] = opened
         return result
-    used = []  # what the caller leaves alone until the wait
-    for argument in arguments:
-        if isinstance(argument, np.ndarray):
-            used.append(argument)
-    return comm.world.run_async(Work(call, partial(function, call, *arguments), used))
-
-
-def _bytes(array: np.ndarray | None, total: int | None) -> int:
-    """Return the bytes of `total` elements like those of an array, by default of the array itself; 0 without one."""
-    if array is None:
-        return total or 0
-    return array.itemsize * (array.size if total is None else total)
+    return comm.world.run_async(Work(call, partial(function, call, *arguments), arguments))

@@ -10,8 +10,7 @@ An algorithm says all that in its own file, so that the formula stands above the
     )
     def all_reduce(comm, array, op): ...
 
-The tests compare every trace with the formulas, and `algorithm="auto"` chooses by the seconds, among the algorithms
-that have a formula.
+The tests compare every trace with the formulas, and `algorithm="auto"` chooses by the seconds.
 
 Proved by: tests/collectives/test_closed_form.py, tests/collectives/test_papers.py
 """
@@ -34,9 +33,8 @@ class Algorithm:
     sizes are the elements of each rank's chunk; of an operation with a root both count from the root. seconds:
     (nbytes, ranks, alpha, beta) -> seconds on the alpha-beta clock until the last rank is done, when all ranks begin
     at once and the number of ranks divides the array of `nbytes`. Adding costs nothing there. A formula with a
-    parameter `overhead` counts it for every message that waits behind another one at a port; a formula without it says
-    that none does. A user's algorithm may have neither. function: what was registered; is_users: by a program, not by
-    minidist.
+    parameter `overhead` counts it for every message that waits behind another one at a port. A user's algorithm may
+    have neither. function: what was registered; is_users: by a program, not by minidist.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 `PointToPoint` sends and receives among a group of ranks. `Comm` is a rank's handle on a group, and `CollectiveCall` is
 one operation of all its ranks together, so an algorithm runs on either. Both hand their messages to a world, `Sim` or
-`MPIWorld`. The two have the same methods.
+`MPIWorld`, which have the same methods.
 
     comm.send(array, dest) ──▶ PointToPoint._post ──▶ Sim.post ──▶ Request
                                PointToPoint.wait  ──▶ Sim.wait
@@ -66,13 +66,13 @@ class Request:
 class Work:
     """A function that runs in a communicator's stream; `wait()` returns what the blocking call would have returned.
 
-    arrays: what the function reads and writes, so that the program must leave them alone until the wait. site: the line
-    that started it, where the world looks for it.
+    arrays: those that the function reads and writes, which the program leaves alone until the wait, and perhaps other
+    values. site: the line that started it, where the world looks for it.
     """
 
     comm: "PointToPoint"
     function: Callable[[], Any]
-    arrays: Sequence[np.ndarray] = ()
+    arrays: Sequence[Any] = ()
     context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
     watched: list[Any] = field(default_factory=list)  # what the world notes of the arrays, where it checks them
     finished: bool = False
@@ -138,7 +138,9 @@ class PointToPoint:
     def waitall(self, requests: Sequence[Request]) -> None:
         """Wait for each request, in the order given."""
         for request in requests:
-            self.wait(request)
+            if not request.finished:
+                self.world.wait(request)
+                request.finished = True
 
     def send(self, array: np.ndarray, dest: int, tag: int | None = None) -> None:
         """Send; block until the buffer may be used again: at once, or when the receiver arrives. Rely on neither."""
@@ -183,10 +185,7 @@ class PointToPoint:
     # streams and time -------------------------------------------------------------------------------------------------
 
     def run_async(self, function: Callable[[], Any], arrays: Sequence[np.ndarray] = ()) -> Work:
-        """Run `function` in the communicator's stream.
-
-        arrays: what it reads and writes; the program must leave them alone until the wait.
-        """
+        """Run `function` in the communicator's stream. arrays: see `Work`."""
         if not callable(function):
             hooks.wrong_arguments().refuse_function(self, function)
         work = Work(self, function, arrays)
@@ -224,7 +223,7 @@ class PointToPoint:
         for watcher in watchers.get():
             if watcher.operations is not None:
                 operations, watcher.operations = watcher.operations, []
-                self.compute(operations, name=PASS_OF.get(name, name))
+                self.world.compute(operations, 0.0, PASS_OF.get(name, name))
 
     @property
     def trace(self) -> Any:
@@ -283,10 +282,7 @@ class Comm(PointToPoint):
     # groups -----------------------------------------------------------------------------------------------------------
 
     def dup(self) -> "Comm":
-        """Return a communicator of the same ranks in another context, whose messages never meet this one's.
-
-        All members must call it.
-        """
+        """Return a communicator of the same ranks whose messages never meet this one's. All members must call it."""
         # Part of the name, so that two duplicates of one communicator are two contexts.
         self._children += 1
         return type(self)(self.world, f"{self.name}.{self._children}", self.members, self.rank, "dup")

@@ -76,10 +76,8 @@ class FlatParameters:
             parameter.grad = gradient
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise AutogradError(
-            f"the FlatParameters of {self._unit()} cannot be copied or pickled; copy the model, and make"
-            " FlatParameters(copy.parameters()) and the optimizer anew"
-        )
+        hooks.refusals().refuse_copy(self._unit())
+        return super().__reduce_ex__(protocol)
 
     def __len__(self) -> int:
         return len(self.parameters)

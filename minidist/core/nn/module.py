@@ -12,7 +12,7 @@ Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py, tests/nn/test_descr
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base import arrays as xp
@@ -29,7 +29,8 @@ class Module:
     """Base of layers and models. Subclasses set parameters and submodules as attributes and define `forward`.
 
     name: qualified name in the model, set by `initialize`; keys of random draws are made of it.
-    training: True until `eval()`; dropout looks at it.
+    training: True until `eval()`; dropout looks at it. minidist/nn/state.py has `train`, `eval`, `to`, `state_dict` and
+    `load_state_dict`, which the core does without.
     """
 
     name: str = ""
@@ -38,6 +39,13 @@ class Module:
     # Each entry is (hook, with_kwargs). Registering and removing replace the dict, so the class's empty one is shared.
     _forward_pre_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
     _forward_hooks: Mapping["HookHandle", tuple[Hook, bool]] = {}
+
+    if TYPE_CHECKING:
+        train: Callable[..., Self]
+        eval: Callable[[], Self]
+        to: Callable[[Any], Self]
+        state_dict: Callable[[], dict[str, xp.Array]]
+        load_state_dict: Callable[..., tuple[list[str], list[str]]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output; called through `module(...)`."""
@@ -180,39 +188,12 @@ class Module:
         for parameter in mine:
             parameter.zero_grad()
 
-    def train(self, mode: bool = True) -> Self:
-        """Training mode on (dropout drops) or off."""
-        for module in self.modules():
-            module.training = mode
-        return self
-
-    def eval(self) -> Self:
-        """Training mode off."""
-        return self.train(False)
-
-    def to(self, device: Any) -> Self:
-        """Move all parameters, their gradients and the buffers to a device, in place (nn/moving.py). Returns self."""
-        hooks.move(self, device)
-        return self
-
-    def state_dict(self) -> dict[str, xp.Array]:
-        """Qualified name to array, of parameters and buffers; a tied parameter under each of its names.
-
-        The arrays of parameters are their own, not copies.
-        """
-        return {name: parameter.data for name, parameter in self._all_parameters()} | dict(hooks.buffers(self))
-
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
-        """Copy values in; returns (missing, unexpected) names. With strict, any of them is an error that names the key.
-
-        A shape that differs is always an error, naming the key and both shapes.
-        """
-        return hooks.load_state_dict(self, state, strict)
-
-    # --- for people ---
-
     def __repr__(self) -> str:
         return hooks.describe(self)
+
+
+for name in ("train", "eval", "to", "state_dict", "load_state_dict"):
+    setattr(Module, name, hooks.added("module_methods", name))
 
 
 def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:

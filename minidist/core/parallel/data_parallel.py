@@ -5,11 +5,10 @@
     rank 2   rows 8..11   forward, backward ──┘
 
 It equals training on one device with the whole batch (up to rounding; job/equality/reference.py says when bit for bit)
-when three things hold: the replicas start equal (rank 0's values are broadcast), every gradient of every layer is
-summed, and the divisor of the loss is the *global* batch. With reduction="sum" each rank divides its loss by the global
-number of rows or tokens, which is right for shards of unequal size, too. reduction="mean" divides the sum by the number
-of ranks: PyTorch's meaning, right for shards of equal size. Losses that are means over different numbers of rows
-are then refused, when the gradient messages meet (`Bucket.equal`).
+when three things hold: the replicas start equal, every gradient of every layer is summed, and the divisor of the loss
+is the *global* batch. With reduction="sum" each rank divides its loss by the global number of rows or tokens, which is
+right for shards of unequal size, too. reduction="mean" divides the sum by the number of ranks: PyTorch's meaning, right
+for shards of equal size; losses that are means over different numbers of rows are refused when the gradients meet.
 
 A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the batch.
 
@@ -31,12 +30,9 @@ from minidist.core.parallel.gradients import BUCKET_MEGABYTES, GradientReducer, 
 class DistributedDataParallel(Module):
     """Wraps `module` so that a plain `loss.backward()` leaves the reduced gradient on every rank of `comm`.
 
-    reduction: "mean" (PyTorch's) or "sum" (divide the loss by the global count yourself). bucket_cap_mb, algorithm: see
-    `GradientReducer`. flat: the model's FlatParameters, when it has one already. `minidist.parallel.data_parallel` has
-    a class with further options.
-
-    At construction rank 0 sends its parameters to all ranks (purpose `startup`): replicas built from different seeds
-    become equal.
+    reduction: "mean" or "sum". bucket_cap_mb, algorithm: see `GradientReducer`. flat: the model's FlatParameters, when
+    it has one already. At construction rank 0 sends its parameters to all ranks (purpose `startup`).
+    `minidist.parallel.data_parallel` has a class with further options.
     """
 
     reducer_type = GradientReducer

@@ -50,8 +50,8 @@ class Axes:
     """This rank's communicator on each axis, and on the two products over which gradients are summed.
 
     pp, dp, cp, tp, ep, edp: as in `ParallelDims`. data: dp x cp (with context parallelism every rank sees a part of the
-    tokens, so each gradient is a summand). expert_data: edp x cp, for the experts, whose own rank has seen the tokens
-    of all ep ranks.
+    tokens, so each gradient is a summand, also where there is one replica). expert_data: edp x cp, for the experts,
+    whose own rank has seen the tokens of all ep ranks.
     """
 
     def __init__(self, dims: ParallelDims, comm: Comm) -> None:

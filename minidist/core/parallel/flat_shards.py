@@ -45,7 +45,7 @@ class Shard:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of values and summed gradient; the whole unit may have another one (`MixedPrecisionPolicy`)."""
+        """The dtype of values and summed gradient; the whole unit may have another one."""
         return self.flat.dtype if self.own is None else self.own.dtype
 
     @property
@@ -98,12 +98,7 @@ class Shard:
         return track(xp.empty_like(out), "communication") if self.filled else out
 
     def slices(self) -> list[FlatSlice]:
-        """Return this rank's trainable elements, one slice per parameter, for an optimizer.
-
-        A rank that owns none of them (padding, frozen parameters) gets one empty slice, so that its optimizer steps
-        and says `updated()` like that of every other rank.
-        """
+        """Return this rank's trainable elements, one slice per parameter, for an optimizer."""
+        # A rank that owns none gets an empty slice: its optimizer steps, and says `updated()`, as on every other rank.
         slices = flat_slices(self.flat, self.start, self.stop, source=self)
-        if not slices:
-            slices = [FlatSlice(self, 0, 0, p.name, p) for p in self.flat.parameters if p.requires_grad][:1]
-        return slices
+        return slices or [FlatSlice(self, 0, 0, p.name, p) for p in self.flat.parameters if p.requires_grad][:1]

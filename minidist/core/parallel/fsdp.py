@@ -14,9 +14,8 @@ their way while one computes, which hides a gather that takes no longer than the
 units.
 
 [1] and [2] are forward hooks. They mark the module's inputs and outputs on the tape, and backward calls [3] when the
-gradients of the outputs are complete and [4] when those of the inputs are. Autograd needs to know nothing of this: a
-node keeps the Parameter and not its array, so dropping the flat array frees the memory. fsdp_unit.py gathers, releases
-and reduces.
+gradients of the outputs are complete and [4] when those of the inputs are. A node keeps the Parameter and not its
+array, so dropping the flat array frees the memory. fsdp_unit.py gathers, releases and reduces.
 
 Sources: Rajbhandari et al., ZeRO, SC 2020, section 5.3; Zhao et al., PyTorch FSDP, VLDB 2023.
 Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_fully_shard_against_torch.py
@@ -69,14 +68,13 @@ def fully_shard(
     mesh: the communicator of the ranks, the same for all modules of a model. reshard_after_forward: True releases the
     unit after its forward and gathers it again for backward. False keeps it in between: 2 Psi elements instead of 3,
     and the memory of data parallelism. prefetch: how many modules are gathered ahead, in the order in which they ran
-    last time (the first pass gathers none ahead); the outermost module's value counts. reduction, algorithm: as for
-    `ZeroOptimizer`; all units of a model have one reduction. options: see `minidist.parallel.fsdp_options.Sharding`,
-    with which a mesh may have two axes, and reshard_after_forward be a number.
+    last time; the outermost module's value counts. reduction, algorithm: as for `ZeroOptimizer`, equal for all units.
+    options: see `minidist.parallel.fsdp_options.Sharding`, with which a mesh may have two axes, and
+    reshard_after_forward be a number.
 
-    The arrays of parameters while they are whole are copies that the next gather replaces, and read-only. At
-    construction rank 0 sends its parameters, and 16 B for each unit (`ReplicaGuard`), to all ranks (purpose `startup`).
-    A step with k micro-batches sends from each rank (n-1)/n of 2 k Psi elements (purpose `parameter_gather`) and of k
-    Psi (`gradient_reduce`).
+    While parameters are whole their arrays are read-only copies. At construction rank 0 sends its parameters, and 16 B
+    for each unit (`ReplicaGuard`), to all ranks (purpose `startup`). A step with k micro-batches sends from each rank
+    (n-1)/n of 2 k Psi elements (purpose `parameter_gather`) and of k Psi (`gradient_reduce`).
     """
     hooks.refusals().check_module("fully_shard", module, "mesh=comm")
     op = operation_of(reduction)
@@ -150,6 +148,7 @@ class FSDPState(BackwardObserver):
         self.ended: list[FSDPState] = []  # in which they ended; backward reaches the modules in the reverse order
         self.running: BackwardPass | None = None  # the backward pass; a forward inside it is a replayed one
         self.reducing: tuple[FSDPUnit, Work] | None = None  # the reduction in flight, and whose it is
+        self.node_done = comm.world.progress  # type: ignore[method-assign]  # what is in flight travels meanwhile
         guard.covers(module, module.parameters())
 
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
@@ -194,20 +193,16 @@ class FSDPState(BackwardObserver):
 
     def _post_forward(self, module: Module, args: tuple[Any, ...], output: Any) -> Any:
         """[2] Mark the outputs for backward and release this module."""
-        root, output = self.root, self.outputs(output)
+        root = self.root
+        self._advance_clock()
+        if is_grad_enabled():
+            output = backward_hooks(output, self._pre_backward, f"output of {module.name or 'model'}")
 
         # A replayed forward is followed by its backward, which needs the module at once: it stays whole.
         if root.running is None:
             for unit in self.units:
                 unit.after_forward(is_grad_enabled())
             root.ended.append(self)
-        return output
-
-    def outputs(self, output: Any) -> Any:
-        """Return the module's results, marked for [3]."""
-        self._advance_clock()
-        if is_grad_enabled():
-            output = backward_hooks(output, self._pre_backward, f"output of {self.module.name or 'model'}")
         return output
 
     # --- backward ---
@@ -220,10 +215,9 @@ class FSDPState(BackwardObserver):
         root.running = running
         self._advance_clock()
 
-        # The root hears of the pass's end, and of every node: `node_done`, `finished`.
+        # The root hears of every node and of the pass's end: `node_done`, `finished`.
         running.attach(root)
 
-        # Backward reaches the modules in the reverse order of their forwards' ends.
         self._gather()
         self._prefetch(root.ended[::-1])
         for unit in self.units:
@@ -234,10 +228,6 @@ class FSDPState(BackwardObserver):
         self._advance_clock()
         for unit in self.units:
             unit.after_backward(self.root)
-
-    def node_done(self) -> None:
-        """Let gathers and reductions travel while backward goes on."""
-        self.comm.progress()
 
     def finished(self) -> None:
         """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""
@@ -276,15 +266,12 @@ class FSDPState(BackwardObserver):
 
     def _forget_pass(self) -> None:
         """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
-        self.running = None
         self.guard.forget()
         if self.reducing is not None:
             self.reducing[1].wait()
-        self.reducing = None
+        self.running = self.reducing = None
         for unit in units_of(self.module):
             unit.forget()
-
-    # --- steps of the above ---
 
     def finish_reduction(self) -> None:
         """Wait for the reduction in flight, if there is one."""

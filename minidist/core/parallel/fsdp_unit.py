@@ -28,8 +28,7 @@ class FSDPUnit:
     """This rank's shard of a unit, and what of it is in flight. guard: of the `fully_shard` that makes the unit.
 
     gathers: the stream of its gathers. algorithm: of its reductions. keep: stay whole from forward until backward.
-    Methods take the `FSDPState` of the outermost module, `root`. `minidist.parallel.fsdp_options.OptionalUnit` has
-    further options.
+    Methods take the `FSDPState` of the outermost module, `root`.
     """
 
     def __init__(self, shard: Shard, guard: Guard, gathers: Comm, algorithm: str, keep: bool = False) -> None:
@@ -60,7 +59,6 @@ class FSDPUnit:
         if not self.flat.released:
             self.flat.release()
 
-        # The destination of the gather: the whole unit, in the dtype that it computes in.
         whole = track(xp.empty(self.flat.padded_numel, self.flat.dtype, self.device), "unsharded")
         with purpose("parameter_gather"):
             self.gather = self.all_gather(whole, root.guard.of_unit(self.flat, self.guard)), whole

@@ -9,9 +9,8 @@ the end, and a bucket is sent while the gradients of the layers before it are co
     [2] launch(b)   ... the sum of the bucket over the ranks starts, in a separate stream
     [3] finish()    at the end of the pass, wait for all of them
 
-All ranks launch buckets in index order, in whatever order their parameters become ready; otherwise one rank's
-bucket 0 would be added to another's bucket 1. A bucket that never completes is an error that names the parameter,
-because a gradient that is silently not reduced is a wrong gradient.
+A bucket that never completes is an error that names the parameter, because a gradient that is silently not reduced is a
+wrong gradient.
 
 Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
 Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.py, tests/misuse/test_misuse.py
@@ -116,13 +115,12 @@ def make_buckets(flat: FlatParameters, cap_bytes: float, guard: Guard | None = N
 
 
 class GradientReducer(BackwardObserver):
-    """Sums (or averages) the gradients of one FlatParameters over `comm`, bucket by bucket, while backward runs.
+    """Sums ("sum") or averages ("avg") the gradients of one FlatParameters over `comm` while backward runs.
 
     `observe` makes plain `loss.backward()` do all of it. Without it, call `ready` for each parameter and then `finish`.
-
-    op: "sum" or "avg". algorithm: of the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
-    faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). A rank sends 2 (n-1)/n of each bucket, in
-    2 (n-1) messages, under purpose `gradient_reduce`. Another function may take the place of `send`.
+    algorithm: of the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is faster.
+    bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). A rank sends 2 (n-1)/n of each bucket, in 2 (n-1)
+    messages, under purpose `gradient_reduce`.
     """
 
     operation = "all_reduce"  # whose algorithm it is
@@ -144,6 +142,7 @@ class GradientReducer(BackwardObserver):
             ALGORITHMS[self.operation][str(algorithm)]  # an unknown name is an error now, not in backward
         check_communicator(comm, "GradientReducer")
         self.flat, self.comm, self.op, self.algorithm = flat, comm, op, algorithm
+        self.node_done = comm.world.progress  # type: ignore[method-assign]  # buckets travel meanwhile
 
         # The plan of the messages, which is the same on every rank.
         self.guard = guard or new_guard(op, comm)
@@ -158,7 +157,7 @@ class GradientReducer(BackwardObserver):
         self.manually = False  # does the caller call `ready` and `finish`, after any number of passes?
 
     def _begin_anew(self) -> None:
-        """Begin a pass with no parameter ready and no bucket launched."""
+        """Begin a pass: no parameter is ready, no bucket launched."""
         for missing, bucket in zip(self.missing, self.buckets, strict=True):
             missing.update(bucket.parameters)
         self.works: list[Any] = []  # of the buckets launched so far
@@ -208,10 +207,6 @@ class GradientReducer(BackwardObserver):
         elif not self.manually:
             self.flat.unsynchronized = True  # an optimizer refuses to step with it
 
-    def node_done(self) -> None:
-        """Let the buckets that were launched travel while backward goes on."""
-        self.comm.progress()
-
     # --- the three steps ---
 
     def ready(self, parameter: Parameter) -> None:
@@ -222,7 +217,8 @@ class GradientReducer(BackwardObserver):
             return
         self.missing[bucket.index].discard(parameter)
 
-        # Buckets leave in index order on every rank; a complete one waits until those before it are complete.
+        # Buckets leave in index order on every rank, or one rank's bucket 0 would be added to another's bucket 1. A
+        # complete one waits until those before it are complete.
         while len(self.works) < len(self.buckets) and not self.missing[len(self.works)]:
             self.launch(self.buckets[len(self.works)])
 
@@ -239,15 +235,16 @@ class GradientReducer(BackwardObserver):
         return all_reduce(self.comm, bucket.flat.grad_buffer[bucket.slice], self.op, async_op=True, **how)
 
     def finish(self) -> None:
-        """[3] Wait for every bucket. Each gradient then is the sum over all ranks, plus what earlier passes had summed.
-
-        Raises UnusedParameterError when a parameter never got ready.
-        """
+        """[3] Wait for every bucket, also where no parameter got ready."""
         self._taking_part = True
         self.finished()
 
     def finished(self) -> None:
-        """[3] Do the work of `finish`, at the end of a pass in which a parameter got ready."""
+        """[3] After a pass in which a parameter got ready, wait for every bucket.
+
+        Each gradient then is the sum over all ranks, plus what earlier passes had summed. Raises UnusedParameterError
+        when a parameter never got ready.
+        """
         if not self._taking_part:
             return
         try:

@@ -8,12 +8,11 @@
     apply_context_parallel    cp   each rank has a part of every sequence; attention communicates between the parts
 
 Call the last three in this order, before parameters become flat arrays. Every rank builds the whole model from the same
-seed and keeps its shards, so the gathered shards *are* the single-device weights, and nothing is sent; a rank with
-other weights is refused, at once or with the next message of a collective.
+seed and keeps its shards, so the gathered shards *are* the single-device weights, and nothing is sent.
 
-A plan says how each module is split. A key is a module's qualified name and may hold `*`; what no key names stays whole
-on every rank. Each parameter then carries a `Layout`, which checkpoints, clipping and counting read. Plans of other
-models, and other kinds of attention, are added in `hooks.plan_sources` and `hooks.split_attention`.
+A plan says how each module is split; what no key names stays whole on every rank. Each parameter then carries a
+`Layout`, which checkpoints, clipping and counting read. Plans of other models, and other kinds of attention, are added
+in `hooks.plan_sources` and `hooks.split_attention`.
 
 Source of the plans: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 3.
 
@@ -46,8 +45,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     """Split `module` over `comm` (`mesh["tp"]`) as `plan` says; returns the module that takes its place. Sends nothing.
 
     plan: {qualified name, "" for the module itself, with `*` for a part: a style or a list of them}. axis: the mesh
-    axis's name, for the layouts. Raises UsageError for a name that no module has, for numbers that do not divide, for a
-    tied parameter that is split in one place only, and for a model that is flat already; MismatchError when a rank has
+    axis's name, for the layouts. Raises UsageError for a plan that does not fit, and MismatchError when a rank has
     other weights, at once or with the next message.
     """
     for check in hooks.model_checks:
@@ -114,10 +112,7 @@ def gpt_plan(vocab_size: int) -> Styles:
 
 
 def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
-    """Return the plan of a model: Megatron's for a GPT, or what a function of `hooks.plan_sources` has for it.
-
-    Raises UsageError for a model for which there is none.
-    """
+    """Return the plan of a model: what a function of `hooks.plan_sources` has for it, or Megatron's for a GPT."""
     for plan_of in hooks.plan_sources:
         plan: Plan | None = plan_of(model, sequence_parallel)
         if plan is not None:
@@ -128,10 +123,7 @@ def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan
 
 
 def apply_expert_parallel(model: Module, comm: Comm, style: ExpertParallel | None = None) -> Module:
-    """Shard a model's experts over `comm`: an all-to-all brings each token to the rank of its expert, and back.
-
-    style: of each mixture, in the place of `ExpertParallel`. Raises UsageError for a model without experts.
-    """
+    """Shard a model's experts over `comm`. style: of each mixture, in the place of `ExpertParallel`."""
     mixtures = [name for name, module in model.named_modules() if isinstance(module, MixtureOfExperts)]
     if not mixtures:
         raise UsageError(f"apply_expert_parallel: the {type(model).__name__} has no experts; give it n_experts")
@@ -168,9 +160,7 @@ def apply_context_parallel(
 
 
 def use_positions(model: Any, positions: xp.Array) -> None:
-    """Look up position embeddings and rotary angles at `positions`, the tokens' places in the whole text.
-
-    A hook, so that it also holds in a pipeline stage, whose input does not say where its tokens are.
-    """
+    """Look up position embeddings and rotary angles at `positions`, the tokens' places in the whole text."""
+    # A hook, so that it also holds in a pipeline stage, whose input does not say where its tokens are.
     table: Module = model.decoder.wpe if isinstance(model, GPT) else model.decoder.rotary_emb
     table.register_forward_pre_hook(lambda _, arguments: positions)

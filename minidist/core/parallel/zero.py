@@ -1,9 +1,8 @@
 """ZeRO 1 and 2: data parallelism in which every rank keeps and steps 1/n of the optimizer (2: and of the gradient).
 
 Data parallel ranks all hold the same optimizer state and all do the same update: n times the memory for one result.
-Here the flat parameters are cut into n shards. A rank needs the summed gradient of its shard only, so the
-all-reduce becomes its first half, a reduce-scatter; it steps its shard; the second half, an all-gather, then sends
-*parameters*:
+Here the flat parameters are cut into n shards. A rank needs the summed gradient of its shard only, so the all-reduce
+becomes its first half; the second half then sends *parameters*:
 
     [1] gradients     | 0 | 1 | 2 |   ── reduce-scatter ──▶   rank r: the sum of shard r    (n-1)/n of the gradient
     [2] optimizer     rank r steps shard r with 1/n of the state
@@ -70,8 +69,7 @@ class ShardReducer(GradientReducer):
         bucket = self.bucket_of[parameter]
         array = self.arrays[bucket.index] = track(xp.empty(bucket.size, self.flat.dtype, self.flat.data), "gradient")
 
-        # The parameters' gradients are views of this array. They come from the end; in the flat order the last one is
-        # first.
+        # The parameters' gradients are views of this array; a bucket names them from the last to the first.
         used = 0
         for p in bucket.parameters[::-1]:
             p.gradient.buffer = array[used : used + p.size].reshape(p.shape)
@@ -120,15 +118,13 @@ class ZeroOptimizer:
         model(batch).backward()      # gradients are reduced to their owners while this runs
         zero.step()                  # each rank steps its shard, then the parameters are gathered
 
-    stage: 1 or 2. reduce_bucket_size: the largest number of elements of a gradient bucket; a bucket that crosses a
-    shard boundary is sent to each owner. reduction: "mean" or "sum" over the ranks, as for `DistributedDataParallel`.
-    algorithm: of the reduce-scatter; "ordered" gives bits that do not depend on the buckets. module: what has the
-    parameters, if it is known. defaults: arguments of `optimizer_class`, but for alignment=1024: shards begin at
-    multiples of it. `minidist.parallel.zero` has a class with further options.
+    stage: 1 or 2. reduce_bucket_size: the largest number of elements of a gradient bucket. reduction, algorithm: as for
+    `DistributedDataParallel`. module: what has the parameters, if it is known. defaults: arguments of
+    `optimizer_class`, but for alignment=1024: shards begin at multiples of it. `minidist.parallel.zero` has a class
+    with further options.
 
     A rank sends, with Psi padded elements and k micro-batches, (n-1)/n of: stage 1 Psi, stage 2 k Psi (purpose
-    `gradient_reduce`), and Psi (purpose `parameter_gather`). At construction rank 0 sends its parameters to all ranks
-    (purpose `startup`).
+    `gradient_reduce`), and Psi (purpose `parameter_gather`); at construction also rank 0 its parameters (`startup`).
     """
 
     reducer_type = ShardReducer

@@ -6,9 +6,9 @@
                       everywhere    1/n           1/n           (m+1) (n-1)/n Psi                 ZeRO 2
     FullySharded      1/n           1/n           1/n           3 m (n-1)/n Psi                   ZeRO 3, FSDP
 
-with m micro-batches. A model that is not cut by a pipeline is one stage. Each stage of a pipeline has a separate data
-axis, and so have experts that are distributed over ranks, because other ranks hold replicas of them. In a job,
-`minidist/job/train/strategies/sharded.py` extends the two sharded classes under the same names.
+with m micro-batches. Each stage of a pipeline has a separate data axis, and so have experts that are distributed over
+ranks, because other ranks hold replicas of them. In a job, `minidist/job/train/strategies/sharded.py` extends the two
+sharded classes under the same names.
 
 A unit of ZeRO 3 is a set of parameters that are gathered and released together, and so are in one flat array:
 
@@ -43,8 +43,7 @@ class Group:
 
     comm: these ranks; mesh: over what ZeRO 3 shards on them; axes: all axes. zero, reduction: as in `ParallelLayout`.
     experts: whether the parameters are cut over the axis ep. tied: names of parameters that other stages have too.
-    expert_mesh: over what ZeRO 3 shards the module's experts, when these are another group, because it shards both at
-    once. options: further arguments of the wrapper.
+    expert_mesh: over what ZeRO 3 shards the module's experts, when these are another group. options: of the wrapper.
     """
 
     module: Module

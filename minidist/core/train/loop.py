@@ -17,8 +17,7 @@ from minidist.core.train.task import global_loss
 class Loop:
     """The training of a strategy that `parallelize` has made: `Loop(strategy).train(range(20))` on every rank.
 
-    What a subclass adds stands between the parts of a step, and does nothing here. It may change `strategy` between two
-    steps. losses: of the steps that were made.
+    What a subclass adds stands between the parts of a step. It may change `strategy` between two steps.
     """
 
     def __init__(self, strategy: Any) -> None:

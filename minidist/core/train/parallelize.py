@@ -11,8 +11,7 @@ Every rank builds the whole model from the seed and keeps its part, so all parts
 that is why a tensor-parallel plan can use the whole model's names although the model is cut into stages later.
 
 Gradients are finished from the inside outwards: shards and norms while backward runs (2, 3), then replicas of a tied
-weight on two stages (5), then the data axis (6), then step; with ZeRO 2 and 3 the data axis comes first, in
-every micro-batch, and the shards of the tied weight last.
+weight on two stages (5), then the data axis (6); with ZeRO 2 and 3 the data axis comes first, in every micro-batch.
 
 Proved by: tests/train/test_core_runs.py, tests/train/test_axes.py, tests/train/test_pipelines.py
 """
@@ -52,11 +51,7 @@ class Parts:
 
 
 def parallelize(task: Task, comm: Comm, layout: ParallelLayout, parts: Parts = Parts()) -> Any:
-    """Apply every axis to the task's model and return this rank's strategy. All ranks of `comm` call it.
-
-    Sends the weights of rank 0 along the data axis (purpose startup); in a pipeline also what `Pipeline` sends at its
-    start.
-    """
+    """Apply every axis to the task's model and return this rank's strategy. All ranks of `comm` call it (startup)."""
     check_communicator(comm, "parallelize")
     axes = layout.axes(comm)
 
@@ -92,10 +87,9 @@ def apply_data_parallel(
     stage: int = 0,
     tied: Collection[str] = (),
 ) -> list[DataAxis]:
-    """Apply 6 and return the data axes of a stage; sends the weights of rank 0 (purpose startup).
+    """Apply 6 and return the data axes of a stage: one, or two with distributed experts.
 
-    There is one, or two with distributed experts. stage: its number in a pipeline; tied: the names of parameters that
-    other stages have too.
+    stage: its number in a pipeline; tied: the names of parameters that other stages have too.
     """
     # Where a sum depends on the whole bucket, both stages must have a tied weight in equal ones.
     groups = grouped(module.parameters(), tied if layout.zero == 2 or parts.sums_buckets else ())

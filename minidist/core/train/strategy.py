@@ -4,10 +4,8 @@
     forward_backward(step)    this rank's micro-batches; gradients are summed over all ranks when it returns
     update(step)              let the optimizers step
 
-Without a pipeline each data-parallel rank runs its own micro-batches through the model (ZeRO 2 and 3 reduce in each):
-
-    micro-batch i    forward, backward     while i is not the last: gradients are added on this rank (`no_sync`)
-    the last one     forward, backward     buckets are reduced over the data axis while backward runs
+Without a pipeline each data-parallel rank runs its own micro-batches through the model. Gradients are added on this
+rank (`no_sync`) until the last one, in which buckets are reduced over the data axis; ZeRO 2 and 3 reduce in each.
 
 In a pipeline a rank runs its stages by a plan, and each stage has its data axes:
 
@@ -128,8 +126,6 @@ class PipelineStrategy(Strategy):
             coordinates=self.coordinates,
         )
 
-    # --- what a subclass may choose -----------------------------------------------------------------------------------
-
     def make_plan(self, task: Task, layout: ParallelLayout) -> Plan:
         """Return the plan of a step."""
         return get_schedule(layout.schedule).plan(layout.pp, task.microbatches, layout.chunks)
@@ -137,8 +133,6 @@ class PipelineStrategy(Strategy):
     def cut(self, task: Task, stages: int) -> tuple[Sequence[Module], Sequence[str]]:
         """Return the model's stages, and the names of the parameters that several of them have."""
         return cut_model(task.model, stages)
-
-    # --- the phases of a step -----------------------------------------------------------------------------------------
 
     def forward_backward(self, step: int) -> list[float]:
         self.current_step = step

@@ -3,12 +3,9 @@
     micro-batch number       0  1  2  3 | 4  5  6  7       the i-th of the m of replica r has the number r m + i,
     replica (dp rank)            0      |      1           on every rank and in every layout
 
-A loss is divided by the rows or tokens of the whole step, so the sum over all micro-batches is the mean.
-
-The loss of a step: the micro-batches' losses of all ranks, added in their global order.
-
-Floating-point addition is not associative, so a sum has the same digits everywhere only if every rank adds the same
-numbers in the same order. That is why losses are gathered and added, and not all-reduced.
+A loss is divided by the rows or tokens of the whole step, so the sum over all micro-batches is the mean. The losses of
+all ranks are gathered and added in their global order, and not all-reduced, so that the sum has the same digits
+everywhere.
 
 How the ranks of a job share its model and its batch: a degree for each axis, and what is chosen on each of them.
 
@@ -47,8 +44,7 @@ class Task(ABC):
     """The base class: what `parallelize` and the strategies ask for. A subclass has the data and the optimizer.
 
     model: whole, until `parallelize` puts this rank's parts in its place. dtype: of the model. seed: of dropout.
-    context: tokens of a whole sample. positions: of this rank's tokens, where sequences are split; `parallelize` sets
-    them.
+    context: tokens of a whole sample. positions: of this rank's tokens, which `parallelize` sets for split sequences.
     """
 
     model: Any
@@ -56,8 +52,6 @@ class Task(ABC):
     seed: int = 0
     context: int = 0
     positions: Array | None = None
-
-    # --- what a subclass has ------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -91,8 +85,6 @@ class Task(ABC):
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss from which backward starts."""
         return loss
-
-    # --- what follows from it -----------------------------------------------------------------------------------------
 
     @property
     def is_language_model(self) -> bool:
@@ -168,9 +160,8 @@ class ParallelLayout(ParallelDims):
     """The degrees of `ParallelDims`, and how each axis works.
 
     zero: 0, whole replicas; 1 shards the optimizer, 2 the gradients too, 3 the parameters too. reduction: the algorithm
-    that sums gradients. schedule: the order of a pipeline that drains in every step. chunks (v): stages of a pipeline
-    rank; None: what the schedule takes. attention: how the parts of a sequence meet. ulysses (u): neighbours that
-    exchange heads, with "ulysses-ring". sequence_parallel: norms and dropout on 1/tp of the sequence.
+    that sums gradients. schedule, chunks (v): of the pipeline. attention: how the parts of a sequence meet. ulysses
+    (u): neighbours that exchange heads, with "ulysses-ring". sequence_parallel: norms and dropout on 1/tp of it.
     """
 
     zero: int = 0

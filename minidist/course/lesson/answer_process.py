@@ -34,11 +34,11 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
+from minidist.base.errors import DeadlockError, MinidistError, reason, text_of
 from minidist.base.traces import Trace
 from minidist.comm import SimWorld, call_site
 from minidist.comm.program_lines import line_of_error
 from minidist.comm.sim.watched import Watched
-from minidist.core.base.errors import DeadlockError, MinidistError, reason, text_of
 from minidist.core.comm import Comm
 from minidist.core.comm.sim.matching import SimRequest
 from minidist.course.lesson.library_calls import refuse_library_calls

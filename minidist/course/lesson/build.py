@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import MinidistError, UsageError, quoted, quoted_path
 from minidist.base.extras import extra
-from minidist.core.base.errors import MinidistError, UsageError, quoted, quoted_path
 from minidist.course.lesson.numbers import SOURCES, current, number_of
 from minidist.course.lesson.runner import SEED
 

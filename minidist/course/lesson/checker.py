@@ -20,8 +20,8 @@ from multiprocessing import Pipe
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from minidist.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.comm import call_site
-from minidist.core.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.course.lesson import mpi_leg
 from minidist.course.lesson.exercise import find
 from minidist.course.lesson.judge import Request, Verdict

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import parse_json
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.course.lesson.exercise import Exercise, exercises
 from minidist.course.lesson.judge import Request, Verdict, judge
 from minidist.course.lesson.numbers import current

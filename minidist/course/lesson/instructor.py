@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.read_file import read_toml
-from minidist.core.base.errors import UsageError, quoted_path
 from minidist.course.lesson.exercise import Exercise
 from minidist.course.lesson.grade import exercises_of
 from minidist.course.lesson.numbers import number_of

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import reason
 from minidist.base.plain_pickle import BadPickleError
-from minidist.core.base.errors import reason
 from minidist.core.comm import Comm
 from minidist.course.lesson.answer_process import Answer, Job, refuse_exercises
 from minidist.course.lesson.exercise import Case, Exercise

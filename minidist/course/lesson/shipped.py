@@ -8,8 +8,8 @@ Proved by: tests/lesson/test_student.py, tests/test_wheel.py
 import ast
 from pathlib import Path
 
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.files import writing
-from minidist.core.base.errors import UsageError, quoted_path
 from minidist.course.lesson.handout import handed_out, handout
 
 PACKAGE = Path(__file__).resolve().parents[2]

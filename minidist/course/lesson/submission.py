@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import parse_json
 from minidist.comm.has_run import has_run
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.course.lesson.exercise import Exercise
 
 

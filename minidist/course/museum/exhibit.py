@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
+from minidist.base.errors import reason
 from minidist.core.base.arrays import Array
-from minidist.core.base.errors import reason
 
 _MISSING = object()
 

@@ -21,11 +21,11 @@ from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, init_device_mesh
 from minidist.core.nn import GPT, MLP, GPTConfig, Module
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.optim import SGD
 from minidist.course.museum.exhibit import Recording
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.nn import relu
+from minidist.optim import SGD
 from minidist.parallel.data_parallel import DistributedDataParallel
 
 STEPS = 12

@@ -13,7 +13,7 @@ from minidist.core.base.layout import Layout
 from minidist.core.nn import GPT, experts
 from minidist.core.parallel.context import ring_attention
 from minidist.core.parallel.expert import dispatch
-from minidist.core.parallel.tensor import layers, regions, sharding, vocabulary
+from minidist.core.parallel.tensor import layers, sharding, vocabulary
 from minidist.course.museum import split_jobs as jobs
 from minidist.course.museum.exhibit import Patch, replaces
 from minidist.nn import Llama
@@ -27,7 +27,7 @@ from minidist.parallel.tensor import full_state, grad_norm, llama, sequence_laye
 def bias_on_every_rank(_: Any, self: Any, x: Any) -> Any:
     """the bias of a row-parallel layer goes into each rank's product, so the sum contains it once per rank"""
     y = linear(x, self.weight, self.bias, None, self.weight_is_in_out)
-    return regions.reduce_from_tensor_parallel_region(y, self.comm)
+    return layers.reduce_from_tensor_parallel_region(y, self.comm)
 
 
 def contiguous_qkv(patch: Patch) -> None:

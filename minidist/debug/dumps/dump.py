@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path, reason
 from minidist.base.half import named_dtype
 from minidist.base.limits import MAX_RANKS
 from minidist.base.read_file import read_json
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path, reason
 
 LAYOUT = "layout.json"
 KINDS = ("weights", "activations", "gradients", "batch")

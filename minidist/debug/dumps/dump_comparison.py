@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.half import named_dtype
 from minidist.core.autograd import Tensor
-from minidist.core.base.errors import UsageError, quoted, quoted_path
 from minidist.core.nn import GPT, GPTConfig
 from minidist.debug.dumps.dump import Dump
 from minidist.debug.dumps.dump_names import Heads, Named, to_ours

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted_path, reason
 from minidist.base.plain_pickle import BadPickleError, read_plain_pickle
 from minidist.base.read_file import check_path, parse_json
-from minidist.core.base.errors import UsageError, quoted_path, reason
 from minidist.debug.flight_recorder.dump import BadDumpError, Dump, dump_of
 from minidist.debug.flight_recorder.log_lines import is_text
 from minidist.debug.flight_recorder.logs import Log, read_log

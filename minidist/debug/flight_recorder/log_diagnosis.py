@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted_path
 from minidist.comm.unlike_calls import ranks_text
-from minidist.core.base.errors import UsageError, quoted_path
 from minidist.debug.flight_recorder.diagnosis import MAX_LINES, Diagnosis, Difference, diagnose, shortened, together
 from minidist.debug.flight_recorder.dump import Operation
 from minidist.debug.flight_recorder.files import read_files

@@ -28,7 +28,7 @@ import numpy as np
 from minidist.comm.buffers import contents
 from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.header import dtype_name
-from minidist.comm.sim.checks.buffer_watch import Watched
+from minidist.comm.sim.checks import Watched
 from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.sim_world import SimWorld
 from minidist.comm.sim.watched import Watched as WatchedMessages

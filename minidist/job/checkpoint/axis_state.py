@@ -10,7 +10,7 @@ Proved by: tests/techniques/test_compression.py
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from minidist.core.base.errors import UsageError, quoted_path
+from minidist.base.errors import UsageError, quoted_path
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 from minidist.job.checkpoint.rank_state import rank_state_shards, read_rank_state
 from minidist.job.checkpoint.saved_job import SavedStrategy

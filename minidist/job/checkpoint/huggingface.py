@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.files import writing
 from minidist.base.half import named_dtype
 from minidist.base.read_file import parse_json, read_json
-from minidist.core.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.checkpoint.saved_model import saved_config, vocabulary_of
 from minidist.job.config.models import llama_inner

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted, quoted_path
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 
 

@@ -17,13 +17,13 @@ from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, quoted_path, reason
 from minidist.base.meta import NoDevice
 from minidist.base.read_file import check_path
 from minidist.base.records import Field, Record, WrongValue
 from minidist.comm.sim.folded import others_of, seen_from
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import Array, creating
-from minidist.core.base.errors import UsageError, quoted_path, reason
 from minidist.core.comm import Comm
 from minidist.core.parallel.dims import Axes
 from minidist.job.checkpoint.axis_state import axis_state_shards, load_axis_state

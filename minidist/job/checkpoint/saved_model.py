@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.core.base.errors import UsageError, quoted_path
+from minidist.base.errors import UsageError, quoted_path
 from minidist.job.checkpoint.buffers import load_buffers
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.checkpoint.resume import read_job_state

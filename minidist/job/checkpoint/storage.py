@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from minidist.core.base.errors import UsageError, quoted_path
+from minidist.base.errors import UsageError, quoted_path
 
 fcntl: Any
 try:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import MAX_TOML_LINE, parse_toml, read_json, read_toml
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.job.config.train_config import TrainConfig
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.read_file import read_json, read_text
-from minidist.core.base.errors import UsageError, quoted, quoted_path
 from minidist.job.config.deepspeed_keys import NVME, UNBOUNDED, note_of, unknown
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.techniques import installed

@@ -6,9 +6,9 @@ Proved by: tests/config/test_own_model.py, tests/commands/test_generation.py
 import inspect
 from typing import Any
 
+from minidist.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.base.half import DTYPES, named_dtype
 from minidist.base.user_file import load_function
-from minidist.core.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.core.nn import GPT, MLP, GPTConfig, Module
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.techniques import model_options

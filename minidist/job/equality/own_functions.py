@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.user_file import load_function
 from minidist.comm import SimWorld
 from minidist.comm.has_run import has_run
 from minidist.core.autograd import Tensor
 from minidist.core.base.arrays import Array
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.core.comm import Comm
 from minidist.job.equality.difference_patterns import NO_PATTERN, Context, distance, explain
 

@@ -21,9 +21,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.files import strict, writing
 from minidist.base.read_file import parse_json
-from minidist.core.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.job.train.state import StepEnd, StepState
 
 METRICS_BEGIN = '{"step": '  # the first characters of every file of metrics

@@ -16,6 +16,7 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.coordinates import running_batch
+from minidist.base.watchers import Watcher, watchers, watching
 from minidist.core.autograd.backward import BackwardPass
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import (
@@ -28,7 +29,6 @@ from minidist.core.autograd.tensor import (
     set_grad_enabled,
 )
 from minidist.core.base.errors import AutogradError
-from minidist.core.base.watchers import Watcher, watchers, watching
 
 
 class _Segment(Watcher):
@@ -86,7 +86,12 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
         again = context.copy().run(forward)
         node = again.node if isinstance(again, Tensor) else _joined(again, arrived)
         del again  # the values are not needed a second time
-        running.run_nested(node, g, used)
+        # The recomputed graph is visited in the same pass; this node itself is no longer a use of its parameters.
+        tape = [] if node is None else running.collect(node)
+        for parameter in used:
+            running.site_done(parameter)
+        if node is not None:
+            running.visit(node, g, tape)
         leaves = [leaf for leaf, (_, _, is_tensor) in zip(inputs, kept, strict=True) if is_tensor]
         return [xp.zeros_like(leaf.data) if leaf.grad is None else leaf.grad for leaf in leaves]
 

@@ -57,6 +57,17 @@ class DroppedWeights(NamedTuple):
         return e
 
 
+class DroppedParts(NamedTuple):
+    """Which weights stay (batch, key-value heads, heads of each, queries, keys), and their factor."""
+
+    keep: xp.Array
+    scale: float
+
+    def __call__(self, weights: xp.Array, queries: slice, keys: xp.Array) -> xp.Array:
+        """Return the weights of these queries and keys less the dropped ones."""
+        return weights * self.keep[..., queries, :][..., keys] * xp.as_array(self.scale, weights.dtype)
+
+
 def dropped_weights(dropout: WeightDropout, samples: int, heads: int, length: int) -> DroppedWeights:
     """Draw which weights of attention stay."""
     return DroppedWeights(dropout.mask(samples, heads, length), dropout.scale)

@@ -6,11 +6,11 @@ Proved by: tests/autograd/test_fused.py, tests/autograd/test_refusals.py
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.base.errors import AutogradError, DtypeError, ShapeError, UsageError, quoted, reason
 from minidist.base.limits import check_number
 from minidist.core.autograd.parameter import Parameter
 from minidist.core.autograd.tensor import Tensor
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import AutogradError, DtypeError, ShapeError, UsageError, quoted
 
 
 def refuse_logits(logits: Any) -> None:
@@ -69,6 +69,11 @@ def refuse_indices(indices: xp.Array, weight: Parameter) -> None:
         f"embedding: index {worst} is out of range: the weight of shape {weight.shape} has rows"
         f" 0..{weight.shape[0] - 1}"
     )
+
+
+def refuse_index(x: Tensor, index: Any, error: IndexError) -> None:
+    """Raise ShapeError: NumPy has refused the index of a tensor with this error."""
+    raise ShapeError(f"getitem: index {quoted(index)} does not fit shape {x.shape} ({reason(error)})") from None
 
 
 def refuse_operands(one: Any, two: Any) -> None:

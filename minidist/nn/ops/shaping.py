@@ -6,10 +6,10 @@ Proved by: tests/autograd/test_operations.py
 from collections.abc import Sequence
 from typing import Any
 
+from minidist.base.errors import DtypeError, ShapeError, reason
 from minidist.core.autograd.operators import getitem, summed_to
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
-from minidist.core.base.errors import DtypeError, ShapeError, reason
 
 
 def transpose(x: Tensor, axes: Any = None) -> Tensor:

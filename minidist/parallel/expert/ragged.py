@@ -22,7 +22,7 @@ from minidist.core.collectives import all_gather, all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
 from minidist.core.parallel.expert.dispatch import Exchange, ExpertParallel
-from minidist.core.parallel.tensor.regions import contiguous
+from minidist.core.parallel.tensor.layers import contiguous
 
 
 class RaggedExpertParallel(ExpertParallel):

@@ -23,7 +23,7 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel import model_parallel
 from minidist.core.parallel.model_parallel import Plan, Styles
 from minidist.core.parallel.tensor import layers as split
-from minidist.core.parallel.tensor.regions import border, contiguous
+from minidist.core.parallel.tensor.layers import border, contiguous
 from minidist.core.parallel.tensor.sharding import ShardContext
 
 

@@ -23,8 +23,12 @@ from minidist.core.comm import Comm
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.model_parallel import Styles
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
-from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region
+from minidist.core.parallel.tensor.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    copy_to_tensor_parallel_region,
+    split_heads,
+)
 from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
 from minidist.parallel.tensor.gathering import gather_logits

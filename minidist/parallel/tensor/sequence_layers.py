@@ -17,8 +17,7 @@ from typing import Any
 from minidist.core.autograd import Tensor
 from minidist.core.parallel.model_parallel import Styles
 from minidist.core.parallel.tensor import layers
-from minidist.core.parallel.tensor.layers import RowParallelLinear
-from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region
+from minidist.core.parallel.tensor.layers import RowParallelLinear, copy_to_tensor_parallel_region
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead
 from minidist.parallel.tensor import gathering
 from minidist.parallel.tensor.gathering import ColumnParallelLinear

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, cast
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.memory import MemoryAccount
 from minidist.base.meta import MetaArray
+from minidist.base.watchers import current, watchers
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.core.base import arrays as xp
-from minidist.core.base.watchers import current, watchers
 from minidist.core.pipeline.lowering import Key
 from minidist.core.pipeline.runtime.pipeline import Pipeline
 

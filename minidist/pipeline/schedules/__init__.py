@@ -11,8 +11,8 @@ refusals.py   sizes and options that a schedule cannot have
 """
 
 from minidist.core.base.registry import import_modules
-from minidist.core.pipeline.plan.registry import SCHEDULES, Schedule
-from minidist.core.pipeline.plan.registry import get_schedule as get_schedule
+from minidist.core.pipeline.plan.plan import SCHEDULES, Schedule
+from minidist.core.pipeline.plan.plan import get_schedule as get_schedule
 from minidist.pipeline.schedules.load import load_plan as load_plan
 from minidist.pipeline.schedules.text import from_cells as from_cells
 from minidist.pipeline.schedules.text import from_csv as from_csv

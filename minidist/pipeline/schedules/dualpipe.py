@@ -13,8 +13,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 
 from collections import deque
 
-from minidist.core.pipeline.plan.plan import B, F, I, Item, W
-from minidist.core.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.plan import B, F, I, Item, Orders, W, schedule
 
 
 def _even(p: int, m: int, v: int) -> str | None:

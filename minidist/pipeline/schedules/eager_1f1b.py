@@ -13,7 +13,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
 from minidist.core.pipeline.plan.one_f_one_b import stage_order
-from minidist.core.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.plan import Orders, schedule
 
 
 @schedule("eager-1f1b", aliases=("Eager1F1B",))

@@ -8,8 +8,7 @@ so sharded weights are gathered once per pass. Source: Lamy-Poirier, Breadth-fir
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.plan import B, F, every
-from minidist.core.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.plan import B, F, Orders, every, schedule
 
 
 @schedule("looped-bfs", aliases=("ScheduleLoopedBFS", "breadth-first"), chunks=None)

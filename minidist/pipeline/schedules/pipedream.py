@@ -24,8 +24,7 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.pipeline.plan.one_f_one_b import stage_order
-from minidist.core.pipeline.plan.plan import STEP, Action, Plan, actions_of
-from minidist.core.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.plan import STEP, Action, Orders, Plan, actions_of, schedule
 
 
 def _complete(plan: Plan, options: Mapping[str, Any]) -> Plan:

@@ -15,8 +15,7 @@ from typing import Any
 
 from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.plan.one_f_one_b import stage_order
-from minidist.core.pipeline.plan.plan import Plan
-from minidist.core.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.plan import Orders, Plan, schedule
 
 
 def _at_least_p(p: int, m: int, v: int) -> str | None:

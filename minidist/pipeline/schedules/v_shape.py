@@ -21,8 +21,7 @@ Proved by: tests/pipeline/test_v_shape.py, tests/pipeline/test_plans.py, tests/p
 
 from collections import deque
 
-from minidist.core.pipeline.plan.plan import STAGE, STEP, F, I, W
-from minidist.core.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.plan import STAGE, STEP, F, I, Orders, W, schedule
 
 INTERVAL = 6  # units after which the block of the next micro-batch starts: F, I and W of both chunks
 

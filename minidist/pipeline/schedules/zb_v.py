@@ -12,8 +12,7 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024; 
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.plan import STEP, Action, F, I, W
-from minidist.core.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.plan import STEP, Action, F, I, Orders, W, schedule
 
 
 @schedule("zb-v", aliases=("zbv", "ScheduleZBVZeroBubble"), chunks=2)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import parse_toml, read_json, read_toml
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 
 PRECISIONS = ("fp16", "bf16", "fp8")
 FAMILIES = ("a100", "h100", "b200")  # the families whose efficiencies are in calibration.py

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.limits import check_count
 from minidist.base.read_file import read_json
-from minidist.core.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.planning.architecture import Architecture, from_sizes
 from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.gpus import PRECISIONS, machine_of

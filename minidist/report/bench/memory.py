@@ -10,7 +10,7 @@ from typing import Any
 
 from minidist.base.memory import MemoryAccount
 from minidist.base.process import tune_process
-from minidist.core.base.watchers import watching
+from minidist.base.watchers import watching
 from minidist.report.bench.environment import environment
 from minidist.report.bench.harness import Step, known_cases, row_of
 from minidist.report.bench.step import time_steps

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from minidist.base.coordinates import Key, uniform
 from minidist.base.limits import MAX_SWEPT_RANKS, check_count, check_ranks, check_size
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.base.random import Key, uniform
 from minidist.core.comm import Comm, LinkModel
-from minidist.core.optim import SGD
 from minidist.data.generated import markov
+from minidist.optim import SGD
 from minidist.techniques import parameter_server as ps
 
 VOCABULARY, BATCH, TOKENS = 16, 16, 20_000

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.coordinates import Key, normal
 from minidist.base.limits import check_whole
 from minidist.core.base.layout import cut
-from minidist.core.base.random import Key, normal
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, PointToPoint
 from minidist.core.parallel.gradients import Bucket

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.coordinates import Key, uniform
 from minidist.base.limits import check_whole
 from minidist.core.base.errors import UsageError
-from minidist.core.base.random import Key, uniform
 from minidist.core.comm import Comm
 from minidist.core.parallel.gradients import Bucket
 from minidist.techniques.compression.error_feedback import GradientCompressor, wide

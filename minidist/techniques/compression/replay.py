@@ -20,11 +20,11 @@ from math import ceil, prod
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.coordinates import Key, normal, uniform
 from minidist.base.half import named_dtype
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import is_half
 from minidist.core.base.layout import chunk_sizes, cut, offsets
-from minidist.core.base.random import Key, normal, uniform
 from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.compression.by_name import check_compression
 from minidist.techniques.compression.power_sgd import orthonormal

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.half import DTYPES, named_dtype
 from minidist.base.limits import MAX_RANKS
-from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
 from minidist.data import load_dataset
 from minidist.parallel.replica_guard import startup_bytes

@@ -9,7 +9,7 @@ Proved by: tests/parallel/test_layout_check.py
 from contextlib import AbstractContextManager
 from typing import Any
 
-from minidist.core.base.watchers import watching
+from minidist.base.watchers import watching
 from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
 from minidist.techniques import Extension, Field, Rule, Settings
 

@@ -31,10 +31,10 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base.errors import MinidistError, UsageError, quoted, quoted_path, reason
 from minidist.base.memory import MemoryAccount
-from minidist.core.base.errors import MinidistError, UsageError, quoted, quoted_path, reason
+from minidist.base.watchers import current
 from minidist.core.base.trace import new_purpose, purpose
-from minidist.core.base.watchers import current
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.data import cut_batch

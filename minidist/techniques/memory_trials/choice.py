@@ -9,9 +9,9 @@ Proved by: tests/commands/test_memory_budget.py
 
 from collections.abc import Callable, Sequence
 
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import is_size
 from minidist.base.read_file import read_json
-from minidist.core.base.errors import UsageError, quoted, quoted_path
 
 Rooms = list[int]  # by how many bytes each budget is larger than what its ranks hold; negative where it is smaller
 Trial = Callable[[str], Rooms]  # of a --recompute; UsageError for one that the job cannot have

@@ -24,9 +24,9 @@ Proved by: tests/commands/test_memory_budget.py
 
 from contextlib import nullcontext
 
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.meta import creating_meta
 from minidist.comm import SimWorld
-from minidist.core.base.errors import UsageError, quoted_path
 from minidist.core.comm import Comm
 from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import TrainConfig, flag, resolve_batches

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from minidist.base.watchers import Watcher, watching
 from minidist.comm.mpi.staging import is_device_array
 from minidist.core.autograd.tensor import saved_tensors
 from minidist.core.base import arrays as xp
-from minidist.core.base.watchers import Watcher, watching
 from minidist.parallel.host_pool import HostPool, Transfer
 
 

@@ -31,7 +31,10 @@ def main(comm):
 
 @pytest.fixture
 def run(tmp_path):
-    """run(source, ranks, *flags) -> (exit code, output) of the program, whose last line calls launch(main)."""
+    """run(source, ranks, *flags, code=0) -> output of a program that ends with this exit code (None: any but 0).
+
+    Its last line calls launch(main). run.ended returns (exit code, output).
+    """
     pytest.importorskip("mpi4py.rc", reason="mpi4py is not installed")
     if mpiexec() is None:
         pytest.skip("mpiexec is not installed: pip install 'minidist[mpi]'")
@@ -55,7 +58,7 @@ def run(tmp_path):
             text=True,
         )
 
-    def run(*arguments, timeout=120, **settings):
+    def ended(*arguments, timeout=120, **settings):
         with start(*arguments, **settings) as process:
             try:
                 output, errors = process.communicate(timeout=timeout)
@@ -63,6 +66,11 @@ def run(tmp_path):
                 process.kill()
                 raise
         return process.returncode, output + errors
+
+    def run(*arguments, code=0, **settings):
+        found, output = ended(*arguments, **settings)
+        assert found if code is None else found == code, output
+        return output
 
     def interrupted(marker, *arguments, **settings):
         """Send SIGINT when the program has printed a line with `marker`; return code, output, seconds until the end."""
@@ -79,7 +87,7 @@ def run(tmp_path):
                 raise
         return process.returncode, output, time.monotonic() - began
 
-    run.interrupted = interrupted
+    run.ended, run.interrupted = ended, interrupted
     run.open_mpi = bool(options)
     run.line = lambda text: (tmp_path / "program.py").read_text().split(text)[0].count("\n") + 1
     return run

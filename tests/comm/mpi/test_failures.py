@@ -23,8 +23,7 @@ def main(comm):
     if comm.rank == 0:
         print("total", total[0])
 """
-    code, output = run(program, 3, "--trace", "trace.jsonl")
-    assert code == 0, output
+    output = run(program, 3, "--trace", "trace.jsonl")
     assert "total 3.0" in output
     assert json.loads((tmp_path / "trace.jsonl").read_text().splitlines()[0])["world"] == "mpi"
     assert not list(tmp_path.glob("minidist-*"))  # nothing is left of the watchdogs
@@ -35,8 +34,7 @@ def test_a_deadlock_names_every_rank_with_its_line(run):
 def main(comm):
     comm.recv(one(), (comm.rank + 1) % comm.size, tag=5)
 """
-    code, output = run(program, 3, "--timeout", TIMEOUT)
-    assert code != 0
+    output = run(program, 3, "--timeout", TIMEOUT, code=None)
     for rank in range(3):
         place = f"program.py:{run.line('comm.recv')}"
         assert re.search(
@@ -55,8 +53,7 @@ def main(comm):
     for i in range(300):
         print("rank", comm.rank, "line", i)
 """
-    code, output = run(program, 3, environment={"PYTHONUNBUFFERED": "1"})
-    assert code == 0
+    output = run(program, 3, environment={"PYTHONUNBUFFERED": "1"})
     lines = sorted(f"rank {rank} line {i}" for rank in range(3) for i in range(300))
     if is_open_mpi():  # it cuts lines itself, where a block of 4,096 B ends
         assert sorted(output) == sorted("\n".join([*lines, ""]))
@@ -90,24 +87,22 @@ def main(comm):
 
 
 def test_sending_first_is_through_when_buffered_and_deadlocks_when_synchronous(run):
-    code, output = run(SEND_FIRST, 2)
-    assert (code, output.count("through")) == (0, 2), output
-    code, output = run(SEND_FIRST, 2, "--synchronous", "--timeout", TIMEOUT)
-    assert code != 0
+    assert run(SEND_FIRST, 2).count("through") == 2
+    output = run(SEND_FIRST, 2, "--synchronous", "--timeout", TIMEOUT, code=None)
     assert output.count(f"program.py:{run.line('comm.send')}") == 2, output
     assert "rank 0: waits in send to rank 1, tag 0, 32 B" in output
     assert "hint: every rank sends and none receives: let some ranks receive first" in output
 
 
 def test_a_blocking_send_to_itself_names_the_remedy(run):
-    code, output = run(
+    output = run(
         "def main(comm):\n    comm.send(one(), comm.rank)\n    comm.recv(one(), comm.rank)\n",
         1,
         "--synchronous",
         "--timeout",
         TIMEOUT,
+        code=None,
     )
-    assert code != 0
     assert "hint: rank 0 sends to itself, and posts no receive before" in output
     assert "every rank sends" not in output
 
@@ -122,8 +117,7 @@ def main(comm):
         if comm.rank:
             comm.barrier()
 """
-    code, output = run(program, 2, "--timeout", TIMEOUT)
-    assert code != 0
+    output = run(program, 2, "--timeout", TIMEOUT, code=None)
     assert (
         f"rank 1: waits in barrier: receive from rank 0, tag 0, 0 B, at program.py:{run.line('comm.barrier')}" in output
     ), output
@@ -139,8 +133,7 @@ def main(comm):
     else:
         comm.recv(one(), 0)
 """
-    code, output = run(program, 2, "--timeout", TIMEOUT)
-    assert code != 0
+    output = run(program, 2, "--timeout", TIMEOUT, code=None)
     assert "rank 0: waits in all_reduce/ring, started at" in output, output
     assert f"program.py:{run.line('work.wait')}" in output
     assert "its stream waits in all_reduce/ring: " in output
@@ -154,8 +147,7 @@ def main(comm):
     if comm.rank:
         all_reduce(comm, one())
 """
-    code, output = run(program, 3, "--timeout", TIMEOUT)
-    assert code != 0
+    output = run(program, 3, "--timeout", TIMEOUT, code=None)
     assert re.search(
         r"rank 1: waits in all_reduce/ring: sendrecv to rank 2 and from rank 0, tag 0, \d+ B, waited for at program.py",
         output,
@@ -169,8 +161,7 @@ def main(comm):
     if comm.rank == 1:
         comm.barrier()
 """
-    code, output = run(program, 2, "--timeout", TIMEOUT)
-    assert code != 0
+    output = run(program, 2, "--timeout", TIMEOUT, code=None)
     assert "rank 0: has returned" in output, output
     assert "hint: rank 0 has returned: it cannot complete what rank 1 waits for" in output
     assert (
@@ -186,15 +177,13 @@ def main(comm):
             pass
     comm.recv(one(), 1)
 """
-    code, output = run(program, 2, "--timeout", TIMEOUT)
-    assert code != 0
+    output = run(program, 2, "--timeout", TIMEOUT, code=None)
     assert re.search(rf"rank 1: computing at \S*program.py:({run.line('while')}|{run.line('pass')})", output), output
 
 
 def test_a_result_that_cannot_be_sent_ends_the_job(run):
     """The others are in the gather of the results, and would wait for ever."""
-    code, output = run("\ndef main(comm):\n    return (lambda: 1) if comm.rank == 1 else 1\n", 2)
-    assert code == 2, output
+    output = run("\ndef main(comm):\n    return (lambda: 1) if comm.rank == 1 else 1\n", 2, code=2)
     assert "rank 1: its result, a function, cannot be sent to rank 0 (" in output, output
     assert "Traceback" not in output
 
@@ -206,8 +195,7 @@ def main(comm):
     if comm.rank == 0:
         comm.group([0, 1], "pair")
 """
-    code, output = run(program, 2, "--timeout", TIMEOUT)
-    assert code != 0
+    output = run(program, 2, "--timeout", TIMEOUT, code=None)
     assert "rank 0: waits in making the communicator world.1pair of ranks [0, 1]" in output, output
     assert f"program.py:{run.line('comm.group')}" in output
 
@@ -227,8 +215,7 @@ def main(comm):
     else:
         comm.recv({expected}, 0)
 """
-    code, output = run(program, 2)
-    assert code == 1
+    output = run(program, 2, code=1)
     assert f"{what}: rank 0 sent" in output, output
     assert f"program.py:{run.line('comm.recv')}" in output
 
@@ -255,8 +242,7 @@ def main(comm):
     if "isend" in {call!r}:
         comm.recv(got, 1 - comm.rank)
 """
-    code, output = run(program, 2)
-    assert code == 1
+    output = run(program, 2, code=1)
     assert re.search(rf"rank \d: {words}", output), output
     assert f"program.py:{run.line('work = ')}" in output
     assert output.count("wait() first") == 1, output  # both ranks have changed theirs, and one sentence is enough
@@ -283,8 +269,7 @@ def main(comm):
         comm.send(one(), 0, tag=2)
         work.wait()
 """
-    code, output = run(program, 2, "--timeout", "10")
-    assert code == 1, output
+    output = run(program, 2, "--timeout", "10", code=1)
     assert re.search(
         r"rank 0: the buffer of its receive from rank 1, tag 0, \d+ B, at \S*program.py:\d+ was", output
     ), output
@@ -308,15 +293,13 @@ def main(comm):
         print("got", array.max())
         comm.send(one(), 0, tag=2)
 """
-    code, output = run(program, 2, "--timeout", "10")
-    assert code == 1, output
+    output = run(program, 2, "--timeout", "10", code=1)
     assert "got other bytes than rank 0 posted: rank 0 changed the buffer" in output, output
 
 
 def test_a_receive_into_memory_that_is_in_use(run):
     program = "\ndef main(comm):\n    array = np.ones(4)\n    [comm.irecv(array, 0), comm.irecv(array[1:], 0)]\n"
-    code, output = run(program, 1)
-    assert code == 1
+    output = run(program, 1, code=1)
     assert "give each message a separate buffer" in output, output
 
 
@@ -327,8 +310,7 @@ from minidist.collectives import reduce
 def main(comm):
     reduce(comm, one(), root=comm.rank)
 """
-    code, output = run(program, 2, "--timeout", TIMEOUT)
-    assert code == 1
+    output = run(program, 2, "--timeout", TIMEOUT, code=1)
     assert (
         "hint: roots differ: call 0 of world is reduce/naive root 0 on rank 0 and reduce/naive root 1 on rank 1, at"
         f" program.py:{run.line('reduce(comm')}; every rank must" in output
@@ -345,8 +327,7 @@ def main(comm):
     else:
         broadcast(comm, one(), root=0)
 """
-    code, output = run(program, 2)
-    assert code == 1
+    output = run(program, 2, code=1)
     assert (
         "roots differ: call 1 of world is broadcast/naive root 0 on rank 0 at"
         f" program.py:{run.line('root=0')} and broadcast/naive root 1 on rank 1 at program.py:{run.line('root=1')};"
@@ -363,8 +344,7 @@ def main(comm):
     broadcast(comm, one(), root=comm.rank)
     all_reduce(comm, one())
 """
-    code, output = run(program, 2, "--timeout", "0")
-    assert code == 1
+    output = run(program, 2, "--timeout", "0", code=1)
     assert re.search(
         r"calls differ: rank \d and rank \d have made other collective calls on world before their all_reduce/ring at"
         rf" program.py:{run.line('all_reduce(')}; every rank",
@@ -378,8 +358,7 @@ def main(comm):
     for _ in range(2 + (comm.rank == 0)):
         broadcast(comm, one())
 """
-    code, output = run(program, 3)
-    assert code == 1
+    output = run(program, 3, code=1)
     assert (
         "calls differ: call 2 of world is broadcast of float64[1] on rank 0, at"
         f" program.py:{run.line('broadcast(comm')}, and ranks 1, 2 made no such call" in output
@@ -398,8 +377,7 @@ def main(comm):
         comm.recv(one(), 0, tag=4)
         comm.recv(one(), 0, tag=5)
 """
-    code, output = run(program, 2, "--timeout", TIMEOUT)
-    assert code != 0
+    output = run(program, 2, "--timeout", TIMEOUT, code=None)
     assert "hint: rank 1 waits for tag 5, but queued from rank 0 is tag 3 (8 B)" in output, output
     assert (
         "hint: rank 1 waits for tag 5, but queued from rank 0 is tag 4 (16 B)" in output
@@ -417,8 +395,7 @@ def main(comm):
     if comm.rank == 1:
         broadcast(comm, one(), root=1)
 """
-    code, output = run(program, 2)
-    assert code == 1
+    output = run(program, 2, code=1)
     words = r"operation mismatch: call 2 of world is all_reduce/recursive_doubling of .* on rank 0 at .* and broadcast"
     assert re.search(words, output), output
 
@@ -435,8 +412,7 @@ def main(comm):
         {call}
     comm.barrier()
 """
-    code, output = run(program, 3)
-    assert code == 1
+    output = run(program, 3, code=1)
     assert "minidist: rank 1 of 3 raised; the job ends." in output, output
     assert "KeyError: 'lost'" in output
     assert "printed before 1" in output  # not lost in a buffer
@@ -444,10 +420,8 @@ def main(comm):
 
 
 def test_sys_exit(run):
-    code, output = run("\ndef main(comm):\n    comm.barrier()\n    sys.exit()\n", 2)
-    assert code == 0, output
-    code, output = run("\ndef main(comm):\n    if comm.rank:\n        sys.exit(3)\n    comm.barrier()\n", 2)
-    assert code == 3, output
+    run("\ndef main(comm):\n    comm.barrier()\n    sys.exit()\n", 2)
+    run("\ndef main(comm):\n    if comm.rank:\n        sys.exit(3)\n    comm.barrier()\n", 2, code=3)
 
 
 def test_a_killed_rank_leaves_its_trace(run, tmp_path):
@@ -461,8 +435,7 @@ def main(comm):
         os.kill(os.getpid(), signal.SIGKILL)
     comm.barrier()
 """
-    code, _ = run(program, 2, "--timeout", "2")
-    assert code != 0
+    run(program, 2, "--timeout", "2", code=None)
     folder = next(tmp_path.glob("minidist-*"))
     messages = [json.loads(line) for line in (folder / "rank1.trace.jsonl").read_text().splitlines()]
     assert [m["operation"] for m in messages] == ["barrier"] * 6
@@ -470,49 +443,49 @@ def main(comm):
 
 
 def test_world_kill_ends_the_job_as_mpi_has_it(run):
-    code, output = run("\ndef main(comm):\n    if comm.rank == 1:\n        comm.world.kill(1)\n    comm.barrier()\n", 2)
-    assert code == 1
+    output = run(
+        "\ndef main(comm):\n    if comm.rank == 1:\n        comm.world.kill(1)\n    comm.barrier()\n", 2, code=1
+    )
     assert "minidist: rank 1: killed, and under MPI the job ends with it" in output, output
-    code, output = run("\ndef main(comm):\n    comm.world.kill(1 - comm.rank)\n", 2)
-    assert code == 2
+    output = run("\ndef main(comm):\n    comm.world.kill(1 - comm.rank)\n", 2, code=2)
     assert "under MPI a rank can kill only itself" in output, output
 
 
 def test_a_request_that_is_never_waited_for(run):
     what = "all_reduce(comm, one(), async_op=True)"
-    code, output = run(f"\ndef main(comm):\n    {what}\n", 1)
-    assert code == 1
+    output = run(f"\ndef main(comm):\n    {what}\n", 1, code=1)
     assert re.search(r"rank 0: its .* was never waited for", output), output
     assert f"program.py:{run.line(what)}" in output
 
 
 def test_sys_exit_of_a_virtual_rank_says_which(run):
-    code, output = run(
-        "\ndef main(comm):\n    comm.barrier()\n    sys.exit(3 * comm.rank)\n", 1, "--ranks", "2", launcher=False
+    output = run(
+        "\ndef main(comm):\n    comm.barrier()\n    sys.exit(3 * comm.rank)\n",
+        1,
+        "--ranks",
+        "2",
+        launcher=False,
+        code=3,
     )
-    assert code == 3
     assert "minidist: SystemExit 3 raised on rank 1 of 2" in output, output
 
 
 def test_a_launcher_of_another_library_is_refused(run):
     """Every process would be rank 0 of 1, and everything would pass."""
-    code, output = run("\ndef main(comm):\n    pass\n", 1, launcher=False, environment={"MINIDIST_SIZE": "4"})
-    assert code == 2
+    output = run("\ndef main(comm):\n    pass\n", 1, launcher=False, environment={"MINIDIST_SIZE": "4"}, code=2)
     assert "the launcher started 4 processes but" in output, output
     assert "sees 1" in output
 
 
 def test_virtual_ranks_under_mpiexec_are_refused(run):
-    code, output = run("\ndef main(comm):\n    pass\n", 2, "--ranks", "4")
-    assert code == 2
+    output = run("\ndef main(comm):\n    pass\n", 2, "--ranks", "4", code=2)
     assert "--ranks 4 under an mpiexec that started 2 processes" in output, output
 
 
 def test_without_a_launcher_the_ranks_are_virtual(run):
-    code, output = run("\ndef main(comm):\n    print(comm.world.kind, comm.rank)\n", 1, "--ranks", "2", launcher=False)
-    assert (code, output) == (0, "simulated 0\nsimulated 1\n")
-    code, output = run("\ndef main(comm):\n    comm.recv(one(), comm.rank)\n", 1, "--ranks", "2", launcher=False)
-    assert code == 1
+    output = run("\ndef main(comm):\n    print(comm.world.kind, comm.rank)\n", 1, "--ranks", "2", launcher=False)
+    assert output == "simulated 0\nsimulated 1\n"
+    output = run("\ndef main(comm):\n    comm.recv(one(), comm.rank)\n", 1, "--ranks", "2", launcher=False, code=1)
     assert output.startswith("minidist: deadlock: 2 of 2 ranks are blocked"), output
 
 
@@ -526,8 +499,7 @@ def main(comm):
     else:
         atexit.register(time.sleep, 1.5)  # longer than the timeout, and alive
 """
-    code, output = run(program, 3, "--timeout", "0.8", timeout=20)
-    assert code != 0
+    output = run(program, 3, "--timeout", "0.8", timeout=20, code=None)
     said = [line for line in output.splitlines() if line.startswith("minidist:")]
     assert len(said) == 1, output
     assert re.match(
@@ -547,7 +519,6 @@ class Stopping:
 def main(comm):
     return Stopping() if comm.rank == 1 else None
 """
-    code, output = run(program, 2, "--timeout", TIMEOUT, timeout=20)
-    assert code != 0
+    output = run(program, 2, "--timeout", TIMEOUT, timeout=20, code=None)
     assert f"no progress on rank 0 for {TIMEOUT} s" in output
     assert "rank 0: has returned, and waits for the others to finish" in output

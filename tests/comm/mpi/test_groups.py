@@ -29,8 +29,7 @@ UNLIKE = {
 @pytest.mark.parametrize("what", UNLIKE)
 def test_unlike_communicators_are_one_sentence(run, what):
     call, words = UNLIKE[what]
-    code, output = run(f"\ndef main(comm):\n    {call}\n    comm.barrier()\n", 3)
-    assert code == 1
+    output = run(f"\ndef main(comm):\n    {call}\n    comm.barrier()\n", 3, code=1)
     assert re.search(words.replace("LINE", str(run.line(call))), output), output
     assert output.count("differ: ") == 1
     assert "Traceback" not in output
@@ -43,8 +42,7 @@ def main(comm):
     comm.group([0] if comm.rank == 0 else [0, 1, 2], "part")
     comm.barrier()
 """
-    code, output = run(program, 3, "--timeout", "1")
-    assert code == 1
+    output = run(program, 3, "--timeout", "1", code=1)
     assert re.search(
         r"hint: members differ: rank 0 makes the communicator world\.1part of the world's ranks \[0\], but rank [12]"
         r" makes it of \[0, 1, 2\], at program.py:",
@@ -63,8 +61,7 @@ def main(comm):
         time.sleep(1)
         comm.group([1, 2], "again")
 """
-    code, output = run(program, 3)
-    assert code == 1
+    output = run(program, 3, code=1)
     assert re.search(
         r"members differ: rank 0 makes the communicator world\.1pair of the world's ranks \[0, 1\], but rank 1 makes"
         r" it of \[1, 2\], at program.py:",

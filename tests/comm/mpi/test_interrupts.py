@@ -307,7 +307,7 @@ LAUNCHED = {"watched": "launch(main)", "without a limit": "sys.argv += ['--timeo
 @pytest.mark.parametrize("how", LAUNCHED)
 def test_no_rank_outlives_its_launcher(run, tmp_path, how):
     """The process that starts the ranks is killed while they wait in MPI, for ever as far as they know."""
-    run(
+    run.ended(
         """
 def main(comm):
     print(os.getpid(), file=open(f"pid{comm.rank}", "w"), flush=True)

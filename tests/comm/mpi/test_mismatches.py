@@ -26,7 +26,7 @@ def main(comm):
     time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
     comm.world.MPI.COMM_WORLD.Abort(0)  # what was sent and refused is on its way
 """
-    _, output = run(program, 2, "--timeout", "2")
+    _, output = run.ended(program, 2, "--timeout", "2")
     said = dict(re.findall(r"^(\w+@\d):(.*)$", output, flags=re.M))
     for row in rows:
         for rank in range(2):

@@ -246,8 +246,7 @@ def main(comm):
     while time.monotonic() < end:
         pass
 """
-    code, output = run(program, 2, "--timeout", "0.4")
-    assert code == 0
+    output = run(program, 2, "--timeout", "0.4")
     assert "all ranks have computed for" in output, output
     for rank in range(2):
         assert re.search(rf"rank {rank}: computing at \S*program.py:({run.line('while')}|{run.line('pass')})", output)
@@ -271,8 +270,7 @@ def main(comm):
             time.sleep(0.25)
             call.send(one(), 0)
 """
-    code, output = run(program, 2, "--timeout", "1")
-    assert code == 0, output
+    run(program, 2, "--timeout", "1")
 
 
 # --- under mpiexec ----------------------------------------------------------------------------------------------------
@@ -286,8 +284,7 @@ def main(comm):
     os.rmdir(os.getcwd())
     comm.recv(one(), np.int64(1 - comm.rank))
 """
-    code, output = run(program, 2, "--timeout", "1")
-    assert code != 0
+    output = run(program, 2, "--timeout", "1", code=None)
     for rank in range(2):
         assert f"rank {rank}: waits in receive from rank {1 - rank}, tag 0, 8 B, at" in output, output
     assert "circle: rank 0 -> rank 1 -> rank 0" in output
@@ -324,12 +321,15 @@ def test_a_rank_or_a_tag_that_is_no_integer_is_one_sentence(call, words):
     "end", ["raise KeyError(1)", "sys.exit(3)", "comm.send(one(), 7)", "comm.world.kill(comm.rank)", "sys.exit()"]
 )
 def test_a_job_that_ends_by_itself_leaves_no_folder(run, tmp_path, end):
-    run(f"\ndef main(comm):\n    comm.barrier()\n    if comm.rank == 1 or {end!r}.endswith('()'):\n        {end}\n", 2)
+    run.ended(
+        f"\ndef main(comm):\n    comm.barrier()\n    if comm.rank == 1 or {end!r}.endswith('()'):\n        {end}\n", 2
+    )
     assert not list(tmp_path.glob("minidist-*"))
 
 
 def test_a_report_s_folder_is_there(run, tmp_path):
-    _, output = run("\ndef main(comm):\n    comm.barrier()\n    comm.recv(one(), comm.rank)\n", 2, "--timeout", "1")
+    program = "\ndef main(comm):\n    comm.barrier()\n    comm.recv(one(), comm.rank)\n"
+    output = run(program, 2, "--timeout", "1", code=None)
     (folder,) = tmp_path.glob("minidist-*")
     assert f"traces so far: {folder}/rank*.trace.jsonl" in output
     assert len((folder / "rank0.trace.jsonl").read_text().splitlines()) == 3
@@ -337,7 +337,7 @@ def test_a_report_s_folder_is_there(run, tmp_path):
 
 def test_a_report_where_mpi_abort_returns_ends_the_rank(run):
     """As where the launcher is gone: nobody but the rank itself ends its process."""
-    code, output = run(
+    output = run(
         """
 import types, mpi4py
 from mpi4py import MPI
@@ -353,6 +353,6 @@ def main(comm):
         "--timeout",
         "1",
         timeout=30,
+        code=1,
     )
-    assert code == 1
     assert "rank 0: waits in receive from rank 0" in output

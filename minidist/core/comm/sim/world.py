@@ -9,8 +9,7 @@ always deadlocks here, and not only when its messages are larger than the buffer
     none is ready:  [1] match one receive from any rank, where the world has such receives, else
                     [2] all have returned, or it is a deadlock
 
-`Sim` moves messages and checks nothing. The world that programs run in is `SimWorld`: a `Sim` with watchers, which
-compare, record, and end what hangs.
+`Sim` moves messages and checks nothing. Programs run in a `SimWorld`: a `Sim` with watchers.
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/test_conformance.py
 """
@@ -85,7 +84,7 @@ class Sim:
         return results
 
     def _ready_queue(self, streams: Sequence[Stream]) -> deque[Stream]:
-        """Return the queue of streams that can run. A test takes another order: times and results must not change."""
+        """Return the queue of streams that can run. In another order times and results must be the same."""
         return deque(streams)
 
     def _new_matching(self) -> Matching:
@@ -111,7 +110,11 @@ class Sim:
                 try:
                     stream.fiber.switch()
                 except (Exception, SystemExit) as error:
-                    self._annotate(error, state.running)
+                    # The text of one about communication names the ranks, and which one was running means nothing.
+                    stream = state.running
+                    if not isinstance(error, CommunicationError):
+                        where = f"rank {stream.rank} of {self.size}" + ("" if stream.is_main else f" ({stream.name})")
+                        error.add_note(f"raised on {where}, virtual time {stream.time:.6g} s")
                     raise
             if not self._idle():  # [1] of the picture
                 break
@@ -130,12 +133,6 @@ class Sim:
         ranks = len({stream.rank for stream in blocked})
         first = f"deadlock: {ranks} of {self.size} ranks are blocked and none can make progress"
         return DeadlockError("\n".join([first, *lines]))
-
-    def _annotate(self, error: BaseException, stream: Stream) -> None:
-        if isinstance(error, CommunicationError):
-            return  # its text names the ranks, and which one was running means nothing
-        where = "" if stream.is_main else f" ({stream.name})"
-        error.add_note(f"raised on rank {stream.rank} of {self.size}{where}, virtual time {stream.time:.6g} s")
 
     def _end_streams(self) -> None:
         self.direct = False
@@ -180,20 +177,16 @@ class Sim:
 
     def _run_stream(self, stream: Stream) -> None:
         while stream.queue:
-            # A work starts when the stream is free, but not before it was asked for.
+            # A work starts when the stream is free, but not before it was asked for, and in the context of then.
             work = stream.queue.popleft()
             stream.time = max(stream.time, work.started)
-            self._run_work(work)
+            work.result = work.context.run(work.function)
 
             # Done: the rank that waits for it can run.
             work.end, work.finished = stream.time, True
             if work.waiter is not None:
                 self.state.ready.append(work.waiter)
                 work.waiter = None
-
-    def _run_work(self, work: Work) -> None:
-        """Run the function of a work, in the context in which it was asked for."""
-        work.result = work.context.run(work.function)
 
     def wait_work(self, work: Work) -> Any:
         # The waiting stream's clock moves on to the end of the work; what ended earlier costs nothing.

@@ -12,18 +12,26 @@ No rank ever holds all keys. Softmax needs sums over all of them, so partial res
     [3]  o' = o exp(m - m') + o_block exp(m_block - m')          at the end: output o / z, and m + log z for backward
 
 Backward goes round again: it recomputes a block's exponentials from the saved log of the sum, and the gradients of K
-and V are sent along with their block, and once more, back to its owner. Blocks in which no query sees a key are
-skipped; with zig-zag positions the remaining work is equal on all ranks.
+and V are sent along with their block, and once more, back to its owner. Dropped weights (attention dropout) count in
+the sums and are left out of the output.
 
-Dropped weights (attention dropout) count in the sums and are left out of the output: each block takes its own part of
-the mask of all queries and keys.
+A causal query sees the keys before it, so with contiguous parts the last rank would compute P times what the first
+does. In *zig-zag* order rank r holds chunks r and 2P-1-r of 2P. The queries of one see few keys, those of the other
+many; blocks in which no query sees a key are skipped, and all ranks do the same work:
+
+    contiguous   | 0 0 | 1 1 | 2 2 | 3 3 |
+    zig-zag      | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |
+
+Whatever is indexed by position (position embeddings, rotary angles) must use these *global* positions: starting from 0
+on every rank is a known bug.
 
 A rank sends 2 (P-1) N/P h numbers forward (K and V, P-1 hops) and 2 (2P-1) N/P h backward (K, V and, P hops, their
 gradients), under purposes tensor_forward and tensor_backward.
 Sources: Liu et al., "Ring Attention", 2023; Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018,
-algorithm 3; the backward formulas are those of Dao et al., "FlashAttention", 2022, appendix B.2.
+algorithm 3; the backward formulas are those of Dao et al., "FlashAttention", 2022, appendix B.2; the balance is that of
+Brandon et al., "Striped Attention", 2023, with the chunk pairs of Llama 3 (2024, 3.3.2).
 
-Proved by: tests/parallel/test_context.py
+Proved by: tests/parallel/test_context.py, tests/parallel/test_all_gather_attention.py
 """
 
 from operator import itemgetter
@@ -36,15 +44,37 @@ from minidist.core.autograd.tensor import record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, upcast
-from minidist.core.base.errors import ShapeError
+from minidist.core.base.errors import ShapeError, UsageError
+from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track, watchers
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
-from minidist.core.parallel.context.positions import chunks_of, zigzag_positions
-from minidist.core.parallel.tensor.regions import contiguous
+from minidist.core.parallel.tensor.layers import contiguous
 
 Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are
+
+
+def chunks_of(length: int, rank: int, ranks: int) -> list[tuple[int, int]]:
+    """Return [start, end) of the two zig-zag chunks of a rank, the earlier first."""
+    # 2P chunks: rank r holds number r from the front and number r from the end.
+    starts = offsets(chunk_sizes(length, 2 * ranks))
+    late = 2 * ranks - 1 - rank
+    return [(starts[rank], starts[rank + 1]), (starts[late], starts[late + 1])]
+
+
+def zigzag_positions(length: int, rank: int, ranks: int) -> xp.Array:
+    """Return the global positions, rising, of the tokens that `rank` of `ranks` holds. Ragged lengths are fine.
+
+    Raises UsageError when there are fewer tokens than ranks.
+    """
+    hooks.check_whole("length", length)
+    if ranks > length:
+        raise UsageError(
+            f"a sequence of {length} tokens over {ranks} context-parallel ranks leaves ranks without any; use at most "
+            f"{length} ranks, or at least {ranks} tokens"
+        )
+    return xp.concatenate([xp.device_arange(start, end) for start, end in chunks_of(length, rank, ranks)])
 
 
 class RingAttention(Module):
@@ -95,7 +125,9 @@ class RingAttention(Module):
         kv_heads = k.shape[2]
         q = operand(q)
         grouped = _grouped(q.data, kv_heads)
-        drop = None if dropout is None else self._own_queries(dropout, q.shape[0], q.shape[2], kv_heads)
+        # The mask is drawn for all queries and keys, as on one device; this rank's queries take their rows.
+        heads = kv_heads, q.shape[2] // kv_heads
+        drop = None if dropout is None else dropout.of_queries(self.positions(), q.shape[0], heads, self.length)
 
         # One node for the whole ring: backward needs q, k, v, o and the log of the sum, and no block of scores.
         o, log_sum = self._ring_forward(grouped, _grouped(k.data, kv_heads), _grouped(v.data, kv_heads), drop)
@@ -110,16 +142,10 @@ class RingAttention(Module):
         edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
 
         # What was computed was counted block by block, between the messages.
-        saved = (log_sum, *(drop or ())[:1])
+        saved = (log_sum,) if drop is None else (log_sum, drop.keep)
         return record(
             "ring_attention", result.stored, edges, prepare=prepare, cost=lambda: (0, [(0, 0)] * 3), saved=saved
         )
-
-    def _own_queries(self, dropout: Any, samples: int, heads: int, kv_heads: int) -> Drop:
-        """Return the mask of own queries (batch, kv heads, heads of each, queries, all keys), and the scale."""
-        # Drawn for all queries and keys as one device does; then the rows of this rank's queries.
-        mask = dropout.mask(samples, heads, self.length)[:, :, self.positions()]
-        return mask.reshape(samples, kv_heads, heads // kv_heads, *mask.shape[2:]), dropout.scale
 
     # --- arrays are (batch, kv heads, query heads of each or 1, T, size) ---
 
@@ -198,11 +224,9 @@ class RingAttention(Module):
 
     def _dropped(self, weights: xp.Array, drop: Drop, rows: slice, owner: int, keys: slice) -> xp.Array:
         """Return a block of weights (own query rows, `owner`'s key rows) without the dropped ones."""
-        if drop is None:
-            return weights
-        keep, scale = drop
-        columns = zigzag_positions(self.length, owner, self.comm.size)[keys]
-        return weights * keep[..., rows, :][..., columns] * xp.as_array(scale, weights.dtype)
+        return (
+            weights if drop is None else drop(weights, rows, zigzag_positions(self.length, owner, self.comm.size)[keys])
+        )
 
     def _visible(self, owner: int) -> list[tuple[slice, slice, bool]]:
         """Return (own query rows, owner's key rows, is it a diagonal block) of the chunk pairs with work."""

@@ -7,10 +7,7 @@
 All slots of an expert are put together, so (experts, capacity, D) becomes (experts / P, P x capacity, D). There
 are two all-to-alls in forward and two in backward, each of (P-1)/P experts x capacity x D numbers per rank, whether the
 slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x factor that is (P-1)/P k factor tokens
-D.
-
-An ep rank is a data rank too: it has its own rows. So the replicated parameters' gradients are summed over dp, cp
-and ep, but those of an expert over dp and cp only: the rank that holds it has seen the tokens of all ep ranks.
+D. The rank of an expert has seen the tokens of all ep ranks, so its gradient is summed over dp and cp only.
 
 Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2021.
 
@@ -28,7 +25,7 @@ from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.regions import border, contiguous
+from minidist.core.parallel.tensor.layers import border, contiguous
 from minidist.core.parallel.tensor.sharding import ShardContext
 
 

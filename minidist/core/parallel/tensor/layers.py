@@ -9,11 +9,20 @@ After a column-parallel layer each rank has its own columns of Y, a function of 
 single heads (attention) needs no others, and the row-parallel layer takes the columns as they are: two layers, one
 all-reduce in forward and one in backward. The bias of a row-parallel layer is added once, after the sum.
 
-Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
+Between f and g is a *region*, in which every rank holds a shard of the activations; outside all ranks hold the same. At
+a border of it, a node of the tape, backward does the adjoint of what forward does, and over one rank nothing:
+
+                                                 forward             backward
+    copy_to_tensor_parallel_region        (f)    nothing             all-reduce      purpose tensor_backward
+    reduce_from_tensor_parallel_region    (g)    all-reduce          nothing         purpose tensor_forward
+
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3. The names of the borders are Megatron-LM's; those that gather
+are in `minidist/parallel/tensor`.
 
 Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_torch.py
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from minidist.core.autograd import Parameter, Tensor, linear, record
@@ -22,11 +31,81 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import check_divisible
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.regions import copy_to_tensor_parallel_region
 from minidist.core.parallel.tensor.sharding import ShardContext
+
+
+def copy_to_tensor_parallel_region(x: Any, comm: Comm) -> Tensor:
+    """f: return x, a tensor or an array, as it is; backward sums its gradient over `comm`.
+
+    Also for a replicated parameter that is used on split data: each rank then has a part of its gradient.
+    """
+    try:
+        if comm.size == 1:
+            return x
+    except AttributeError:
+        check_communicator(comm, "copy_to_tensor_parallel_region")
+        raise
+    x = x if isinstance(x, Tensor) else Tensor(x)
+    # A node that saves the result saves x instead: of a parameter the parameter itself, with its version.
+    return _Alias(border("_Copy", x, comm, _unchanged, _summed), x)
+
+
+def reduce_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
+    """g: return the sum of x over `comm`; backward passes the gradient on unchanged."""
+    # Every rank has the gradient of the sum, which is that of each summand.
+    return x if comm.size == 1 else border("_Reduce", x, comm, _summed, _unchanged)
+
+
+def border(name: str, x: Any, comm: Comm, there: Callable[..., xp.Array], back: Callable[..., xp.Array]) -> Tensor:
+    """Return a node: `there` of x, whose backward is `back` of the gradient; functions of (comm, array, why=).
+
+    x: a tensor, or an array, which needs no gradient.
+    """
+    x = x if isinstance(x, Tensor) else Tensor(x)
+    # A view of the gradient: nothing may be added in place to what a collective has returned.
+    result, edge = there(comm, x.data, why="tensor_forward"), (x, lambda grad: grad[...])
+    return record(name, result, (edge,), prepare=lambda grad: back(comm, grad, why="tensor_backward"), cost=0)
+
+
+def contiguous(x: xp.Array) -> xp.Array:
+    """Return x in row-major order, copied only when it is not."""
+    if x.flags.c_contiguous:
+        return x
+    result = xp.empty(x.shape, x.dtype, x)
+    xp.copyto(result, x)
+    return result
+
+
+def _unchanged(comm: Comm, x: xp.Array, why: str) -> xp.Array:
+    """Return x itself. Sends nothing."""
+    return x
+
+
+def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
+    """Return the sum of all ranks' x, a new array; `why` is the messages' purpose."""
+    # A copy, because the all-reduce works in place and x belongs to another node.
+    result = xp.empty(x.shape, x.dtype, x)
+    xp.copyto(result, x)
+    comm.advance_clock(why)
+    with purpose(why):
+        all_reduce(comm, result)
+    return result
+
+
+class _Alias(Tensor):
+    """The array of `tensor`, saved for backward as `source` would be: a parameter as itself, with its version."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, tensor: Tensor, source: Tensor) -> None:
+        super().__init__(tensor.data)
+        self.node, self._source = tensor.node, source
+
+    def saved(self) -> Any:
+        return self._source.saved()
 
 
 class ColumnParallelLinear(Module):
@@ -34,10 +113,7 @@ class ColumnParallelLinear(Module):
 
     linear: the layer of one device; this rank keeps its columns. name: of the layer in its model, for errors.
     blocks: the number of equal blocks of output features, each of them split (3 for a fused Q|K|V). replicas > 1: this
-    number of neighbouring ranks has the same columns.
-
-    Sends nothing in forward and an all-reduce of x's size in backward. Raises UsageError for output features that do
-    not divide.
+    number of neighbouring ranks has the same columns. Sends an all-reduce of x's size in backward.
     """
 
     def __init__(
@@ -71,8 +147,7 @@ class ColumnParallelLinear(Module):
 class RowParallelLinear(Module):
     """y = x W + b with the input features split: x (..., in / t) on each rank -> (..., out) on all.
 
-    linear, name: as in `ColumnParallelLinear`. Sends an all-reduce of y's size in forward. Raises UsageError for input
-    features that do not divide.
+    linear, name: as in `ColumnParallelLinear`. Sends an all-reduce of y's size in forward.
     """
 
     def __init__(self, linear: Linear | Conv1D, context: ShardContext, name: str = "the layer") -> None:

@@ -6,13 +6,11 @@
 A contiguous split of a fused matrix would give rank 0 all of Q and half of K. A parameter's `Layout` says how it is
 split; minidist/parallel/tensor/full_state.py joins the whole from the shards.
 
-A parallel style gets the ranks of one mesh axis and the shards that earlier styles have made:
+A style asks its context for this rank's shard of a parameter, or says that every rank keeps the whole of it. The
+context remembers the answer, so a tied parameter is sharded once and stays tied:
 
     tied weight W:   transformer.wte ──▶ shard_of(W) ──▶ a new Parameter, the shard
                      lm_head         ──▶ shard_of(W) ──▶ the same one, since both modules share it on one device, too
-
-A style asks the context for this rank's shard of a parameter, or says that every rank keeps the whole of it. The
-context remembers the answer, so a tied parameter is sharded once and stays tied.
 
 Proved by: tests/parallel/test_tensor.py, tests/checkpoint/test_layouts.py
 """
@@ -67,8 +65,8 @@ class ShardContext:
     ) -> Parameter:
         """Return this rank's shard of `whole` along `dim`; the same one again for a tied parameter.
 
-        blocks, padding, replicas: as in `Layout` (`copies`). A parameter that is sharded over another axis already is
-        sharded once more. Raises UsageError when a tied parameter is sharded in two ways.
+        blocks, padding, replicas: as in `Layout` (`copies`). Raises UsageError when a tied parameter is sharded in two
+        ways.
         """
         # The first split of this parameter, or one more (experts over ep, then their matrices over tp).
         before, comm = whole.layout or Layout(tuple(whole.shape)), self.comm

@@ -8,11 +8,11 @@ from minidist.core.pipeline.plan.plan import F as F
 from minidist.core.pipeline.plan.plan import I as I
 from minidist.core.pipeline.plan.plan import Item as Item
 from minidist.core.pipeline.plan.plan import Plan as Plan
+from minidist.core.pipeline.plan.plan import Schedule as Schedule
 from minidist.core.pipeline.plan.plan import W as W
 from minidist.core.pipeline.plan.plan import actions_of as actions_of
+from minidist.core.pipeline.plan.plan import get_schedule as get_schedule
+from minidist.core.pipeline.plan.plan import schedule as schedule
 from minidist.core.pipeline.plan.plan import show as show
-from minidist.core.pipeline.plan.registry import Schedule as Schedule
-from minidist.core.pipeline.plan.registry import get_schedule as get_schedule
-from minidist.core.pipeline.plan.registry import schedule as schedule
 
 import_modules(__name__, __path__)  # the files register their schedules

@@ -10,8 +10,7 @@ GPipe, NeurIPS 2019. The paper runs the backwards from m-1 to 0, several librari
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.plan import B, F, every
-from minidist.core.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.plan import B, F, Orders, every, schedule
 
 
 @schedule("gpipe", aliases=("ScheduleGPipe", "afab", "all-forward-all-backward"))

@@ -5,9 +5,8 @@
 
 Micro-batches go in groups of p: a group through chunk 0, then through chunk 1, ...; backward the same with the chunks
 reversed. Idle (p-1)(T_F + T_B)/v against the rank's own time for a whole pass, traffic x v, and more activations alive.
-Where m is not a multiple of p, groups are larger: m is divided into max(1, m // p) equal ones, as PyTorch does
-(`group=0`), or the caller gives their size, Megatron-LM's microbatch_group_size_per_vp_stage, and the last group has
-the remaining micro-batches.
+Where m is not a multiple of p, m is divided into max(1, m // p) larger groups, as in PyTorch, or `group` gives their
+size, Megatron-LM's microbatch_group_size_per_vp_stage, and the last one has the remaining micro-batches.
 
 Source: Narayanan et al., Megatron-LM, SC 2021, section 2.2; torch's ScheduleInterleaved1F1B; Megatron-LM's
 get_schedule_table.
@@ -17,8 +16,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 
 from itertools import chain
 
-from minidist.core.pipeline.plan.plan import B, F
-from minidist.core.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.plan import B, F, Orders, schedule
 
 
 @schedule(

@@ -12,8 +12,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 
 from itertools import chain
 
-from minidist.core.pipeline.plan.plan import B, F, every
-from minidist.core.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.plan import B, F, Orders, every, schedule
 
 
 @schedule(

@@ -3,25 +3,36 @@
     rank 0   0F0 0F1 0B0 0B1
     rank 1   1F0 1B0 1F1 1B1          CSV: one line per rank, a comma between actions, an empty cell for an idle slot
 
-A stage is placed on the rank that computes its actions; nothing else says where it is. In DualPipe, and where a stage
-is replicated, several ranks compute one stage, each for different micro-batches.
+A stage is placed on the rank that computes its actions; nothing else says where it is. In DualPipe several ranks
+compute one stage, each for different micro-batches.
 
 An action is what a rank does to one micro-batch at one stage. A plan of 1,024 ranks and 4,096 micro-batches has eight
-million of them, so an action is stored as a number:
+million of them, so an action is stored as a number, and `Action` is that number with names for its three parts:
 
     stage | micro-batch | kind          F(2, 0) is stage 2's forward of micro-batch 0 and prints as 2F0
 
-`Action` is that number with names for its three parts. Stage numbers are those of the model, 0 to S-1, whatever rank
-holds the stage. Kinds: F forward; I input gradient; W weight gradient; B both as one action; RECOMPUTE a second forward
+Kinds: F forward; I input gradient; W weight gradient; B both as one action; RECOMPUTE a second forward
 before a backward; SEND_F, RECV_F an activation leaves stage s or arrives at it; SEND_B, RECV_B a gradient likewise;
 REDUCE_GRAD the stage's gradients are complete. An item of a rank's order is one action, or a pair of actions that
 overlap: (1F4;2B1)OVERLAP_F_B. The grammar is the one of torch.distributed.pipelining.
 
+A new schedule, which makes a plan, is one new file:
+
+    @schedule("my-schedule")
+    def my_schedule(p, m): ...      returns for each of the p ranks the list of its actions on m micro-batches
+
+A function that takes it gets `v`, chunks per rank; further keyword arguments are options.
+
 Proved by: tests/pipeline/test_plans.py
 """
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+from minidist.core.base import hooks
+from minidist.core.base.registry import Registry
 
 KINDS = ("F", "I", "W", "B", "RECOMPUTE", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD")
 FORWARD, INPUT, WEIGHT, BACKWARD, RECOMPUTE, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD = range(len(KINDS))
@@ -31,6 +42,7 @@ KIND_BITS, MICROBATCH_BITS = 4, 28
 STEP = 1 << KIND_BITS  # from one micro-batch to the next
 STAGE = 1 << KIND_BITS + MICROBATCH_BITS  # from one stage to the next
 Item = int | tuple[int, int]
+Orders = Sequence[Sequence[Item]]
 
 
 class Action(int):
@@ -116,7 +128,7 @@ class Plan:
     """
 
     name: str
-    orders: Sequence[Sequence[Item]] = field(repr=False)
+    orders: Orders = field(repr=False)
     stages: int
     microbatches: int
     updates: str = "flush"
@@ -158,7 +170,7 @@ class Plan:
         """Return the stages that `rank` computes, ascending."""
         return sorted({action.stage for action in self.actions(rank) if action.kind in COMPUTE})
 
-    def with_orders(self, orders: Sequence[Sequence[Item]]) -> "Plan":
+    def with_orders(self, orders: Orders) -> "Plan":
         """Return the same plan with other orders."""
         return replace(self, orders=orders)
 
@@ -169,3 +181,51 @@ class Plan:
     def to_csv(self) -> str:
         """Return one line per rank, with a comma between items."""
         return "".join(",".join(map(show, order)) + "\n" for order in self.orders)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule by name.
+
+    chunks: stages per rank, or None when the caller chooses (default 2). takes: (p, m, v, and the options that it
+    names) -> None, or the end of a sentence that says which m it can take. updates: see Plan. complete: (plan, options)
+    -> the plan, where options change more of it than its orders.
+    """
+
+    name: str
+    function: Callable[..., Orders]
+    aliases: tuple[str, ...] = ()
+    chunks: int | None = 1
+    takes: Callable[..., str | None] | None = None
+    updates: str = "flush"
+    complete: Callable[[Plan, Mapping[str, Any]], Plan] | None = None
+
+    def plan(self, stages: int, microbatches: int, chunks: int | None = None, **options: Any) -> Plan:
+        """Return the plan for `stages` pipeline ranks with `chunks` stages each; UsageError where there is none."""
+        hooks.check_schedule(self, stages, microbatches, chunks, options)
+        v = self.chunks or chunks or 2
+        arguments: dict[str, Any] = {"p": stages, "m": microbatches}
+        if "v" in inspect.signature(self.function).parameters:
+            arguments["v"] = v
+        plan = Plan(self.name, self.function(**arguments, **options), stages * v, microbatches, self.updates)
+        return plan if self.complete is None else self.complete(plan, options)
+
+
+SCHEDULES: Registry[Schedule] = Registry("schedule", lambda: hooks.more_schedules)
+
+
+def schedule(
+    name: str, *, aliases: tuple[str, ...] = (), **attributes: Any
+) -> Callable[[Callable[..., Orders]], Callable[..., Orders]]:
+    """Register a function as the schedule `name`. attributes: those of `Schedule`."""
+
+    def register(function: Callable[..., Orders]) -> Callable[..., Orders]:
+        SCHEDULES.add(name, Schedule(name, function, aliases, **attributes), aliases)
+        return function
+
+    return register
+
+
+def get_schedule(name: str) -> Schedule:
+    """Return the schedule of that name or alias (in any case); UsageError with the nearest name."""
+    return SCHEDULES[str(name)]

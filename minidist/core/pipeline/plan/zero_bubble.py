@@ -13,8 +13,7 @@ without a global barrier. Source: Qi et al., Zero Bubble Pipeline Parallelism, I
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.plan import F, I, W, every
-from minidist.core.pipeline.plan.registry import Orders, schedule
+from minidist.core.pipeline.plan.plan import F, I, Orders, W, every, schedule
 
 
 def _zero_bubble(p: int, m: int, k: int) -> Orders:

@@ -7,15 +7,15 @@
     post      RECV: a fresh buffer per message, because the stage keeps it until its backward
     take      what an F, I or B needs, waited for
 
-No rank asks whether a message has arrived; the plan says when it must have, so the wait costs nothing.
-
-A receive needs a buffer of exactly the sender's shape. The last micro-batch may be smaller than the others, so every
-distinct input shape goes through the stages once, as zeros and without gradients, before the first step that brings it.
+No rank asks whether a message has arrived; the plan says when it must have, so the wait costs nothing. A receive needs
+a buffer of exactly the sender's shape, and the last micro-batch may be smaller than the others: every distinct input
+shape goes through the stages once, as zeros and without gradients, before the first step that brings it.
 
 Proved by: tests/pipeline/test_messages.py, tests/pipeline/test_runtime.py
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -62,10 +62,7 @@ class Messages:
         self.sends: dict[Message, list[Request]] = {}
 
     def _number_messages(self) -> dict[Message, int]:
-        """Return the first tag of each message, distinct per message between two ranks.
-
-        So what is posted in one order and sent in another still meets.
-        """
+        """Return the first tag of each message, by which what is posted in one order and sent in another meets."""
         tags: dict[Message, int] = {}
         counts: dict[tuple[int, int], int] = {}
         for (stage, i), rank in sorted(self.rank_of.items()):
@@ -148,9 +145,9 @@ class Messages:
     def take(self, message: Message) -> list[Any]:
         """Wait for what an F, or an I or B, of a stage needs and return the arrays."""
         if message in self.posted:
-            arrays = []
-            for request in self.posted.pop(message):
-                arrays.append(self.comm.wait(request))
+            requests = self.posted.pop(message)
+            self.comm.waitall(requests)
+            arrays = list(map(attrgetter("array"), requests))
         else:
             arrays = self.ready.pop(message)
         # The gradient has come back, so the activation has arrived: its array need not wait for the step's end.
@@ -179,9 +176,6 @@ class Messages:
         """Wait for the sends that are left."""
         while self.sends:
             self.comm.waitall(self.sends.pop(next(iter(self.sends))))
-
-
-# --- a tensor as a message describes it ---
 
 
 def signature(value: Any) -> tuple[tuple[int, ...], str]:

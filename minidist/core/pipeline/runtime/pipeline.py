@@ -5,10 +5,8 @@
                           ▼             │ waits for the posted receive
     rank 1   1RECV_F0     1F0        1B0 1SEND_B0 ...
 
-RECV posts a receive into a fresh buffer: the stage's first layer keeps its input for backward. A SEND is waited for
-when the plan says that it must have arrived (messages.py). Neighbours on one rank pass their arrays by reference. Every
-plan is validated before anything runs (minidist/pipeline/validate.py), so a wrong one raises an error and does not
-hang.
+Messages are in messages.py; neighbours on one rank pass their arrays by reference. Every plan is validated before
+anything runs (minidist/pipeline/validate.py), so a wrong one raises an error and does not hang.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
@@ -57,7 +55,7 @@ Observer = Callable[[Step], AbstractContextManager[Any]]  # a computation -> a c
 def prepared(plan: Plan, allow_wrong_gradients: bool) -> tuple[Plan, Orders, Mapping[Key, int]]:
     """Return a valid plan with its transfers, its actions, and the rank of each (stage, micro-batch).
 
-    It is kept, as all ranks of a simulated world have the same plan. Its orders are tuples.
+    It is kept for all ranks of a simulated world.
     """
     hooks.validate_plan(plan, allow_wrong_gradients)
     lowered = plan if plan.is_lowered else lower(plan)
@@ -156,8 +154,7 @@ class Pipeline:
         shapes = list(map(attrgetter("shape", "dtype"), inputs))
         if self.shapes != shapes:
             self.know(shapes, self.messages.exchange_shapes(inputs, self._dry_run))
-        # Losses are zeros where the last stage of the micro-batch is elsewhere.
-        self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)
+        self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)  # 0 where the last stage is elsewhere
         # Stages may differ (one of them may be frozen), the replicas of a stage may not.
         for n, reducers in self.reduce.reducers.items():
             for reducer in reducers:
@@ -196,7 +193,6 @@ class Pipeline:
                         self.reduce.start(stage)
                 else:
                     self.compute(step)
-            # What has arrived by now: its arrays need not wait for the end of the step.
             for message in arrived:
                 self.comm.waitall(messages.sends.pop(message, []))
 
@@ -222,8 +218,7 @@ class Pipeline:
                     # A reducer finishes by itself at the end of a pass, but that pass (I) is over.
                     for reducer in self.reduce.reducers.get(stage, ()) if self.reduce.each else ():
                         reducer.finish()
-                # Recomputation: the second forward from the kept input, this time recorded. Of the first one nothing is
-                # alive.
+                # Recomputation: the second forward from the kept input, this time recorded.
                 else:
                     leaves, _ = self.alive[stage, i]
                     self.alive[stage, i] = leaves, self.outputs_of(stage, i, leaves)
@@ -240,7 +235,7 @@ class Pipeline:
         for flat in self.flats:
             flat.zero_grad()
 
-    # --- one action ---
+    # --- a stage ---
 
     def forward(self, stage: int, i: int, arrays: list[Any]) -> None:
         """Run a stage's forward of micro-batch i on what arrived, and enqueue its outputs or note its loss."""
@@ -297,8 +292,6 @@ class Pipeline:
                     gradients.append(xp.zeros(leaf.shape, leaf.dtype, leaf.data) if leaf.grad is None else leaf.grad)
             self.messages.enqueue(("B", stage - 1, i), gradients)
 
-    # --- before it starts ---
-
     def _dry_run(self, stage: int, i: int, arrays: list[Any]) -> list[Any]:
         """Return the outputs of a stage as arrays, from a forward that keeps nothing."""
         leaves = arrays if stage == 0 and arrays[0].dtype.kind not in FLOATS else [Tensor(array) for array in arrays]
@@ -314,9 +307,6 @@ class Pipeline:
             if watcher.operations is not None:
                 watcher.operations = []
         return [output.data for output in outputs]
-
-
-# --- a stage's forward and backward, as autograd sees them ---
 
 
 def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: str) -> Any:

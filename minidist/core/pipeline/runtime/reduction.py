@@ -7,26 +7,22 @@
 Parameters have copies in more than one place: tied embeddings on two stages, and whole stages in DualPipe. Every place
 sends its sum to the other places' ranks, and every rank adds in the same order: the ranks of a stage in rank order,
 then the stages in stage order. So the copies stay equal bit for bit. Volume: with n places each sends its bytes n-1
-times, which for n = 2 is an all-reduce's volume. The headers of the messages say what the optimizer's last step was: a
-copy with another learning rate would drift away. A stage without shared parameters needs no [1]: its sum over the
+times, which for n = 2 is an all-reduce's volume. A stage without shared parameters needs no [1]: its sum over the
 replicas starts when its last backward has run (REDUCE_GRAD in the plan), behind the computations that follow.
 
-What stages share when gradients are sharded already (ZeRO 2 and 3): each rank adds its own shard of every replica.
+Where gradients are sharded already (ZeRO 2 and 3), [2] comes first, and each rank then adds its own shard of every
+replica. For this a tied weight is a separate unit on both stages, which are cut in the same way:
 
     stage 0   data rank 0  | shard 0 |  ◀──▶  | shard 0 |  data rank 0   stage 3
               data rank 1  | shard 1 |  ◀──▶  | shard 1 |  data rank 1                each sends 1/n of the tied weight
-
-For this the replicas must be cut in the same way, so a tied weight is a separate unit on both stages. Without sharding
-the replicas are summed first, whole, and over the data axis afterwards.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py, tests/train/test_pipelines.py
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,8 +49,7 @@ class Reduction:
 
     data: communicator of the data axis; None: there is one pipeline. algorithm: of the all-reduce.
     reducers: those of each stage, when the caller (ZeRO) has made them. each: they reduce in the backward of every
-    micro-batch (ZeRO 2), not once at the end. shards: those of each stage, where gradients are sharded (ZeRO 2 and 3);
-    the gradients of shared parameters are then added shard by shard.
+    micro-batch (ZeRO 2), not once at the end. shards: those of each stage, where gradients are sharded (ZeRO 2 and 3).
     """
 
     def __init__(
@@ -104,24 +99,19 @@ class Reduction:
                     reducer.ready(parameter)
 
 
-# --- [1] ---
-
-
-@dataclass
-class Group:
+class Group(NamedTuple):
     """Parameters with the same places."""
 
-    places: list[Place]
+    places: Sequence[Place]
     names: list[str]
     tied: bool
 
 
 class SharedGradients:
-    """Finds the shared parameters of all stages and adds their gradients, or the shards of these.
+    """[1] Finds the shared parameters of all stages and adds their gradients, or this rank's shards of these.
 
-    shards: this rank's, by stage, where gradients are sharded. groups: the shared parameters that this rank has.
-    stages: those with any of them. copies: (stage, rank, name) of every place but a parameter's first, which a norm
-    must not count again.
+    groups: the shared parameters that this rank has. stages: those with any of them. copies: (stage, rank, name) of
+    every place but a parameter's first, which a norm must not count again.
     """
 
     def __init__(
@@ -212,7 +202,7 @@ def _groups(table: Sequence[Row], tied: Collection[int], names: Mapping[int, str
     for (stage, word), places in sorted(where.items(), key=lambda item: item[0][0]):
         if len(places) > 1 and word in names:
             groups.setdefault((stage < 0, tuple(sorted(places))), []).append(names[word])
-    return [Group(list(places), found, is_tied) for (is_tied, places), found in groups.items()]
+    return [Group(places, found, is_tied) for (is_tied, places), found in groups.items()]
 
 
 def word_of(name: str) -> int:
@@ -228,10 +218,7 @@ def digest_of(parameter: Parameter) -> list[int]:
 
 
 def _gather_rows(comm: Comm, rows: Any) -> list[list[int]]:
-    """Return the rows of all ranks, each behind its rank's number.
-
-    Two all-gathers, of the counts (8 B) and of the rows (8 ROW B each).
-    """
+    """Return the rows of all ranks, each behind its rank's number: two all-gathers, of the counts and of the rows."""
     with purpose("startup"):
         counts = np.asarray(all_gather(comm, np.array([len(rows)]))).tolist()
         flat = np.asarray(all_gather(comm, rows.reshape(-1), counts=[ROW * count for count in counts]))

@@ -43,17 +43,13 @@ class PipelineStage:
         return [parameter for flat in self.flats for parameter in flat.parameters]
 
 
-# --- a whole model, cut into stages ---
-
-
 def split_model(
     model: Any, stages: int, numbers: Sequence[int], cuts: Sequence[int] | None = None
 ) -> tuple[list[PipelineStage], list[str]]:
     """Return stages `numbers` of a model cut into `stages`, and the names of parameters that several stages share.
 
-    model: a GPT, a Llama, an MLP, a Sequential, or one of your own that `cut_model` can cut. cuts: how many blocks
-    (layers) each stage gets; by default as equal as possible, the first ones one more. Raises UsageError when there are
-    more stages than blocks, or the cuts do not add up.
+    model: a GPT, a Llama, an MLP, a Sequential, or another that `cut_model` can cut. cuts: how many blocks (layers)
+    each stage gets; by default as equal as possible, the first ones one more.
     """
     modules, tied = cut_model(model, stages, cuts)
     hooks.pipeline_refusals().check_numbers(numbers, stages)
@@ -61,7 +57,7 @@ def split_model(
 
 
 def blocks_per_stage(blocks: int, stages: int, cuts: Sequence[int] | None = None) -> list[int]:
-    """Return how many of `blocks` blocks each stage gets; see `split_model`, which raises the same UsageError."""
+    """Return how many of `blocks` blocks each stage gets; UsageError for cuts that do not add up."""
     hooks.pipeline_refusals().check_cuts(blocks, stages, cuts)
     return list(cuts) if cuts is not None else chunk_sizes(blocks, stages)
 
@@ -70,8 +66,8 @@ def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tup
     """Return the modules of all stages, and the names of the parameters that several share; see `split_model`.
 
     model.blocks: what it can be cut between. model.stage(first, last, is_first, is_last): a module that computes blocks
-    first..last-1 of what the stage before returns, with what comes in front of all blocks, and behind them. A parameter
-    that two stages use is a copy of the same name in one of them (`nn.gpt.with_own_weight`).
+    first..last-1, with what comes in front of all blocks, and behind them. A parameter that two stages use is a copy of
+    the same name in one of them (`nn.gpt.with_own_weight`).
     """
     refusals = hooks.pipeline_refusals()
     refusals.check_model(model, stages)

@@ -25,10 +25,11 @@ import numpy as np
 from minidist.core.autograd import Parameter
 from minidist.core.comm import Comm
 from minidist.core.nn import MLP, Linear, Module
-from minidist.core.optim import SGD, AdamW
+from minidist.core.optim import AdamW
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Least, difference, drawing
 from minidist.course.lesson.hint_file import hints_of
 from minidist.nn import mse_loss
+from minidist.optim import SGD
 
 STEPS, RATE = 3, 0.1
 HALF_TOLERANCE = 1e-2  # three steps in float16, whose numbers are 1e-3 apart, in any order of additions

@@ -1,0 +1,35 @@
+"""The exceptions of core/base/errors.py, and how a sentence quotes paths and the errors of other programs.
+
+Proved by: tests/base/test_errors.py
+"""
+
+# mypy: implicit_reexport
+# ruff: noqa: F403, F405
+
+from minidist.core.base.errors import *
+
+MAX_REASON = 200  # characters of the text of another program's error
+MAX_PATH = 4096  # characters of a path that can exist
+
+
+def quoted_path(path: object, marks: bool = True) -> str:
+    """Return a path for an error message, whole, so that it can be copied; what is too long for a path is shortened."""
+    text = str(path)
+    return quoted(text, marks, MAX_PATH if len(text) <= MAX_PATH else MAX_QUOTED)
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's text; of one whose `str()` raises, its class."""
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__name__} without a text: its str() raises>"
+
+
+def reason(error: BaseException, named: bool = False) -> str:
+    """Return the text of another program's exception for an error message: one line of at most MAX_REASON characters.
+
+    named: after the name of its class. An exception without a text is its class.
+    """
+    text, kind = quoted(text_of(error), marks=False, most=MAX_REASON), type(error).__name__
+    return f"{kind}: {text}" if named and text else text or kind

@@ -1,0 +1,18 @@
+"""The fixture `minidist` runs a command line in the process of the test."""
+
+import pytest
+
+
+@pytest.fixture
+def minidist(capsys):
+    """minidist(*words, code=0) -> what the command printed (.out and .err); it must end with this exit code."""
+    from minidist import cli
+
+    def run(*words, code=0):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*map(str, words)])
+        printed = capsys.readouterr()
+        assert (ended.value.code or 0) == code, printed.err
+        return printed
+
+    return run
