@@ -82,6 +82,7 @@ def train(comm, prefetch=1, reshard=True, steps=3, dtype=np.float32):
     """Returns weights, account and what is alive between two steps."""
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
     with account_memory(timeline=True) as account, FlopCounter() as counter:
+        # Each layer is a unit. From here on this rank keeps a quarter of it.
         model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
         for layer in model.layers:
             fully_shard(
@@ -89,6 +90,8 @@ def train(comm, prefetch=1, reshard=True, steps=3, dtype=np.float32):
             )
         fully_shard(model, mesh=comm, prefetch=prefetch, reduction="sum")
         optimizer = Adam(sharded_parameters(model), lr=1e-3)
+
+        # An ordinary loop: units gather and reduce by themselves, in forward and in backward.
         for step in range(steps):
             began = comm.time()
             for shard in shards_of(model):

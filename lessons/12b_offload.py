@@ -75,6 +75,8 @@ def train(comm, bandwidth=None, steps=2):
     """Returns weights and the host's pool. Without a bandwidth there is no offloading."""
     model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float32)
     flat, pool = FlatParameters(model.parameters()), None
+
+    # The same Adam, on the device or on the host behind a link of that bandwidth.
     if bandwidth is None:
         optimizer = Adam(flat, lr=1e-3)
     else:

@@ -186,6 +186,8 @@ def dropped_tokens(comm, weight, steps=240):
     plan = {"transformer.h.*.mlp": ExpertParallel()}
     parallel = ExpertDataParallel(parallelize_module(model, mesh["ep"], plan, axis="ep"), mesh)
     optimizer = Adam(parallel.flats, lr=3e-3)
+
+    # After each step the layer knows which tokens it has dropped.
     sampler, history = GlobalBatchSampler(load_dataset("pydoc"), 8, 16, seed=0), []
     for step in range(steps):
         parallel.zero_grad()

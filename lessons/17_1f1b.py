@@ -90,6 +90,8 @@ def step(comm, plan):
         pipeline.step(
             np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches)
         )
+
+    # The picture shows activations only, at the events that change them.
     live = [{"activation": now.get("activation", 0)} for now in account.history()]
     comm.trace.memory = [
         (0.0, now) for before, now in zip([None, *live], live, strict=False) if now != before

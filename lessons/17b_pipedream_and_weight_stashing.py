@@ -155,6 +155,8 @@ def train(comm, plan):
             comm, plan, stages, lambda y, t: (y * Tensor(t)).sum() * (1 / ROWS), versions=versions
         )
         pipe.step(inputs[: plan.microbatches], targets[: plan.microbatches])
+
+    # The picture shows weights and stashed versions, at the events that change them.
     held = [{k: now.get(k, 0) for k in ("parameter", "stash")} for now in account.history()]
     comm.trace.memory = [
         (0.0, now) for before, now in zip([None, *held], held, strict=False) if now != before
@@ -193,11 +195,13 @@ history = [[stage.flat.data.copy()] for stage in stages]
 optimizers = [SGD(stage.flat, lr=0.05) for stage in stages]
 for t, (x, target) in enumerate(zip(inputs[:m], targets[:m], strict=True)):
     y = Tensor(x)
+    # Forward and backward with weights that are older on earlier stages.
     for s, stage in enumerate(stages):
         version = max(0, t - (p - 1 - s))
         stage.flat.bind(history[s][version].copy(), version)
         y = stage.module(y)
     ((y * Tensor(target)).sum() * (1 / ROWS)).backward()
+    # The update changes the newest weights.
     for s, stage in enumerate(stages):
         stage.flat.bind(history[s][-1].copy(), len(history[s]) - 1)
         optimizers[s].step()

@@ -146,6 +146,7 @@ stages, _ = split_model(model, p, range(p))
 history = [[stage.flat.data.copy()] for stage in stages]
 optimizers = [SGD(stage.flat, lr=0.05) for stage in stages]
 for b in range(batches):
+    # The gradient of a batch, at the weights before the last update.
     for s, stage in enumerate(stages):
         stage.flat.bind(history[s][max(b - 1, 0)].copy(), max(b - 1, 0))
     for k in range(m * b, m * b + m):
@@ -153,6 +154,7 @@ for b in range(batches):
         for stage in stages:
             y = stage.module(y)
         loss(y, targets[k]).backward()
+    # The update changes the newest weights.
     for s, stage in enumerate(stages):
         stage.flat.bind(history[s][-1].copy(), b)
         optimizers[s].step()

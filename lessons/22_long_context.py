@@ -87,6 +87,8 @@ def attend(comm, kind="ring", order="zigzag", backward=True):
         .normal(size=(BATCH, LENGTH, 3 * HEADS * SIZE))[:, mine]
         .astype(np.float32)
     )
+
+    # What was counted becomes time on the clock.
     with FlopCounter() as counter:
         y = make(comm, LENGTH)(Tensor(x, requires_grad=True), HEADS)
         comm.compute(counter.take(), name="forward")
@@ -201,7 +203,9 @@ print(
 # %% [markdown]
 # ## 5 Check
 #
-# The work of each rank: pairs of a query and a key that it sees.
+# The work of each rank: pairs of a query and a key that it sees. (This library computes the other
+# pairs too and masks them. Kernels such as FlashAttention skip blocks of keys that no query sees,
+# and wait as counted here.)
 
 # %%
 P = 4
@@ -249,6 +253,8 @@ def train(comm, kind="ring", order="zigzag", restart=False, steps=5):
     kinds = {"ring": RingAttention, "ulysses": UlyssesAttention, "all-gather": AllGatherAttention}
     attention = kinds[kind](mesh["cp"], TOKENS)
     mine = sequence_positions(TOKENS, comm.rank, comm.size, order)
+
+    # An ordinary model with another attention. It gets this rank's tokens and their positions.
     config = LlamaConfig(13, 24, 48, 2, 4, 4, TOKENS, attention_dropout=0.1)
     model = Llama(config, np.float64, seed=3, attention_fn=attention)
     # Summed over dp *and* cp.

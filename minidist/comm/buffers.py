@@ -119,8 +119,8 @@ class OpenMessages:
         if other is not None:
             raise BufferReuseError(
                 f"rank {rank}: its {message.describe()} is {'into' if receiving else 'from'} memory of its "
-                f"{other.describe()}, which is not waited for yet; wait() first, or give each message a buffer of its "
-                "own"
+                f"{other.describe()}, which is not waited for yet; wait() first, or give each message a separate "
+                "buffer"
             )
 
         if keep:
