@@ -49,12 +49,10 @@ first_guess = predict("first step without correction, over that with it", exampl
 import numpy as np
 
 from minidist import SGD, Adam, Parameter
+from minidist.base.memory import account_memory
 from minidist.optim import RMSProp
 
-STEEP = np.array([1.0, 1000.0])
-
-
-AXES = np.eye(2)
+STEEP, AXES = np.array([1.0, 1000.0]), np.eye(2)
 
 
 def descend(kind, turn=AXES, steps=100, **settings):
@@ -118,20 +116,22 @@ def rmsprop(p, g, state, lr):
 # ## 5 Check
 #
 # The toys compute what the library's optimizers compute. In the valley, each with the rate that
-# serves it well; the last column is the state that it keeps of a float32 weight:
+# serves it well; the last column is the state that it keeps, in arrays of the weights' shape:
 
 # %%
 LIBRARY = {
-    "sgd": (sgd, SGD, {"lr": 0.0019}, 0),
-    "momentum": (momentum, SGD, {"lr": 0.001, "momentum": 0.9}, 4),
-    "rmsprop": (rmsprop, RMSProp, {"lr": 0.02}, 4),
-    "adam": (None, Adam, {"lr": 0.05}, 8),
+    "sgd": (sgd, SGD, {"lr": 0.0019}),
+    "momentum": (momentum, SGD, {"lr": 0.001, "momentum": 0.9}),
+    "rmsprop": (rmsprop, RMSProp, {"lr": 0.02}),
+    "adam": (None, Adam, {"lr": 0.05}),
 }
-print("optimizer   x and y after 1 step   20 steps          100 steps         state")
-for name, (toy, kind, settings, nbytes) in LIBRARY.items():
-    path = descend(kind, **settings)
+print("x and y    after 1 step    20 steps        100 steps         state")
+for name, (toy, kind, settings) in LIBRARY.items():
+    with account_memory() as account:
+        path = descend(kind, **settings)
+    arrays = account.peak_by_purpose.get("optimizer", 0) // path[0].nbytes
     shown = "   ".join(f"{x:6.3f} {y:6.3f}" for x, y in path[[1, 20, 100]])
-    print(f"{name:10}  {shown:50} {nbytes} B")
+    print(f"{name:10} {shown:50} {arrays}")
     if toy:
         p, state = np.ones(2), {}
         for _ in range(100):

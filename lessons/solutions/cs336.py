@@ -137,7 +137,7 @@ def ddp_on_after_backward(ddp_model: Replicated, optimizer: Any) -> None:
 def get_sharded_optimizer(
     params: Iterable[Parameter], optimizer_cls: Any, comm: Comm, **kwargs: Any
 ) -> ShardedOptimizer:
-    """Return an optimizer of which each rank has a part."""
+    """Return an optimizer; each rank has a part of its state."""
     return ShardedOptimizer(params, optimizer_cls, comm, **kwargs)
 
 

@@ -116,7 +116,7 @@ def mixture_of_experts(
 
 
 class MoE_EP:
-    """A mixture of experts, of which this rank has one."""
+    """A mixture of experts; this rank has one of them."""
 
     def __init__(self, router: Any, expert: Any, topk: int, comm: Comm) -> None:
         self.router, self.expert, self.topk, self.comm = router, expert, topk, comm

@@ -8,7 +8,6 @@ import pytest
 from minidist.base.files import writing
 from minidist.base.trace_file import read_traces, write_traces
 from minidist.base.traces import Trace
-from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.comm.launching import execute
 from minidist.core.base.errors import UsageError
@@ -21,16 +20,6 @@ needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Li
 JOB = ["train", "--dp", "2", "--model", "mlp", "--width", "8", "--steps", "2", "--global-batch", "8"]
 
 
-def said_by(capsys, *words):
-    """Run the program; return its standard error, which is no traceback, after exit code 2."""
-    with pytest.raises(SystemExit) as end:
-        main(list(words))
-    text = capsys.readouterr().err
-    assert end.value.code == 2, text
-    assert "Traceback" not in text
-    return text
-
-
 def test_the_sentence_has_what_why_and_remedy():
     sentence = r"^the list cannot be written to x: No space left on device; use y$"
     with pytest.raises(UsageError, match=sentence), writing("the list", "x", "use y"):
@@ -41,9 +30,9 @@ def test_the_sentence_has_what_why_and_remedy():
 
 @needs_full
 @pytest.mark.parametrize("flag", ["--trace", "--metrics"])
-def test_a_full_disk_while_training(flag, capsys, tmp_path):
+def test_a_full_disk_while_training(flag, minidist, tmp_path):
     files = {"--trace": str(tmp_path / "t.jsonl"), flag: "/dev/full"}
-    said = said_by(capsys, *JOB, *(word for pair in files.items() for word in pair))
+    said = minidist(*JOB, *(word for pair in files.items() for word in pair), code=2).err
     assert f"cannot be written to /dev/full: No space left on device; make room there, or choose another {flag}" in said
 
 
@@ -57,8 +46,8 @@ def test_a_full_disk_while_training(flag, capsys, tmp_path):
     ],
     ids=lambda words: " ".join(words[:1] + words[6:8]),
 )
-def test_a_full_disk_of_output(command, capsys):
-    said = said_by(capsys, *command, "-o", "/dev/full")
+def test_a_full_disk_of_output(command, minidist):
+    said = minidist(*command, "-o", "/dev/full", code=2).err
     assert (
         "cannot be written to /dev/full: No space left on device; make room there, or choose another --output" in said
     )
@@ -68,10 +57,10 @@ def test_a_full_disk_of_output(command, capsys):
 @pytest.mark.parametrize(
     ("picture", "suffix"), [("page", ".html"), ("perfetto", ".json"), ("bytes-by-purpose", ".svg")]
 )
-def test_a_full_disk_of_a_report(picture, suffix, capsys, tmp_path):
+def test_a_full_disk_of_a_report(picture, suffix, minidist, tmp_path):
     trace, out = write_traces(tmp_path / "t.jsonl", [Trace()]), tmp_path / f"full{suffix}"
     out.symlink_to("/dev/full")
-    said = said_by(capsys, "report", str(trace), "--picture", picture, "-o", str(out))
+    said = minidist("report", str(trace), "--picture", picture, "-o", str(out), code=2).err
     assert "No space left on device; make room there, or choose another --output" in said
 
 
@@ -92,14 +81,14 @@ PLAN = ["gpipe", "--stages", "2", "--microbatches", "2"]
     ],
     ids=lambda words: words if isinstance(words, str) else words[0],
 )
-def test_a_file_of_the_user_is_not_overwritten(flag, words, capsys, tmp_path, monkeypatch, minidist):
+def test_a_file_of_the_user_is_not_overwritten(flag, words, minidist, tmp_path, monkeypatch):
     """What minidist wrote there before is replaced; a notebook, or a file that a checkpoint needs, is not."""
     monkeypatch.chdir(tmp_path)
     write_traces("TRACE", [Trace()])
     for _ in range(2):
         minidist(*words, flag, "mine.json")
     Path("mine.json").write_text(OWN)
-    said = said_by(capsys, *words, flag, "mine.json")
+    said = minidist(*words, flag, "mine.json", code=2).err
     assert f"{flag} 'mine.json' exists already and is not a file that minidist has written there" in said
     assert said.count("\n") == 1
     assert Path("mine.json").read_text() == OWN
@@ -125,16 +114,13 @@ def test_a_picture_of_the_user_is_not_overwritten(name, tmp_path, monkeypatch):
     assert Path(name).read_bytes() == own
 
 
-def test_other_rows_of_a_schedule_are_not_overwritten(capsys, tmp_path, monkeypatch):
+def test_other_rows_of_a_schedule_are_not_overwritten(minidist, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["schedule", *PLAN, "--format", "csv", "-o", "plan.csv"]
     for _ in range(2):
-        with pytest.raises(SystemExit) as end:
-            main(words)
-        assert not end.value.code
-    capsys.readouterr()
+        minidist(*words)
     Path("plan.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n")
-    said = said_by(capsys, *words)
+    said = minidist(*words, code=2).err
     assert "--output 'plan.csv' exists already with other rows, and a CSV file does not say whether" in said
     assert Path("plan.csv").read_text().startswith("0F0,0F1,0B0")
 
@@ -149,15 +135,15 @@ def test_the_trace_of_a_program_overwrites_no_file_of_the_user(tmp_path):
     assert len(read_traces(tmp_path / "t.jsonl")[0]) == 2
 
 
-def test_metrics_and_trace_cannot_be_one_file(capsys, tmp_path):
-    said = said_by(capsys, *JOB, "--trace", str(tmp_path / "a"), "--metrics", str(tmp_path / "x" / ".." / "a"))
+def test_metrics_and_trace_cannot_be_one_file(minidist, tmp_path):
+    said = minidist(*JOB, "--trace", str(tmp_path / "a"), "--metrics", str(tmp_path / "x" / ".." / "a"), code=2).err
     assert "--metrics and --trace are the same file" in said
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission(capsys, tmp_path):
+def test_a_folder_without_permission(minidist, tmp_path):
     tmp_path.chmod(0o500)
-    said = said_by(capsys, *JOB, "--save", str(tmp_path / "c"))
+    said = minidist(*JOB, "--save", str(tmp_path / "c"), code=2).err
     assert "Permission denied" in said
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from minidist.cli import main
 from minidist.core.base.errors import UsageError
 from minidist.data import load_dataset
 from minidist.job.config.config_file import read_config
@@ -39,21 +38,17 @@ def test_the_parameters_are_those_of_the_model_that_is_trained(settings):
     assert architecture(config).parameters == sum(p.size for p in model.parameters())
 
 
-def test_what_the_file_of_print_config_gives_is_fixed(capsys):
+def test_what_the_file_of_print_config_gives_is_fixed(minidist):
     flags = ["--layers", "8", "--width", "64", "--tp", "2", "--zero", "1", "--global-batch", "16"]
-    with pytest.raises(SystemExit):
-        main(["train", *flags, "--precision", "bf16", "--lr", "0.1", "--data", "markov", "--print-config"])
     path = Path("job.toml")
-    path.write_text(capsys.readouterr().out)
+    more = ["--precision", "bf16", "--lr", "0.1", "--data", "markov", "--print-config"]
+    path.write_text(minidist("train", *flags, *more).out)
     assert read_config(path)["lr"] == 0.1
     job = read_job(path)
     assert (job.fixed, job.global_batch, job.precision) == ({"tp": 2, "zero": 1}, 16, "bf16")
 
     def planned(*more):
-        with pytest.raises(SystemExit) as ended:
-            main(["plan", str(path), "--ranks", "8", "--json", *more])
-        assert ended.value.code == 0
-        return json.loads(capsys.readouterr().out)["layouts"]
+        return json.loads(minidist("plan", path, "--ranks", "8", "--json", *more).out)["layouts"]
 
     assert {(one["tp"], one["zero"]) for one in planned()} == {(2, 1)}
     assert {(one["tp"], one["zero"]) for one in planned("--tp", "4")} == {(4, 1)}  # a flag overrides the file

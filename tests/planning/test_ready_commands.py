@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from minidist.cli import main
 from minidist.commands.dry_run import check_fold
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
@@ -39,14 +38,11 @@ def settings(command):
     return result
 
 
-def run(command, capsys):
-    """The JSON object that a command prints; it must succeed."""
+def run(command, minidist):
+    """The JSON object that a command prints."""
     program, *arguments = shlex.split(command)
     assert program == "minidist"
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--json"])
-    assert ended.value.code == 0
-    return json.loads(capsys.readouterr().out)
+    return json.loads(minidist(*arguments, "--json").out)
 
 
 @pytest.mark.sampled(3)
@@ -106,7 +102,7 @@ def test_a_dry_run_stores_scores_where_the_plan_does():
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_dry_run_holds_what_the_plan_counts_but_for_the_stated_differences(gated, capsys):
+def test_a_dry_run_holds_what_the_plan_counts_but_for_the_stated_differences(gated, minidist):
     """Parameters, optimizer and 2-byte gradients to the byte, with ZeRO 1 but for the padding of its units and for the
     shard of gradients that it keeps in addition; activations within 8 %, after the four values of a gated MLP's inner
     size in place of three.
@@ -127,7 +123,9 @@ def test_a_dry_run_holds_what_the_plan_counts_but_for_the_stated_differences(gat
         # Of the plan's fullest rank; the kinds of both sides that stand for the same arrays.
         number = max(range(len(ranks)), key=lambda rank: ranks[rank].peak)
         kinds = dict(ranks[number].by_kind)
-        held = run(dry_run_command(layout, job, "h100"), capsys)["step_peak_by_purpose"][number * layout.tp * layout.cp]
+        held = run(dry_run_command(layout, job, "h100"), minidist)["step_peak_by_purpose"][
+            number * layout.tp * layout.cp
+        ]
         kinds["gradients"] += kinds["gradients"] // layout.dp if layout.zero else 0
         for ours, planned in (("parameter", "parameters"), ("optimizer", "optimizer"), ("gradient", "gradients")):
             padding = 0.002 * kinds[planned] if layout.zero else 0
@@ -142,7 +140,7 @@ def test_a_dry_run_holds_what_the_plan_counts_but_for_the_stated_differences(gat
 
 
 @pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
-def test_a_block_of_the_dry_run_keeps_what_the_plan_counts_and_the_stated_differences(gated, capsys):
+def test_a_block_of_the_dry_run_keeps_what_the_plan_counts_and_the_stated_differences(gated, minidist):
     """Four layers more hold, to the byte, four blocks more: those of the plan, and what `differences` says of them."""
     heads, size, length = 4, 48, 128
     inner = 352 if gated else 4 * heads * size
@@ -163,7 +161,7 @@ def test_a_block_of_the_dry_run_keeps_what_the_plan_counts_and_the_stated_differ
             )
             job = Job(model, length, layout.dp * layout.micro_batch * layout.microbatches, "bf16", layout.ranks, fused)
             job = replace(job, dropout=False, gradient_bytes=2)
-            peak = run(dry_run_command(layout, job, "h100"), capsys)["step_peak_by_purpose"][0]
+            peak = run(dry_run_command(layout, job, "h100"), minidist)["step_peak_by_purpose"][0]
             held.append(peak["activation"] + peak.get("activation_gradient", 0))
 
         # With two pipeline ranks the first one has half of the layers, of two micro-batches.
@@ -178,7 +176,7 @@ def test_a_block_of_the_dry_run_keeps_what_the_plan_counts_and_the_stated_differ
         assert held[1] - held[0] == 4 * block, (layout, kv_heads)
 
 
-def test_a_block_with_experts_keeps_what_the_plan_counts_and_the_stated_differences(capsys):
+def test_a_block_with_experts_keeps_what_the_plan_counts_and_the_stated_differences(minidist):
     """The outputs of the experts, and of the router 2 bytes per token and expert and 4 per copy, and a few numbers."""
     layout, width, length, inner = ClusterLayout(pp=2, microbatches=4), 96, 128, 176
     for experts, top_k in ((4, 1), (8, 2)):
@@ -186,7 +184,7 @@ def test_a_block_with_experts_keeps_what_the_plan_counts_and_the_stated_differen
         for layers in (2, 4):
             model = Architecture(layers, width, 4, 64, length, inner, gated=True, experts=experts, top_k=top_k)
             job = Job(model, length, 4, "bf16", 2, dropout=False, gradient_bytes=2)
-            peak = run(dry_run_command(layout, job, "h100"), capsys)["step_peak_by_purpose"][0]
+            peak = run(dry_run_command(layout, job, "h100"), minidist)["step_peak_by_purpose"][0]
             held.append(peak["activation"] + peak["activation_gradient"])
         stated = "outputs of experts kept, and 2 bytes per token and expert of the router instead of 4"
         assert stated in differences(layout, job)
@@ -197,14 +195,14 @@ def test_a_block_with_experts_keeps_what_the_plan_counts_and_the_stated_differen
         assert held[1] - held[0] == 2 * block, (experts, top_k)
 
 
-def test_the_plan_of_a_job_file_prints_commands_that_run(tmp_path, capsys, minidist):
+def test_the_plan_of_a_job_file_prints_commands_that_run(tmp_path, minidist):
     path = tmp_path / "job.toml"
     path.write_text("layers = 4\nwidth = 32\nheads = 4\ncontext = 16\ntp = 2\npp = 2\nzero = 1\nglobal-batch = 8\n")
     arguments = ["plan", str(path), "--ranks", "8"]
     commands = json.loads(minidist(*arguments, "--json").out)["commands"]
-    dry = run(commands["dry_run"], capsys)
+    dry = run(commands["dry_run"], minidist)
     assert (dry["ranks"], dry["dry_run"]) == (8, True)
-    compared = run(commands["compare"], capsys)
+    compared = run(commands["compare"], minidist)
     assert compared["equal"]
     assert compared["ranks"] == 8
     text = minidist(*arguments).out

@@ -186,13 +186,6 @@ def answered(*arguments):
     return code, json.loads(out.getvalue()) if code == 0 else err.getvalue()
 
 
-def printed(capsys, *arguments):
-    """Return the JSON object of a command."""
-    with pytest.raises(SystemExit):
-        main(list(arguments))
-    return json.loads(capsys.readouterr().out)
-
-
 def test_attention_is_fused_unless_it_is_said_not_to_be():
     """Llama 3.1 8B with 8,192 tokens: 36.7 GB; unfused kernels add 6 bytes per score in each of 32 layers."""
     fused, unfused = (
