@@ -109,6 +109,8 @@ class MixtureOfExperts(Module):
         scale: float = 0.02,
         seed: int | None = 0,
     ) -> None:
+        for name, size in (("width", width), ("hidden", hidden), ("experts", experts)):
+            hooks.check_whole(name, size, 1)
         hooks.refusals().check_experts(experts, top_k, capacity_factor)
         self.num_experts, self.top_k, self.capacity_factor = experts, top_k, capacity_factor
 

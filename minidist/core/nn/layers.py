@@ -31,8 +31,8 @@ class Linear(Module):
         dtype: Any = xp.float32,
         seed: int | None = 0,
     ) -> None:
-        self.in_features = in_features
-        self.out_features = out_features
+        self.in_features = hooks.check_whole("in_features", in_features)
+        self.out_features = hooks.check_whole("out_features", out_features)
         self.activation = activation
         # PyTorch's range, 1 / sqrt(fan in), for the bias too.
         law = ("uniform", in_features**-0.5 if in_features else 0.0)
@@ -56,8 +56,8 @@ class Conv1D(Module):
         scale: float = 0.02,
         seed: int | None = 0,
     ) -> None:
-        self.in_features = in_features
-        self.out_features = out_features
+        self.in_features = hooks.check_whole("in_features", in_features)
+        self.out_features = hooks.check_whole("out_features", out_features)
         self.activation = activation
         self.weight = Parameter(xp.zeros((in_features, out_features), dtype), init=("normal", scale))
         self.bias = Parameter(xp.zeros(out_features, dtype), init=("constant", 0.0))
@@ -73,7 +73,8 @@ class Embedding(Module):
     def __init__(
         self, num_embeddings: int, embedding_dim: int, dtype: Any = xp.float32, scale: float = 1.0, seed: int | None = 0
     ) -> None:
-        self.weight = Parameter(xp.zeros((num_embeddings, embedding_dim), dtype), init=("normal", scale))
+        shape = hooks.check_whole("num_embeddings", num_embeddings), hooks.check_whole("embedding_dim", embedding_dim)
+        self.weight = Parameter(xp.zeros(shape, dtype), init=("normal", scale))
         self.initialize(seed)
 
     def forward(self, indices: Any) -> Tensor:
@@ -85,7 +86,7 @@ class LayerNorm(Module):
 
     def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
         self.eps = eps
-        self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
+        self.weight = Parameter(xp.ones(hooks.check_whole("features", features), dtype), init=("constant", 1.0))
         self.bias = Parameter(xp.zeros(features, dtype), init=("constant", 0.0))
         self.initialize(seed)
 
