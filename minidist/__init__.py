@@ -75,6 +75,8 @@ _MODULES = {
 _PACKAGES = {"flight_recorder": "minidist.debug.flight_recorder"}
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
+__all__ = [*_PLACES, *_PACKAGES]
+
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
@@ -88,4 +90,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PLACES, *_PACKAGES])
+    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])

@@ -45,13 +45,15 @@ class DirectMessages(CheckedMessages):
         world.waiting = (self, dest, source, tag, outgoing.nbytes)  # the watchdog makes an Exchanging of it
 
         # With more ranks than cores a spinning wait keeps the partner from running: test, and yield.
-        if world.oversubscribed:
-            requests = [handle.Irecv((incoming, BYTE), origin, tag), handle.Isend((outgoing, BYTE), to, tag)]
-            while not world.MPI.Request.Testall(requests):
-                os.sched_yield()
-        else:
-            handle.Sendrecv((outgoing, BYTE), to, tag, (incoming, BYTE), origin, tag)
-        world.waiting = None
+        try:
+            if world.oversubscribed:
+                requests = [handle.Irecv((incoming, BYTE), origin, tag), handle.Isend((outgoing, BYTE), to, tag)]
+                while not world.MPI.Request.Testall(requests):
+                    os.sched_yield()
+            else:
+                handle.Sendrecv((outgoing, BYTE), to, tag, (incoming, BYTE), origin, tag)
+        finally:  # a program may catch an error, and go on
+            world.waiting = None
         world.sent[members[dest]] += 1
         world.received[members[source]] += 1
 

@@ -139,16 +139,16 @@ class SimWorld(FindsLines, Sim):
 
         In a world with on_failure="isolate" the others go on: see `failures`. Otherwise RankDeadError ends the run.
         """
-        if not 0 <= rank < self.size:
-            raise UsageError(f"kill names rank {rank}, but the world has ranks 0..{self.size - 1}")
+        if rank not in range(self.size):
+            raise UsageError(f"kill names rank {quoted(rank)}, but the world has ranks 0..{self.size - 1}")
         if after_messages is None:
             if not self.in_run:
                 raise UsageError(
                     f"kill of rank {rank} outside a run: pass after_messages, or call it on a rank of the run"
                 )
             self.failures.kill(rank)
-        elif after_messages < 0:
-            raise UsageError(f"kill of rank {rank} after {after_messages} messages; it must be at least 0")
+        elif not isinstance(after_messages, int) or after_messages < 0:
+            raise UsageError(f"kill of rank {rank} after {quoted(after_messages)} messages; it must be at least 0")
         elif self.in_run:
             if not self.failures.watches:
                 self.failures.watches = True

@@ -142,7 +142,11 @@ def run_call(
     that has one. equal: what else must be equal on both sides of each message.
     """
     # Chosen from what every rank knows, or they would run different algorithms.
-    if algorithm in hooks.choosers:
+    try:
+        is_choice = algorithm in hooks.choosers
+    except TypeError:  # a list
+        algorithm, is_choice = str(algorithm), False
+    if is_choice:
         algorithm = hooks.choosers[algorithm](comm, operation, arguments[0].nbytes if nbytes is None else nbytes)
 
     # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or recorded, equal

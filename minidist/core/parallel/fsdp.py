@@ -118,7 +118,7 @@ def states_of(module: Module) -> "list[FSDPState]":
 
 def units_of(module: Module) -> list[FSDPUnit]:
     """Return the units of a sharded module and of those inside it, in the order of the module tree."""
-    states = states_of(module)
+    states = states_of(module) if isinstance(module, Module) else []
     if not states:
         raise UsageError(f"{type(module).__name__} is not sharded; call fully_shard(module, mesh=comm) first")
     return [unit for state in states for unit in state.units]
