@@ -1,4 +1,4 @@
-"""Why a call has failed: functions of the core call this after an error, so that a right call costs nothing.
+"""Why a call failed: the core calls these functions after an error, so that a correct call costs nothing.
 
 Proved by: tests/misuse/test_arguments.py
 """
@@ -14,17 +14,17 @@ from minidist.core.base.errors import UsageError, quoted
 def refuse_operand(value: Any) -> None:
     """Raise UsageError for the operand of an operation that is no Tensor, and cannot become one."""
     if not isinstance(value, Tensor):
-        what = quoted(value) if isinstance(value, str | bytes) else f"a {type(value).__name__}"
+        what = quoted(value) if isinstance(value, str | bytes) else f"a value of type {type(value).__name__}"
         raise UsageError(f"an operation got {what}, and needs a Tensor; pass Tensor(array)")
 
 
 def refuse_values(value: Any) -> None:
-    """Raise UsageError: a Tensor of this value would hold no numbers."""
+    """Raise UsageError: a Tensor of this value would not hold numbers."""
     raise UsageError(f"Tensor({quoted(value)}); pass an array, or numbers in lists of equal lengths")
 
 
 def check_parameters(wrapper: str, parameters: Any) -> None:
-    """Raise UsageError where a wrapper got something else than parameters, such as their model."""
+    """Raise UsageError where a wrapper got something other than parameters, such as their model."""
     values = list(parameters) if isinstance(parameters, Iterable) else [parameters]
     for value in values:
         if not isinstance(value, Parameter):
@@ -50,7 +50,7 @@ def refuse_function(comm: Any, function: object) -> NoReturn:
 
 
 def check_operations(comm: Any, operations: Any, seconds: Any) -> None:
-    """Raise UsageError unless `compute` can make a time of them."""
+    """Raise UsageError unless `compute` can convert them to a time."""
     try:
         for flops, nbytes in operations:
             float(flops), float(nbytes)

@@ -18,8 +18,8 @@ from minidist.comm.communicator import CheckedComm
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.comm.communicator import MAX_TAG
 
-# MPI copies a short message into memory that the ranks share. A longer one is read out of the sender's array; then both
-# cores hold its cache lines, and the next write to it takes them back one by one: up to 64 KiB a copy costs less.
+# MPI copies a short message into memory that the ranks share. A longer one is read out of the sender's array, whose
+# lines are then in the caches of both cores; the sender's next write invalidates them. Up to 64 KiB a copy costs less.
 BUFFERED, COPIED = 5 * 1024, 64 * 1024  # bytes
 
 

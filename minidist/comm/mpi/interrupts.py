@@ -36,7 +36,7 @@ from typing import Protocol
 from minidist.comm.launched import has_launcher
 
 GRACE = 0.5  # seconds
-RAN = 0.001  # seconds of the processor that the main program has had; outside MPI it is interrupted within microseconds
+RAN = 0.001  # seconds of processor time of the main program; outside MPI it is interrupted within microseconds
 LOOK = 0.05  # seconds between two looks at the main program after Ctrl-C
 INTERVAL = 1.0  # seconds between two looks at the parent
 _LAUNCHERS = ("prterun", "prte", "orterun", "mpirun", "mpiexec")
@@ -102,7 +102,7 @@ class Chance:
         self.asleep = False
 
     def is_over(self) -> bool:
-        """Look at it; return whether it has had the time, and meanwhile ran or was asleep from one look to the next."""
+        """Return whether it has had half a second, and has run since or was asleep between two calls of this method."""
         last, self.ran = self.ran, self._seconds()
         self.asleep = self.ran == last and self._is_asleep()
         return time.monotonic() - self.began >= GRACE and (self.asleep or self.ran - self.ran_before >= RAN)

@@ -340,7 +340,7 @@ class SimWorld(FindsLines, Sim):
             work.error = error  # raised by its wait
         if work.watched:
             self.buffers.works[rank].finish(work.watched)
-        # The work knows both of these, and each of them the work: a circle would keep the arrays alive.
+        # The work refers to both of these, and each of them to the work: the cycle would keep the arrays alive.
         work.function, work.watched = function, []
         return result
 

@@ -108,7 +108,7 @@ def all_to_all(
     hooks.check_call(comm, "all_to_all", array, counts=(send_counts, receive_counts))
 
     if send_counts is None or receive_counts is None:
-        sends = receives = [array.size // comm.size] * comm.size  # the very same list: bruck knows by it
+        sends = receives = [array.size // comm.size] * comm.size  # one list: Bruck's algorithm tests for it
     else:
         sends, receives = list(map(int, send_counts)), list(map(int, receive_counts))
         # A rank knows its own row and column of the table of counts only, and all must make the same choice.

@@ -14,7 +14,7 @@ continues with the other collective's bytes:
     rank 0   all_reduce #3 ──── tag 3, match key "all_reduce/ring" ────▶ rank 1   broadcast #3: MismatchError
 
 There is no second, asynchronous version of any collective. A `Work` is a blocking function that runs in a *stream*: a
-greenlet next to the rank's main program, one for each communicator, first started, first run.
+greenlet next to the rank's main program, one for each communicator. A stream runs works in the order of their start.
 
 Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
@@ -73,7 +73,7 @@ class Work:
     comm: "PointToPoint"
     function: Callable[[], Any]
     arrays: Sequence[Any] = ()
-    context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
+    context: Context = field(default_factory=copy_context)  # it runs as if called here: with the same purpose
     watched: list[Any] = field(default_factory=list)  # what the world notes of the arrays, where it checks them
     finished: bool = False
     started: float = 0.0

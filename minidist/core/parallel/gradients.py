@@ -142,7 +142,7 @@ class GradientReducer(BackwardObserver):
             ALGORITHMS[self.operation][str(algorithm)]  # an unknown name is an error now, not in backward
         check_communicator(comm, "GradientReducer")
         self.flat, self.comm, self.op, self.algorithm = flat, comm, op, algorithm
-        self.node_done = comm.world.progress  # type: ignore[method-assign]  # buckets travel meanwhile
+        self.node_done = comm.world.progress  # type: ignore[method-assign]  # advances buckets in flight
 
         # The plan of the messages, which is the same on every rank.
         self.guard = guard or new_guard(op, comm)
@@ -235,15 +235,15 @@ class GradientReducer(BackwardObserver):
         return all_reduce(self.comm, bucket.flat.grad_buffer[bucket.slice], self.op, async_op=True, **how)
 
     def finish(self) -> None:
-        """[3] Wait for every bucket, also where no parameter got ready."""
+        """[3] Wait for every bucket, also where no parameter became ready."""
         self._taking_part = True
         self.finished()
 
     def finished(self) -> None:
-        """[3] After a pass in which a parameter got ready, wait for every bucket.
+        """[3] After a pass in which a parameter became ready, wait for every bucket.
 
         Each gradient then is the sum over all ranks, plus what earlier passes had summed. Raises UnusedParameterError
-        when a parameter never got ready.
+        when a parameter never became ready.
         """
         if not self._taking_part:
             return
