@@ -622,7 +622,11 @@ def test_the_page_of_rules_is_current():
     """docs/rules.md is written by `python -m minidist.job.config.rules > docs/rules.md`."""
     page = Path(__file__).parents[2] / "docs" / "rules.md"
     written, current = page.read_text(encoding="utf-8"), as_markdown()
-    assert written == current or (absent_folders() and set(written.splitlines()) > set(current.splitlines()))
+    if absent_folders():  # each rule that is there has its row
+        written, current = (re.findall(r"^\| `.*", text, re.M) for text in (written, current))
+        assert set(written) > set(current)
+    else:
+        assert written == current
 
 
 @each(
