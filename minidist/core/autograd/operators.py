@@ -4,8 +4,7 @@ Scalars become arrays of the tensor's dtype, dtypes must agree, two operands bro
 a broadcast operand is summed back to the operand's shape. A vector-Jacobian product (vjp) keeps only what it needs, the
 operand or the result. It keeps an operand through `saved()`, so that a Parameter is read again and its version checked.
 
-The operations need `Tensor`, and a tensor's methods are operations. To avoid a circular import they are set here, and
-at the end of ops/linear.py and backward.py.
+A tensor's methods are operations, which need `Tensor`: they are set here, and in ops/linear.py and backward.py.
 
 Proved by: tests/autograd/test_operations.py, tests/autograd/test_refusals.py, tests/autograd/test_half.py
 """

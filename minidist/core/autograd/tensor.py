@@ -271,9 +271,9 @@ def record(
     and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
     weights: edges whose vjp takes (grad, out=None) and writes to `out` when given, a gradient's buffer.
     prepare, hook: see `Node`.
-    cost, saved: for watchers. FLOPs of the forward (None: one per element), which each vjp costs too; or a function
-    that returns them and a list of the (flops, bytes) of each vjp, edges first. Arrays that the vjps keep besides
-    inputs and result.
+    cost, saved: for watchers. FLOPs of the forward, which each vjp costs too; or a function that returns them and a
+    list of the (flops, bytes) of each vjp, edges first; None: what `FlopCounter` says, usually one per element. Arrays
+    that the vjps keep besides inputs and result.
     """
     first = edges or weights
     try:

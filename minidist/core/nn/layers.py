@@ -1,8 +1,6 @@
-"""Layers: PyTorch's Linear and GPT-2's Conv1D, which differ only in the order of the weight's dims; Embedding, which
-looks up rows by number; layer norm, which gives each vector a fixed scale, so that deep models train; and the
-multilayer perceptron, the smallest model on which every strategy can be understood and checked exactly.
+"""Layers, and the multilayer perceptron: the smallest model on which every strategy can be understood and checked.
 
-Source: Ba et al., "Layer Normalization", 2016.
+PyTorch's Linear and GPT-2's Conv1D differ only in the order of the weight's dims.
 
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
 """
@@ -43,7 +41,6 @@ class Linear(Module):
         self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
         return linear(x, self.weight, self.bias, self.activation)
 
 
@@ -67,7 +64,6 @@ class Conv1D(Module):
         self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
         return linear(x, self.weight, self.bias, self.activation, weight_is_in_out=True)
 
 
@@ -82,12 +78,11 @@ class Embedding(Module):
         self.initialize(seed)
 
     def forward(self, indices: Any) -> Tensor:
-        """Integers (...) -> rows (..., embedding_dim)."""
         return embedding(indices, self.weight)
 
 
 class LayerNorm(Module):
-    """Normalises the last dim, then scales and shifts: weight and bias (features,)."""
+    """Normalises the last dim of x (..., features), then scales and shifts: weight and bias (features,)."""
 
     def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
         self.eps = eps
@@ -96,7 +91,6 @@ class LayerNorm(Module):
         self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., features) -> (..., features)."""
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 
