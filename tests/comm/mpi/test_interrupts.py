@@ -135,7 +135,7 @@ def main(comm):
 def test_a_rank_that_waits_in_mpi_leaves_the_others_the_time_to_save(run):
     if run.open_mpi:
         pytest.skip(OPEN_MPI)
-    code, output, _ = run.interrupted(
+    _, output, _ = run.interrupted(
         "ready",
         """
 def main(comm):
@@ -143,6 +143,7 @@ def main(comm):
         comm.barrier()
         if comm.rank == 0:
             comm.recv(one(), 1)
+        time.sleep(0.5)  # rank 0 is in MPI, if the machine is not loaded
         print('ready', flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
@@ -151,7 +152,6 @@ def main(comm):
 """,
         2,
     )
-    assert code in (0, 130), output  # 0: rank 0 was not in MPI yet
     assert "saved by 1" in output
 
 
