@@ -24,7 +24,7 @@ LINES = {
     "data": 1_624,
     "debug": 9_977,
     "job": 8_833,
-    "nn": 3_626,
+    "nn": 3_627,
     "optim": 1_633,
     "parallel": 5_032,
     "pipeline": 4_692,
