@@ -13,20 +13,9 @@ from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
+from tests.jobs import SMALL_GPT
 
-GPT = {
-    "model": "gpt",
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "context": 6,
-    "data": "markov",
-    "clip": 0.5,
-    "dropout": 0.1,
-    "global_batch": 8,
-    "warmup": 3,
-    "reduction": "ordered",
-}
+GPT = SMALL_GPT | {"clip": 0.5, "dropout": 0.1, "global_batch": 8, "warmup": 3, "reduction": "ordered"}
 
 
 def run(ranks, **values):

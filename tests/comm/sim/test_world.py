@@ -511,9 +511,8 @@ def test_a_receive_into_memory_of_another_open_receive():
             ):
                 SimWorld(2).run(program, slice(2, 4), b, blocking)
         with pytest.raises(BufferReuseError, match=r"rank 0: its receive from rank 1.* is into memory of its receive"):
-            SimWorld(2).run(
-                program, slice(4, 6), slice(3, 5), blocking
-            )  # begins where nothing is, and ends in the next one
+            # The second receive begins where nothing is, and ends in the memory of the first one.
+            SimWorld(2).run(program, slice(4, 6), slice(3, 5), blocking)
     SimWorld(2, checks=False).run(program, slice(2, 4), slice(3, 5), False)
 
 
