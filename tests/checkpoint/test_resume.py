@@ -90,23 +90,8 @@ def test_another_job_is_refused(change, sentence, tmp_path):
 
 
 def test_the_command_line(tmp_path, minidist):
-    job = [
-        "train",
-        "--dp",
-        "2",
-        "--zero",
-        "3",
-        "--width",
-        "16",
-        "--heads",
-        "2",
-        "--context",
-        "8",
-        "--save",
-        str(tmp_path / "c"),
-        "--json",
-    ]
-    job += ["--trace", str(tmp_path / "trace.jsonl")]
+    job = ["train", "--dp", "2", "--zero", "3", "--width", "16", "--heads", "2", "--context", "8", "--json"]
+    job += ["--save", str(tmp_path / "c"), "--trace", str(tmp_path / "trace.jsonl")]
     first = json.loads(minidist(*job, "--steps", "3", "--every", "2").out)
     second = json.loads(minidist(*job, "--steps", "4", "--resume").out)
     assert second["losses"][:3] == first["losses"]

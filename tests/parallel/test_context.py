@@ -190,28 +190,14 @@ def context_train(comm, name, kind, optimizer, dropout=0.0):
 
 
 @cache
-def one_device_gpt(heads_for, optimizer, dropout=0.0):
-    return train(
-        gpt(heads_for, WORDS, dropout),
-        lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH),
-        optimizer,
-    )
-
-
-@cache
-def one_device_llama_of(heads_for, optimizer, dropout=0.0):
-    return train(
-        llama(heads_for, dropout=dropout),
-        lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH),
-        optimizer,
-    )
+def one_device_of(name, heads_for, optimizer, dropout):
+    model = gpt(heads_for, WORDS, dropout) if name == "gpt" else llama(heads_for, dropout=dropout)
+    return train(model, lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), optimizer)
 
 
 def assert_model(ranks, name, kind, optimizer, dropout=0.0):
-    reference = one_device_gpt if name == "gpt" else one_device_llama_of
-    heads_for = 3 if ranks == 3 else 4
     for history in SimWorld(ranks).run(context_train, name, kind, optimizer, dropout):
-        assert_equal(history, reference(heads_for, optimizer, dropout))
+        assert_equal(history, one_device_of(name, 3 if ranks == 3 else 4, optimizer, dropout))
 
 
 @pytest.mark.sampled(12)

@@ -23,7 +23,7 @@ from minidist.parallel.whole_tensors import gather_tensors
 from minidist.parallel.zero import ZeroOptimizer
 from minidist.planning import block_bytes
 from tests.cases import each
-from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
+from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt, tensors_of
 
 OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}
 FROZEN = ("wpe", "h.0.mlp.c_fc", "ln_f")
@@ -83,11 +83,7 @@ def data_parallel(comm, stage, optimizer="adam", local=2, steps=2, clip=None, fr
         if clip is not None:
             clip_grad_norm_(flat, clip)
         stepper.step()
-    return {
-        "weights": {p.name: p.data for p in flat.parameters},
-        "gradients": {p.name: p.grad for p in flat.parameters if p.requires_grad},
-        "optimizer": {f"{name}.{key}": array for name, state in stepper.state.items() for key, array in state.items()},
-    }
+    return tensors_of(flat, stepper)
 
 
 @cache

@@ -124,23 +124,9 @@ def test_every_layout_has_the_loss_of_one_device(ranks, values):
 
 
 def test_the_command_says_it_and_its_bytes_are_in_the_closed_form(tmp_path, minidist):
-    flags = [
-        "--dp",
-        "3",
-        "--steps",
-        "4",
-        "--width",
-        "16",
-        "--heads",
-        "2",
-        "--context",
-        "8",
-        "--evaluate-every",
-        "2",
-        "--json",
-    ]
+    flags = ["--dp", "3", "--steps", "4", "--width", "16", "--heads", "2", "--context", "8", "--evaluate-every", "2"]
     answer = json.loads(
-        minidist("train", *flags, "--metrics", tmp_path / "m.jsonl", "--trace", tmp_path / "t.jsonl").out
+        minidist("train", *flags, "--json", "--metrics", tmp_path / "m.jsonl", "--trace", tmp_path / "t.jsonl").out
     )
     assert list(answer["held_out"]) == ["2", "4"]
     assert answer["bytes_by_purpose"]["evaluation"] == {"measured": 2 * 3 * 2 * 8, "closed_form": 2 * 3 * 2 * 8}
