@@ -9,6 +9,7 @@ Proved by: tests/techniques/test_page.py
 """
 
 import re
+import sys
 from ast import get_docstring, parse
 from pathlib import Path
 
@@ -46,11 +47,16 @@ def row(path: Path) -> str:
 
 
 def document(page: str) -> str:
-    """Return the page with the table of all folders."""
+    """Return the page with the table of all folders; ValueError for a page without the place for it."""
+    if START not in page or END not in page:
+        raise ValueError(f"{PAGE} has no place for the table; add the two comments {START.strip()} and {END.strip()}")
     before, _, rest = page.partition(START)
     rows = [row(path) for path in sorted((ROOT / "minidist" / "techniques").glob("*/extension.py"))]
     return before + START + HEAD + "".join(rows) + "\n" + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":
-    PAGE.write_text(document(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    try:
+        PAGE.write_text(document(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    except (OSError, SyntaxError, ValueError) as error:
+        sys.exit(f"techniques_table.py: {error}")

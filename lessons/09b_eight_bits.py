@@ -161,6 +161,11 @@ def right_with(model, bits):
     return float(100 * (outputs.argmax(axis=1) == labels[ROWS:]).mean())
 
 
+# %% [markdown]
+# Fewer and fewer bits. Each row is two trainings: one that knows nothing of the rounding, and one that
+# rounds in every step.
+
+# %%
 floats = trained(0)
 for bits in (8, 4, 3, 2):
     later, always = right_with(floats, bits), right_with(trained(bits), bits)

@@ -16,8 +16,8 @@
 # In lesson 14 four ranks divide the matrices of a block, and what is computed between them. But
 # every rank still keeps the inputs of the norms, the inputs of the first matrices and the dropout
 # masks whole. In float32 these are 18 bytes for each number of the activations, 4 arrays of 4 B and
-# 2 masks of 1 B. The rest, 66 bytes for each number in the block of this lesson, is divided by t =
-# 4 already.
+# 2 masks of 1 B. The rest, 66 bytes for each number in the block of this lesson, is divided by 4
+# already.
 #
 # A norm works token by token, and so does dropout. So let each rank have a quarter of the tokens
 # between the layers, gather all tokens before the first matrix, and scatter the sums after the
@@ -65,7 +65,8 @@ from minidist.parallel.tensor import sequence_parallel
 # per block), and the gradients of the norms' weights, now parts, have to be summed.
 #
 # One block of lesson 14, forward and backward, on four ranks. First with its all-reduces; then the
-# same block with its rows split. Forward and backward send the same, and `regather` is new.
+# same block with its rows split. Forward sends the same, backward a little more, and `regather` is
+# new.
 
 # %%
 BATCH, LENGTH, WIDTH, HEADS = 2, 32, 64, 4
@@ -91,13 +92,18 @@ def one_block(comm, split, dropout=0.1):
     return kept
 
 
-worlds, kept = {}, {}
+# Of all four ranks together: a gather, or a reduce-scatter, sends 3/4 of an activation from each.
+once, worlds, kept = 3 * BATCH * LENGTH * WIDTH * 4, {}, {}
+closed_form = {"tensor_forward": 4 * once, "tensor_backward": 4 * once}
 for split, flag in ((False, ""), (True, " --sequence-parallel")):
     worlds[split] = SimWorld(4)
     kept[split] = worlds[split].run(one_block, split)[0]
     title = "tensor parallel" + (" and sequence parallel" if split else "")
+    if split:  # and the gradients of two norms and two biases are summed, 6 arrays of WIDTH numbers
+        closed_form["tensor_backward"] += 6 * 2 * 3 * WIDTH * 4
+        closed_form["regather"] = 2 * once
     command = f"minidist train --tp 4{flag} --steps 1"
-    picture("bytes-by-purpose", worlds[split], command, title=title)
+    picture("bytes-by-purpose", worlds[split], command, title=title, closed_form=closed_form)
 
 # %% [markdown]
 # ## 4 The code

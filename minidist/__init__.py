@@ -40,9 +40,8 @@ _MODULES = {
     "minidist.core.comm": ("ANY", "Comm", "LinkModel", "init_device_mesh"),
     "minidist.core.nn": ("Block", "FlatParameters", "GPT", "GPTConfig", "Linear", "MLP", "MixtureOfExperts", "Module"),
     "minidist.core.nn.experts": ("expert_capacity",),
-    "minidist.core.optim": ("AdamW",),
+    "minidist.core.optim": ("AdamW", "SGD"),
     "minidist.optim.adam": ("Adam",),
-    "minidist.optim.sgd": ("SGD",),
     "minidist.core.parallel.context.ring_attention": ("RingAttention",),
     "minidist.core.parallel.dims": ("ParallelDims",),
     "minidist.core.parallel.expert.dispatch": ("ExpertParallel",),
@@ -75,6 +74,8 @@ _MODULES = {
 _PACKAGES = {"flight_recorder": "minidist.debug.flight_recorder"}
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
+__all__ = [*_PLACES, *_PACKAGES]
+
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
@@ -88,4 +89,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PLACES, *_PACKAGES])
+    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])

@@ -20,6 +20,7 @@ MODULES = {
     "half": "minidist.base.half",
     "module_methods": "minidist.nn.state",
     "operation_checks": "minidist.nn.ops.refusals",
+    "wrong_arguments": "minidist.nn.wrong_arguments",
     "optimizer_checks": "minidist.optim.checks",
     "pipeline_refusals": "minidist.pipeline.runtime.refusals",
     "precision": "minidist.nn.ops.precision",

@@ -59,3 +59,10 @@ def test_the_names_of_the_core_come_from_the_package_and_are_loaded_when_they_ar
     assert minidist.flight_recorder.watch is importlib.import_module("minidist.debug.flight_recorder.watchdog").watch
     with pytest.raises(AttributeError, match="module 'minidist' has no attribute 'SimWord'"):
         minidist.SimWord  # noqa: B018
+
+
+def test_a_star_brings_the_names_of_the_core_and_dir_lists_them_alone():
+    names = {}
+    exec("from minidist import *", names)
+    assert set(names) - {"__builtins__"} == set(minidist.__all__)
+    assert {name for name in dir(minidist) if not name.startswith("__")} == set(minidist.__all__)

@@ -3,12 +3,30 @@
 Proved by: tests/autograd/test_extending.py, tests/autograd/test_deferred_and_recorded.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Token
 from functools import partial
 from typing import Any, Self
 
 from minidist.base.watchers import Watcher, current, set_watcher, watchers
+
+Cost = tuple[int, list[tuple[int, int]]]  # (flops, [(flops, bytes) of each vjp])
+
+
+def _linear(out: Any, x: Any, weight: Any, *biases: Any) -> Cost:
+    flops, nbytes = 2 * out.size * x.shape[-1], out.data.nbytes
+    product = (flops, x.stored.nbytes + weight.stored.nbytes + nbytes)
+    return flops, [product, product] + [(out.size, nbytes)] * len(biases)
+
+
+def _causal_attention(out: Any, qkv: Any) -> Cost:
+    batch, length, width = out.shape
+    flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
+    return flops, [(flops * 5 // 2, 2 * qkv.stored.nbytes + 2 * out.data.nbytes)]  # backward has five products, not two
+
+
+# What operations cost whose products in backward are not those of forward: see `cost` of `record`.
+COSTS: dict[str, Callable[..., Cost]] = {"linear": _linear, "causal_attention": _causal_attention}
 
 
 class FlopCounter(Watcher):
@@ -45,6 +63,8 @@ class FlopCounter(Watcher):
 
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
         """Count the forward, and note on the node what its vector-Jacobian products will cost."""
+        if cost is None and name in COSTS:
+            cost = partial(COSTS[name], out, *sources)
         flops, of_vjps = cost() if callable(cost) else (out.size if cost is None else cost, None)
         nbytes = out.data.nbytes
         for source in sources:

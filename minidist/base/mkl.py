@@ -3,9 +3,9 @@
     linear ──▶ arrays.product ──▶ arrays.host_product = numpy.matmul        NumPy's OpenBLAS
                                                       = mkl.product ──▶ cblas_sgemm of libmkl_rt, by ctypes
 
-On processors of Intel with AVX-512 a product takes about 0.92 of the time. `minidist doctor` measures it. The bits are
-other ones than NumPy's, so the variable has to be the same on all ranks, and nothing chooses MKL unasked. They do not
-change from run to run: conditional numerical reproducibility is switched on, which costs no time in mode AUTO.
+On Intel processors with AVX-512 a product takes about 0.92 of NumPy's time; `minidist doctor` measures it. The bits
+differ from NumPy's, so the variable must be the same on all ranks, and MKL is used only where it is set. They are the
+same in every run: conditional numerical reproducibility is switched on, which costs no time in mode AUTO.
 
 Source: Intel oneMKL Developer Reference, cblas_?gemm and mkl_cbwr_set.
 Proved by: tests/base/test_mkl.py
@@ -24,12 +24,12 @@ from minidist.core.base.errors import UsageError, quoted
 
 _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112  # of cblas.h
 _SEQUENTIAL, _CBWR_AUTO = 1, 2  # of mkl_service.h and mkl_types.h
-_SMALLEST = 1 << 22  # multiplications; below them the call by ctypes, 4 microseconds, takes what MKL saves
+_SMALLEST = 1 << 22  # multiplications; below this the call by ctypes, 4 microseconds, takes what MKL saves
 _FLOAT32 = np.dtype(np.float32)
 
 
 def use_products_of(variable: str | None) -> None:
-    """Choose who multiplies matrices, for the whole process: "mkl", or "numpy", which None is too.
+    """Choose the library that multiplies matrices in this process: "mkl", or "numpy", the default for None.
 
     Raises UsageError for another name, and where MKL is not installed.
     """

@@ -1,8 +1,8 @@
 """Watchers of operations: what they are told, and how one is set for a block.
 
 Among them are `MemoryAccount` (the bytes that are alive), `FlopCounter` (floating-point operations and bytes moved,
-which `PointToPoint.advance_clock` converts into seconds of a virtual clock) and that of `checkpoint` (what a segment
-uses).
+which `PointToPoint.advance_clock` converts into seconds of a virtual clock) and the watcher of `checkpoint` (what a
+segment uses).
 
 Proved by: tests/base/test_memory.py, tests/autograd/test_extending.py
 """

@@ -23,8 +23,8 @@ variables that choose its transport, the number of cores, and whether messages a
 In later runs rank 0 reads the table and sends it to the other ranks. So all ranks choose the same algorithm, whatever
 is on their disks, and every run with the same table chooses as the run before. The environment variable
 MINIDIST_TUNING of rank 0 is `refresh` to measure again, or `off` to choose by formulas, as simulated ranks do. A job
-never measures again unasked, because another order of its sums would change its bits when it is resumed; `minidist
-bench collectives` does, when an algorithm of the table is slower than another one.
+measures again only with `refresh`, because with another algorithm the sums of a resumed run would have other bits.
+`minidist bench collectives` measures again when an algorithm that the table chose is slower than another one.
 
 Only communicators of all ranks are measured. Two groups that hold copies of the same parameters could not agree on a
 table without messages between the groups, and sums in different orders would let the copies drift apart.

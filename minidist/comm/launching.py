@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import MinidistError, UsageError, nearest, quoted_path
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path
 from minidist.base.interrupts import EXIT_CODE, interrupted
 from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
@@ -247,8 +247,8 @@ def check_options(size: int | None, ranks: int | None, timeout: float, eager_byt
             " on; leave one of them out"
         )
     if ranks is not None:
-        if ranks < 1:
-            raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
+        if not isinstance(ranks, int) or ranks < 1:
+            raise UsageError(f"--ranks {quoted(ranks)}; a world needs at least 1 rank")
         check_ranks(ranks)
     if size is not None and eager_bytes:
         raise UsageError(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from minidist.commands.command import Argument, Option, Result, json_or_table, say
 from minidist.commands.flags import above_zero, command_line, picture_file
+from minidist.core.base.errors import UsageError
 
 
 @json_or_table
@@ -28,6 +29,13 @@ def staleness(
     ] = None,
 ) -> Result:
     """Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."""
+    from importlib.util import find_spec
+
+    if find_spec("minidist.techniques.parameter_server") is None:
+        raise UsageError(
+            "minidist staleness runs a parameter server, and the folder minidist/techniques/parameter_server is not"
+            " there; put it back"
+        )
     from minidist.report.bench.staleness import staleness_runs, table
 
     runs = staleness_runs(consistency or ("bsp", "ssp:2", "asp"), workers, slow, seconds, who=who)

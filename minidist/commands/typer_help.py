@@ -4,6 +4,7 @@ Proved by: tests/commands/test_command.py, tests/commands/test_flags.py
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, get_args
 
@@ -41,6 +42,10 @@ def read(words: Sequence[str], commands: Mapping[str, Any], about: str, settings
     commands: by name a function, a Group, or the first line of what is not loaded. about: the help of all. settings:
     how the words of a command are read. Raises an exception of click's, with a method `show`, for a wrong command line.
     """
+    # Rich and Typer take what is no number for one, such as a superscript.
+    for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):
+        if not os.environ.get(name, "0").isdecimal():
+            del os.environ[name]
     found: Found = []
     app = typer.Typer(
         cls=Commands,

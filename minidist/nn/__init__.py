@@ -7,6 +7,7 @@ dropout.py          dropout whose masks do not depend on the layout
 norms.py            RMS norm
 state.py            the values of a model as a dict, and its training mode
 refusals.py         what a module's call refuses
+wrong_arguments.py  why a call has failed
 moving.py           how a model gets to a device
 describe.py         what `print(model)` shows
 batch_norm.py       batch normalisation with statistics of each micro-batch

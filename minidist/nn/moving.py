@@ -17,6 +17,7 @@ from typing import Any
 from minidist.base import arrays as xp
 from minidist.base.device import device_of, moved
 from minidist.core.autograd import AutogradError, Parameter
+from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.watchers import track
 from minidist.nn.buffers import own_buffers
 
@@ -24,6 +25,8 @@ from minidist.nn.buffers import own_buffers
 def move(module: Any, device: "str | xp.Device | None") -> None:
     """Move the parameters, gradients and buffers of `module`. device: a name, or None for the host."""
     target = device_of(device) if isinstance(device, str) else device
+    if target is not None and not hasattr(target, "asarray"):
+        raise UsageError(f"to({quoted(device)}): no device; pass 'cpu', 'cuda' or a Device")
     for parameter in module.parameters():
         _move_parameter(parameter, target)
     for part in module.modules():

@@ -14,14 +14,14 @@ from minidist.nn.buffers import named_buffers, own_buffers
 
 
 def train(module: Module, mode: bool = True) -> Module:
-    """Training mode on (dropout drops) or off."""
+    """Switch training mode, in which dropout drops elements, on or off. Returns the module."""
     for part in module.modules():
         part.training = mode
     return module
 
 
 def eval(module: Module) -> Module:
-    """Training mode off."""
+    """Switch training mode off. Returns the module."""
     return train(module, False)
 
 
@@ -36,7 +36,7 @@ def to(module: Module, device: Any) -> Module:
 def state_dict(module: Module) -> dict[str, xp.Array]:
     """Qualified name to array, of parameters and buffers; a tied parameter under each of its names.
 
-    The arrays of parameters are their own, not copies.
+    The arrays of parameters are not copied.
     """
     return {name: parameter.data for name, parameter in module._all_parameters()} | dict(named_buffers(module))
 

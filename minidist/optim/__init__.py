@@ -9,7 +9,6 @@ named.py        the optimizer of a name, or of FILE.py:CLASS
 adagrad.py      Adagrad
 adam.py         Adam, whose weight decay passes through the averages
 rmsprop.py      RMSProp
-sgd.py          SGD, plain, with momentum, and in Nesterov's form
 wrapper.py      what holds an optimizer and has its attributes
 layerwise.py    what optimizers with a learning rate for each layer share
 lars.py         LARS
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING
 from minidist.core.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from minidist.core.optim.sgd import SGD
     from minidist.optim.adagrad import Adagrad
     from minidist.optim.adam import Adam
     from minidist.optim.clip import (
@@ -51,6 +51,5 @@ if TYPE_CHECKING:
     from minidist.optim.parameter_slice import ParameterSlice
     from minidist.optim.rmsprop import RMSProp
     from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupCosine, WarmupLinear
-    from minidist.optim.sgd import SGD
     from minidist.optim.wrapper import OptimizerWrapper
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

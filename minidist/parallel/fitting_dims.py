@@ -56,6 +56,8 @@ def splits_sums(dims: ParallelDims) -> bool:
 
 def gradient_axes(mesh: Mesh) -> Comm:
     """Return the communicator over which a gradient is summed: of the axes dp and cp, those that the mesh has."""
+    if not isinstance(mesh, Mesh):
+        raise UsageError(f"gradient_axes got a value of type {type(mesh).__name__}; pass the mesh of init_device_mesh")
     return mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp"))]
 
 

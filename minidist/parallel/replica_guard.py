@@ -34,7 +34,6 @@ from minidist.core.nn.module import Module
 from minidist.core.parallel.gradients import Bucket, Guard
 from minidist.nn.ops.in_place import SAMPLED, sample_step
 from minidist.parallel.axes_check import check_axes
-from minidist.parallel.running_statistics import RunningStatistics
 
 DIGEST_BYTES = 16  # of the fingerprints of the model's names and shapes and of the settings, which all ranks compare
 
@@ -70,7 +69,7 @@ class ReplicaGuard(Guard):
         self.module: Any = None
         self.members: set[Parameter] = set()  # those that come into the module later would never be reduced
         self.known: set[Parameter] = set()
-        self.statistics: RunningStatistics | None = None
+        self.statistics: Any = None  # the `RunningStatistics` of a model that has some
         self._samples: dict[Parameter, slice] = {}  # about 60 values of each, spread over rows and columns
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -103,7 +102,11 @@ class ReplicaGuard(Guard):
         self.module, self.known = module, set(parameters)
         if module is not None:
             self.members = set(module.parameters())
-            self.statistics = RunningStatistics(module, *self.comms)
+            # Only a model with batch norms loads what combines them.
+            if any(hasattr(layer, "mini_batch") for layer in getattr(module, "modules", tuple)()):
+                from minidist.parallel.running_statistics import RunningStatistics
+
+                self.statistics = RunningStatistics(module, *self.comms)
 
     def forward_begins(self, module: Any) -> None:
         self.mode = mode_of(self.module if module is None else module)

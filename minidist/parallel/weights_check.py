@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 
 from minidist.comm.communicator import check_alike
-from minidist.core.base.errors import UsageError
+from minidist.core.base.errors import UsageError, quoted
 from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.gpt import Attention, LanguageModel, TiedHead
 from minidist.core.nn.layers import Conv1D, Embedding, Linear
@@ -68,6 +68,11 @@ def weights_checksum(module: Module, comm: Comm) -> int:
 
 def check_plan(module: Module, plan: Mapping[str, Any]) -> None:
     """Raise UsageError where a layer of the core, or a function, is to split a module that it cannot split."""
+    if not isinstance(plan, Mapping):
+        raise UsageError(
+            f"a plan of tensor parallelism is a dict of names of modules and styles, not {quoted(plan)}; pass"
+            " gpt_plan(), or {'*.c_fc': ColumnParallelLinear}"
+        )
     parts = dict(module.named_modules())
     for pattern, styles in plan.items():
         for name in fnmatch.filter(parts, pattern):

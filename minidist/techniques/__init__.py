@@ -214,6 +214,10 @@ def of_users(config: Any) -> Iterator[Extension]:
         while words and "=" in words[0]:
             name, _, value = words.pop(0).partition("=")
             values[name.strip().replace("-", "_")] = value
+        if words and ".py" not in words[0]:
+            raise UsageError(
+                f"--extension {quoted(source)}: the setting {quoted(words[0])} has no value; write {words[0]}=VALUE"
+            )
         kind = _loaded(source)
         if kind.key in keys:
             raise UsageError(

@@ -1,5 +1,6 @@
 """One slow worker: the paces follow from arithmetic, the staleness keeps its bound, and the picture shows both."""
 
+import importlib.util
 import json
 from collections import Counter
 
@@ -37,6 +38,15 @@ def test_workers_of_one_speed_lack_the_updates_of_each_other():
     (asp,) = staleness_runs(["asp"], workers=4, slow=1, seconds=0.05)
     assert asp.staleness[:4] == [0, 1, 2, 3]
     assert set(asp.staleness[4:]) == {3}  # workers - 1
+
+
+def test_without_the_folder_of_the_technique_the_command_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["staleness"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("minidist: minidist staleness runs a parameter server, and the folder minidist/techniques/")
 
 
 def test_the_picture_has_a_bar_per_rate_and_a_bar_per_value():

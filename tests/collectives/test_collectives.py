@@ -307,15 +307,13 @@ def test_wrong_arguments_are_refused_with_the_remedy(what):
         SimWorld(2).run(call)
 
 
-@each(
-    "dtype, elements, long",
-    [(np.float32, 16_384, True), (np.float32, 16_383, False), (np.float64, 99_999, True), (np.float64, 200_000, False)],
-)
-def test_an_array_that_starts_inside_a_cache_line_is_added_as_any_other(dtype, elements, long):
+@each("dtype, elements", [(np.float32, 16_384), (np.float32, 16_383), (np.float64, 99_999), (np.float64, 200_000)])
+def test_an_array_that_starts_inside_a_cache_line_is_added_as_any_other(dtype, elements):
     rng = np.random.default_rng(0)
     for start in range(LINE // np.dtype(dtype).itemsize):
         total, contribution = (rng.standard_normal(elements + start).astype(dtype)[start:] for _ in range(2))
         expected, head = total + contribution, elements_before_line(total)
-        assert total[head:].ctypes.data % LINE == 0 if long else head == 0
+        assert total[head:].ctypes.data % LINE == 0
+        assert head < LINE // total.itemsize
         accumulate("sum", total, contribution)
         assert total.tobytes() == expected.tobytes()

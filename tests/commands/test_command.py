@@ -1,7 +1,9 @@
 """The words of a command line give a command the arguments that Typer gives it; what Typer would say is left to it."""
 
 import io
+import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -147,6 +149,14 @@ def test_colours_and_narrow_columns_are_typers(change, plain, capsys, monkeypatc
     for name, value in change.items():
         monkeypatch.setenv(name, value)
     assert width_without_colours() is None
+
+
+@each("name", ["COLUMNS", "LINES", "TERMINAL_WIDTH"])
+def test_a_width_that_is_no_number_is_none(name, plain, monkeypatch):
+    """Rich and Typer read these variables, and end in an error for a digit such as a superscript."""
+    program = [sys.executable, "-m", "minidist", "train", "--help"]
+    said = subprocess.run(program, env=os.environ | {name: "²"}, capture_output=True, text=True, check=True)
+    assert "--layers" in said.stdout
 
 
 def test_an_output_without_the_lines_of_boxes_is_typers(plain, monkeypatch):

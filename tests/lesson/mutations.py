@@ -351,7 +351,7 @@ MUTATIONS = {
         (
             "residual[places] = 0.0",
             "residual[places] = all_gather(comm, 0 * residual)[0]",
-            "more travels than k values",
+            "a rank sends more than k values",
         ),
     ],
     "06e.outer_step": [

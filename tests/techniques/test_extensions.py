@@ -68,6 +68,11 @@ def test_the_extension_of_the_guide_in_several_layouts(here, capsys, layout):
             {},
             r"unknown setting 'evry' \(did you mean 'every'\?\); its settings are: limit, every",
         ),
+        (
+            "small.py:SmallGradients,every",
+            {},
+            "--extension 'small.py:SmallGradients': the setting 'every' has no value; write every=VALUE",
+        ),
         ("small.py:SmallSettings", {}, "'small.py:SmallSettings' is not a subclass of minidist.techniques.Extension"),
         ("small.py:Small", {}, "small.py'? has no class 'Small' .*; write FILE.py:CLASS"),
         ("small.py", {}, "'small.py' names no class; write FILE.py:CLASS"),

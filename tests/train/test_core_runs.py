@@ -66,6 +66,7 @@ HOOKS = {
 # Files that watch messages and modules, record them, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {
     "nn/ops/in_place.py",
+    "base/limits.py",
     "base/memory.py",
     "base/traces.py",
     "base/watchers.py",

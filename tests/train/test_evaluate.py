@@ -16,7 +16,7 @@ from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
-from tests.cases import each
+from tests.cases import each, has_settings
 from tests.jobs import SMALL_GPT, sent_bytes
 
 # An MLP has no heads and no context: both have their default.
@@ -57,6 +57,7 @@ def test_evaluating_changes_nothing_of_the_training():
     assert often[0].held_out[6] != often[0].losses[-1]
 
 
+@pytest.mark.skipif(not has_settings(["document_separator"]), reason="the folder of the technique is deleted")
 def test_attention_stays_inside_documents_in_evaluations_too():
     # The weights hardly move, so the losses differ by the masks alone; token 2 occurs in the held-out text.
     job = {**JOB, "dropout": 0.0, "steps": 1, "lr": 1e-9, "evaluate_every": 1, "precision": "fp64"}

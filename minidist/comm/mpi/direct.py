@@ -18,8 +18,8 @@ from minidist.comm.communicator import CheckedComm
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
 from minidist.core.comm.communicator import MAX_TAG
 
-# MPI copies a short message into memory that the ranks share. A longer one is read out of the sender's array; then both
-# cores hold its cache lines, and the next write to it takes them back one by one: up to 64 KiB a copy costs less.
+# MPI copies a short message into memory that the ranks share. A longer one is read out of the sender's array, whose
+# lines are then in the caches of both cores; the sender's next write invalidates them. Up to 64 KiB a copy costs less.
 BUFFERED, COPIED = 5 * 1024, 64 * 1024  # bytes
 
 
@@ -45,13 +45,15 @@ class DirectMessages(CheckedMessages):
         world.waiting = (self, dest, source, tag, outgoing.nbytes)  # the watchdog makes an Exchanging of it
 
         # With more ranks than cores a spinning wait keeps the partner from running: test, and yield.
-        if world.oversubscribed:
-            requests = [handle.Irecv((incoming, BYTE), origin, tag), handle.Isend((outgoing, BYTE), to, tag)]
-            while not world.MPI.Request.Testall(requests):
-                os.sched_yield()
-        else:
-            handle.Sendrecv((outgoing, BYTE), to, tag, (incoming, BYTE), origin, tag)
-        world.waiting = None
+        try:
+            if world.oversubscribed:
+                requests = [handle.Irecv((incoming, BYTE), origin, tag), handle.Isend((outgoing, BYTE), to, tag)]
+                while not world.MPI.Request.Testall(requests):
+                    os.sched_yield()
+            else:
+                handle.Sendrecv((outgoing, BYTE), to, tag, (incoming, BYTE), origin, tag)
+        finally:  # a program may catch an error, and go on
+            world.waiting = None
         world.sent[members[dest]] += 1
         world.received[members[source]] += 1
 

@@ -2,10 +2,15 @@
 
 Python raises KeyboardInterrupt between two instructions of the main program, and a main program that waits in MPI comes
 to none. But Python's own signal handler, in C, writes the signal's number into a file descriptor at once. A thread
-reads it, gives the main program half a second to be interrupted, and ends the job when it was not.
+reads it, and ends the job when the main program has waited in MPI for half a second and was not interrupted.
 
     launcher ── starts ──▶ rank        SIGINT ── in C ──▶ descriptor ──▶ thread ── half a second ──▶ end of the job
     launcher dies: the rank's parent becomes another process ──▶ thread, once a second ──▶ end of the rank
+
+A program may catch KeyboardInterrupt and save, and nothing ends it meanwhile. On a loaded machine Python may raise the
+exception late, so the thread also waits until the main program has run for a millisecond, or is asleep: a program that
+is ready to run, or stopped, may still be interrupted. And a rank that waits in MPI ends the job only when no other rank
+of its host computes after the same Ctrl-C.
 
 A launcher that ends has ended its ranks. Where it was killed, or has lost one of them, that rank would wait for ever:
 MPI_Abort asks the launcher to end the processes, and returns when there is none. A rank that no launcher started
@@ -23,14 +28,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from minidist.comm.launched import has_launcher
 
 GRACE = 0.5  # seconds
+RAN = 0.001  # seconds of processor time of the main program; outside MPI it is interrupted within microseconds
+LOOK = 0.05  # seconds between two looks at the main program after Ctrl-C
 INTERVAL = 1.0  # seconds between two looks at the parent
 _LAUNCHERS = ("prterun", "prte", "orterun", "mpirun", "mpiexec")
 
@@ -61,23 +68,76 @@ def _wait_for_the_thread(number: int, frame: FrameType | None) -> None:
     """Do nothing: the thread ends the process."""
 
 
-class InterruptWatch:
-    """Calls `end` from a thread when SIGINT has come and the main program could not be interrupted.
+class Interruptible(Protocol):
+    """What the thread asks of its rank's world, and how it ends the job."""
 
-    terminate: called instead when Open MPI's mpiexec has sent SIGTERM. A program with another handler for a
-    signal, or in another thread than the main one, is left alone. orphaned: called when the launcher has ended.
+    def waits_in_mpi(self) -> bool:
+        """Return whether the main program waits for other ranks."""
+        ...
+
+    def note_interrupt(self, computes: bool) -> bool:
+        """Note whether this rank computes after Ctrl-C; return whether another rank of the host does."""
+        ...
+
+    def end_interrupted(self) -> None:
+        """End the job: the main program waits in MPI, and cannot be interrupted."""
+        ...
+
+    def end_terminated(self) -> None:
+        """End this process: Open MPI's mpiexec has sent SIGTERM."""
+        ...
+
+    def end_orphaned(self) -> None:
+        """End this process: its launcher has ended."""
+        ...
+
+
+class Chance:
+    """Says whether the main program could have been interrupted since this was made."""
+
+    def __init__(self) -> None:
+        self.thread = threading.main_thread()
+        self.began = time.monotonic()
+        self.ran_before = self.ran = self._seconds()
+        self.asleep = False
+
+    def is_over(self) -> bool:
+        """Return whether it has had half a second, and has run since or was asleep between two calls of this method."""
+        last, self.ran = self.ran, self._seconds()
+        self.asleep = self.ran == last and self._is_asleep()
+        return time.monotonic() - self.began >= GRACE and (self.asleep or self.ran - self.ran_before >= RAN)
+
+    def _seconds(self) -> float:
+        if not hasattr(time, "pthread_getcpuclockid"):  # macOS: take all time for time in which it ran
+            return time.monotonic()
+        assert self.thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self.thread.ident))
+
+    def _is_asleep(self) -> bool:
+        try:
+            stat = Path(f"/proc/self/task/{self.thread.native_id}/stat").read_text()
+        except OSError:  # not Linux
+            return True
+        return stat.rpartition(")")[2].split()[0] == "S"
+
+
+class InterruptWatch:
+    """Ends the job from a thread when SIGINT has come and the main program waits in MPI.
+
+    A program with another handler for a signal, or in another thread than the main one, is left alone.
     """
 
-    def __init__(self, end: Callable[[], None], terminate: Callable[[], None], orphaned: Callable[[], None]) -> None:
-        self.end, self.terminate, self.orphaned = end, terminate, orphaned
-        self.parent = os.getppid()
+    def __init__(self, world: Interruptible) -> None:
+        self.world = world
+        self.parent, self.launched = os.getppid(), has_launcher()
         self.terminates = False
+        self.chance: Chance | None = None  # after SIGINT
         self.interrupted = False  # was KeyboardInterrupt raised in the main program?
+        self.repeated = False  # has the thread sent SIGINT to the main program again?
         self.receiver, self.sender = socket.socketpair()
         self.sender.setblocking(False)
         self.active = self._listen()
-        if self.active or has_launcher():
-            self.receiver.settimeout(INTERVAL if has_launcher() else None)
+        if self.active or self.launched:
             threading.Thread(target=self._watch, daemon=True, name="minidist-interrupts").start()
 
     def _listen(self) -> bool:
@@ -99,30 +159,57 @@ class InterruptWatch:
         return True
 
     def _handler(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted and self.repeated:  # it has been raised for this Ctrl-C
+            self.repeated = False
+            return
         self.interrupted = True
         signal.default_int_handler(number, frame)
 
     def _watch(self) -> None:
-        while signals := self._next():
-            if signal.SIGTERM in signals and self.terminates:
-                self.terminate()
-                return
-            if signal.SIGINT in signals:
-                time.sleep(GRACE)
-                if not self.interrupted:
-                    self.end()
-                    return
-                self.interrupted = False
-
-    def _next(self) -> bytes:
-        """Return the numbers of the next signals, nothing after `stop`; meanwhile look at the parent."""
-        while True:
+        over = False
+        while not over:
+            self.receiver.settimeout(LOOK if self.chance else INTERVAL if self.launched else None)
             try:
-                return self.receiver.recv(64)
+                signals = self.receiver.recv(64)
             except TimeoutError:
-                if os.getppid() != self.parent:
-                    self.orphaned()
-                    return b""
+                over = self._look()
+                continue
+            over = not signals  # after `stop`
+            if signal.SIGTERM in signals and self.terminates:
+                self.world.end_terminated()
+                over = True
+            elif signal.SIGINT in signals and self.chance is None:
+                self.world.note_interrupt(True)
+                self.chance = Chance()
+
+    def _look(self) -> bool:
+        """Look at the parent and, after Ctrl-C, at the main program; return whether one of them has ended the job."""
+        waits = self.world.waits_in_mpi()
+        if self.launched and os.getppid() != self.parent and (waits or not self.interrupted):
+            self.world.end_orphaned()
+            return True
+        return self.chance is not None and self._look_after_interrupt(waits)
+
+    def _look_after_interrupt(self, waits: bool) -> bool:
+        """Look at the main program; return whether it has waited in MPI for long enough, and the job has ended."""
+        if self.chance is None or (self.interrupted and not waits):
+            self.chance = Chance()  # it may save
+        if not self.chance.is_over():
+            return False
+
+        if waits:
+            others = self.world.note_interrupt(False)
+            if self.interrupted:  # the program has caught the exception, and goes on
+                self.chance = None
+            elif not others:
+                self.world.end_interrupted()
+                return True
+
+        # Where the system has given the signal to another thread, the main program is still asleep: wake it.
+        elif self.chance.asleep and not self.interrupted and not self.repeated:
+            self.repeated = True
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        return False
 
     def stop(self) -> None:
         """Leave signals as they were before. Called by the main program."""

@@ -29,7 +29,7 @@ from minidist.base.read_file import parse_json
 PREFIX = "minidist-run-"
 KEPT_DAYS = 7
 NOWHERE = os.path.join(os.devnull, "no folder")  # in which no file can be made
-_OURS = re.compile(r"rank\d+(\.calls)?\.(json|tmp)|rank\d+\.trace\.jsonl|reported|asked|said-[0-9a-f]+")
+_OURS = re.compile(r"rank\d+(\.calls)?\.(json|tmp)|rank\d+\.(trace\.jsonl|interrupted)|reported|asked|said-[0-9a-f]+")
 
 
 class JobFolder:
@@ -124,11 +124,19 @@ class JobFolder:
         """Return whether the folder has been removed."""
         return self.exists and not self.path.exists()
 
+    def note_interrupt(self, rank: int, computes: bool) -> bool:
+        """Note whether a rank computes after Ctrl-C, and may save; return whether another one of this host does."""
+        mine = self.path / f"rank{rank}.interrupted"
+        with suppress(OSError):
+            mine.touch() if computes else mine.unlink(missing_ok=True)
+            return any(path != mine for path in self.path.glob("rank*.interrupted"))
+        return False
+
     # its end ----------------------------------------------------------------------------------------------------------
 
     def leave(self, rank: int) -> None:
         """Remove a rank's files; the last rank of a host removes the folder."""
-        written = ("json", "tmp", "trace.jsonl", "calls.json", "calls.tmp")
+        written = ("json", "tmp", "trace.jsonl", "calls.json", "calls.tmp", "interrupted")
         for name in (*(f"rank{rank}.{ending}" for ending in written), "asked"):
             with suppress(OSError):
                 (self.path / name).unlink()

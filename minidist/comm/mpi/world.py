@@ -109,7 +109,7 @@ class MPIWorld(FindsLines):
         self.watchdog: Watchdog | None = None
         self.folder = JobFolder(None)
         with Starting(start_limit() if timeout else 0.0) as starting:
-            self.interrupts = InterruptWatch(self._interrupted, self._terminated, self._orphaned)
+            self.interrupts = InterruptWatch(self)
             MPI = starting.start_mpi()
             if starting.initialized:
                 finalize_at_exit(MPI)
@@ -156,8 +156,8 @@ class MPIWorld(FindsLines):
         self.sent, self.received = [0] * self.size, [0] * self.size  # messages to, and from, each rank
 
         # What the watchdog reads, and the clock.
-        self.state = "computing"
         self.waiting: Wait = None  # of the main program
+        self.state = "computing"
         self.handling: BaseException | None = None  # the exception that led into a wait in `except` or `finally`
         self.mark = 0.0  # since when the main program has been computing
         self.started = time.perf_counter()
@@ -238,12 +238,22 @@ class MPIWorld(FindsLines):
         finally:
             abort(code)
 
-    def _interrupted(self) -> NoReturn:
+    def waits_in_mpi(self) -> bool:
+        """Return whether the main program waits for other ranks. Called in any thread."""
+        if self.state == "starting":
+            return True
+        return self.waiting is not None and (self.running is None or isinstance(self.waiting, Entering))
+
+    def note_interrupt(self, computes: bool) -> bool:
+        """Note whether this rank computes after Ctrl-C; return whether another rank of the host does."""
+        return self.folder.note_interrupt(self.rank, computes)
+
+    def end_interrupted(self) -> NoReturn:
         """End the job after Ctrl-C: the main program waits inside MPI, and cannot be interrupted."""
         what = interruption(self.place)
         self.end(f"minidist: rank {self.rank} of {self.size}: {what}", EXIT_CODE, "interrupted")
 
-    def _terminated(self) -> NoReturn:
+    def end_terminated(self) -> NoReturn:
         """End this process when Open MPI's mpiexec ends the job, as after Ctrl-C; a host's first rank says so."""
         try:
             if self.hosts.index(self.hosts[self.rank]) == self.rank:
@@ -252,7 +262,7 @@ class MPIWorld(FindsLines):
         finally:
             os._exit(EXIT_CODE)
 
-    def _orphaned(self) -> NoReturn:
+    def end_orphaned(self) -> NoReturn:
         """End this process when its launcher has ended: nobody else would, and what it waits for may never come."""
         try:
             text = f"minidist: rank {self.rank} of {self.size}: the launcher that started it has ended, and so it ends;"

@@ -45,7 +45,7 @@ KEPT_CALLS = 8  # of a rank: sends are synchronous, so no rank is far ahead; and
 
 
 class UnlikeCalls(NamedTuple):
-    """Two ranks have made unlike calls. sizes: the arrays have not fitted. ready: the streams that could go on."""
+    """Two ranks have made different calls. sizes: those of the arrays differ. ready: the streams that could go on."""
 
     error: MismatchError
     name: str  # of the communicator
@@ -158,7 +158,7 @@ class Watched:
 
 
 class BufferWatch:
-    """The memory in flight of a run. ranks: that are watched."""
+    """The memory in flight of a run. ranks: those that are watched."""
 
     def __init__(self, state: RunState, ranks: Sequence[int]) -> None:
         self.state = state
@@ -238,7 +238,7 @@ class BufferWatch:
 
 
 class Recorder:
-    """Keeps an event of every message; that of a request is `LocatedRequest.event`."""
+    """Keeps an event of every message; the event of a request is `LocatedRequest.event`."""
 
     def __init__(self, state: SimState) -> None:
         self.traces = state.traces

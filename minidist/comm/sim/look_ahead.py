@@ -1,4 +1,4 @@
-"""What the ranks would have called next, after two of them have made unlike collective calls.
+"""What the ranks would have called next, after two of them have made different collective calls.
 
 The first difference does not say what is wrong: has a rank skipped this call, or does it make two calls in another
 order? And ranks that come later have not made theirs yet. So the run goes on for a moment before its error is raised:
@@ -56,7 +56,7 @@ else:
 
 
 def look_ahead(world: Any, unlike: UnlikeCalls) -> MismatchError:
-    """Return the error of two unlike calls with what all ranks call then; that of before where this says nothing."""
+    """Return the error of two different calls with what all ranks call then; the first error if this adds nothing."""
     state: RunState = world.state
     error, name, number, sizes, _ = unlike
     with no_files() as safe, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -85,7 +85,7 @@ def _run_on(world: Any, state: RunState, unlike: UnlikeCalls) -> None:
     world.looking_ahead, world.direct = True, False
     world.buffers.watched.clear()
     world.post, world.wait, world.note_request = post, lambda request: None, lambda request: None
-    # Whoever waits for a message has it. The ranks of the unlike calls come first: they say most, if time is short.
+    # Whoever waits for a message has it. The ranks of the two calls come first: they say most, if time is short.
     alive = [stream for stream in state.streams() if stream.rank not in state.dead]
     waiting = [stream for stream in alive if isinstance(stream.waiting, Request)]
     waiting.sort(key=lambda stream: stream.rank != state.running.rank)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from minidist.comm.header import check_checks, check_record
 from minidist.comm.message_checks import CheckedCall
 from minidist.comm.sim.checks import KEPT_CALLS, BufferWatch, CallWatch, Lines, Recorder, Totals
 from minidist.comm.sim.ended import EndedWorld, used_after_run
-from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.process_state import ProcessState
 from minidist.comm.sim.state import Chooser, RunState, earliest
@@ -37,6 +36,9 @@ from minidist.core.comm.communicator import PointToPoint, Request, Work
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.comm.sim.matching import Stream
 from minidist.core.comm.sim.world import Sim
+
+if TYPE_CHECKING:
+    from minidist.comm.sim.failures import Failures
 
 
 class SimWorld(FindsLines, Sim):
@@ -59,7 +61,7 @@ class SimWorld(FindsLines, Sim):
     uneven: Collection[str] = ()  # see `FoldedWorld`
     state: RunState
     matching: AnySource
-    failures: Failures
+    _failures: "Failures | None"
     calls: CallWatch
     buffers: BufferWatch
 
@@ -139,16 +141,16 @@ class SimWorld(FindsLines, Sim):
 
         In a world with on_failure="isolate" the others go on: see `failures`. Otherwise RankDeadError ends the run.
         """
-        if not 0 <= rank < self.size:
-            raise UsageError(f"kill names rank {rank}, but the world has ranks 0..{self.size - 1}")
+        if rank not in range(self.size):
+            raise UsageError(f"kill names rank {quoted(rank)}, but the world has ranks 0..{self.size - 1}")
         if after_messages is None:
             if not self.in_run:
                 raise UsageError(
                     f"kill of rank {rank} outside a run: pass after_messages, or call it on a rank of the run"
                 )
             self.failures.kill(rank)
-        elif after_messages < 0:
-            raise UsageError(f"kill of rank {rank} after {after_messages} messages; it must be at least 0")
+        elif not isinstance(after_messages, int) or after_messages < 0:
+            raise UsageError(f"kill of rank {rank} after {quoted(after_messages)} messages; it must be at least 0")
         elif self.in_run:
             if not self.failures.watches:
                 self.failures.watches = True
@@ -156,6 +158,16 @@ class SimWorld(FindsLines, Sim):
             self.failures.pending[rank] = after_messages
         else:
             self.pending_kills[rank] = after_messages
+
+    @property
+    def failures(self) -> "Failures":
+        """The killed ranks of this run. Most runs have none, and do not load what is needed for them."""
+        if self._failures is None:
+            from minidist.comm.sim.failures import Failures
+
+            isolate = self.on_failure == "isolate"
+            self._failures = Failures(self.state, isolate, self.pending_kills, self.buffers.forget)
+        return self._failures
 
     def _post_until_killed(self, comm: PointToPoint, *message: Any) -> Request:
         self.failures.posting(self.state.running.rank)
@@ -167,16 +179,15 @@ class SimWorld(FindsLines, Sim):
         state.chooser, state.eager_limit = self.chooser, self.eager_bytes or -1
         for trace in state.traces:
             trace.keeps_events = self.record is True
-        isolate = self.on_failure == "isolate"
+        isolate, self._failures = self.on_failure == "isolate", None
         self.calls = CallWatch(state, self._block)
         self.buffers = BufferWatch(state, range(self.size) if self.check_buffers else ())
-        self.failures = Failures(state, isolate, self.pending_kills, self.buffers.forget)
         # A browser has no threads.
         if self.timeout and sys.platform != "emscripten":
             self.watchdog = HangWatchdog(self, self.timeout)
         return [
             *([self] if self.checks else []),
-            *([self.failures] if self.failures.watches else []),
+            *([self.failures] if isolate or self.pending_kills else []),
             *([Lines()] if sys.platform == "emscripten" else []),
             *([Recorder(state)] if self.record is True else [Totals(state)] if self.record else []),
             *([self.calls] if self.checks else []),
@@ -340,7 +351,7 @@ class SimWorld(FindsLines, Sim):
             work.error = error  # raised by its wait
         if work.watched:
             self.buffers.works[rank].finish(work.watched)
-        # The work knows both of these, and each of them the work: a circle would keep the arrays alive.
+        # The work refers to both of these, and each of them to the work: the cycle would keep the arrays alive.
         work.function, work.watched = function, []
         return result
 

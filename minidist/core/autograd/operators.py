@@ -4,14 +4,13 @@ Scalars become arrays of the tensor's dtype, dtypes must agree, two operands bro
 a broadcast operand is summed back to the operand's shape. A vector-Jacobian product (vjp) keeps only what it needs, the
 operand or the result. It keeps an operand through `saved()`, so that a Parameter is read again and its version checked.
 
-The operations need `Tensor`, and a tensor's methods are operations. To avoid a circular import they are set here, and
-at the end of ops/linear.py and backward.py.
+A tensor's methods are operations, which need `Tensor`: they are set here, and in ops/linear.py and backward.py.
 
 Proved by: tests/autograd/test_operations.py, tests/autograd/test_refusals.py, tests/autograd/test_half.py
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
@@ -19,7 +18,7 @@ from minidist.core.autograd.tensor import Tensor, named_mean, record
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, is_half, upcast
-from minidist.core.base.errors import ShapeError
+from minidist.core.base.errors import ShapeError, quoted
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
@@ -32,7 +31,13 @@ def as_tensor(value: Any, like: Tensor) -> Tensor:
         return Tensor(value)
     if like.dtype.kind in "biu" and getattr(value, "ndim", 0) == 0 and hasattr(value, "__mod__") and value % 1 != 0:
         hooks.operation_checks().refuse_scalar(value, like)
-    return Tensor(xp.as_array(value, like.dtype))
+    if value is None:  # which NumPy takes for NaN
+        hooks.wrong_arguments().refuse_operand(value)
+    try:
+        return Tensor(xp.as_array(value, like.dtype))
+    except (TypeError, ValueError):
+        hooks.wrong_arguments().refuse_operand(value)
+        raise
 
 
 def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
@@ -54,7 +59,12 @@ def operands(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
 
 def operand(x: Tensor) -> Tensor:
     """x as an operation sees it that computes in float32: x itself, or a `HalfOperand` when it is half precision."""
-    return hooks.precision().HalfOperand(x) if x.dtype.itemsize == 2 and is_half(x.dtype) else x
+    try:
+        dtype = x.data.dtype
+    except AttributeError:
+        hooks.wrong_arguments().refuse_operand(x)
+        raise
+    return hooks.precision().HalfOperand(x) if dtype.itemsize == 2 and is_half(dtype) else x
 
 
 def mismatch(name: str, a: Any, b: Any, reason: str = "do not broadcast together") -> ShapeError:
@@ -134,6 +144,8 @@ def reshape(x: Tensor, *shape: Any) -> Tensor:
         data = x.data.reshape(wanted)
     except ValueError:
         raise ShapeError(f"reshape: {x.size} elements of shape {old} do not fill shape {tuple(wanted)}") from None
+    except TypeError:
+        raise ShapeError(f"reshape: {quoted(wanted)} is no shape; pass whole numbers, one of which may be -1") from None
     return record("reshape", data, ((x, lambda g: g.reshape(old)),), cost=0)
 
 
@@ -162,10 +174,10 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 def axes_of(name: str, x: Tensor, axis: Any) -> tuple[int, ...]:
     """Return the dims that `axis` names, counted from 0; ShapeError for one that x has not."""
-    axes = tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    axes = tuple(range(x.ndim)) if axis is None else tuple(axis) if isinstance(axis, Iterable) else (axis,)
     for a in axes:
-        if not -x.ndim <= a < x.ndim:
-            raise ShapeError(f"{name}: axis {a} does not exist in shape {x.shape}")
+        if a not in range(-x.ndim, x.ndim):
+            raise ShapeError(f"{name}: axis {quoted(a)} does not exist in shape {x.shape}")
     return tuple(a % x.ndim for a in axes)
 
 

@@ -134,7 +134,16 @@ class Tensor:
     name: Any = ""
 
     def __init__(self, data: Any, requires_grad: bool = False) -> None:
-        self.data = data if type(data) is xp.ndarray else xp.as_array(data)
+        if type(data) is xp.ndarray:
+            self.data = data
+        else:
+            try:
+                self.data = xp.as_array(data)
+            except ValueError:
+                hooks.wrong_arguments().refuse_values(data)
+                raise
+            if self.data.dtype.kind in "OSU":
+                hooks.wrong_arguments().refuse_values(data)
         if requires_grad and self.data.dtype.kind in "biu":
             hooks.operation_checks().refuse_integers(self)
         self.node = Node("leaf") if requires_grad else None
@@ -262,12 +271,17 @@ def record(
     and dtype, a new array or a view of `grad`, never an array that something else still holds. None is the identity.
     weights: edges whose vjp takes (grad, out=None) and writes to `out` when given, a gradient's buffer.
     prepare, hook: see `Node`.
-    cost, saved: for watchers. FLOPs of the forward (None: one per element), which each vjp costs too; or a function
-    that returns them and a list of the (flops, bytes) of each vjp, edges first. Arrays that the vjps keep besides
-    inputs and result.
+    cost, saved: for watchers. FLOPs of the forward, which each vjp costs too; or a function that returns them and a
+    list of the (flops, bytes) of each vjp, edges first; None: what `FlopCounter` says, usually one per element. Arrays
+    that the vjps keep besides inputs and result.
     """
     first = edges or weights
-    if first and first[0][0].half:
+    try:
+        in_half = first and first[0][0].half
+    except AttributeError:
+        hooks.wrong_arguments().refuse_operand(first[0][0])
+        raise
+    if in_half:
         data, edges, weights, prepare = hooks.precision().in_half(name, data, edges, weights, prepare)
 
     # The node points to the nodes of the inputs, and to parameters, which are their own leaves.

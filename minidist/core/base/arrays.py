@@ -181,12 +181,12 @@ def owner(value: Array) -> Array:
 
 
 def elements_before_line(value: Array) -> int:
-    """Return how many elements of a 1-D array lie before its first whole cache line; 0 if it does not matter.
+    """Return how many elements of a 1-D array lie before its first whole cache line; 0 for any other array.
 
-    Another core that has read the array, as a message, holds its cache lines too. A vector store that crosses from one
-    line into the next takes both back, and so each line twice: stores of whole lines take half the time.
+    Another core that has read the array, as a message, has its lines in its cache. A vector store across two lines
+    invalidates both there, and so each line twice: stores of whole lines take half the time.
     """
-    if value.nbytes not in READ_BY_OTHERS or value.ndim != 1 or type(value) is not ndarray:
+    if value.ndim != 1 or type(value) is not ndarray:
         return 0
     return -value.ctypes.data % LINE // value.itemsize
 

@@ -99,6 +99,7 @@ operation_checks: Callable[[], Any] = _NoChecks  # operations, losses and parame
 optimizer_checks: Callable[[], Any] = _NoChecks
 pipeline_refusals: Callable[[], Any] = _NoChecks
 refusals: Callable[[], Any] = _NoChecks  # a module and its call
+wrong_arguments: Callable[[], Any] = _NoChecks  # why a call has failed
 fibers: Callable[[], Any] = _not_in_the_core  # the backend of fibers.py where there is no greenlet
 half: Callable[[], Any] = _not_in_the_core  # conversions and sums of 16-bit floats
 precision: Callable[[], Any] = _not_in_the_core  # operands in half precision

@@ -10,13 +10,18 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from minidist.core.base.errors import UsageError, quoted
+
 
 def chunk_sizes(total: int, parts: int) -> list[int]:
     """Sizes of `parts` consecutive chunks of `total` elements: the first `total % parts` get one more."""
-    if parts < 1:
-        raise ValueError(f"cannot cut {total} elements into {parts} parts; parts must be at least 1")
-    quotient, remainder = divmod(total, parts)
-    return [quotient + 1] * remainder + [quotient] * (parts - remainder)
+    try:
+        if parts < 1:
+            raise UsageError(f"cannot cut {total} elements into {parts} parts; parts must be at least 1")
+        quotient, remainder = divmod(total, parts)
+        return [quotient + 1] * remainder + [quotient] * (parts - remainder)
+    except TypeError:
+        raise UsageError(f"chunk_sizes({quoted(total)}, {quoted(parts)}); pass two whole numbers") from None
 
 
 def offsets(sizes: list[int]) -> list[int]:

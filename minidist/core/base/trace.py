@@ -8,7 +8,7 @@ Proved by: tests/comm/test_conformance.py
 
 from contextvars import ContextVar
 
-from minidist.core.base.errors import quoted
+from minidist.core.base.errors import UsageError, quoted
 
 PURPOSES = [
     "gradient_reduce",
@@ -50,7 +50,7 @@ class purpose:
 
     def __init__(self, name: str, whole: bool = False) -> None:
         if name not in PURPOSES:
-            raise ValueError(f"unknown message purpose {quoted(name)}; one of {', '.join(PURPOSES)}")
+            raise UsageError(f"unknown message purpose {quoted(name)}; one of {', '.join(PURPOSES)}")
         self.name, self.whole = name, whole
 
     def __enter__(self) -> None:

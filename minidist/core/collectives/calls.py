@@ -108,7 +108,7 @@ def all_to_all(
     hooks.check_call(comm, "all_to_all", array, counts=(send_counts, receive_counts))
 
     if send_counts is None or receive_counts is None:
-        sends = receives = [array.size // comm.size] * comm.size  # the very same list: bruck knows by it
+        sends = receives = [array.size // comm.size] * comm.size  # one list: Bruck's algorithm tests for it
     else:
         sends, receives = list(map(int, send_counts)), list(map(int, receive_counts))
         # A rank knows its own row and column of the table of counts only, and all must make the same choice.
@@ -142,7 +142,11 @@ def run_call(
     that has one. equal: what else must be equal on both sides of each message.
     """
     # Chosen from what every rank knows, or they would run different algorithms.
-    if algorithm in hooks.choosers:
+    try:
+        is_choice = algorithm in hooks.choosers
+    except TypeError:  # a list
+        algorithm, is_choice = str(algorithm), False
+    if is_choice:
         algorithm = hooks.choosers[algorithm](comm, operation, arguments[0].nbytes if nbytes is None else nbytes)
 
     # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or recorded, equal

@@ -14,7 +14,7 @@ continues with the other collective's bytes:
     rank 0   all_reduce #3 ──── tag 3, match key "all_reduce/ring" ────▶ rank 1   broadcast #3: MismatchError
 
 There is no second, asynchronous version of any collective. A `Work` is a blocking function that runs in a *stream*: a
-greenlet next to the rank's main program, one for each communicator, first started, first run.
+greenlet next to the rank's main program, one for each communicator. A stream runs works in the order of their start.
 
 Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.core.base import hooks
 from minidist.core.base.errors import RankDeadError, UsageError
 from minidist.core.base.watchers import watchers
 
@@ -72,7 +73,7 @@ class Work:
     comm: "PointToPoint"
     function: Callable[[], Any]
     arrays: Sequence[Any] = ()
-    context: Context = field(default_factory=copy_context)  # it runs as if called here: same purpose, same everything
+    context: Context = field(default_factory=copy_context)  # it runs as if called here: with the same purpose
     watched: list[Any] = field(default_factory=list)  # what the world notes of the arrays, where it checks them
     finished: bool = False
     started: float = 0.0
@@ -185,6 +186,8 @@ class PointToPoint:
 
     def run_async(self, function: Callable[[], Any], arrays: Sequence[np.ndarray] = ()) -> Work:
         """Run `function` in the communicator's stream. arrays: see `Work`."""
+        if not callable(function):
+            hooks.wrong_arguments().refuse_function(self, function)
         work = Work(self, function, arrays)
         self.world.run_async(work)
         return work
@@ -201,9 +204,15 @@ class PointToPoint:
         self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
     ) -> None:
         """Record what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
-        if not 0.0 <= seconds < math.inf:
-            raise UsageError(f"rank {self.rank}: compute of {seconds:g} s; it must be a finite number of at least 0")
-        self.world.compute(operations, seconds, name)
+        try:
+            if not 0.0 <= seconds < math.inf:
+                raise UsageError(
+                    f"rank {self.rank}: compute of {seconds:g} s; it must be a finite number of at least 0"
+                )
+            self.world.compute(operations, seconds, name)
+        except (TypeError, ValueError):
+            hooks.wrong_arguments().check_operations(self, operations, seconds)
+            raise
 
     def advance_clock(self, name: str) -> None:
         """Advance a virtual clock by the time of the operations that a `FlopCounter` counted since the last call.

@@ -87,7 +87,7 @@ def take_rows(name: str, x: Tensor, there: xp.Array, back: Sequence[xp.Array]) -
 
 
 class MixtureOfExperts(Module):
-    """x (batch, T, width) -> the same shape. The weights of all experts lie in one parameter each, experts first.
+    """x (batch, T, width) -> the same shape, zeros for dropped tokens. Each parameter has the weights of all experts.
 
     After a call, `auxiliary_loss` is the group's, a tensor of shape () not yet weighted, and `assignment` says which
     expert and slot each token got. Four submodules that do nothing on one device are the places for parallelism:
@@ -109,13 +109,15 @@ class MixtureOfExperts(Module):
         scale: float = 0.02,
         seed: int | None = 0,
     ) -> None:
+        for name, size in (("width", width), ("hidden", hidden), ("experts", experts)):
+            hooks.check_whole(name, size, 1)
         hooks.refusals().check_experts(experts, top_k, capacity_factor)
         self.num_experts, self.top_k, self.capacity_factor = experts, top_k, capacity_factor
 
         def weight(*shape: int, scale: float = scale) -> Parameter:
             return Parameter(xp.zeros(shape, dtype), init=("normal", scale) if scale else ("constant", 0.0))
 
-        # The weights of all experts lie in one parameter each, so that a batched product computes them all.
+        # All experts' weights lie in one parameter, so that a batched product computes them all.
         self.router = weight(experts, width)
         self.make_experts(weight, experts, width, hidden)
 
@@ -139,7 +141,6 @@ class MixtureOfExperts(Module):
         return self.g(hidden @ self.proj_weight) + self.proj_bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, T, width) -> (batch, T, width); zeros for dropped tokens."""
         shape, experts = x.shape, self.num_experts
 
         # All tokens of the call are one group, (n, width). The router chooses experts and slots.

@@ -33,8 +33,12 @@ class FlatParameters:
 
     def __init__(self, parameters: Iterable[Parameter], pad_to: int = 1) -> None:
         hooks.check_whole("pad_to", pad_to, 1)
-        self.parameters: list[Parameter] = list(dict.fromkeys(parameters))
-        self.names = [parameter.name for parameter in self.parameters]
+        try:
+            self.parameters: list[Parameter] = list(dict.fromkeys(parameters))
+            self.names = [parameter.name for parameter in self.parameters]
+        except (TypeError, AttributeError):
+            hooks.wrong_arguments().check_parameters("FlatParameters", parameters)
+            raise
 
         # One owner and one dtype, because the parameters become views of one array.
         for parameter in self.parameters:

@@ -4,9 +4,9 @@ Radford et al., "Language Models are Unsupervised Multitask Learners", 2019. Blo
 projection is the token embedding, transposed (`lm_head.weight` is `transformer.wte.weight`); weights of `Conv1D` have
 the shape (in, out).
 
-    tokens ──▶ wte + wpe ──▶ n_layer x [ x + attn(ln_1(x)), then x + mlp(ln_2(x)) ] ──▶ ln_f ──▶ wte^T ──▶ logits
+    tokens ──▶ wte + wpe ──▶ n_layer x [ x + attn(ln_1(x)), then x + mlp(ln_2(x)) ] ──▶ ln_f
 
-GPT and Llama have the output projection behind a decoder and the loss in common, which `LanguageModel` has:
+`LanguageModel` is what GPT and Llama have in common:
 
     tokens ──▶ decoder ──▶ lm_head ──▶ logits_fn ──▶ logits          model(tokens)
                                   └──▶ loss_fn   ──▶ loss            model(tokens, targets)
@@ -63,8 +63,7 @@ class GPTConfig:
 
 
 class Attention(Module):
-    """Causal self-attention. attention_fn(qkv, heads): (batch, T, 3 D) -> (batch, T, D) may be replaced (ring
-    attention); while weights are dropped it gets the AttentionDropout as a third argument.
+    """Causal self-attention, (batch, T, D) -> (batch, T, D), by a function that may be replaced (ring attention).
 
     The number of heads is that of `c_attn`'s output: under tensor parallelism a rank has some of them.
     """
@@ -79,7 +78,6 @@ class Attention(Module):
         self.resid_dropout = hooks.dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, T, D) -> (batch, T, D)."""
         # (batch, T, 3 D); under tensor parallelism this rank's heads only, (batch, T, 3 D / t).
         qkv = self.c_attn(x)
         heads = qkv.shape[-1] // (3 * self.head_size)
@@ -88,7 +86,7 @@ class Attention(Module):
 
 
 class FeedForward(Module):
-    """Two affine layers of inner width 4 D with GELU between."""
+    """Two affine layers of inner width 4 D with GELU between, (batch, T, D) -> (batch, T, D)."""
 
     def __init__(self, config: GPTConfig, dtype: Any) -> None:
         width = config.n_embd
@@ -97,12 +95,11 @@ class FeedForward(Module):
         self.dropout = hooks.dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, T, D) -> (batch, T, D)."""
         return self.dropout(self.c_proj(self.c_fc(x)))
 
 
 class Block(Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), (batch, T, D) -> (batch, T, D)."""
 
     def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
         self.ln_1 = LayerNorm(config.n_embd, config.layer_norm_epsilon, dtype, seed=None)
@@ -117,7 +114,6 @@ class Block(Module):
             self.mlp.proj_weight.init = ("normal", 0.02 * (2 * config.n_layer) ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, T, D) -> (batch, T, D)."""
         # Normalise first: the residual stream itself is never normalised inside the blocks.
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
@@ -131,7 +127,6 @@ class TiedHead(Module):
         self.weight = wte.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., vocab)."""
         return linear(x, self.weight)
 
 
@@ -144,7 +139,7 @@ def with_own_weight(head: Any) -> Any:
 
 
 class LanguageModel(Module):
-    """Base of GPT and Llama. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
+    """Base of GPT and Llama.
 
     Subclasses set `lm_head`, which computes logits from the decoder's output, the names that published state dicts give
     to the decoder and to its blocks, and the class of a stage.
@@ -202,7 +197,7 @@ class LanguageModel(Module):
 
 
 class Transformer(Module):
-    """Embeddings, blocks and the last layer norm. A pipeline stage is a slice of these (see `embed` and `h`)."""
+    """Embeddings, blocks and the last layer norm: tokens (batch, T) -> (batch, T, D). A stage is a slice of these."""
 
     def __init__(self, config: GPTConfig, dtype: Any, attention_fn: AttentionFunction = causal_attention) -> None:
         self.wte = Embedding(config.vocab_size, config.n_embd, dtype, scale=0.02, seed=None)
@@ -221,7 +216,6 @@ class Transformer(Module):
         return self.drop(self.wte(tokens) + self.wpe(xp.arange(length) if positions is None else positions))
 
     def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
-        """Tokens (batch, T) -> (batch, T, D)."""
         return self.ln_f(run_blocks(self.h, self.embed(tokens, positions)))
 
 
@@ -254,11 +248,7 @@ class GPTStage(Module):
 
 
 class GPT(LanguageModel):
-    """The language model. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
-
-    seed: of the initial values (GPT-2's: normal 0.02, output projections of the residual branches 0.02 / sqrt(2
-    n_layer)).
-    """
+    """The language model, with GPT-2's initial values: normal with 0.02, and 0.02 / sqrt(2 n_layer) for `c_proj`."""
 
     decoder_name, blocks_name, stage_class = "transformer", "h", GPTStage
 

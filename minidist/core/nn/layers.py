@@ -1,8 +1,6 @@
-"""Layers: PyTorch's Linear and GPT-2's Conv1D, which differ only in the order of the weight's dims; Embedding, which
-looks up rows by number; layer norm, which gives each vector a fixed scale, so that deep models train; and the
-multilayer perceptron, the smallest model on which every strategy can be understood and checked exactly.
+"""Layers, and the multilayer perceptron: the smallest model on which every strategy can be understood and checked.
 
-Source: Ba et al., "Layer Normalization", 2016.
+PyTorch's Linear and GPT-2's Conv1D differ only in the order of the weight's dims.
 
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
 """
@@ -33,8 +31,8 @@ class Linear(Module):
         dtype: Any = xp.float32,
         seed: int | None = 0,
     ) -> None:
-        self.in_features = in_features
-        self.out_features = out_features
+        self.in_features = hooks.check_whole("in_features", in_features)
+        self.out_features = hooks.check_whole("out_features", out_features)
         self.activation = activation
         # PyTorch's range, 1 / sqrt(fan in), for the bias too.
         law = ("uniform", in_features**-0.5 if in_features else 0.0)
@@ -43,7 +41,6 @@ class Linear(Module):
         self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
         return linear(x, self.weight, self.bias, self.activation)
 
 
@@ -59,15 +56,14 @@ class Conv1D(Module):
         scale: float = 0.02,
         seed: int | None = 0,
     ) -> None:
-        self.in_features = in_features
-        self.out_features = out_features
+        self.in_features = hooks.check_whole("in_features", in_features)
+        self.out_features = hooks.check_whole("out_features", out_features)
         self.activation = activation
         self.weight = Parameter(xp.zeros((in_features, out_features), dtype), init=("normal", scale))
         self.bias = Parameter(xp.zeros(out_features, dtype), init=("constant", 0.0))
         self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) -> (..., out)."""
         return linear(x, self.weight, self.bias, self.activation, weight_is_in_out=True)
 
 
@@ -77,25 +73,24 @@ class Embedding(Module):
     def __init__(
         self, num_embeddings: int, embedding_dim: int, dtype: Any = xp.float32, scale: float = 1.0, seed: int | None = 0
     ) -> None:
-        self.weight = Parameter(xp.zeros((num_embeddings, embedding_dim), dtype), init=("normal", scale))
+        shape = hooks.check_whole("num_embeddings", num_embeddings), hooks.check_whole("embedding_dim", embedding_dim)
+        self.weight = Parameter(xp.zeros(shape, dtype), init=("normal", scale))
         self.initialize(seed)
 
     def forward(self, indices: Any) -> Tensor:
-        """Integers (...) -> rows (..., embedding_dim)."""
         return embedding(indices, self.weight)
 
 
 class LayerNorm(Module):
-    """Normalises the last dim, then scales and shifts: weight and bias (features,)."""
+    """Normalises the last dim of x (..., features), then scales and shifts: weight and bias (features,)."""
 
     def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
         self.eps = eps
-        self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
+        self.weight = Parameter(xp.ones(hooks.check_whole("features", features), dtype), init=("constant", 1.0))
         self.bias = Parameter(xp.zeros(features, dtype), init=("constant", 0.0))
         self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., features) -> (..., features)."""
         return layer_norm(x, self.weight, self.bias, self.eps)
 
 

@@ -48,7 +48,6 @@ class Module:
         load_state_dict: Callable[..., tuple[list[str], list[str]]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output; called through `module(...)`."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +126,7 @@ class Module:
 
     def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """As `named_parameters`, but a tied parameter under each of its names."""
-        # Its own parameters, then those of the modules below it.
+        # First the parameters of this module, then those of the modules below it.
         below: list[tuple[str, Module]] = []
         for key, value in self._members():
             name = f"{prefix}.{key}" if prefix else key
@@ -225,7 +224,6 @@ class Identity(Module):
     """Returns its input. It marks a place in a module where a parallel style puts a module that communicates."""
 
     def forward(self, x: Any) -> Any:
-        """x, unchanged."""
         return x
 
 
@@ -245,7 +243,6 @@ class Sequential(Module):
         return Sequential(*self.layers[first:last])
 
     def forward(self, x: Any) -> Any:
-        """The last layer's output."""
         return run_blocks(self.layers, x)
 
 

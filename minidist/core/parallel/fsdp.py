@@ -118,7 +118,7 @@ def states_of(module: Module) -> "list[FSDPState]":
 
 def units_of(module: Module) -> list[FSDPUnit]:
     """Return the units of a sharded module and of those inside it, in the order of the module tree."""
-    states = states_of(module)
+    states = states_of(module) if isinstance(module, Module) else []
     if not states:
         raise UsageError(f"{type(module).__name__} is not sharded; call fully_shard(module, mesh=comm) first")
     return [unit for state in states for unit in state.units]
@@ -148,7 +148,7 @@ class FSDPState(BackwardObserver):
         self.ended: list[FSDPState] = []  # in which they ended; backward reaches the modules in the reverse order
         self.running: BackwardPass | None = None  # the backward pass; a forward inside it is a replayed one
         self.reducing: tuple[FSDPUnit, Work] | None = None  # the reduction in flight, and whose it is
-        self.node_done = comm.world.progress  # type: ignore[method-assign]  # what is in flight travels meanwhile
+        self.node_done = comm.world.progress  # type: ignore[method-assign]  # advances messages in flight
         guard.covers(module, module.parameters())
 
         # The outermost module's state is the root of all. Modules are sharded bottom up, so the last one is outermost.
@@ -265,7 +265,7 @@ class FSDPState(BackwardObserver):
             unit.settle()
 
     def _forget_pass(self) -> None:
-        """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
+        """Clean up after a backward pass that an error ended: nothing stays in flight, and nothing stays whole."""
         self.guard.forget()
         if self.reducing is not None:
             self.reducing[1].wait()

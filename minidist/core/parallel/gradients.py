@@ -28,7 +28,7 @@ from minidist.core.base.arrays import Array
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import ALGORITHMS, all_reduce
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.flat import FlatParameters
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
@@ -88,6 +88,8 @@ class Bucket:
 
 def make_buckets(flat: FlatParameters, cap_bytes: float, guard: Guard | None = None) -> list[Bucket]:
     """Cut the trainable parameters, from the end, into buckets of at most `cap_bytes` (a larger parameter is alone)."""
+    if not isinstance(flat, FlatParameters):
+        hooks.wrong_arguments().refuse_parts("make_buckets", flat)
     groups: list[list[Parameter]] = []
     filled, previous = 0, -1
     for index in range(len(flat.parameters) - 1, -1, -1):
@@ -137,9 +139,10 @@ class GradientReducer(BackwardObserver):
         if bucket_cap_mb != math.inf:  # one bucket
             hooks.check_number("bucket_cap_mb", bucket_cap_mb, above=0)
         if algorithm != "auto":
-            ALGORITHMS[self.operation][algorithm]  # an unknown name is an error now, not in the first backward pass
+            ALGORITHMS[self.operation][str(algorithm)]  # an unknown name is an error now, not in backward
+        check_communicator(comm, "GradientReducer")
         self.flat, self.comm, self.op, self.algorithm = flat, comm, op, algorithm
-        self.node_done = comm.world.progress  # type: ignore[method-assign]  # buckets travel meanwhile
+        self.node_done = comm.world.progress  # type: ignore[method-assign]  # advances buckets in flight
 
         # The plan of the messages, which is the same on every rank.
         self.guard = guard or new_guard(op, comm)
@@ -232,15 +235,15 @@ class GradientReducer(BackwardObserver):
         return all_reduce(self.comm, bucket.flat.grad_buffer[bucket.slice], self.op, async_op=True, **how)
 
     def finish(self) -> None:
-        """[3] Wait for every bucket, also where no parameter got ready."""
+        """[3] Wait for every bucket, also where no parameter became ready."""
         self._taking_part = True
         self.finished()
 
     def finished(self) -> None:
-        """[3] After a pass in which a parameter got ready, wait for every bucket.
+        """[3] After a pass in which a parameter became ready, wait for every bucket.
 
         Each gradient then is the sum over all ranks, plus what earlier passes had summed. Raises UnusedParameterError
-        when a parameter never got ready.
+        when a parameter never became ready.
         """
         if not self._taking_part:
             return

@@ -64,7 +64,7 @@ class DroppedParts(NamedTuple):
     scale: float
 
     def __call__(self, weights: xp.Array, queries: slice, keys: xp.Array) -> xp.Array:
-        """Return the weights of these queries and keys less the dropped ones."""
+        """Return the weights of these queries and keys without the dropped ones."""
         return weights * self.keep[..., queries, :][..., keys] * xp.as_array(self.scale, weights.dtype)
 
 

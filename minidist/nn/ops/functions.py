@@ -10,12 +10,15 @@ from minidist.core.autograd.operators import axes_of, computed, operand, summed_
 from minidist.core.autograd.tensor import Tensor, record
 from minidist.core.base import arrays as xp
 from minidist.core.base.arrays import downcast
-from minidist.core.base.errors import AutogradError, ShapeError
+from minidist.core.base.errors import AutogradError, DtypeError, ShapeError, quoted
 
 
 def astype(x: Tensor, dtype: Any) -> Tensor:
     """The values in another float dtype, rounded to the nearest; the gradient comes back in the old one."""
-    old, new = x.dtype, xp.dtype(dtype)
+    try:
+        old, new = x.dtype, xp.dtype(dtype)
+    except TypeError:
+        raise DtypeError(f"astype: {quoted(dtype)} is no dtype; pass one such as np.float32") from None
     if old == new:
         return x
     return record("cast", downcast(x.data, new), ((x, lambda g: downcast(g, old)),), cost=0)
@@ -37,7 +40,10 @@ def pow(x: Tensor, exponent: float) -> Tensor:
     """x to a constant power."""
     if isinstance(exponent, Tensor):
         raise AutogradError("pow: the exponent must be a number; write exp(y * log(x)) for a tensor")
-    exponent = exponent if isinstance(exponent, int) else float(exponent)
+    try:
+        exponent = exponent if isinstance(exponent, int) else float(exponent)
+    except (TypeError, ValueError):
+        raise AutogradError(f"pow: the exponent is {quoted(exponent)}; it must be a number") from None
     x = operand(x)
     kept, data = x.saved(), x.data
     if exponent == 2:

@@ -79,7 +79,8 @@ def refuse_index(x: Tensor, index: Any, error: IndexError) -> None:
 def refuse_operands(one: Any, two: Any) -> None:
     """Raise UsageError for the operands of an operation when neither is a Tensor."""
     raise UsageError(
-        f"an operation got a {type(one).__name__} and a {type(two).__name__}, and needs a Tensor; pass Tensor(array)"
+        f"an operation got values of type {type(one).__name__} and {type(two).__name__}, and needs a Tensor; pass"
+        " Tensor(array)"
     )
 
 

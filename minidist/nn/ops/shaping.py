@@ -15,7 +15,7 @@ from minidist.core.base import arrays as xp
 def transpose(x: Tensor, axes: Any = None) -> Tensor:
     """Dims in the order of `axes`; reversed when None. A view."""
     axes = tuple(range(x.ndim))[::-1] if axes is None else tuple(axes)
-    if sorted(a % x.ndim if x.ndim else a for a in axes) != list(range(x.ndim)):
+    if any(a not in range(-x.ndim, x.ndim) for a in axes) or len({a % x.ndim for a in axes}) != x.ndim:
         raise ShapeError(f"transpose: axes {axes} are not a permutation of the dims of shape {x.shape}")
     inverse = [0] * len(axes)
     for new, old in enumerate(axes):

@@ -21,14 +21,16 @@ from typing import Any
 
 from minidist.core.autograd import Tensor, causal_attention, reshape
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.errors import check_divisible
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_to_all
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import contiguous
 from minidist.nn import Function, concatenate
+from minidist.nn.dropout import AttentionDropout
 from minidist.nn.ops.dropout import WeightDropout
 from minidist.nn.ops.grouped_attention import grouped_query_attention
 from minidist.parallel.context.orders import sequence_positions
@@ -43,8 +45,9 @@ class UlyssesAttention(Module):
     """
 
     def __init__(self, comm: Comm, length: int, attention_fn: Callable[..., Tensor] | None = None) -> None:
+        check_communicator(comm, "UlyssesAttention")
         self.comm = self.sequence_comm = comm
-        self.length = length
+        self.length = hooks.check_whole("length", length)
         # Between the two exchanges: what is given, or the one-device function of the form in which it is called.
         self.packed_fn = attention_fn or causal_attention
         self.grouped_fn = attention_fn or grouped_query_attention
@@ -95,6 +98,7 @@ class _SomeHeads:
 
     whole: WeightDropout
     first: int
+    of_queries = AttentionDropout.of_queries
 
     @property
     def scale(self) -> float:

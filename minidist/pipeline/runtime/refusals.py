@@ -106,7 +106,7 @@ def check_cuts(blocks: int, stages: int, cuts: Sequence[int] | None) -> None:
             f"cannot cut {blocks} layer{s} into {stages} stages: a stage needs at least one; use --layers {stages},"
             f" or at most {blocks} stage{s} (ranks x chunks)"
         )
-    sizes = [] if cuts is None else list(cuts)
+    sizes = [] if cuts is None else list(cuts) if isinstance(cuts, Iterable) else [cuts]
     if cuts is not None and (len(sizes) != stages or sum(sizes) != blocks or min(sizes) < 0):
         raise UsageError(
             f"cuts {sizes} do not make {stages} stages of {blocks} layers; give {stages} numbers whose sum is {blocks}"

@@ -53,7 +53,7 @@ def recording() -> Iterator[dict[Product, list[float]]]:
     """Yield the seconds of each call of every product inside the block; products with a vector do not count."""
     calls: dict[Product, list[float]] = {}
     names = ("matmul", "host_product")
-    honest = {name: getattr(xp, name) for name in names}
+    originals = {name: getattr(xp, name) for name in names}
 
     def timed(multiply: Callable[..., Any], a: Any, b: Any, out: Any = None) -> Any:
         start = time.perf_counter()
@@ -65,12 +65,12 @@ def recording() -> Iterator[dict[Product, list[float]]]:
         return result
 
     for name in names:
-        setattr(xp, name, partial(timed, honest[name]))
+        setattr(xp, name, partial(timed, originals[name]))
     try:
         yield calls
     finally:
         for name in names:
-            setattr(xp, name, honest[name])
+            setattr(xp, name, originals[name])
 
 
 def measure_products(step: Step, step_s: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from minidist.comm.mpi import interrupts
-from minidist.comm.mpi.interrupts import InterruptWatch
+from minidist.comm.mpi.interrupts import Chance, InterruptWatch
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.run import place_of
 
@@ -132,30 +132,133 @@ def main(comm):
     assert "minidist: " not in output
 
 
+def test_a_rank_that_waits_in_mpi_leaves_the_others_the_time_to_save(run):
+    if run.open_mpi:
+        pytest.skip(OPEN_MPI)
+    _, output, _ = run.interrupted(
+        "ready",
+        """
+def main(comm):
+    try:
+        comm.barrier()
+        if comm.rank == 0:
+            comm.recv(one(), 1)
+        time.sleep(0.5)  # rank 0 is in MPI, if the machine is not loaded
+        print('ready', flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(2)
+        print("saved by", comm.rank, flush=True)
+""",
+        2,
+    )
+    assert "saved by 1" in output
+
+
+class FakeWorld:
+    """What a watch asks, and which of its calls end the job."""
+
+    def __init__(self, waits=True):
+        self.waits, self.others_compute = waits, False
+        self.interrupted, self.terminated, self.orphaned = (threading.Event() for _ in range(3))
+        self.end_interrupted, self.end_terminated = self.interrupted.set, self.terminated.set
+        self.end_orphaned = self.orphaned.set
+
+    def waits_in_mpi(self):
+        return self.waits
+
+    def note_interrupt(self, computes):
+        return self.others_compute
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A world and its watch, which looks more often than others."""
+    monkeypatch.setattr(interrupts, "GRACE", 0.1)
+    monkeypatch.setattr(interrupts, "LOOK", 0.01)
+    world = FakeWorld()
+    world.watch = InterruptWatch(world)
+    yield world
+    world.watch.stop()
+
+
+def signal_is_noted(watch):
+    """Do what Python's handler in C does, and not what it does in the main program: that one cannot be interrupted."""
+    watch.sender.send(bytes([signal.SIGINT]))
+
+
+def test_a_program_that_waits_in_mpi_is_ended(watched):
+    signal_is_noted(watched.watch)
+    assert watched.interrupted.wait(5)
+
+
+def test_a_program_that_is_kept_from_running_is_left_alone(watched, monkeypatch):
+    """On a loaded machine it is ready to run, for seconds perhaps, and will be interrupted when it does."""
+    monkeypatch.setattr(Chance, "_seconds", lambda chance: 0.0)
+    monkeypatch.setattr(Chance, "_is_asleep", lambda chance: False)
+    signal_is_noted(watched.watch)
+    assert not watched.interrupted.wait(1)
+    monkeypatch.undo()
+    assert watched.interrupted.wait(5)
+
+
+def test_other_ranks_that_still_compute_are_waited_for(watched):
+    watched.others_compute = True
+    signal_is_noted(watched.watch)
+    assert not watched.interrupted.wait(0.5)
+    watched.others_compute = False
+    assert watched.interrupted.wait(5)
+
+
+def test_a_program_is_woken_whose_signal_another_thread_has_got(watched):
+    watched.waits = False
+    signal_is_noted(watched.watch)
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(5)
+    assert not watched.interrupted.is_set()
+
+
+def test_a_program_that_saves_is_woken_only_once(watched):
+    watched.waits = False
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_myself()
+    watched.watch.repeated = True
+    interrupt_myself(0.1)  # what `InterruptWatch` sends when it looks just before the exception is raised
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_myself()  # Ctrl-C again
+
+
+def test_the_launcher_of_a_program_that_saves_may_end(watched, monkeypatch):
+    watched.waits, watched.watch.launched = False, True
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_myself()
+    monkeypatch.setattr(os, "getppid", lambda: 1)  # which is looked at soon after Ctrl-C
+    assert not watched.orphaned.wait(0.3)
+    watched.waits = True
+    assert watched.orphaned.wait(5)
+
+
 def test_a_handler_of_the_user_s_own_stays():
     mine = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        watch = InterruptWatch(lambda: None, lambda: None, lambda: None)
+        watch = InterruptWatch(FakeWorld())
         assert not watch.active
         watch.stop()
     finally:
         signal.signal(signal.SIGINT, mine)
 
 
-def interrupt_myself():
+def interrupt_myself(seconds=5):
     os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(5)
+    time.sleep(seconds)
 
 
-def test_signals_are_as_before_when_the_watch_ends(monkeypatch):
-    monkeypatch.setattr(interrupts, "GRACE", 0.05)
-    ended = threading.Event()
-    watch = InterruptWatch(ended.set, lambda: None, lambda: None)
-    assert watch.active
+def test_signals_are_as_before_when_the_watch_ends(watched):
+    assert watched.watch.active
     with pytest.raises(KeyboardInterrupt):
         interrupt_myself()
-    assert not ended.wait(0.2)  # it was raised, so the watch does nothing
-    watch.stop()
+    assert not watched.interrupted.wait(0.3)  # it was raised, so the watch does nothing
+    watched.watch.stop()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.set_wakeup_fd(-1) == -1
 
@@ -164,12 +267,12 @@ def test_signals_are_as_before_when_the_watch_ends(monkeypatch):
 def test_the_signal_that_open_mpi_makes_of_ctrl_c(monkeypatch, open_mpi):
     """Any other launcher's SIGTERM ends the process as it always did."""
     monkeypatch.setattr(interrupts, "started_by_open_mpi", lambda: open_mpi)
-    ended = threading.Event()
-    watch = InterruptWatch(lambda: None, ended.set, lambda: None)
+    world = FakeWorld()
+    watch = InterruptWatch(world)
     try:
         if open_mpi:
             os.kill(os.getpid(), signal.SIGTERM)
-            assert ended.wait(5)
+            assert world.terminated.wait(5)
         else:
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
@@ -239,12 +342,12 @@ def test_a_program_that_no_launcher_started_outlives_its_shell(monkeypatch, vari
         monkeypatch.setenv(variable, "0")
     monkeypatch.setattr(interrupts, "INTERVAL", 0.05)
     mine = signal.signal(signal.SIGINT, lambda *_: None)
-    orphaned = threading.Event()
-    watch = InterruptWatch(lambda: None, lambda: None, orphaned.set)
+    world = FakeWorld()
+    watch = InterruptWatch(world)
     try:
-        assert not orphaned.wait(0.2)
+        assert not world.orphaned.wait(0.2)
         monkeypatch.setattr(os, "getppid", lambda: 1)
-        assert orphaned.wait(5 if variable == "PMI_RANK" else 0.3) == (variable == "PMI_RANK")
+        assert world.orphaned.wait(5 if variable == "PMI_RANK" else 0.3) == (variable == "PMI_RANK")
     finally:
         watch.stop()
         signal.signal(signal.SIGINT, mine)

@@ -43,12 +43,7 @@ def causal_attention(qkv: Tensor, heads: int, dropout: Any = None) -> Tensor:
         attention_gradients(q, k, v, o, do, saved, (dq, dk, dv), drop)
         return dqkv
 
-    flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
-
-    def cost() -> tuple[int, list[tuple[int, int]]]:
-        return flops, [(flops * 5 // 2, 2 * qkv.stored.nbytes + 2 * out.nbytes)]  # backward has five products, not two
-
-    return record("causal_attention", out, ((qkv, grad),), cost=cost, saved=kept_arrays(saved, drop))
+    return record("causal_attention", out, ((qkv, grad),), saved=kept_arrays(saved, drop))
 
 
 # None, or (block of weights, first sample, samples, first query, last query) -> the block less the dropped weights.

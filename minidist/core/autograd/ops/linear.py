@@ -43,7 +43,7 @@ def linear(
     # The product goes straight into the result's array, and everything after it works there in place.
     kept_x, kept_w = x.saved(), weight.saved()
     w = weight.data if weight_is_in_out else weight.data.T
-    n_in, n_out = w.shape
+    n_out = w.shape[1]
     z = xp.empty((*shape[:-1], n_out), w.dtype, w)
     rows = xp.as_rows(z)
     xp.product(xp.as_rows(x.data), w, rows)
@@ -71,15 +71,8 @@ def linear(
         x_rows, g_rows = xp.as_rows(kept_x.data), xp.as_rows(g)
         return xp.product(x_rows.T, g_rows, out) if weight_is_in_out else xp.product(g_rows.T, x_rows, out)
 
-    flops = 2 * z.size * n_in
-
-    def cost() -> tuple[int, list[tuple[int, int]]]:
-        nbytes = z.size * x.dtype.itemsize
-        product = (flops, x.stored.nbytes + weight.stored.nbytes + nbytes)
-        return flops, [product, product] + [(z.size, nbytes)] * len(biases)
-
     weights = [(weight, grad_w), *biases]
-    return record("linear", z, ((x, grad_x),), weights, prepare=prepare, cost=cost, saved=saved)
+    return record("linear", z, ((x, grad_x),), weights, prepare=prepare, saved=saved)
 
 
 def _activated(x: Tensor, z: xp.Array, activation: str) -> tuple[xp.Array, Prepare, tuple[xp.Array, ...]]:
@@ -176,7 +169,6 @@ def matmul(a: Any, b: Any) -> Tensor:
         raise mismatch("matmul", a, b, "do not fit: columns of the first must be rows of the second") from None
     kept_a, kept_b = a.saved(), b.saved()
     shape_a, shape_b = a.shape, b.shape
-    flops = 2 * data.size * shape_a[-1]
 
     def grad_a(g: xp.Array) -> xp.Array:
         return unbroadcast(g @ xp.swapaxes(kept_b.data, -1, -2), shape_a)
@@ -192,7 +184,7 @@ def matmul(a: Any, b: Any) -> Tensor:
         xp.copyto(out, value)
         return out
 
-    return record("matmul", data, ((a, grad_a),), ((b, grad_b),), cost=flops)
+    return record("matmul", data, ((a, grad_a),), ((b, grad_b),), cost=2 * data.size * shape_a[-1])
 
 
 Tensor.__matmul__ = matmul

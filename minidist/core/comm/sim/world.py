@@ -110,7 +110,7 @@ class Sim:
                 try:
                     stream.fiber.switch()
                 except (Exception, SystemExit) as error:
-                    # The text of one about communication names the ranks, and which one was running means nothing.
+                    # An error about communication names its ranks; which rank was running does not matter.
                     stream = state.running
                     if not isinstance(error, CommunicationError):
                         where = f"rank {stream.rank} of {self.size}" + ("" if stream.is_main else f" ({stream.name})")
@@ -177,7 +177,7 @@ class Sim:
 
     def _run_stream(self, stream: Stream) -> None:
         while stream.queue:
-            # A work starts when the stream is free, but not before it was asked for, and in the context of then.
+            # A work starts when the stream is free, but not before it was asked for, and in the context of that time.
             work = stream.queue.popleft()
             stream.time = max(stream.time, work.started)
             work.result = work.context.run(work.function)

@@ -42,12 +42,13 @@ from minidist.core.autograd.operators import operand
 from minidist.core.autograd.ops.attention import Drop
 from minidist.core.autograd.tensor import record
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.base.arrays import downcast, upcast
 from minidist.core.base.errors import ShapeError, UsageError
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import track, watchers
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import contiguous
 
@@ -67,6 +68,7 @@ def zigzag_positions(length: int, rank: int, ranks: int) -> xp.Array:
 
     Raises UsageError when there are fewer tokens than ranks.
     """
+    hooks.check_whole("length", length)
     if ranks > length:
         raise UsageError(
             f"a sequence of {length} tokens over {ranks} context-parallel ranks leaves ranks without any; use at most "
@@ -84,8 +86,9 @@ class RingAttention(Module):
     """
 
     def __init__(self, comm: Comm, length: int) -> None:
+        check_communicator(comm, "RingAttention")
         self.comm = self.sequence_comm = comm
-        self.length = length
+        self.length = hooks.check_whole("length", length)
         self.spans = [self._spans(rank) for rank in range(comm.size)]
         self.rows = [sum(s.stop - s.start for s, _ in spans) for spans in self.spans]
 

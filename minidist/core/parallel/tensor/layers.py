@@ -31,7 +31,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.errors import check_divisible
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.sharding import ShardContext
@@ -42,8 +42,12 @@ def copy_to_tensor_parallel_region(x: Any, comm: Comm) -> Tensor:
 
     Also for a replicated parameter that is used on split data: each rank then has a part of its gradient.
     """
-    if comm.size == 1:
-        return x
+    try:
+        if comm.size == 1:
+            return x
+    except AttributeError:
+        check_communicator(comm, "copy_to_tensor_parallel_region")
+        raise
     x = x if isinstance(x, Tensor) else Tensor(x)
     # A node that saves the result saves x instead: of a parameter the parameter itself, with its version.
     return _Alias(border("_Copy", x, comm, _unchanged, _summed), x)

@@ -23,7 +23,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
-from minidist.core.comm import Comm
+from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.gpt import TiedHead
 from minidist.core.nn.layers import Embedding, Linear
 from minidist.core.nn.module import Module
@@ -38,6 +38,7 @@ def padded_vocab_size(vocab_size: int, ranks: int) -> int:
 
 def vocab_range(vocab_size: int, rank: int, ranks: int) -> tuple[int, int]:
     """Return the words [first, last) of a rank, without padding; a late rank may have none."""
+    hooks.check_whole("vocab_size", vocab_size)
     size = padded_vocab_size(vocab_size, ranks) // ranks
     return min(rank * size, vocab_size), min((rank + 1) * size, vocab_size)
 
@@ -124,6 +125,9 @@ def vocab_parallel_cross_entropy(
     (largest logit, target's logit, sum of exponentials), purpose `tensor_forward`, and nothing in backward.
     """
     name = "vocab_parallel_cross_entropy"
+    check_communicator(comm, name)
+    if not isinstance(logits, Tensor):
+        hooks.operation_checks().refuse_logits(logits)
     targets = xp.as_array(targets)
     if targets.shape != logits.shape[:-1]:
         raise ShapeError(f"{name}: targets of shape {targets.shape} for logits of shape {logits.shape}")

@@ -228,4 +228,4 @@ def schedule(
 
 def get_schedule(name: str) -> Schedule:
     """Return the schedule of that name or alias (in any case); UsageError with the nearest name."""
-    return SCHEDULES[name]
+    return SCHEDULES[str(name)]

@@ -62,7 +62,7 @@ class Messages:
         self.sends: dict[Message, list[Request]] = {}
 
     def _number_messages(self) -> dict[Message, int]:
-        """Return the first tag of each message, by which what is posted in one order and sent in another meets."""
+        """Return the first tag of each message, by which receives meet sends that are posted in another order."""
         tags: dict[Message, int] = {}
         counts: dict[tuple[int, int], int] = {}
         for (stage, i), rank in sorted(self.rank_of.items()):

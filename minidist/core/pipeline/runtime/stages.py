@@ -49,7 +49,7 @@ def split_model(
     """Return stages `numbers` of a model cut into `stages`, and the names of parameters that several stages share.
 
     model: a GPT, a Llama, an MLP, a Sequential, or another that `cut_model` can cut. cuts: how many blocks (layers)
-    each stage gets; by default as equal as possible, the first ones one more.
+    each stage gets; by default as equal as possible, with one more for the first stages.
     """
     modules, tied = cut_model(model, stages, cuts)
     hooks.pipeline_refusals().check_numbers(numbers, stages)

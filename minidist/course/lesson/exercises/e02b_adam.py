@@ -1,4 +1,4 @@
-"""Lesson 02b: steps of Adam of one piece of the weights.
+"""Lesson 02b: steps of Adam on one array of weights.
 
 Proved by: tests/lesson/test_exercises.py
 """

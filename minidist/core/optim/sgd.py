@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from minidist.core.base import arrays as xp
+from minidist.core.base import hooks
 from minidist.core.optim.optimizer import Group, Optimizer, State
-from minidist.optim.checks import check_nesterov, checked_setting
 
 
 class SGD(Optimizer):
@@ -25,7 +25,7 @@ class SGD(Optimizer):
     """
 
     temporaries = 2
-    settings = Optimizer.settings | dict.fromkeys(("momentum", "dampening", "nesterov"), checked_setting)
+    settings = Optimizer.settings | dict.fromkeys(("momentum", "dampening", "nesterov"), hooks.checked_setting)
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SGD(Optimizer):
     ) -> None:
         self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
         super().__init__(parameters, lr, weight_decay, groups)
-        check_nesterov(self.nesterov, self.momentum, self.dampening)
+        hooks.optimizer_checks().check_nesterov(self.nesterov, self.momentum, self.dampening)
 
     def initial_state(self) -> dict[str, float]:
         return {"momentum_buffer": 0.0} if self.momentum else {}
