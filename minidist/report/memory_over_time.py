@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.memory import thinned
 from minidist.base.traces import Trace
 from minidist.core.base.errors import UsageError
 from minidist.report.frame import Figure, Style, byte_text, finish, new_figure, patch, tidy, time_unit
@@ -56,6 +55,8 @@ def _samples(
     memory: list[tuple[float, dict[str, int]]], factor: float | None, most: int
 ) -> tuple[np.ndarray, Sequence[tuple[float, dict[str, int]]]]:
     """Return at most `most` events with their places on the axis of time; without a factor it counts the events."""
+    from minidist.base.memory import thinned  # a schedule has nothing to leave out
+
     if factor is None:
         account = thinned([*memory, memory[-1]], most)  # the last event has a width too
         return np.arange(len(account)), account

@@ -30,6 +30,7 @@ from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.module import Module
 from minidist.core.parallel.tensor.layers import contiguous
 from minidist.nn import Function, concatenate
+from minidist.nn.dropout import AttentionDropout
 from minidist.nn.ops.dropout import WeightDropout
 from minidist.nn.ops.grouped_attention import grouped_query_attention
 from minidist.parallel.context.orders import sequence_positions
@@ -97,6 +98,7 @@ class _SomeHeads:
 
     whole: WeightDropout
     first: int
+    of_queries = AttentionDropout.of_queries
 
     @property
     def scale(self) -> float:
