@@ -16,7 +16,7 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "base": 4_147,
-    "collectives": 3_836,
+    "collectives": 3_837,
     "comm": 6_484,
     "commands": 5_540,
     "course": 12_515,
