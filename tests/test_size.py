@@ -26,7 +26,7 @@ LINES = {
     "job": 8_833,
     "nn": 3_627,
     "optim": 1_633,
-    "parallel": 5_034,
+    "parallel": 5_033,
     "pipeline": 4_692,
     "planning": 5_862,
     "report": 6_844,
