@@ -20,6 +20,7 @@ from minidist.pipeline.runtime.layer_profile import GivenProfile, LayerProfile
 from minidist.planning.volumes import phases_bytes
 from minidist.techniques.repartition.cut import exchange_volume
 from minidist.techniques.repartition.extension import profiled_by
+from tests.cases import has_settings
 from tests.jobs import sent_bytes
 from tests.train.test_shares import config_of
 
@@ -59,6 +60,7 @@ CASES = [
     ({**EIGHT, "schedule": "zb-v"}, EIGHTH),
     ({"pp": 3, "layers": 6, "steps": 6, "model": "llama"}, {2: [1, 1, 1, 1, 1, 9], 4: [9, 1, 1, 1, 1, 1]}),
 ]
+CASES = [case for case in CASES if has_settings(case[0])]
 IN_ADDITION = {  # what a layer has in addition to its weights
     # Two steps overflow, so the moved layers have masks and no optimizer state yet.
     "masks": ({"dp": 2, **FP16, "loss_scale": 2.0**19, **SPARSE}, ONE),
@@ -66,6 +68,7 @@ IN_ADDITION = {  # what a layer has in addition to its weights
     "ranges of shards": ({"quantize": "int8", "tp": 2, "evaluate_every": 1, **FLOAT}, ONE),
     "running statistics": ({**IMAGES, "dp": 2, "steps": 3, "evaluate_every": 3}, ONE),
 }
+IN_ADDITION = {name: case for name, case in IN_ADDITION.items() if has_settings(case[0])}
 EMPTY = [  # a stage that has no layer at first
     ({"pp": 3, "layers": 4, "partition": "2,0,2", "steps": 4}, {2: [9, 1, 1, 1]}),
     ({"pp": 3, "layers": 4, "partition": "2,0,2", "steps": 4, "dp": 2, "zero": 1}, {2: [9, 1, 1, 1]}),
