@@ -18,7 +18,7 @@ LINES = {
     "base": 4_147,
     "collectives": 3_837,
     "comm": 6_484,
-    "commands": 5_540,
+    "commands": 5_543,
     "course": 12_515,
     "core": 10_102,
     "data": 1_624,
