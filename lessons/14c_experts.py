@@ -106,21 +106,21 @@ show(report.step(one_token_each, 4), "All-to-all of 4 tokens on each of 4 ranks.
 # %% [markdown]
 # ## 4 The code
 #
-# First the slots. A router that knows nothing chooses like a die. 64 tokens of one rank, the expert
-# that each of them draws, and 8 slots per expert; x is a token that finds its expert full. How many
-# tokens choose an expert is binomial, which gives the share that is dropped on average:
+# First the slots. A router that is not trained yet chooses at random. 64 tokens of one rank, the
+# expert that each of them draws, and 8 slots per expert; x is a token that finds its expert full. How
+# many tokens choose an expert is binomial, which gives the share that is dropped on average:
 
 # %%
 rng = np.random.default_rng(0)
 for expert, tokens in enumerate(np.bincount(rng.integers(EXPERTS, size=TOKENS))):
     print(f"expert {expert} {('o' * 8)[:tokens]:8}|{'x' * (tokens - 8)}")
 
-die = {}
+dropped_share = {}
 for slots in (8, 10, 16):
     ways = {n: comb(TOKENS, n) * (EXPERTS - 1) ** (TOKENS - n) for n in range(slots, TOKENS + 1)}
     too_many = sum((n - slots) * count for n, count in ways.items()) / EXPERTS**TOKENS
-    die[slots] = EXPERTS * too_many / TOKENS
-    print(f"{slots:2} slots: a share of {die[slots]:.3f} is dropped on average")
+    dropped_share[slots] = EXPERTS * too_many / TOKENS
+    print(f"{slots:2} slots: a share of {dropped_share[slots]:.3f} is dropped on average")
 
 # %% [markdown]
 # Then the messages. The layer computes on *slots*, (experts, capacity, width), whatever fills them.
@@ -151,9 +151,9 @@ for rank, (arrived, back) in enumerate(SimWorld(3).run(toy_dispatch)):
 # %% [markdown]
 # ## 5 Check
 #
-# Your first guess is judged by the die. Then the dropped tokens of the real layer, whose router is a
-# little less even than a die, and bytes by the formula: four all-to-alls of (P-1)/P x tokens x k x
-# factor x width numbers.
+# Your first guess is judged by the random choice. Then the dropped tokens of the real layer, whose
+# router chooses a little less evenly, and bytes by the formula: four all-to-alls of (P-1)/P x tokens x
+# k x factor x width numbers.
 
 # %%
 dropped, sent = {}, {}
@@ -168,7 +168,7 @@ for factor in (1.0, 1.25, 2.0, 8.0):
         f"dropped, {sent[factor]:,} B sent; formula {formula:,.0f} B"
     )
     assert sent[factor] == formula
-dropped_guess.judge(100 * die[8], within=0.2)
+dropped_guess.judge(100 * dropped_share[8], within=0.2)
 bytes_guess.judge(sent[2.0] / sent[1.0])
 
 # %% [markdown]

@@ -31,7 +31,7 @@
 # replica. A sum over two ranks sends an activation's bytes once from each. For the second number: with
 # messages that cost nothing a step takes 3.4 ms. A message between nodes takes 20 µs and 4 ns for each
 # byte. Rank 5 sends 96 messages of about 3 kB in tp, one after the other, and in dp two of 53 kB. A
-# third off is good enough.
+# guess within a third is good enough.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution

@@ -215,9 +215,8 @@ assert answer["zigzag"] < 0.001
 
 # %% [markdown]
 # The bytes, next to the formulas: a ring sends 2 (P-1) N/P h numbers forward; Ulysses 4 N h/P
-# (P-1)/P. More ranks make Ulysses cheaper; in a ring the bytes of a rank grow with them, towards
-# 2 N h numbers. All-gather sends a ring's bytes forward, and as many backward, where a ring sends keys
-# and values with their gradients:
+# (P-1)/P. With more ranks Ulysses sends less, and the ring more, up to 2 N h. All-gather sends what a
+# ring sends forward, and as much backward, where a ring sends keys and values with their gradients:
 
 # %%
 width = HEADS * SIZE
