@@ -16,23 +16,11 @@
 # A small GPT computes the gradient of 512 tokens; its loss is divided by the 1,048,576 tokens of a
 # whole training step. In float32 (4 bytes) every entry of the gradient is there. Now every number
 # is stored in float16 (2 bytes), whose smallest positive number is 2^-24, about 0.00000006. What is
-# smaller becomes zero.
+# at most half of that rounds to zero.
 #
 # Somebody multiplies the loss by 1,024 before backward, and divides the gradient by 1,024
 # afterwards, in float32. The numbers in between are 1,024 times larger. What part of the gradient's
 # entries becomes zero without that, and with it?
-
-# %% [markdown]
-# ## 2 Predict
-#
-# In percent of the entries that are not zero in float32. Three percentage points off is good
-# enough.
-
-# %%
-from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
-
-plain = predict("entries that become zero in float16", example=1, unit="%")
-scaled = predict("entries that become zero with the loss times 1,024", example=1, unit="%")
 
 # %%
 import numpy as np
@@ -53,6 +41,7 @@ from minidist import (
 from minidist.base.exponents import count_exponents, flushed_share
 from minidist.base.half import named_dtype
 from minidist.base.memory import account_memory
+from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 from minidist.course.story import story
 from minidist.data import GlobalBatchSampler
 from minidist.job.equality.compare import compare_rank
@@ -60,18 +49,14 @@ from minidist.optim import DynamicLossScaler
 from minidist.parallel import scaled_step
 
 # %% [markdown]
-# ## 3 The idea and its picture
+# ## 2 Predict
 #
-# Store parameters, gradients and activations in **2 bytes instead of 4**, and train to the same
-# loss. That is half of the memory that a step touches, and half of every message. Processors with
-# 16-bit matrix units are also several times as fast. What it costs: a float32 copy of the
-# parameters and a loss scale. With the copy a parameter costs 2 + 2 + 12 B with Adam, as many as
-# the 4 + 4 + 8 B of float32. The scale is needed because **float16 runs out of range long before it
-# runs out of digits**.
-#
-# The picture shows the sizes of the gradient's entries. Every bar is the share of entries of one
+# The picture shows the sizes of the gradient's entries in float32. Every bar is the share of entries of one
 # size. The shaded part is what float16 can hold without a scale: most of its range lies to the
 # right and is not used. Entries under a red bar are zero in float16.
+#
+# What is the answer, in percent of the entries that are not zero in float32? Three percentage points off
+# is good enough. What backward passes from layer to layer is stored in float16, too.
 
 # %%
 TOKENS = 2**20
@@ -99,6 +84,20 @@ picture(
     gradient_exponents=counts,
     loss_scale=1.0,
 )
+
+# %%
+plain = predict("entries that become zero in float16", example=1, unit="%")
+scaled = predict("entries that become zero with the loss times 1,024", example=1, unit="%")
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Store parameters, gradients and activations in **2 bytes instead of 4**, and train to the same
+# loss. That is half of the memory that a step touches, and half of every message. Processors with
+# 16-bit matrix units are also several times as fast. What it costs: a float32 copy of the
+# parameters and a loss scale. With the copy a parameter costs 2 + 2 + 12 B with Adam, as many as
+# the 4 + 4 + 8 B of float32. The scale is needed because **float16 runs out of range long before it
+# runs out of digits**.
 
 # %% [markdown]
 # ## 4 The code
@@ -154,7 +153,7 @@ for prediction, scale in ((plain, 1), (scaled, 1024)):
 # flushed on the way, too.
 #
 # Does it train? Three ranks, twenty steps, in float32, float16 and bfloat16. bfloat16 has float32's
-# exponents and 8 bits of fraction: it needs no scale, and loses digits instead.
+# exponents and 7 bits of fraction (float16 has 10): it needs no scale, and loses digits instead.
 
 
 # %%
@@ -277,12 +276,13 @@ check("09.scaled_training", solution("09.scaled_training"))
 #
 # - **16 bits to store and to send, float32 to add up**: 2 + 2 + 12 B per parameter with Adam, half
 #   of the bytes on every wire.
-# - float16 loses what is below 2^-24: **multiply the loss by S, divide in float32**, and let all
+# - float16 rounds what is at most 2^-25 to zero: **multiply the loss by S, divide in float32**, and let all
 #   ranks agree, in one byte, on whether a step overflowed. bfloat16 needs no S.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
+# added up in float32 (4 B) and 12 B for Adam in every row:
 
 # %%
 story("09")
