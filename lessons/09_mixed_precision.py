@@ -22,6 +22,19 @@
 # afterwards, in float32. The numbers in between are 1,024 times larger. What part of the gradient's
 # entries becomes zero without that, and with it?
 
+# %% [markdown]
+# ## 2 Predict
+#
+# In percent of the entries that are not zero in float32. By their sizes alone, 15 % of them are at most
+# 2^-25, and 0.1 % at most 2^-35. But what backward passes from layer to layer is stored in float16, too.
+# Three percentage points off is good enough.
+
+# %%
+from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
+
+plain = predict("entries that become zero in float16", example=1, unit="%")
+scaled = predict("entries that become zero with the loss times 1,024", example=1, unit="%")
+
 # %%
 import numpy as np
 
@@ -41,7 +54,6 @@ from minidist import (
 from minidist.base.exponents import count_exponents, flushed_share
 from minidist.base.half import named_dtype
 from minidist.base.memory import account_memory
-from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
 from minidist.course.story import story
 from minidist.data import GlobalBatchSampler
 from minidist.job.equality.compare import compare_rank
@@ -49,14 +61,18 @@ from minidist.optim import DynamicLossScaler
 from minidist.parallel import scaled_step
 
 # %% [markdown]
-# ## 2 Predict
+# ## 3 The idea and its picture
 #
-# The picture shows the sizes of the gradient's entries in float32. Every bar is the share of entries of one
+# Store parameters, gradients and activations in **2 bytes instead of 4**, and train to the same
+# loss. That is half of the memory that a step touches, and half of every message. Processors with
+# 16-bit matrix units are also several times as fast. What it costs: a float32 copy of the
+# parameters and a loss scale. With the copy a parameter costs 2 + 2 + 12 B with Adam, as many as
+# the 4 + 4 + 8 B of float32. The scale is needed because **float16 runs out of range long before it
+# runs out of digits**.
+#
+# The picture shows the sizes of the gradient's entries. Every bar is the share of entries of one
 # size. The shaded part is what float16 can hold without a scale: most of its range lies to the
 # right and is not used. Entries under a red bar are zero in float16.
-#
-# What is the answer, in percent of the entries that are not zero in float32? Three percentage points off
-# is good enough. What backward passes from layer to layer is stored in float16, too.
 
 # %%
 TOKENS = 2**20
@@ -84,20 +100,6 @@ picture(
     gradient_exponents=counts,
     loss_scale=1.0,
 )
-
-# %%
-plain = predict("entries that become zero in float16", example=1, unit="%")
-scaled = predict("entries that become zero with the loss times 1,024", example=1, unit="%")
-
-# %% [markdown]
-# ## 3 The idea and its picture
-#
-# Store parameters, gradients and activations in **2 bytes instead of 4**, and train to the same
-# loss. That is half of the memory that a step touches, and half of every message. Processors with
-# 16-bit matrix units are also several times as fast. What it costs: a float32 copy of the
-# parameters and a loss scale. With the copy a parameter costs 2 + 2 + 12 B with Adam, as many as
-# the 4 + 4 + 8 B of float32. The scale is needed because **float16 runs out of range long before it
-# runs out of digits**.
 
 # %% [markdown]
 # ## 4 The code

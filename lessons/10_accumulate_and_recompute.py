@@ -72,7 +72,7 @@ arithmetic = predict("arithmetic of a step, over that without recomputation", ex
 #
 # The memory of one step of 16 equal layers: without changes, in four micro-batches, and in two
 # segments. Look at the light blue, the activations: one mountain, four small ones, and a staircase
-# with two teeth. A *piece* is a segment as a function of its input:
+# with two teeth. First the segments, as functions of their input:
 
 
 # %%

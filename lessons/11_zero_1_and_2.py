@@ -89,7 +89,7 @@ rows, targets = rng.normal(size=(24, 64)), rng.integers(0, 10, 24)
 
 
 def prepared(comm, model, stage):
-    """Returns the flat parameters, what runs forward, the optimizer, and what sets gradients to zero."""
+    """Returns the flat parameters, what runs forward, the optimizer, and its `zero_grad`."""
     options = {"reduction": "sum", "algorithm": "ordered"}
     if stage == 0:
         flat = FlatParameters(model.parameters())

@@ -18,9 +18,9 @@
 # one that moves by the largest part decides how large the rate may be. How many times further does it
 # move than the matrix that moves least, each as a part of its norm?
 #
-# And with Adam, whose first step is about as long for every weight? The entries of most matrices begin
-# with a standard deviation of 0.02; for the two matrices of each layer whose outputs are added to the
-# residual stream it is 0.02 / sqrt(2 L), as in GPT-2, for L layers.
+# And with Adam, whose first step is about as long for every weight? As in GPT-2, the entries of most
+# matrices begin with a standard deviation of 0.02, and those of the positions and of the matrices whose
+# outputs are added to the residual stream with one of 0.01.
 
 # %% [markdown]
 # ## 2 Predict
