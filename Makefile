@@ -84,7 +84,7 @@ museum: .venv/test.stamp
 mutants: .venv/test.stamp
 	$(BIN)/python -m tests.mutants.mutants_run
 
-# The tests that need PyTorch (an installation of about 200 MB): programs of torch.distributed, and comparisons with it;
+# The tests that need PyTorch (its build for CPUs is about 200 MB, that for CUDA several GB): programs of torch.distributed, and comparisons with it;
 # then a table of programs on simulated ranks and on real processes with gloo, by number.
 peers: .venv/test.stamp
 	@$(call INSTALL,peers)

@@ -230,7 +230,7 @@ for ranks in (2, 4):
 # ## 6 Break it
 #
 # Forget to sum the gradients of the norms. Weights that are the same on all ranks now move apart, a
-# little each step; the loss falls all the same. `--check-replicas` reports the first that differs:
+# little each step; the loss falls nevertheless. `--check-replicas` reports the first that differs:
 
 # %%
 right = sequence_parallel.copy_to_tensor_parallel_region

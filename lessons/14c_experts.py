@@ -109,8 +109,8 @@ show(report.step(one_token_each, 4), "All-to-all of 4 tokens on each of 4 ranks.
 # %% [markdown]
 # ## 4 The code
 #
-# First the slots. A router that knows nothing chooses like a die. 64 tokens of one rank, the expert
-# that each of them draws, and 8 slots per expert; x is a token that finds its expert full:
+# First the slots. A router that is not trained yet chooses at random. 64 tokens of one rank, the
+# expert that each of them draws, and 8 slots per expert; x is a token that finds its expert full:
 
 # %%
 rng = np.random.default_rng(0)
@@ -151,7 +151,7 @@ for rank, (arrived, back) in enumerate(SimWorld(3).run(toy_dispatch)):
 # %% [markdown]
 # ## 5 Check
 #
-# Dropped tokens of the real layer, whose router is a little less even than a die, and bytes by the
+# Dropped tokens of the real layer, whose router chooses a little less evenly than at random, and bytes by the
 # formula: four all-to-alls of (P-1)/P x tokens x k x factor x width numbers.
 
 # %%

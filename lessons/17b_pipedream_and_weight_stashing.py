@@ -238,7 +238,7 @@ for s in range(p):
     print(f"stage {s}: weights differ by {100 * off / trained:.2g} % of what training changed")
 
 # %% [markdown]
-# And delay has a price even with stashing. On f(w) = w²/2, whose gradient is w, a step with a
+# Late gradients limit the learning rate even with stashing. On f(w) = w²/2, whose gradient is w, a step with a
 # gradient that is τ updates late is w(t+1) = w(t) - lr w(t-τ). Which rates still converge?
 
 

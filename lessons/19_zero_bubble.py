@@ -115,7 +115,7 @@ for name, second in (("W at once", "F0 I0 W0 F1 I1 W1"), ("W last", "F0 I0 F1 I1
     print(f"{name:9} on stage 1: {world.end_time:.0f} s")
 
 # %% [markdown]
-# With which list a pipeline of p stages waits least is your exercise; the library's is
+# To find the list with which a pipeline of p stages waits least is your exercise; the library's is
 # [zero_bubble.py](../minidist/core/pipeline/plan/zero_bubble.py). In the engine W is a list of work
 # that the backward pass returns: `output.backward(gradient, weight_gradients="deferred")` returns
 # it, `.run()` does it.

@@ -28,7 +28,7 @@
 # ## 2 Predict
 #
 # The model has four layers, so a stage has two. A sum over two ranks sends an activation's bytes once
-# from each. A third off is good enough.
+# from each. A guess within a third is good enough.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution

@@ -197,8 +197,8 @@ assert verdict.equal
 # %% [markdown]
 # ## 6 Break it
 #
-# A model of the machine is only as good as its numbers. Take messages as free, and another mesh
-# seems best. On the clock that mesh waits for its sums:
+# A model of the machine is only as good as its numbers. If messages took no time, another
+# mesh would be best. On the clock that mesh waits for its sums:
 
 # %%
 free = LinkModel(alpha=0.0, beta=0.0, flops=2e10, memory_bandwidth=1e18)
@@ -213,8 +213,8 @@ assert clock[wrong] > 1.3 * min(clock.values())
 # %% [markdown]
 # ## 7 Exercise: layers that are not equal
 #
-# The plan gives every stage as many layers as the others, and the slowest stage sets the pace of
-# all. Here are eight layers of unequal times, in milliseconds, on four stages with twelve
+# The plan gives every stage as many layers as the others, and all stages wait for the slowest one.
+# Here are eight layers of unequal times, in milliseconds, on four stages with twelve
 # micro-batches:
 
 # %%

@@ -219,7 +219,7 @@ assert answer["zigzag"] < 0.001
 
 # %% [markdown]
 # The bytes, next to the formulas: a ring sends 2 (P-1) N/P h numbers forward; Ulysses 4 N h/P
-# (P-1)/P. More ranks make Ulysses cheaper and leave the ring as it is.
+# (P-1)/P. With more ranks Ulysses sends less, and the ring more, up to 2 N h.
 
 # %%
 width = HEADS * SIZE

@@ -242,9 +242,9 @@ def test_zero_bubble(world, example):
     output = example(world, 2, "zero_bubble")
     assert output.count("bit for bit: True") == 2
     if world == "simulated":
-        assert "rank 0  1f1b   idle 3.0, on paper 3.0, 2 micro-batches alive" in output
-        assert "rank 0  v-half idle 0.5, on paper 0.5, 2 micro-batches alive" in output
-        assert "rank 0  zb-h1  idle 1.0, on paper 1.0" in output
+        assert "rank 0  1f1b   idle 3.0 s, on paper 3.0, 2 micro-batches alive" in output
+        assert "rank 0  v-half idle 0.5 s, on paper 0.5, 2 micro-batches alive" in output
+        assert "rank 0  zb-h1  idle 1.0 s, on paper 1.0" in output
 
 
 @in_both_worlds(3, always=False)

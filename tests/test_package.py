@@ -1,10 +1,12 @@
 """The package as a whole: what an import must not do."""
 
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +68,14 @@ def test_a_star_brings_the_names_of_the_core_and_dir_lists_them_alone():
     exec("from minidist import *", names)
     assert set(names) - {"__builtins__"} == set(minidist.__all__)
     assert {name for name in dir(minidist) if not name.startswith("__")} == set(minidist.__all__)
+
+
+def test_a_folder_called_minidist_does_not_hide_the_package(tmp_path):
+    """A script in the folder that has the clone imports the package, and not the clone's folder."""
+    (tmp_path / "minidist").symlink_to(Path(minidist.__file__).parents[1])
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    program = "import minidist; print(minidist.__file__)"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path, env=environment
+    )
+    assert ran.stdout.strip().endswith("minidist/__init__.py")

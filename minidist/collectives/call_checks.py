@@ -77,8 +77,8 @@ def _check_array(comm: PointToPoint, operation: str, array: Any) -> None:
     """Refuse what is not an array, and an array whose elements are masked or do not lie one after the other."""
     if not hasattr(array, "flags") or isinstance(array, np.generic):
         raise UsageError(
-            f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
-            " numpy.array(...)"
+            f"rank {comm.rank}: {operation} of a value of type {type(array).__name__}; collectives work on arrays:"
+            " pass numpy.array(...)"
         )
     if hasattr(array, "mask"):
         raise UsageError(f"rank {comm.rank}: {operation} of {MASKED}")
@@ -106,7 +106,8 @@ def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any, counts:
     """Refuse an `out` that is no array, is read-only or still read by other ranks, or has another size or dtype."""
     if not hasattr(out, "flags"):
         raise UsageError(
-            f"rank {comm.rank}: {operation} into a {type(out).__name__}; pass an array for the result as out, or none"
+            f"rank {comm.rank}: {operation} into a value of type {type(out).__name__}; pass an array for the result"
+            " as out, or none"
         )
     if not getattr(out.flags, "writeable", True):
         raise UsageError(f"rank {comm.rank}: {operation} into an out that is read-only; pass one that may be written")

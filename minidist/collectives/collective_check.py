@@ -285,7 +285,7 @@ def _compare(case: Case, results: Sequence[Any], call: int) -> None:
         expected = case.expected(rank, inputs)
         if (result is None) != (expected is None):
             wanted = "nothing" if expected is None else "an array"
-            got = "nothing" if result is None else f"a {type(result).__name__}"
+            got = "nothing" if result is None else f"a value of type {type(result).__name__}"
             raise WrongResult(f"{case}: rank {rank} gets {got}{again}; it must get {wanted}")
         if expected is None:
             continue

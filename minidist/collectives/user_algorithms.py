@@ -100,7 +100,7 @@ def _with_result_checked(operation: str, name: str, function: Callable[..., Any]
             operation, sum(named.get("receive_sizes", ()))
         )
         if getattr(result, "size", None) != size or result.dtype != array.dtype:
-            what = "nothing" if result is None else f"a {type(result).__name__}"
+            what = "nothing" if result is None else f"a value of type {type(result).__name__}"
             raise UsageError(
                 f"rank {comm.rank}: {operation}/{name} returned {what}; it must return an array of {size} elements of "
                 f"{array.dtype}"

@@ -69,7 +69,7 @@ def examine() -> list[Finding] | None:
         *_mpi(),
         *together,
         _gpu(),
-        _package("torch", "comparisons in `minidist bench` (pip install 'minidist[peers]')"),
+        _package("torch", "`minidist torch` (pip install 'minidist[torch]') and comparisons in `minidist bench`"),
         _package("jupytext", "building lessons (pip install 'minidist[lessons]')"),
     ]
 

@@ -6,7 +6,7 @@ README.md names six files to read first. A folder imports only what is above it 
 base/           arrays, errors, random numbers, the trace and the watchers of operations
 autograd/       a tensor, the operations with their gradients, and the backward pass
 nn/             modules, and the MLP and GPT made from them
-optim/          AdamW, and what all optimizers share
+optim/          AdamW and SGD, and what all optimizers share
 comm/           communicators and meshes; the simulated world and its clock
 collectives/    all-reduce and five others, made of send and receive by three families of algorithms
 parallel/       a model, a gradient or an optimizer divided among ranks

@@ -54,7 +54,7 @@ def _own(source: str) -> Dataset:
         ) from error
     if not isinstance(dataset, (TokenDataset, SampleDataset)):
         raise UsageError(
-            f"--data {quoted(source, marks=False)} returned a {type(dataset).__name__}; return a"
+            f"--data {quoted(source, marks=False)} returned a value of type {type(dataset).__name__}; return a"
             " minidist.data.TokenDataset or SampleDataset"
         )
     return dataset

@@ -74,7 +74,7 @@ def load_state_dict(module: Module, state: Mapping[str, Any], strict: bool = Tru
 def _check_dict(state: Any) -> None:
     """Raise UsageError for what is no dict."""
     if not isinstance(state, Mapping):
-        raise UsageError(f"load_state_dict got a {type(state).__name__}; pass a dict, as state_dict() returns it")
+        raise UsageError(f"load_state_dict got a value of type {type(state).__name__}; pass a dict of state_dict()")
 
 
 def _load_buffers(model: Module, state: Mapping[str, Any], buffers: Mapping[str, xp.Array]) -> None:

@@ -73,16 +73,15 @@ def _mismatch(asked: dict[str, int], ranks: int, product: int) -> str:
         if ranks % others == 0:
             choices.append(f"use --{name} {ranks // others}")
 
-    from fractions import Fraction
-
     # ... or change the number of ranks.
     if "dp" in asked:
         choices[1:] = [f"start {product} ranks"]
     else:
         choices += [f"start {n} ranks" for n in (ranks // product * product, (ranks // product + 1) * product) if n]
+    missing = f", and a factor of {ranks // product} is missing" if ranks % product == 0 else ""
     return (
-        f"{flags} does not fit {ranks} ranks: the product of the degrees, {product}, must be the number of ranks, and a"
-        f" factor of {Fraction(ranks, product)} is missing; {', or '.join(choices[:2])}"
+        f"{flags} does not fit {ranks} ranks: the product of the degrees, {product}, must be the number of"
+        f" ranks{missing}; {', or '.join(choices[:2])}"
     )
 
 

@@ -31,11 +31,11 @@ def train(comm):
         pipeline.step(inputs, inputs)
         gradients[name] = {q.name: q.grad.copy() for stage in stages for q in stage.flat.parameters}
         spans = [span for span in comm.trace.spans[before:] if span.name[:1].isdigit()]
-        if spans:  # virtual time
+        if comm.world.kind == "simulated":
             idle = spans[-1].end - spans[0].start - sum(span.end - span.start for span in spans)
             paper = time_plan(plan, times)
             print(
-                f"rank {comm.rank}  {name:6} idle {idle:.1f}, on paper {paper.idle[comm.rank]:.1f},"
+                f"rank {comm.rank}  {name:6} idle {idle:.1f} s, on paper {paper.idle[comm.rank]:.1f},"
                 f" {paper.peak[comm.rank] * comm.size / plan.stages:g} micro-batches alive",
                 flush=True,
             )

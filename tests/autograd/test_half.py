@@ -213,9 +213,8 @@ def test_what_a_step_keeps_is_half_as_large_and_its_workspace_is_gone(dtype):
 
     (whole, _, _), (half, after, peak) = held(np.float32), held(dtype)
     rows = 4 * 32
-    statistics = (
-        4 * (2 * 2 + 1) * rows + 4 * 2 * 2 * rows + 2 * 4 * rows + 4
-    )  # layer norms; heads; of the loss, and the loss
+    # Layer norms; heads; of the loss, and the loss.
+    statistics = 4 * (2 * 2 + 1) * rows + 4 * 2 * 2 * rows + 2 * 4 * rows + 4
     tokens = 8 * rows + 8 * 32  # of the embeddings
     of_loss = 2 * 4 * rows  # float32 keeps the gradient of the logits ready; two bytes keep the logits and these
     assert 2 * (half["activation"] - statistics - tokens) == whole["activation"] - (statistics - of_loss) - tokens

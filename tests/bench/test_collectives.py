@@ -101,19 +101,8 @@ def test_the_crossover_picture_has_a_line_for_each_algorithm_and_names_what_auto
 
 def test_the_command(tmp_path, minidist):
     picture = tmp_path / "crossover.svg"
-    words = [
-        "bench",
-        "collectives",
-        "--simulated",
-        "--ranks",
-        "4",
-        "--sizes",
-        "8,4096",
-        "--picture",
-        str(picture),
-        "--json",
-    ]
-    result = json.loads(minidist(*words).out)
+    words = ["--simulated", "--ranks", "4", "--sizes", "8,4096", "--picture", picture, "--json"]
+    result = json.loads(minidist("bench", "collectives", *words).out)
     assert result["environment"]["ranks"] == 4
     assert {row["bytes"] for row in result["rows"]} == {8, 4096}
     assert "recursive_doubling" in picture.read_text()

@@ -13,20 +13,9 @@ from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
+from tests.jobs import SMALL_GPT
 
-GPT = {
-    "model": "gpt",
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "context": 6,
-    "data": "markov",
-    "clip": 0.5,
-    "dropout": 0.1,
-    "global_batch": 8,
-    "warmup": 3,
-    "reduction": "ordered",
-}
+GPT = SMALL_GPT | {"clip": 0.5, "dropout": 0.1, "global_batch": 8, "warmup": 3, "reduction": "ordered"}
 
 
 def run(ranks, **values):
@@ -101,23 +90,8 @@ def test_another_job_is_refused(change, sentence, tmp_path):
 
 
 def test_the_command_line(tmp_path, minidist):
-    job = [
-        "train",
-        "--dp",
-        "2",
-        "--zero",
-        "3",
-        "--width",
-        "16",
-        "--heads",
-        "2",
-        "--context",
-        "8",
-        "--save",
-        str(tmp_path / "c"),
-        "--json",
-    ]
-    job += ["--trace", str(tmp_path / "trace.jsonl")]
+    job = ["train", "--dp", "2", "--zero", "3", "--width", "16", "--heads", "2", "--context", "8", "--json"]
+    job += ["--save", str(tmp_path / "c"), "--trace", str(tmp_path / "trace.jsonl")]
     first = json.loads(minidist(*job, "--steps", "3", "--every", "2").out)
     second = json.loads(minidist(*job, "--steps", "4", "--resume").out)
     assert second["losses"][:3] == first["losses"]

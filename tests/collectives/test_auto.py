@@ -27,9 +27,8 @@ OPERATIONS = sorted(ALGORITHMS)
     ("ranks", "links"), [*((n, LinkModel()) for n in (2, 3, 5, 8, 13)), (6, ETHERNET)], ids=lambda v: str(v)[:2]
 )
 def test_within_5_percent_of_the_best(operation, ranks, links):
-    for nbytes in (
-        SIZES if ranks < 13 or operation == "all_reduce" else SIZES[:-1]
-    ):  # a thousand segments a rank take long
+    # A thousand segments a rank take long.
+    for nbytes in SIZES if ranks < 13 or operation == "all_reduce" else SIZES[:-1]:
         fixed = {name: seconds(operation, name, ranks, nbytes, links) for name in ALGORITHMS[operation]}
         assert seconds(operation, "auto", ranks, nbytes, links) <= 1.05 * min(fixed.values()), (nbytes, fixed)
 

@@ -166,9 +166,9 @@ BAD = {
     "an out with gaps": (lambda c: collectives.scatter(c, np.ones(4), np.ones(4)[::2]), "strides"),
     "an out that is its input": (lambda c: _reduce_scatter_in_place(c), "its own input"),
     "an out in the array that it comes from": (lambda c: _scatter_in_place(c), "its own array"),
-    "a list": (lambda c: collectives.all_reduce(c, [1.0, 2.0]), "all_reduce of a list"),
-    "a list to scatter": (lambda c: collectives.scatter(c, [1.0, 2.0], np.ones(1)), "scatter of a list|receive"),
-    "a number": (lambda c: collectives.all_gather(c, np.float64(1)), "all_gather of a float64"),
+    "a list": (lambda c: collectives.all_reduce(c, [1.0, 2.0]), "all_reduce of a value of type list"),
+    "a list to scatter": (lambda c: collectives.scatter(c, [1.0, 2.0], np.ones(1)), "scatter of a value|receive"),
+    "a number": (lambda c: collectives.all_gather(c, np.float64(1)), "all_gather of a value of type float64"),
     "an input with gaps": (lambda c: collectives.all_reduce(c, np.ones(4)[::2]), "strides"),
     "an array that may not be written": (
         lambda c: collectives.all_reduce(c, _read_only(4)),

@@ -151,7 +151,7 @@ REFUSED = {
     ),
     "a result of another size": (
         lambda: use("all_to_all", lambda comm, array, sends, receives: array[:1]),
-        "rank 0: all_to_all/mine returned a ndarray; it must return an array of 2 elements",
+        "rank 0: all_to_all/mine returned a value of type ndarray; it must return an array of 2 elements",
     ),
     "too few parameters": (
         lambda: algorithm("all_reduce", "mine")(lambda comm, array: array),

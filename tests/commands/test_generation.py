@@ -192,22 +192,8 @@ def test_a_classifier_is_refused(tmp_path):
 
 
 def test_the_command_and_the_metrics_file(tmp_path, minidist):
-    job = [
-        "--steps",
-        "3",
-        "--dp",
-        "2",
-        "--width",
-        "16",
-        "--heads",
-        "2",
-        "--context",
-        "8",
-        "--save",
-        str(tmp_path / "c"),
-        "--warmup",
-        "2",
-    ]
+    job = ["--steps", "3", "--dp", "2", "--width", "16", "--heads", "2", "--context", "8", "--warmup", "2"]
+    job += ["--save", str(tmp_path / "c")]
     lines = tmp_path / "m" / "metrics.jsonl"
     summary = json.loads(minidist("train", *job, "--metrics", lines, "--trace", tmp_path / "t.jsonl", "--json").out)
     records = read_metrics(lines)

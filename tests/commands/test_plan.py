@@ -175,20 +175,8 @@ def test_sizes_as_flags_and_a_file_are_the_same_model(capsys, tmp_path):
     }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(keys))
-    cluster = [
-        "--gpu",
-        "h100",
-        "--ranks",
-        "8",
-        "--global-batch",
-        "64",
-        "--zero",
-        "3",
-        "--tp",
-        "1",
-        "--micro-batch",
-        "1",
-    ]
+    cluster = ["--gpu", "h100", "--ranks", "8", "--global-batch", "64"]
+    cluster += ["--micro-batch", "1", "--zero", "3", "--tp", "1"]
     sizes = ["--layers", "32", "--hidden", "4096", "--heads", "32", "--kv-heads", "8", "--ffn", "14336", "--gated"]
     flags = printed(capsys, "plan", *sizes, "--vocab", "128256", "--seq", "8192", *cluster)
     assert flags["parameters"] == 8_030_261_248

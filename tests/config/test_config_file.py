@@ -50,7 +50,7 @@ def test_a_flag_overrides_the_file(tmp_path, minidist):
         ("job.toml", "tp = 2\n[axes]\ntp = 4", r"'tp' appears twice, the second time as 'axes\.tp'"),
         ("job.toml", "tp = ", "is not TOML"),
         ("job.json", "{", "is not JSON"),
-        ("job.json", "[1]", "holds a list"),
+        ("job.json", "[1]", "is of type list; it must be a table"),
         ("job.json", "[" * 100_000, "is not JSON"),
         ("job.yaml", "tp: 2", r"must be a \.toml or a \.json file"),
         ("none.toml", None, "No such file"),

@@ -9,9 +9,9 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.equality.reference import reference
 from minidist.job.train.trainer import train
-from minidist.planning.volumes import closed_form_bytes
 from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from tests.cases import each
+from tests.jobs import train_in_closed_form
 
 SMALL_GPT = {
     "model": "gpt",
@@ -108,14 +108,8 @@ def test_every_byte_is_in_the_closed_form(ranks, synchronize_each):
     config = TrainConfig.make(
         **SMALL_GPT, micro_batch=1, accumulation=2, bucket_cap_mb=0.001, synchronize_each=synchronize_each
     )
-    world = SimWorld(ranks)
-    results = world.run(train, config)
+    results, _ = train_in_closed_form(ranks, config)
     assert len(results[0].sizes[0].buckets) > 1
-    measured: dict[str, int] = {}
-    for trace in world.traces:
-        for purpose, volume in trace.bytes_by_purpose().items():
-            measured[purpose] = measured.get(purpose, 0) + volume
-    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), [result.sizes for result in results])
 
 
 def test_gradients_travel_while_backward_runs():

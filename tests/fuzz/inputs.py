@@ -106,7 +106,7 @@ def flags(rng, folder):
 
 def commands(rng, folder):
     """Numbers of the commands that only compute."""
-    number = str(rng.choice(NUMBERS))
+    number, sizes = str(rng.choice(NUMBERS)), ["--stages", "2", "--microbatches", "4"]
     return rng.choice(
         (
             ["memory", "--params", number, "--dp", str(rng.choice(NUMBERS))],
@@ -123,16 +123,7 @@ def commands(rng, folder):
             ["schedule", "1f1b", "--stages", "2", "--microbatches", number],
             ["schedule", "interleaved", "--stages", "2", "--microbatches", "2", "--chunks", number],
             ["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--memory-limit", number],
-            [
-                "schedule",
-                "pipedream",
-                "--stages",
-                "2",
-                "--microbatches",
-                "4",
-                "--option",
-                f"{rng.choice(WORDS[1:6])}={number}",
-            ],
+            ["schedule", "pipedream", *sizes, "--option", f"{rng.choice(WORDS[1:6])}={number}"],
         )
     )
 

@@ -1,6 +1,7 @@
 """Notebooks for students have the stubs and not the solutions, and their checks draw their own cases."""
 
 import json
+import os
 import subprocess
 import sys
 import types
@@ -109,12 +110,14 @@ def test_a_lesson_is_opened_in_jupyter(monkeypatch):
     started = []
     monkeypatch.setitem(sys.modules, "jupyterlab", types.ModuleType("jupyterlab"))
     monkeypatch.setattr(subprocess, "call", lambda command: started.append(command) or 0)
-    with pytest.raises(Exit) as end:
-        lesson_open("04", ROOT / "lessons")
-    assert end.value.exit_code == 0
-    notebook = ROOT / "lessons" / "04_all_reduce_without_a_boss.ipynb"
-    assert started == [[sys.executable, "-m", "jupyterlab", str(notebook)]]
+    for user in (1000, 0):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user, raising=False)
+        with pytest.raises(Exit) as end:
+            lesson_open("04", ROOT / "lessons")
+        assert end.value.exit_code == 0
+    command = [sys.executable, "-m", "jupyterlab", str(ROOT / "lessons" / "04_all_reduce_without_a_boss.ipynb")]
+    assert started == [command, [*command, "--allow-root"]]
     monkeypatch.setitem(sys.modules, "jupyterlab", None)
     with pytest.raises(UsageError, match=r"pip install 'minidist\[learn\]'"):
         lesson_open("04", ROOT / "lessons")
-    assert len(started) == 1
+    assert len(started) == 2

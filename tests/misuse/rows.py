@@ -117,6 +117,32 @@ def one_step(model, optimizer, comm):
     optimizer.step()
 
 
+def train(model, optimizer, comm, divisor=True):
+    for step in range(STEPS):
+        model.zero_grad()
+        loss_of(model, comm, step, divisor).backward()
+        optimizer.step()
+
+
+def wrapping(name, model, comm, **settings):
+    """(what is called, what steps)"""
+    if name == "ddp":
+        wrapped = DistributedDataParallel(model, comm, **settings)
+        return wrapped, SGD(wrapped.flat, lr=LR)
+    if name == "zero":
+        return model, ZeroOptimizer(model, SGD, comm=comm, lr=LR, **{"stage": 2, **settings})
+    fully_shard(model, mesh=comm, **settings)
+    return model, SGD(sharded_parameters(model), lr=LR)
+
+
+def each_wrapper(comm, make=mlp, **settings):
+    """Yield the model, what is called, what steps, and a function that returns the trained weights, three times."""
+    for name in ("ddp", "zero", "fsdp"):
+        model = make()
+        wrapped, optimizer = wrapping(name, model, comm, reduction="sum", **settings)
+        yield model, wrapped, optimizer, partial(whole, model, optimizer) if name == "fsdp" else partial(weights, model)
+
+
 # --- wrappers and optimizers in the wrong order ---
 
 
@@ -156,10 +182,7 @@ def an_optimizer_before_data_parallelism(comm):
     model = mlp(seed=comm.rank)
     optimizer = SGD(model.parameters(), lr=LR)
     wrapped = DistributedDataParallel(model, comm)
-    for step in range(STEPS):
-        wrapped.zero_grad()
-        loss_of(wrapped, comm, step, divisor=False).backward()
-        optimizer.step()
+    train(wrapped, optimizer, comm, divisor=False)
     yield weights(model), one_device(comm.size)
 
 
@@ -225,10 +248,7 @@ def units_on_a_duplicate_of_the_communicator(comm):
     model = mlp()
     fully_shard(model.layers[0], mesh=comm.dup())
     optimizer = SGD(sharded_parameters(fully_shard(model, mesh=comm)), lr=LR)
-    for step in range(STEPS):
-        model.zero_grad()
-        loss_of(model, comm, step, divisor=False).backward()
-        optimizer.step()
+    train(model, optimizer, comm, divisor=False)
     yield whole(model, optimizer), one_device(comm.size)
 
 
@@ -435,8 +455,7 @@ def a_language_models_own_mean_with_the_sum(comm):
 @equal(ranks=3)
 def uneven_rows_with_the_sum_and_the_global_divisor(comm):
     counts = [5, 1, 3]
-    model = DistributedDataParallel(mlp(), comm, reduction="sum")
-    optimizer = SGD(model.flat, lr=LR)
+    model, optimizer = wrapping("ddp", mlp(), comm, reduction="sum")
     for step in range(STEPS):
         model.zero_grad()
         x, targets = rows(comm.rank, step, counts[comm.rank])
@@ -447,22 +466,18 @@ def uneven_rows_with_the_sum_and_the_global_divisor(comm):
 
 @equal(mpi=True)
 def an_empty_batch_on_one_rank(comm):
-    for wrap in ("ddp", "zero", "fsdp"):
-        model = mlp()
-        wrapped, optimizer = wrapping(wrap, model, comm, reduction="sum")
+    for _, wrapped, optimizer, trained in each_wrapper(comm):
         for step in range(STEPS):
             wrapped.zero_grad()
             x, targets = rows(comm.rank, step, 4 if comm.rank == 0 else 0)
             cross_entropy(wrapped(x), targets, 4.0).backward()
             optimizer.step()
-        got = whole(model, optimizer) if wrap == "fsdp" else weights(model)
-        yield got, one_device(2, counts=[4, 0])
+        yield trained(), one_device(2, counts=[4, 0])
 
 
 @equal()
 def a_mean_over_one_ranks_rows_that_backward_scales(comm):
-    model = DistributedDataParallel(mlp(), comm, reduction="sum")
-    optimizer = SGD(model.flat, lr=LR)
+    model, optimizer = wrapping("ddp", mlp(), comm, reduction="sum")
     for step in range(STEPS):
         model.zero_grad()
         loss_of(model, comm, step, divisor=False).backward(np.array(1 / comm.size))
@@ -629,8 +644,7 @@ def means_over_unlike_rows_on_purpose(comm):
 
 @equal()
 def unlike_rows_of_a_local_pass_that_is_thrown_away(comm):
-    model = DistributedDataParallel(mlp(), comm)
-    optimizer = SGD(model.flat, lr=LR)
+    model, optimizer = wrapping("ddp", mlp(), comm)
     for step in range(STEPS):
         with model.no_sync():
             loss_of(model, comm, divisor=False, count=4 - comm.rank).backward()
@@ -643,8 +657,7 @@ def unlike_rows_of_a_local_pass_that_is_thrown_away(comm):
 
 @equal(mpi=True)
 def equal_rows_in_local_passes(comm):
-    model = DistributedDataParallel(mlp(), comm)
-    optimizer = SGD(model.flat, lr=LR)
+    model, optimizer = wrapping("ddp", mlp(), comm)
     for step in range(STEPS):
         model.zero_grad()
         for first in (0, 2):
@@ -654,17 +667,6 @@ def equal_rows_in_local_passes(comm):
             loss.backward()
         optimizer.step()
     yield weights(model.module), one_device(2)
-
-
-def wrapping(name, model, comm, **settings):
-    """(what is called, what steps)"""
-    if name == "ddp":
-        wrapped = DistributedDataParallel(model, comm, **settings)
-        return wrapped, SGD(wrapped.flat, lr=LR)
-    if name == "zero":
-        return model, ZeroOptimizer(model, SGD, comm=comm, lr=LR, **{"stage": 2, **settings})
-    fully_shard(model, mesh=comm, **settings)
-    return model, SGD(sharded_parameters(model), lr=LR)
 
 
 # --- what is not the same on all ranks ---
@@ -701,8 +703,7 @@ def another_learning_rate_on_one_rank_of_fully_shard(comm):
 
 @refused(UNLIKE.format(r"all_reduce.*0 updates"))
 def an_optimizer_that_steps_on_one_rank(comm):
-    model = DistributedDataParallel(mlp(), comm)
-    optimizer = SGD(model.flat, lr=LR)
+    model, optimizer = wrapping("ddp", mlp(), comm)
     for step in range(STEPS):
         model.zero_grad()
         loss_of(model, comm, step, divisor=False).backward()
@@ -710,22 +711,22 @@ def an_optimizer_that_steps_on_one_rank(comm):
             optimizer.step()
 
 
-@refused(UNLIKE.format("all_reduce.* checksum of the weights"))
-def weights_that_one_rank_writes_to(comm):
+def write_on_one_rank(wrap, comm):
     def scale(model):
         if comm.rank == 1:
             model.layers[1].weight.data *= 1.01
 
-    train_twice("ddp", comm, after=scale)
+    train_twice(wrap, comm, after=scale)
+
+
+@refused(UNLIKE.format("all_reduce.* checksum of the weights"))
+def weights_that_one_rank_writes_to(comm):
+    write_on_one_rank("ddp", comm)
 
 
 @refused(UNLIKE.format("reduce_scatter.* checksum of the weights"))
 def weights_that_one_rank_of_zero_writes_to(comm):
-    def scale(model):
-        if comm.rank == 1:
-            model.layers[1].weight.data *= 1.01
-
-    train_twice("zero", comm, after=scale)
+    write_on_one_rank("zero", comm)
 
 
 @refused(UNLIKE.format("all_reduce.* checksum of the weights"), ranks=4)
@@ -817,15 +818,10 @@ def evaluation_of_one_layer_left_on_on_one_rank_of_fully_shard(comm):
 
 @equal()
 def evaluation_of_one_layer_on_all_ranks(comm):
-    for wrap in ("ddp", "zero", "fsdp"):
-        model = mlp()
-        wrapped, optimizer = wrapping(wrap, model, comm, reduction="sum")
+    for model, wrapped, optimizer, trained in each_wrapper(comm):
         model.layers[0].eval()
-        for step in range(STEPS):
-            wrapped.zero_grad()
-            loss_of(wrapped, comm, step).backward()
-            optimizer.step()
-        yield whole(model, optimizer) if wrap == "fsdp" else weights(model), one_device(2)
+        train(wrapped, optimizer, comm)
+        yield trained(), one_device(2)
 
 
 OTHER_SETTINGS = (
@@ -897,8 +893,7 @@ def averages_of_models_after_another_number_of_steps(comm):
 
 @refused(r"argument mismatch: .*loss_scale (1024|2048) .*loss_scale (1024|2048) ")
 def another_loss_scale_on_one_rank(comm):
-    model = DistributedDataParallel(mlp(), comm)
-    optimizer = SGD(model.flat, lr=LR)
+    model, optimizer = wrapping("ddp", mlp(), comm)
     loss_of(model, comm, divisor=False).backward()
     scaled_step(comm, DynamicLossScaler(1024.0 * (1 + comm.rank)), optimizer, [model.flat.grad])
 
@@ -1034,8 +1029,7 @@ def a_parameter_set_before_backward(comm):
 
 @refused(r"was changed between forward and backward.*call backward before optimizer.step\(\)", mpi=True)
 def a_step_between_forward_and_backward(comm):
-    model = DistributedDataParallel(mlp(), comm)
-    optimizer = SGD(model.flat, lr=LR)
+    model, optimizer = wrapping("ddp", mlp(), comm)
     first, second = loss_of(model, comm), loss_of(model, comm, 1)
     first.backward()
     optimizer.step()
@@ -1124,10 +1118,7 @@ def settings_of_a_wrapped_optimizer_that_are_set_later(comm):
             model_ = DistributedDataParallel(model, comm, reduction="sum")
             optimizer = wrap(model_.flat, SGD, lr=7.0)
         optimizer.lr, optimizer.lr_factor = LR * 2, 0.5
-        for step in range(STEPS):
-            model.zero_grad()
-            loss_of(model_, comm, step).backward()
-            optimizer.step()
+        train(model_, optimizer, comm)
         yield weights(model), expected
 
 
@@ -1139,8 +1130,7 @@ def no_sync_of_zero_2(comm):
 
 @equal(mpi=True)
 def accumulation_with_no_sync_in_all_but_the_last(comm):
-    model = DistributedDataParallel(mlp(), comm, reduction="sum")
-    optimizer = SGD(model.flat, lr=LR)
+    model, optimizer = wrapping("ddp", mlp(), comm, reduction="sum")
     for step in range(STEPS):
         model.zero_grad()
         x, targets = rows(comm.rank, step)
@@ -1187,15 +1177,13 @@ def an_unused_parameter_of_a_sharded_module(comm):
 @equal(mpi=True)
 def a_parameter_that_one_rank_uses(comm):
     expected = one_device(2, Branch, lambda model, x, rank: model(x, rank == 0))
-    for wrap in ("ddp", "zero", "fsdp"):
-        model = Branch()
-        wrapped, optimizer = wrapping(wrap, model, comm, reduction="sum", find_unused_parameters=True)
+    for _, wrapped, optimizer, trained in each_wrapper(comm, Branch, find_unused_parameters=True):
         for step in range(STEPS):
             wrapped.zero_grad()
             x, targets = rows(comm.rank, step)
             cross_entropy(wrapped(x, comm.rank == 0), targets, 8.0).backward()
             optimizer.step()
-        yield whole(model, optimizer) if wrap == "fsdp" else weights(model), expected
+        yield trained(), expected
 
 
 @equal()
@@ -1205,14 +1193,9 @@ def frozen_parameters(comm):
         model.layers[0].bias.requires_grad = False
         return model
 
-    for wrap in ("ddp", "zero", "fsdp"):
-        model = frozen()
-        wrapped, optimizer = wrapping(wrap, model, comm, reduction="sum")
-        for step in range(STEPS):
-            wrapped.zero_grad()
-            loss_of(wrapped, comm, step).backward()
-            optimizer.step()
-        yield whole(model, optimizer) if wrap == "fsdp" else weights(model), one_device(2, frozen)
+    for _, wrapped, optimizer, trained in each_wrapper(comm, frozen):
+        train(wrapped, optimizer, comm)
+        yield trained(), one_device(2, frozen)
 
 
 @refused(r"'layers.0.bias' was frozen when its module was sharded.*set requires_grad before fully_shard")
@@ -1317,10 +1300,7 @@ def the_rest_of_a_sharded_model_in_another_wrapper(comm):
     fully_shard(model.layers[0], mesh=comm, reduction="sum")
     model.layers[1] = DistributedDataParallel(model.layers[1], comm, reduction="sum")
     optimizer = SGD([*sharded_parameters(model), model.layers[1].flat], lr=LR)
-    for step in range(STEPS):
-        model.zero_grad()
-        loss_of(model, comm, step).backward()
-        optimizer.step()
+    train(model, optimizer, comm)
     yield weights(model.layers[1].module), {n: one_device(2)[n] for n in ("layers.1.weight", "layers.1.bias")}
 
 
@@ -1376,12 +1356,8 @@ class Heads(Module):
 @equal(mpi=True)
 def modules_in_a_dict(comm):
     for kind in (dict, ModuleDict):
-        model = DistributedDataParallel(Heads(kind), comm, reduction="sum")
-        optimizer = SGD(model.flat, lr=LR)
-        for step in range(STEPS):
-            model.zero_grad()
-            loss_of(model, comm, step).backward()
-            optimizer.step()
+        model, optimizer = wrapping("ddp", Heads(kind), comm, reduction="sum")
+        train(model, optimizer, comm)
         yield weights(model.module), one_device(2, Heads)
 
 
@@ -1814,8 +1790,5 @@ def an_error_in_a_hook_that_the_program_survives(comm):
         loss_of(wrapped, comm, 5).backward()
     except RuntimeError:
         remove()
-    for step in range(STEPS):
-        wrapped.zero_grad()
-        loss_of(wrapped, comm, step).backward()
-        optimizer.step()
+    train(wrapped, optimizer, comm)
     yield whole(model, optimizer), one_device(2)

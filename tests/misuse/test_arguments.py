@@ -51,7 +51,7 @@ CALLS = {
     "a stage too many": (lambda c: split_model(MLP([2, 2, 2]), 2, [7]), "no stage 7 of 2; number them from 0 to 1"),
     "a stage from the end": (lambda c: split_model(MLP([2, 2, 2]), 2, [-1]), "no stage -1 of 2"),
     "no padding": (lambda c: FlatParameters([], pad_to=0), "pad_to=0; it must be a whole number of at least 1"),
-    "no state": (lambda c: MLP([2, 2]).load_state_dict(None), "got a NoneType; pass a dict, as state_dict"),
+    "no state": (lambda c: MLP([2, 2]).load_state_dict(None), "got a value of type NoneType; pass a dict of"),
     "no step": (
         lambda c: AdamW(MLP([2, 2]).parameters()).load_state_dict({}),
         "needs a dict with 'step' and 'state', as",
@@ -60,7 +60,7 @@ CALLS = {
     "a negative size": (lambda c: MLP([3, -2]), r"sizes\[1\]=-2; it must be a whole number of at least 1"),
     "one text": (lambda c: GPT(GPTConfig(7, 4, 8, 1, 2))(np.arange(3)), r"shape \(3,\).*one text is \(1, T\)"),
     "no algorithm": (lambda c: all_reduce(c, np.ones(2), algorithm=None), "unknown all_reduce algorithm 'None'"),
-    "a list as out": (lambda c: all_gather(c, np.ones(2), out=[0, 0]), "rank 0: all_gather into a list; pass an array"),
+    "a list as out": (lambda c: all_gather(c, np.ones(2), out=[0, 0]), "rank 0: all_gather into a value of type list"),
     "a name as a cost": (lambda c: LinkModel(alpha="1"), "alpha is '1'; it must be 0, or a number from"),
     "a name as a rate": (lambda c: LinkModel(flops="1"), "flops is '1'; it must be from .* per second, or infinite"),
     "a mesh of a number": (lambda c: init_device_mesh(c, 1, ("dp",)), r"shape 1; pass the ranks of each axis, such as"),

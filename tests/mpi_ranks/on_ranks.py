@@ -1,11 +1,11 @@
-"""Runs a function, or the text of a program, on simulated ranks that import mpi4py."""
+"""Runs a function of MPI.COMM_WORLD and MPI, or the text of a program, on simulated ranks that import mpi4py."""
 
 from minidist.debug.mpi_ranks.program import run_on_ranks
 from minidist.debug.user_program import UserProgram
 
 
 class Called(UserProgram):
-    """A function in place of a program; it imports mpi4py itself."""
+    """A function in place of a program; it is called with MPI.COMM_WORLD and MPI."""
 
     def __init__(self, function):
         super().__init__("function.py")
@@ -15,7 +15,9 @@ class Called(UserProgram):
         pass
 
     def run(self, name="__main__"):
-        self.function()
+        from mpi4py import MPI
+
+        self.function(MPI.COMM_WORLD, MPI)
 
 
 def on_ranks(ranks, function, **options):

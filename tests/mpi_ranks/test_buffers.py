@@ -139,10 +139,8 @@ def test_memory_that_is_named_by_dlpack():
 def test_derived_datatypes_travel():
     """A column of one rank becomes a row of the other, and datatypes with absolute addresses need no buffer."""
 
-    def main():
-        from mpi4py import MPI
-
-        comm, table = MPI.COMM_WORLD, np.arange(12.0).reshape(3, 4)
+    def main(comm, MPI):
+        table = np.arange(12.0).reshape(3, 4)
         column = MPI.DOUBLE.Create_vector(3, 1, 4).Commit()
         if comm.rank == 0:
             comm.Send([table, 1, column], 1)

@@ -25,10 +25,7 @@ def in_three_forms(comm, name, *arguments):
         yield
 
 
-def every_collective():
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
+def every_collective(comm, MPI):
     r, n = comm.rank, comm.size
     root = n - 1
     mine = np.array([r, 10.0 * r])
@@ -75,10 +72,7 @@ def every_collective():
         pass
 
 
-def objects():
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
+def objects(comm, MPI):
     r, n = comm.rank, comm.size
     assert comm.bcast({"r": r} if r == n - 1 else None, n - 1) == {"r": n - 1}
     assert comm.allgather("x" * r) == ["x" * k for k in range(n)]
@@ -94,10 +88,7 @@ def objects():
         comm.alltoall([0] * (n + 1))
 
 
-def operations():
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
+def operations(comm, MPI):
     r, n = comm.rank, comm.size
     pair = np.array([(abs(r - 1), r)], np.dtype([("value", float), ("index", "i4")], align=True))
     best = np.zeros_like(pair)
@@ -139,10 +130,8 @@ def test_every_collective_does_what_mpi_says():
 def test_nonblocking_collectives_do_not_block():
     """Rank 1 enters late, and only because rank 0 goes on after it has started."""
 
-    def main():
-        from mpi4py import MPI
-
-        comm, total = MPI.COMM_WORLD, np.zeros(1)
+    def main(comm, MPI):
+        total = np.zeros(1)
         if comm.rank:
             comm.recv(source=0)
         request = comm.Iallreduce(np.ones(1), total)
@@ -158,12 +147,7 @@ def test_nonblocking_collectives_do_not_block():
 
 def test_collectives_that_differ_are_named(capfd):
     def run(*calls):
-        def main():
-            from mpi4py import MPI
-
-            calls[MPI.COMM_WORLD.rank](MPI.COMM_WORLD, MPI)
-
-        return on_ranks(len(calls), main)
+        return on_ranks(len(calls), lambda comm, MPI: calls[comm.rank](comm, MPI))
 
     one, two = np.ones(1), np.ones(2)
     for found, *calls in (
@@ -193,10 +177,7 @@ def test_collectives_that_differ_are_named(capfd):
 
 
 def test_bytes_are_those_of_the_algorithms():
-    def main():
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
+    def main(comm, MPI):
         comm.Allreduce(np.ones(30), np.empty(30))
         comm.Gather(np.ones(5), np.empty((comm.size, 5)) if comm.rank == 0 else None)
 
@@ -209,10 +190,7 @@ def test_bytes_are_those_of_the_algorithms():
 
 
 def test_neighbors_in_grids_and_graphs():
-    def main():
-        from mpi4py import MPI
-
-        world = MPI.COMM_WORLD
+    def main(world, MPI):
         grid = world.Create_cart([2, 3], periods=[True, False])
         row, column = grid.coords
         assert grid.Get_cart_rank([row, column]) == grid.rank == 3 * row + column

@@ -14,10 +14,8 @@ from tests.mpi_ranks.on_ranks import on_ranks
 
 
 def test_messages_of_one_sender_keep_their_order():
-    def main():
-        from mpi4py import MPI
-
-        comm, status = MPI.COMM_WORLD, MPI.Status()
+    def main(comm, MPI):
+        status = MPI.Status()
         if comm.rank == 0:
             for k, tag in enumerate((3, 7, 3, 7)):
                 comm.isend(k, 1, tag)
@@ -34,10 +32,7 @@ def test_messages_of_one_sender_keep_their_order():
 
 
 def test_a_receive_of_any_tag_may_be_posted_before_its_send():
-    def main():
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
+    def main(comm, MPI):
         if comm.rank:
             comm.send(comm.rank, 0, tag=comm.rank)
             return
@@ -50,10 +45,7 @@ def test_a_receive_of_any_tag_may_be_posted_before_its_send():
 def test_a_named_receive_leaves_the_message_to_an_older_one_from_any_rank():
     """Whatever the older one chooses; a later receive of another tag overtakes both."""
 
-    def main():
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
+    def main(comm, MPI):
         if comm.rank:
             for tag in (5, 6):
                 comm.isend((comm.rank, tag), 0, tag)
@@ -70,10 +62,7 @@ def test_a_named_receive_leaves_the_message_to_an_older_one_from_any_rank():
 
 
 def test_sends_wait_beyond_the_eager_limit_only():
-    def main():
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
+    def main(comm, MPI):
         out, into = np.ones(8), np.empty(8)
         comm.Send(out, 1 - comm.rank)
         comm.Recv(into)
@@ -87,10 +76,7 @@ def test_sends_wait_beyond_the_eager_limit_only():
 
 
 def test_modes_of_a_send():
-    def main():
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
+    def main(comm, MPI):
         other = 1 - comm.rank
         room = bytearray(8 + MPI.BSEND_OVERHEAD)
         with pytest.raises(MPI.Exception, match="attached buffer has 0 B"):
@@ -109,10 +95,8 @@ def test_modes_of_a_send():
 
 def test_what_both_sides_say_must_agree():
     def run(sent, received, **keywords):
-        def main():
-            from mpi4py import MPI
-
-            comm, status = MPI.COMM_WORLD, MPI.Status()
+        def main(comm, MPI):
+            status = MPI.Status()
             if comm.rank == 0:
                 comm.Send(sent, 1)
             else:
@@ -129,10 +113,7 @@ def test_what_both_sides_say_must_agree():
     assert run(np.full(2, 3.0), np.zeros(5)).outputs[1] == "2 16 3.0\n"
     assert run(np.full(2, 3.0), bytearray(16)).outputs[1] == "2 16 0\n"
 
-    def main():
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
+    def main(comm, MPI):
         if comm.rank == 0:
             comm.Send(np.ones(3), 1)
             comm.send("x" * 40_000, 1)
@@ -148,10 +129,7 @@ def test_what_both_sides_say_must_agree():
 
 def test_an_object_is_not_received_into_a_buffer_of_numbers():
     def run(send, receive):
-        def main():
-            from mpi4py import MPI
-
-            comm = MPI.COMM_WORLD
+        def main(comm, MPI):
             if comm.rank == 0:
                 getattr(comm, send)(np.ones(3), 1)
             else:
@@ -181,10 +159,8 @@ def test_an_object_is_not_received_into_a_buffer_of_numbers():
 
 
 def test_a_buffer_belongs_to_its_message_until_the_wait():
-    def main():
-        from mpi4py import MPI
-
-        comm, array = MPI.COMM_WORLD, np.ones(4)
+    def main(comm, MPI):
+        array = np.ones(4)
         if comm.rank == 0:
             request = comm.Isend(array, 1)
             array[:] = 7
@@ -199,10 +175,8 @@ def test_a_buffer_belongs_to_its_message_until_the_wait():
 
 
 def test_probes_find_a_message_and_leave_it_or_take_it():
-    def main():
-        from mpi4py import MPI
-
-        comm, status = MPI.COMM_WORLD, MPI.Status()
+    def main(comm, MPI):
+        status = MPI.Status()
         if comm.rank:
             comm.send([comm.rank] * 9, 0, tag=comm.rank)
             comm.Send(np.arange(3.0), 0, tag=9)
@@ -226,10 +200,8 @@ def test_probes_find_a_message_and_leave_it_or_take_it():
 
 
 def test_requests_in_all_their_forms():
-    def main():
-        from mpi4py import MPI
-
-        comm, n = MPI.COMM_WORLD, MPI.COMM_WORLD.size
+    def main(comm, MPI):
+        n = comm.size
         if comm.rank:
             comm.Barrier()
             comm.Send(np.array([comm.rank]), 0, comm.rank)
@@ -267,10 +239,7 @@ def test_requests_in_all_their_forms():
 
 
 def test_persistent_operations_start_again():
-    def main():
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
+    def main(comm, MPI):
         other, out, into = 1 - comm.rank, np.zeros(2), np.zeros(2)
         requests = [comm.Recv_init(into, other), comm.Send_init(out, other)]
         for k in range(3):
@@ -287,10 +256,8 @@ def test_persistent_operations_start_again():
 
 
 def test_both_at_once_and_nobody():
-    def main():
-        from mpi4py import MPI
-
-        comm, status = MPI.COMM_WORLD, MPI.Status()
+    def main(comm, MPI):
+        status = MPI.Status()
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         array = np.array([float(comm.rank)])
         comm.Sendrecv_replace(array, right, 0, left, 0, status)
@@ -311,10 +278,7 @@ def test_ranks_that_poll_for_ever_are_a_deadlock(monkeypatch):
     monkeypatch.setattr(matching, "IDLE_S", 0.0)
     monkeypatch.setattr(matching, "IDLE_ROUNDS", 20)
 
-    def main():
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
+    def main(comm, MPI):
         if comm.rank:
             while not comm.Iprobe(0, 5):
                 pass
@@ -326,10 +290,7 @@ def test_ranks_that_poll_for_ever_are_a_deadlock(monkeypatch):
 
 
 def test_what_is_left_open_is_said():
-    def main():
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
+    def main(comm, MPI):
         if comm.rank == 0:
             comm.isend("nobody receives it", 1, 4)
             comm.isend("nobody waits", 1, 5)

@@ -52,10 +52,7 @@ def test_every_rank_has_modules_of_its_own(tmp_path):
 
 
 def test_groups_and_communicators():
-    def main():
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
+    def main(comm, MPI):
         r, n = comm.rank, comm.size
         halves = comm.Split(r % 2 if r else MPI.UNDEFINED, key=-r)
         assert halves == MPI.COMM_NULL if r == 0 else halves.allgather(r) == ([3, 1] if r % 2 else [4, 2])
@@ -84,10 +81,7 @@ def test_groups_and_communicators():
 
 
 def test_objects_of_mpi():
-    def main():
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
+    def main(comm, MPI):
         for handle in (comm, MPI.INT, MPI.SUM, MPI.COMM_NULL):
             assert pickle.loads(pickle.dumps(handle)) is handle
         assert MPI.Comm(comm) == comm != MPI.COMM_SELF

@@ -196,9 +196,8 @@ def test_masters_are_the_float32_optimizer_and_the_parameters_are_masters_rounde
         whole.grad *= np.float32(coefficient / scale)
         ours.step()
         theirs.step()
-        assert np.array_equal(
-            small.grad.view(np.uint16), stored.view(np.uint16)
-        )  # scaled while read, never where it lies
+        # The gradient is scaled while it is read, never in its memory.
+        assert np.array_equal(small.grad.view(np.uint16), stored.view(np.uint16))
         assert ours.grad_scale == 1.0
         assert np.array_equal(ours.state["w"]["master"], whole.data)
         assert np.array_equal(small.data.view(np.uint16), downcast(whole.data, half).view(np.uint16))

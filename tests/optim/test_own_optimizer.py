@@ -109,7 +109,7 @@ def test_it_is_saved_and_resumed_to_the_bit():
             "--weight-decay 0.1 does not apply to --optimizer mine",
         ),
         ({"optimizer": "sgdd"}, r"input should be 'sgd', .* or FILE.py:CLASS"),
-        ({"data": "mine.py:words"}, "--data mine.py:words returned a NoneType; return a"),
+        ({"data": "mine.py:words"}, "--data mine.py:words returned a value of type NoneType; return a"),
         ({"data": "mine.py:breaks"}, "raised ValueError: no such table; it is called without arguments"),
         ({"data": "mine.py:waves"}, "has no function 'waves' .did you mean 'wave'"),
     ],

@@ -65,6 +65,10 @@ def one_device(
             norm = norm_from_blocks(np.concatenate([block_square_sums(array) for array in arrays]))
             scale_gradients_(flat, clip_coefficient(norm, clip))
         optimizer.step()
+    return tensors_of(flat, optimizer)
+
+
+def tensors_of(flat, optimizer):
     return {
         "weights": {p.name: p.data for p in flat.parameters},
         "gradients": {p.name: p.grad for p in flat.parameters if p.requires_grad},

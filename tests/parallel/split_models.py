@@ -3,6 +3,8 @@
 import numpy as np
 
 from minidist.base.coordinates import batch_coordinates
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
 from minidist.core.nn.flat import FlatParameters
 from minidist.optim import SGD
 from minidist.optim.adam import Adam
@@ -59,6 +61,18 @@ def train(model, loss_of, optimizer, mesh=None, steps=STEPS, synchronize=None, f
             }
         )
     return history
+
+
+def summed_loss(comm):
+    """Return a `synchronize` of `train` that sums the loss over the ranks of a communicator."""
+
+    def total(_, loss):
+        value = np.array([loss.item()])
+        with purpose("metrics"):
+            all_reduce(comm, value)
+        return value[0]
+
+    return total
 
 
 def assert_equal(actual, expected, bound=BOUND):

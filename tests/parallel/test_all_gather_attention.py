@@ -9,16 +9,16 @@ import pytest
 from minidist.base.flop_counter import FlopCounter
 from minidist.comm import SimWorld
 from minidist.core.autograd import ShapeError, Tensor, causal_attention
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.nn.ops.grouped_attention import grouped_query_attention
 from minidist.parallel.context import AllGatherAttention, document_ids, documents
 from minidist.parallel.context.orders import sequence_positions
 from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.volume import all_gather_attention_volume
-from minidist.planning.volumes import closed_form_bytes
 from tests.cases import each
 from tests.equality.test_equality import verdict
+from tests.jobs import train_in_closed_form
 from tests.parallel.test_context import KINDS, assert_model
 
 
@@ -162,11 +162,7 @@ def test_jobs_equal_one_device_with_every_byte_in_the_closed_form(ranks, layout)
     assert result.equal, result.first_difference
     assert result.tier == ("float" if floats else "ordered")
 
-    config = TrainConfig.make(**{**JOB, **layout})
-    world = SimWorld(ranks)
-    sizes = [result.sizes for result in world.run(train, config)]
-    measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
-    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), sizes, 0)
+    train_in_closed_form(ranks, TrainConfig.make(**{**JOB, **layout}))
 
 
 def test_documents_change_the_losses_and_are_evaluated_and_resumed(tmp_path):

@@ -13,8 +13,6 @@ from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.core.autograd import ShapeError, Tensor, causal_attention
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_reduce
 from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import GPT, Block, GPTConfig
 from minidist.core.parallel.context.ring_attention import RingAttention
@@ -26,7 +24,7 @@ from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.fitting_dims import gradient_axes
 from tests.cases import each
-from tests.parallel.split_models import assert_equal, text, train
+from tests.parallel.split_models import assert_equal, summed_loss, text, train
 from tests.parallel.test_tensor import gpt, llama
 
 KINDS = {"ring": (RingAttention, "zigzag"), "ulysses": (UlyssesAttention, "contiguous")}
@@ -186,38 +184,20 @@ def context_train(comm, name, kind, optimizer, dropout=0.0):
         tokens, targets = text(step, BATCH, LENGTH, WORDS)
         return parallel(tokens[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)
 
-    def total(flat, loss):
-        value = np.array([loss.item()])
-        with purpose("metrics"):
-            all_reduce(comm, value)
-        return value[0]
-
-    return train(model, loss_of, optimizer, {}, synchronize=total, flat=parallel.flat, positions=mine, length=LENGTH)
-
-
-@cache
-def one_device_gpt(heads_for, optimizer, dropout=0.0):
     return train(
-        gpt(heads_for, WORDS, dropout),
-        lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH),
-        optimizer,
+        model, loss_of, optimizer, {}, synchronize=summed_loss(comm), flat=parallel.flat, positions=mine, length=LENGTH
     )
 
 
 @cache
-def one_device_llama_of(heads_for, optimizer, dropout=0.0):
-    return train(
-        llama(heads_for, dropout=dropout),
-        lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH),
-        optimizer,
-    )
+def one_device_of(name, heads_for, optimizer, dropout):
+    model = gpt(heads_for, WORDS, dropout) if name == "gpt" else llama(heads_for, dropout=dropout)
+    return train(model, lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), optimizer)
 
 
 def assert_model(ranks, name, kind, optimizer, dropout=0.0):
-    reference = one_device_gpt if name == "gpt" else one_device_llama_of
-    heads_for = 3 if ranks == 3 else 4
     for history in SimWorld(ranks).run(context_train, name, kind, optimizer, dropout):
-        assert_equal(history, reference(heads_for, optimizer, dropout))
+        assert_equal(history, one_device_of(name, 3 if ranks == 3 else 4, optimizer, dropout))
 
 
 @pytest.mark.sampled(12)
@@ -250,12 +230,7 @@ def test_more_ranks_than_are_usual(ranks):
             tokens, targets = text(step, BATCH, LENGTH, WORDS)
             return parallel(tokens[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)
 
-        def total(_, loss):
-            value = np.array([loss.item()])
-            with purpose("metrics"):
-                all_reduce(comm, value)
-            return value[0]
-
+        total = summed_loss(comm)
         return train(
             model, loss_of, "sgd", steps=2, synchronize=total, flat=parallel.flat, positions=mine, length=LENGTH
         )

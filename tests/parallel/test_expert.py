@@ -12,8 +12,6 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, gelu, linear, softmax
 from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_reduce
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, GPTConfig, cross_entropy
 from minidist.core.nn.experts import Assignment, MixtureOfExperts, expert_capacity
@@ -23,7 +21,7 @@ from minidist.parallel.expert import ExpertDataParallel, ExpertTensorParallel, e
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor.grad_norm import global_square_sum
 from tests.cases import each
-from tests.parallel.split_models import assert_equal, text, train
+from tests.parallel.split_models import assert_equal, summed_loss, text, train
 
 EXPERTS, LENGTH, WORDS = 12, 6, 13
 
@@ -194,16 +192,10 @@ def expert_train(comm, top_k, factor, optimizer, shape):
     parallel = ExpertDataParallel(model, mesh)
     divisor = 2 * comm.size * LENGTH
 
-    def total(_, loss):
-        value = np.array([loss.item()])
-        with purpose("metrics"):
-            all_reduce(comm, value)
-        return value[0]
-
     def loss_of(_, step):
         return parallel(*group(step, comm.rank, 2, comm.size), divisor)
 
-    return train(model, loss_of, optimizer, mesh, synchronize=total, flat=Both(parallel.flats))
+    return train(model, loss_of, optimizer, mesh, synchronize=summed_loss(comm), flat=Both(parallel.flats))
 
 
 class Both:
@@ -246,16 +238,6 @@ def test_more_ranks_than_are_usual(ranks, monkeypatch):
 
 
 # --- with other axes ---
-
-
-def summed_over(mesh, names):
-    def total(_, loss):
-        value = np.array([loss.item()])
-        with purpose("metrics"):
-            all_reduce(mesh[names], value)
-        return value[0]
-
-    return total
 
 
 @each(
@@ -303,7 +285,7 @@ def test_experts_and_tensor_parallel_together(shape, top_k, factor, sequence_par
         loss_of(model, 0).backward()
         mine = global_square_sum(model.parameters(), mesh) ** 0.5
         history = train(
-            model, loss_of, "adam", mesh, synchronize=summed_over(mesh, ("dp", "ep")), flat=Both(parallel.flats)
+            model, loss_of, "adam", mesh, synchronize=summed_loss(mesh["dp", "ep"]), flat=Both(parallel.flats)
         )
         for axis in mesh.axis_names:
             check_module_replicas(model, mesh[axis], axis)

@@ -270,12 +270,10 @@ def at_the_peak(units, owned, largest, ranks, prefetch, blocks_done):
         "parameter": sum(units) // ranks,
         "optimizer": 2 * owned,  # two moments; none for padding
         "workspace": largest,  # the optimizer's block
-        "unsharded": (
-            root + (1 + min(prefetch, LAYERS - 1 - blocks_done)) * block
-        ),  # the root all the time; the block; those ahead
-        "gradient": (
-            sum(units) // ranks + root + (1 + min(1, blocks_done)) * block
-        ),  # sums; the tied root's, the block's, one leaving
+        # the root all the time; the block; those ahead
+        "unsharded": root + (1 + min(prefetch, LAYERS - 1 - blocks_done)) * block,
+        # sums; the tied root's, the block's, one leaving
+        "gradient": sum(units) // ranks + root + (1 + min(1, blocks_done)) * block,
         # what the blocks that are left keep; the loss, the tokens and the positions
         "activation": (
             (LAYERS - blocks_done) * block_bytes.fused(LENGTH, ROWS, WIDTH, 2)
@@ -283,9 +281,8 @@ def at_the_peak(units, owned, largest, ranks, prefetch, blocks_done):
             + 8 * ROWS * (LENGTH + 1)
             + 8 * LENGTH
         ),
-        "activation_gradient": (
-            4 + 4 * rows * WIDTH + 4 * rows * 4 * WIDTH
-        ),  # of the loss, the block's output, its inner width
+        # of the loss, the block's output, its inner width
+        "activation_gradient": 4 + 4 * rows * WIDTH + 4 * rows * 4 * WIDTH,
     }
 
 
@@ -297,9 +294,8 @@ def check_peaks(ranks, prefetch):
             key=lambda part: sum(part.values()),
         )
         found = {purpose: nbytes for purpose, nbytes in account.at_peak.items() if nbytes}
-        receiving = found.pop(
-            "communication", 0
-        )  # the ring's buffers of a reduction that has not ended: none, one or two chunks
+        # The ring's buffers of a reduction that has not ended: none, one or two chunks.
+        receiving = found.pop("communication", 0)
         assert receiving in (0, units[1] // ranks, 2 * units[1] // ranks)
         for purpose, nbytes in named.items():
             assert found.pop(purpose, 0) == nbytes, purpose

@@ -9,7 +9,7 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.optim import LAMB
 from minidist.optim.exact_sums import LIMBS
@@ -17,25 +17,13 @@ from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.whole_tensors import gather_tensors
 from minidist.parallel.zero import ZeroOptimizer
-from minidist.planning.volumes import closed_form_bytes
 from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from tests.cases import each
 from tests.equality.test_equality import verdict
+from tests.jobs import SMALL_GPT, train_in_closed_form
 from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
 
-GPT = {
-    "model": "gpt",
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "context": 6,
-    "data": "markov",
-    "steps": 3,
-    "micro_batch": 2,
-    "reduction": "ordered",
-    "clip": 0.5,
-    "weight_decay": 0.1,
-}
+GPT = SMALL_GPT | {"steps": 3, "micro_batch": 2, "reduction": "ordered", "clip": 0.5, "weight_decay": 0.1}
 LAMB_JOB = {"optimizer": "lamb", "lr": 0.05, "betas": "0.8,0.95", "eps": 1e-4}
 LARS_JOB = {"optimizer": "lars", "lr": 2.0, "momentum": 0.9, "trust_coefficient": 0.01}
 jobs = pytest.mark.parametrize("job", [LAMB_JOB, LARS_JOB], ids=["lamb", "lars"])
@@ -108,15 +96,7 @@ def test_a_parameter_server_is_bitwise_equal(job):
 )
 def test_every_byte_is_in_the_closed_form(ranks, layout):
     config = TrainConfig.make(**{**GPT, **LAMB_JOB, **layout})
-    world = SimWorld(ranks)
-    results = world.run(train, config)
-    measured: dict[str, int] = {}
-    for trace in world.traces:
-        for purpose, volume in trace.bytes_by_purpose().items():
-            measured[purpose] = measured.get(purpose, 0) + volume
-    skipped = results[0].skipped
-    sizes = [result.sizes for result in results]
-    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), sizes, skipped)
+    _, measured = train_in_closed_form(ranks, config)
     assert ("trust_ratio" in measured) == (config.zero > 0 or config.tp > 1)
 
 

@@ -26,7 +26,7 @@ from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.shards import clip_shards_
 from minidist.parallel.zero import ZeroOptimizer
 from tests.cases import each
-from tests.parallel.models import assert_same, loss_of, small_gpt
+from tests.parallel.models import assert_same, loss_of, small_gpt, tensors_of
 
 ADAM = {"lr": 0.01, "weight_decay": 0.1}
 FROZEN = ("wpe", "h.0.mlp.c_fc", "ln_f")
@@ -86,16 +86,6 @@ def in_order_of(each, by_block, dtype, replicas, local, steps, clip, frozen):
         if scaler is not None:
             scaler.update(overflow)
     return tensors_of(flat, optimizer), scaler and scaler.state_dict()
-
-
-def tensors_of(flat, optimizer):
-    return {
-        "weights": {p.name: p.data for p in flat.parameters},
-        "gradients": {p.name: p.grad for p in flat.parameters if p.requires_grad},
-        "optimizer": {
-            f"{name}.{key}": array for name, state in optimizer.state.items() for key, array in state.items()
-        },
-    }
 
 
 class Strategy:

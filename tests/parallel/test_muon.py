@@ -1,13 +1,11 @@
 """Muon as a job: equal to one device wherever matrices are cut, with every byte in the closed form."""
 
-from collections import Counter
-
 import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim import Muon
@@ -15,10 +13,10 @@ from minidist.parallel import WholeMatrices
 from minidist.parallel.whole_matrices import muon_volume
 from minidist.parallel.whole_tensors import gather_tensors
 from minidist.parallel.zero import ZeroOptimizer
-from minidist.planning.volumes import closed_form_bytes
 from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from tests.cases import each
 from tests.equality.test_equality import verdict
+from tests.jobs import train_in_closed_form
 from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
 
 JOB = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 2}
@@ -88,12 +86,7 @@ def test_a_parameter_server_is_bitwise_equal():
 )
 def test_every_byte_is_in_the_closed_form(ranks, layout):
     config = TrainConfig.make(**{**JOB, **layout})
-    world = SimWorld(ranks)
-    results = world.run(train, config)
-    measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
-    skipped = results[0].skipped
-    sizes = [result.sizes for result in results]
-    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), sizes, skipped)
+    _, measured = train_in_closed_form(ranks, config)
 
     # By hand: the matrices of a block have 12 h^2 elements. Replicas send each once to every other rank, or nothing;
     # gathered everywhere a shard goes to every other rank.

@@ -348,81 +348,57 @@ def test_bsp_takes_the_closed_form_time():
 
 # --- bad input ---
 
-BAD = {
-    "no worker": (lambda c: (config(3, "bsp"), initial(), gradient, 1), "3 servers among 3 ranks"),
-    "no server": (lambda c: (config(0, "bsp"), initial(), gradient, 1), "0 servers among 3 ranks"),
-    "a negative bound": (lambda c: (config(1, "ssp:-1"), initial(), gradient, 1), "bound -1; it must be at least 0"),
-    "no bound": (lambda c: (config(1, "ssp"), initial(), gradient, 1), "'ssp'; it must be bsp, asp, ssp:S or delay:T"),
-    "a bound that is no number": (
-        lambda c: (config(1, "ssp:--2"), initial(), gradient, 1),
-        "'ssp:--2'; it must be bsp",
-    ),
-    "a bound in another script": (
-        lambda c: (config(1, "delay:²"), initial(), gradient, 1),
-        "'delay:²'; it must be bsp",
-    ),
-    "no step": (lambda c: (config(1, "asp"), initial(), gradient, 0), "rank 0: 0 steps"),
-    "an unknown key": (lambda c: (config(1, "asp", sparse=frozenset("z")), initial(), gradient, 1), "sparse key 'z'"),
-    "a sparse vector": (
-        lambda c: (config(1, "asp", sparse=frozenset("b")), initial(), gradient, 1),
-        "must be a matrix",
-    ),
-    "two dtypes": (
-        lambda c: (config(1, "asp"), {"a": np.ones(1), "b": np.ones(1, "f4")}, gradient, 1),
-        "float32, float64",
-    ),
-    "no weights": (lambda c: (config(1, "asp"), {}, gradient, 1), "no weights"),
-    "staleness in bsp": (lambda c: (config(1, "bsp", staleness_aware=True), initial(), gradient, 1), "use ssp or asp"),
-    "a dense gradient": (
-        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), gradient, 1),
-        r"worker \d, clock 0: .* Rows",
-    ),
-    "a row that is not there": (
-        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row_7, 1),
-        r"each id must be in 0\.\.6",
-    ),
-    "rows by a fraction": (
-        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row(np.array([0.7])), 1),
-        r"'table' need a 1-D array of integer",
-    ),
-    "rows in a table": (
-        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row(np.array([[1]])), 1),
-        r"'table' need a 1-D array of integer",
-    ),
-    "rows in a list": (
-        lambda c: (config(1, "asp", sparse=frozenset(["table"])), initial(), _row([1]), 1),
-        r"'table' need a 1-D array of integer",
-    ),
-    "a gradient that is missing": (
-        lambda c: (config(1, "asp"), initial(), lambda w, k, x: {"a": x["a"]}, 1),
-        r"worker \d, clock 0: no gradient of 'b'",
-    ),
-    "rows that are missing": (
-        lambda c: (
-            config(1, "asp", sparse=frozenset(["table"])),
-            initial(),
-            lambda w, k, x: {"a": x["a"], "b": x["b"], "d": x["d"]},
-            1,
-        ),
-        "no gradient of 'table'",
-    ),
-    "a gradient in a list": (
-        lambda c: (config(1, "asp"), initial(), lambda w, k, x: {**x, "b": [1.0] * 5}, 1),
-        "'b' has shape none, being no array",
-    ),
-    "weights that are integers": (
-        lambda c: (config(1, "asp"), {"a": np.ones(1, int)}, gradient, 1),
-        "weights are int64.* pass floats",
-    ),
-    "a gradient of another shape": (lambda c: (config(1, "asp"), initial(), _wrong_shape, 1), r"'b' has shape \(4,\)"),
-}
-
 
 def _row(ids):
     return lambda worker, clock, weights: {
         **gradient(worker, clock, weights),
         "table": ps.Rows(ids, np.ones((1, 2), FLOATS)),
     }
+
+
+def wrong(servers=1, consistency="asp", weights=None, compute=gradient, steps=1, **options):
+    """The arguments of a run of a server, two workers and one step, but for what is given."""
+    return config(servers, consistency, **options), initial() if weights is None else weights, compute, steps
+
+
+TABLE = {"sparse": frozenset(["table"])}
+NOT_ROWS = r"'table' need a 1-D array of integer"
+BAD = {
+    "no worker": (wrong(3, "bsp"), "3 servers among 3 ranks"),
+    "no server": (wrong(0, "bsp"), "0 servers among 3 ranks"),
+    "a negative bound": (wrong(1, "ssp:-1"), "bound -1; it must be at least 0"),
+    "no bound": (wrong(1, "ssp"), "'ssp'; it must be bsp, asp, ssp:S or delay:T"),
+    "a bound that is no number": (wrong(1, "ssp:--2"), "'ssp:--2'; it must be bsp"),
+    "a bound in another script": (wrong(1, "delay:²"), "'delay:²'; it must be bsp"),
+    "no step": (wrong(steps=0), "rank 0: 0 steps"),
+    "an unknown key": (wrong(sparse=frozenset("z")), "sparse key 'z'"),
+    "a sparse vector": (wrong(sparse=frozenset("b")), "must be a matrix"),
+    "two dtypes": (wrong(weights={"a": np.ones(1), "b": np.ones(1, "f4")}), "float32, float64"),
+    "no weights": (wrong(weights={}), "no weights"),
+    "staleness in bsp": (wrong(1, "bsp", staleness_aware=True), "use ssp or asp"),
+    "a dense gradient": (wrong(**TABLE), r"worker \d, clock 0: .* Rows"),
+    "a row that is not there": (wrong(compute=_row(np.array([7])), **TABLE), r"each id must be in 0\.\.6"),
+    "rows by a fraction": (wrong(compute=_row(np.array([0.7])), **TABLE), NOT_ROWS),
+    "rows in a table": (wrong(compute=_row(np.array([[1]])), **TABLE), NOT_ROWS),
+    "rows in a list": (wrong(compute=_row([1]), **TABLE), NOT_ROWS),
+    "a gradient that is missing": (
+        wrong(compute=lambda w, k, x: {"a": x["a"]}),
+        r"worker \d, clock 0: no gradient of 'b'",
+    ),
+    "rows that are missing": (
+        wrong(compute=lambda w, k, x: {name: x[name] for name in "abd"}, **TABLE),
+        "no gradient of 'table'",
+    ),
+    "a gradient in a list": (
+        wrong(compute=lambda w, k, x: {**x, "b": [1.0] * 5}),
+        "'b' has shape none, being no array",
+    ),
+    "weights that are integers": (wrong(weights={"a": np.ones(1, int)}), "weights are int64.* pass floats"),
+    "a gradient of another shape": (
+        wrong(compute=lambda w, k, x: {**gradient(w, k, x), "b": np.ones(4, FLOATS)}),
+        r"'b' has shape \(4,\)",
+    ),
+}
 
 
 UNLIKE = {
@@ -446,19 +422,11 @@ def test_ranks_that_do_not_agree_are_told_before_the_first_push(what, eager_byte
     assert re.search(words, str(error.value))
 
 
-def _row_7(worker, clock, weights):
-    return {**gradient(worker, clock, weights), "table": ps.Rows(np.array([7]), np.ones((1, 2), FLOATS))}
-
-
-def _wrong_shape(worker, clock, weights):
-    return {**gradient(worker, clock, weights), "b": np.ones(4, FLOATS)}
-
-
 @each("what", BAD)
 def test_wrong_input_is_one_sentence(what):
     arguments, words = BAD[what]
     with pytest.raises(UsageError, match=words):
-        SimWorld(3).run(lambda comm: ps.run(comm, *arguments(comm)))
+        SimWorld(3).run(ps.run, *arguments)
 
 
 # --- MPI ---

@@ -247,9 +247,8 @@ def test_vocab_parallel_cross_entropy(ranks, words, masked):
     padding = padded_vocab_size(words, ranks) - words
 
     def main(comm):
-        padded = np.concatenate(
-            [logits, np.full((2, 4, padding), 1e6)], -1
-        )  # what stands in the padding does not count
+        # What stands in the padding does not count.
+        padded = np.concatenate([logits, np.full((2, 4, padding), 1e6)], -1)
         mine = Tensor(np.split(padded, ranks, -1)[comm.rank].copy(), requires_grad=True)
         result = vocab_parallel_cross_entropy(mine, targets, ignore_index=ignored, comm=comm, vocab_size=words)
         result.backward()

@@ -1,18 +1,15 @@
 """Ulysses x ring equals one device, and sends what its two parts send."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
 from minidist.core.base.errors import UsageError
-from minidist.job.config.train_config import TrainConfig, resolve_batches
-from minidist.job.train.trainer import train
+from minidist.job.config.train_config import TrainConfig
 from minidist.parallel.context import UlyssesRingAttention
 from minidist.parallel.context.orders import sequence_positions
-from minidist.planning.volumes import closed_form_bytes
 from tests.equality.test_equality import verdict
+from tests.jobs import train_in_closed_form
 from tests.parallel.test_context import KINDS, assert_model
 
 
@@ -54,8 +51,4 @@ JOB |= {"steps": 2, "micro_batch": 2, "cp": 4, "attention": "ulysses-ring"}
 def test_jobs_equal_one_device_with_every_byte_in_the_closed_form(ranks, layout):
     result = verdict(ranks, **{**JOB, **layout, "precision": "fp64"})
     assert result.equal, result.first_difference
-    config = TrainConfig.make(**{**JOB, **layout})
-    world = SimWorld(ranks)
-    sizes = [result.sizes for result in world.run(train, config)]
-    measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
-    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), sizes, 0)
+    train_in_closed_form(ranks, TrainConfig.make(**{**JOB, **layout}))

@@ -23,7 +23,7 @@ from minidist.parallel.whole_tensors import gather_tensors
 from minidist.parallel.zero import ZeroOptimizer
 from minidist.planning import block_bytes
 from tests.cases import each
-from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
+from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt, tensors_of
 
 OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}
 FROZEN = ("wpe", "h.0.mlp.c_fc", "ln_f")
@@ -83,11 +83,7 @@ def data_parallel(comm, stage, optimizer="adam", local=2, steps=2, clip=None, fr
         if clip is not None:
             clip_grad_norm_(flat, clip)
         stepper.step()
-    return {
-        "weights": {p.name: p.data for p in flat.parameters},
-        "gradients": {p.name: p.grad for p in flat.parameters if p.requires_grad},
-        "optimizer": {f"{name}.{key}": array for name, state in stepper.state.items() for key, array in state.items()},
-    }
+    return tensors_of(flat, stepper)
 
 
 @cache
@@ -153,9 +149,8 @@ def at_rest(comm, stage):
         sharded = ZeroOptimizer(model, AdamW, comm=comm, stage=stage, reduction="sum", reduce_bucket_size=700)
         loss_of(model, 0, comm.rank, comm.size).backward()
         sharded.step()
-        owned = sum(
-            piece.stop - piece.start for piece in sharded.shard.slices()
-        )  # the last rank's shard ends with padding
+        # The last rank's shard ends with padding.
+        owned = sum(piece.stop - piece.start for piece in sharded.shard.slices())
         bucket = max(b.slice.stop - b.slice.start for b in sharded.reducer.buckets)
         held, peak = dict(account.by_purpose), account.peak_by_purpose  # before what this function made is freed
         return held, peak, 4 * sharded.shard.size, 4 * owned, 4 * bucket
@@ -171,9 +166,8 @@ def test_each_rank_holds_the_bytes_that_the_stage_promises(ranks):
         assert held["parameter"] == ranks * shard
         assert held["gradient"] == shard
         assert held["optimizer"] == 2 * owned
-        assert (
-            peak["gradient"] <= shard + 3 * bucket
-        )  # one fills, one travels; the tied embedding's begins first and ends last
+        # One fills, one travels; the tied embedding's begins first and ends last.
+        assert peak["gradient"] <= shard + 3 * bucket
 
 
 LAYERS, WIDTH = 4, 12
@@ -207,9 +201,8 @@ def test_the_peak_is_a_list_of_purposes_to_the_byte(stage, ranks):
         rows = ROWS * LENGTH
         assert {purpose: nbytes for purpose, nbytes in account.at_peak.items() if nbytes} == {
             "parameter": whole,
-            "gradient": (
-                shard + (whole if stage == 1 else buckets)
-            ),  # stage 2: the tied embedding's bucket, and the block's
+            # stage 2: the tied embedding's bucket, and the block's
+            "gradient": shard + (whole if stage == 1 else buckets),
             "optimizer": 2 * owned,
             "workspace": owned,  # of the optimizer: the shard is one piece
             # what the blocks keep; the loss, the tokens and the positions

@@ -387,9 +387,8 @@ def test_tied_embeddings_have_one_delay_and_stay_equal(name, optimizer):
                 for v, (mine, theirs) in enumerate(zip(history, expected[s, k], strict=True)):
                     assert np.array_equal(mine, theirs), (name, p, s, k, v)
                 assert np.array_equal(final[k], history[-1])
-            assert sent == (
-                count // batch * 11 * 8 * 8 if p > 1 and s in (0, p - 1) else 0
-            )  # a part, or the total, of wte (11, 8)
+            # A part, or the total, of wte (11, 8).
+            assert sent == (count // batch * 11 * 8 * 8 if p > 1 and s in (0, p - 1) else 0)
 
 
 def test_the_tied_copies_hold_a_bounded_number_of_versions_and_sends():

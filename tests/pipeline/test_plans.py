@@ -473,9 +473,8 @@ def test_unequal_stages_and_bytes():
         (timing.cost - 12) / 12,
         (timing.cost - 12) / timing.cost,
     )
-    assert (
-        time_plan(plan("zb-h1", 4, 1)).lower_bound == 9
-    )  # four F, four I, a W: longer than any rank's work after its first start
+    # Four F, four I, a W: longer than any rank's work after its first start.
+    assert time_plan(plan("zb-h1", 4, 1)).lower_bound == 9
     assert timing.peak_bytes == [28.0, 18.0]  # W lags one behind I on rank 1: 14 + 4
     assert time_plan(recompute(made), times).peak_bytes == [16.0, 20.0]
     assert "rank 0 needs 28 bytes" in over_limit(timing, 20)

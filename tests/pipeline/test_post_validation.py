@@ -65,18 +65,17 @@ def loss_of(now, scaler, bad):
     return loss
 
 
-def waiting(comm, plan, optimizer, max_norm, scaled, bad):
-    """The reference: everybody waits for the norm, then clips and steps, or skips."""
+def pipeline_of(comm, plan, scaled, bad):
     stages, tied = make(comm, plan)
     now, scaler = {"step": 0}, Scaler() if scaled else None
-    pipe = Pipeline(
-        comm,
-        plan,
-        stages,
-        loss_of(now, scaler, bad),
-        tied=tied,
-        coordinates=lambda i: batch_coordinates(now["step"], 2 * i, 9),
-    )
+    place = lambda i: batch_coordinates(now["step"], 2 * i, 9)  # noqa: E731
+    pipe = Pipeline(comm, plan, stages, loss_of(now, scaler, bad), tied=tied, coordinates=place)
+    return pipe, stages, now, scaler
+
+
+def waiting(comm, plan, optimizer, max_norm, scaled, bad):
+    """The reference: everybody waits for the norm, then clips and steps, or skips."""
+    pipe, stages, now, scaler = pipeline_of(comm, plan, scaled, bad)
     optimizers = {s.number: make_optimizer(optimizer, s.flat) for s in stages}
     told = []
     for step in range(STEPS):
@@ -100,16 +99,7 @@ def waiting(comm, plan, optimizer, max_norm, scaled, bad):
 
 
 def optimistic(comm, plan, optimizer, max_norm, scaled, bad):
-    stages, tied = make(comm, plan)
-    now, scaler = {"step": 0}, Scaler() if scaled else None
-    pipe = Pipeline(
-        comm,
-        plan,
-        stages,
-        loss_of(now, scaler, bad),
-        tied=tied,
-        coordinates=lambda i: batch_coordinates(now["step"], 2 * i, 9),
-    )
+    pipe, stages, now, scaler = pipeline_of(comm, plan, scaled, bad)
     trainer = PostValidation(pipe, partial(make_optimizer, optimizer), max_norm=max_norm, scaler=scaler)
     told = []
     for step in range(STEPS):

@@ -16,6 +16,7 @@ from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from tests.cases import has_settings
+from tests.jobs import sent_bytes
 
 PAGE = " ".join((Path(__file__).parents[2] / "docs" / "techniques.md").read_text(encoding="utf-8").split())
 LAYERS, ROWS, LENGTH, WIDTH = 2, 2, 16, 32
@@ -53,10 +54,7 @@ def sent(ranks, settings):
     for steps in (1, 2):
         world = SimWorld(ranks)
         world.run(train, TrainConfig.make(**{"optimizer": "sgd", **JOB, **settings, "steps": steps}))
-        total = Counter()
-        for trace in world.traces:
-            total.update(trace.bytes_by_purpose())
-        bytes_of.append(total)
+        bytes_of.append(sent_bytes(world))
     return {purpose: (bytes_of[1][purpose] - bytes_of[0][purpose]) / ranks for purpose in bytes_of[1]}
 
 

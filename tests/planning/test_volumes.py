@@ -7,19 +7,11 @@ from minidist.commands.runner import summarize
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
+from tests.jobs import SMALL_GPT
 
 # An MLP has no heads and no context: both have their default.
 MLP = {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64}
-SMALL = {
-    "layers": 2,
-    "width": 24,
-    "heads": 4,
-    "context": 8,
-    "data": "markov",
-    "steps": 2,
-    "micro_batch": 1,
-    "clip": 0.1,
-}
+SMALL = SMALL_GPT | {"width": 24, "heads": 4, "context": 8, "steps": 2, "micro_batch": 1, "clip": 0.1}
 
 
 def table(tmp_path, ranks, **values):

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from minidist.base.coordinates import batch_coordinates
-from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import FlatParameters
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import build
-from minidist.job.train.trainer import train
-from minidist.planning.volumes import closed_form_bytes
 from minidist.techniques import of_job
 from minidist.techniques.adaptive_batch.noise_scale import NoiseScale, estimate
 from tests.cases import each
+from tests.jobs import train_in_closed_form
 
 SMALL = {
     "layers": 1,
@@ -58,13 +56,7 @@ STAGES = {"pp": 2, "layers": 2}
 def test_it_is_what_one_device_computes(ranks, layout):
     made = config(**layout)
     batches = resolve_batches(made, ranks)
-    world = SimWorld(ranks)
-    results = world.run(train, made)
-    measured: dict[str, int] = {}
-    for trace in world.traces:
-        for purpose, volume in trace.bytes_by_purpose().items():
-            measured[purpose] = measured.get(purpose, 0) + volume
-    assert measured == closed_form_bytes(made, batches, [result.sizes for result in results])
+    results, _ = train_in_closed_form(ranks, made)
 
     # One device computes each replica's gradient on its own.
     job, ranks = build(made, batches), batches.dp

@@ -22,14 +22,10 @@ from minidist.parallel import HostPool
 from minidist.techniques.offload.activations import HostCopy, SavedOnHost
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
 from tests.cases import each
+from tests.jobs import SMALL_GPT
 
-GPT = {
-    "model": "gpt",
+GPT = SMALL_GPT | {
     "layers": 3,
-    "width": 16,
-    "heads": 2,
-    "context": 6,
-    "data": "markov",
     "steps": 3,
     "clip": 0.5,
     "micro_batch": 1,
@@ -158,9 +154,8 @@ def test_activations_cross_while_blocks_compute(prefetch, ratio):
 
     def main(comm):
         pool, seconds = HostPool(comm, bandwidth=1e6, prefetch=prefetch), 1000 * 4 / 1e6
-        operations = (
-            ratio * seconds * 1e11
-        )  # FLOPs, as a counter reports them: time passes only when somebody asks for it
+        # FLOPs, as a counter reports them: time passes only when somebody asks for it.
+        operations = ratio * seconds * 1e11
 
         def block(x):
             counted.add("forward", operations, 0)

@@ -20,14 +20,9 @@ from minidist.planning.volumes import closed_form_bytes
 from minidist.techniques import Moment
 from minidist.techniques.pruning.extension import Pruning
 from tests.cases import each
+from tests.jobs import SMALL_GPT, sent_bytes
 
-JOB = {
-    "model": "gpt",
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "context": 6,
-    "data": "markov",
+JOB = SMALL_GPT | {
     "steps": 4,
     "lr": 0.03,
     "micro_batch": 2,
@@ -70,7 +65,7 @@ def config_of(layout, **more):
 def closed_and_measured(config, ranks, observers=(), first_step=0):
     world = SimWorld(ranks)
     results = world.run(lambda comm: train(comm, config, observers))
-    measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
+    measured = sent_bytes(world)
     ran = config.model_copy(update={"steps": config.steps - first_step})
     sizes = [result.sizes for result in results]
     return (

@@ -20,20 +20,9 @@ from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from minidist.techniques.quantization.layers import Int8Linear, load_ranges, observers_of, prepare_qat
 from tests.cases import each
+from tests.jobs import SMALL_GPT, sent_bytes
 
-JOB = {
-    "model": "gpt",
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "context": 6,
-    "data": "markov",
-    "steps": 3,
-    "lr": 0.03,
-    "micro_batch": 2,
-    "quantize": "int8",
-    "reduction": "ordered",
-}
+JOB = SMALL_GPT | {"steps": 3, "lr": 0.03, "micro_batch": 2, "quantize": "int8", "reduction": "ordered"}
 SIZES = "weight_bytes", "float_bytes"
 LAYOUTS = {
     "one rank": (1, {"accumulation": 3}),
@@ -89,7 +78,7 @@ def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(lay
     results = world.run(lambda comm: train(comm, config, [judge]))
     assert judge.verdict.equal, judge.verdict.first_difference
 
-    measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
+    measured = sent_bytes(world)
     sizes = [result.sizes for result in results]
     closed = Counter(closed_form_bytes(config, batches, sizes)) + evaluation_bytes(config, batches, sizes, 0)
     for name in ("metrics", "checkpoint"):  # what the observer gathers

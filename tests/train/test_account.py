@@ -70,24 +70,8 @@ def test_the_account_over_time_is_in_the_trace():
 
 def test_a_train_trace_draws_its_memory(tmp_path, minidist):
     trace = tmp_path / "t.jsonl"
-    for command in (
-        [
-            "train",
-            "--width",
-            "16",
-            "--heads",
-            "2",
-            "--context",
-            "8",
-            "--steps",
-            "2",
-            "--dp",
-            "2",
-            "--trace",
-            str(trace),
-        ],
-        ["report", str(trace), "--picture", "memory", "-o", str(tmp_path / "m.svg")],
-    ):
-        minidist(*command)
+    job = ["--width", "16", "--heads", "2", "--context", "8", "--steps", "2", "--dp", "2"]
+    minidist("train", *job, "--trace", trace)
+    minidist("report", trace, "--picture", "memory", "-o", tmp_path / "m.svg")
     text = (tmp_path / "m.svg").read_text()
     assert text.count('id="peak') == 2

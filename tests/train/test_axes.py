@@ -10,18 +10,10 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
 from tests.equality.test_equality import verdict
+from tests.jobs import SMALL_GPT
 
-SMALL = {
-    "layers": 2,
-    "width": 24,
-    "heads": 4,
-    "context": 8,
-    "data": "markov",
-    "steps": 2,
-    "micro_batch": 2,
-    "reduction": "ordered",
-    "clip": 0.1,
-}
+SIZES = {"width": 24, "heads": 4, "context": 8, "steps": 2, "micro_batch": 2}
+SMALL = SMALL_GPT | SIZES | {"reduction": "ordered", "clip": 0.1}
 DOUBLE = {"precision": "fp64"}
 
 

@@ -3,7 +3,6 @@ it was.
 """
 
 import json
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -18,20 +17,11 @@ from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from tests.cases import each, has_settings
+from tests.jobs import SMALL_GPT, sent_bytes
 
 # An MLP has no heads and no context: both have their default.
 MLP = {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64}
-JOB = {
-    "model": "gpt",
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "context": 6,
-    "data": "markov",
-    "steps": 6,
-    "global_batch": 8,
-    "dropout": 0.3,
-}
+JOB = SMALL_GPT | {"steps": 6, "global_batch": 8, "dropout": 0.3}
 
 
 def test_nothing_held_out_is_trained_on():
@@ -128,32 +118,16 @@ def test_every_layout_has_the_loss_of_one_device(ranks, values):
     assert all(list(result.held_out) == [2] and result.held_out == results[0].held_out for result in results)
 
     config, world = TrainConfig.make(**values, evaluate_every=1), SimWorld(ranks)
-    sizes, measured = [result.sizes for result in world.run(train, config)], Counter()
-    for trace in world.traces:
-        measured.update(trace.bytes_by_purpose())
+    sizes = [result.sizes for result in world.run(train, config)]
     closed = closed_form_bytes(config, batches, sizes)
     evaluation = evaluation_bytes(config, batches, sizes, 0)
-    assert {name: closed.get(name, 0) + evaluation[name] for name in (*closed, "evaluation")} == measured
+    assert {name: closed.get(name, 0) + evaluation[name] for name in (*closed, "evaluation")} == sent_bytes(world)
 
 
 def test_the_command_says_it_and_its_bytes_are_in_the_closed_form(tmp_path, minidist):
-    flags = [
-        "--dp",
-        "3",
-        "--steps",
-        "4",
-        "--width",
-        "16",
-        "--heads",
-        "2",
-        "--context",
-        "8",
-        "--evaluate-every",
-        "2",
-        "--json",
-    ]
+    flags = ["--dp", "3", "--steps", "4", "--width", "16", "--heads", "2", "--context", "8", "--evaluate-every", "2"]
     answer = json.loads(
-        minidist("train", *flags, "--metrics", tmp_path / "m.jsonl", "--trace", tmp_path / "t.jsonl").out
+        minidist("train", *flags, "--json", "--metrics", tmp_path / "m.jsonl", "--trace", tmp_path / "t.jsonl").out
     )
     assert list(answer["held_out"]) == ["2", "4"]
     assert answer["bytes_by_purpose"]["evaluation"] == {"measured": 2 * 3 * 2 * 8, "closed_form": 2 * 3 * 2 * 8}

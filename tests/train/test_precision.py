@@ -1,24 +1,16 @@
 """`--precision fp16` and `bf16`: every layout equals one device bit for bit, skipped steps and loss scale included."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train
-from minidist.planning.volumes import closed_form_bytes
+from tests.jobs import SMALL_GPT, train_in_closed_form
 
-GPT = {
-    "model": "gpt",
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "context": 6,
-    "data": "markov",
+GPT = SMALL_GPT | {
     "steps": 4,
     "clip": 0.5,
     "lr": 0.03,
@@ -60,17 +52,9 @@ def test_compare_is_equal_bit_for_bit_and_every_byte_is_in_the_closed_form(layou
     masters = [array for name, array in expected[-1]["optimizer"].items() if name.endswith(".master")]
     assert masters
     assert all(array.dtype == np.float32 for array in masters)
-    world = SimWorld(ranks)
-    results = world.run(train, config)
+    results, measured = train_in_closed_form(ranks, config)
     if precision == "fp16":
         assert all(0 < result.skipped < 4 for result in results)
-    measured: dict[str, int] = {}
-    for trace in world.traces:
-        for purpose, volume in trace.bytes_by_purpose().items():
-            measured[purpose] = measured.get(purpose, 0) + volume
-    assert measured == closed_form_bytes(
-        config, resolve_batches(config, ranks), [result.sizes for result in results], results[0].skipped
-    )
     assert ("overflow" in measured) == (precision == "fp16" and ranks > 1)
 
 
@@ -142,12 +126,7 @@ def test_axes_that_split_sums_train_as_in_float32_and_every_byte_is_in_the_close
         config = TrainConfig.make(
             **{**GPT, "lr": 3e-3, "loss_scale": 2.0**10, "steps": 3, "precision": precision, **axes}
         )
-        world = SimWorld(ranks)
-        results = world.run(train, config)
-        measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
-        assert measured == closed_form_bytes(
-            config, resolve_batches(config, ranks), [result.sizes for result in results]
-        )
+        results, measured = train_in_closed_form(ranks, config)
         return np.array(results[0].losses), measured
 
     (whole, _), (half, measured) = run("fp32"), run("fp16")

@@ -79,7 +79,7 @@ def _parse(path: Path, what: str) -> dict[str, Any]:
         raise UsageError(f"{what} {quoted_path(path)}; it must be a .toml or a .json file")
     content = readers[path.suffix](path, what, "correct the file, or name another one")
     if not isinstance(content, dict):
-        raise UsageError(f"{what} {quoted_path(path)} holds a {type(content).__name__}; it must be a table of settings")
+        raise UsageError(f"{what} {quoted_path(path)} is of type {type(content).__name__}; it must be a table")
     return content
 
 

@@ -148,7 +148,7 @@ def read_deepspeed(path: str | Path) -> Translation:
         _check_template(path)
         raise
     if not isinstance(content, dict):
-        raise UsageError(f"--deepspeed {quoted_path(path)} holds a {type(content).__name__}, not a JSON object")
+        raise UsageError(f"--deepspeed {quoted_path(path)} is of type {type(content).__name__}, not a JSON object")
     return translate(content)
 
 

@@ -379,9 +379,8 @@ def main(comm):
 """
     output = run(program, 2, "--timeout", TIMEOUT, code=None)
     assert "hint: rank 1 waits for tag 5, but queued from rank 0 is tag 3 (8 B)" in output, output
-    assert (
-        "hint: rank 1 waits for tag 5, but queued from rank 0 is tag 4 (16 B)" in output
-    )  # the one that was not asked for
+    # The message that was not asked for.
+    assert "hint: rank 1 waits for tag 5, but queued from rank 0 is tag 4 (16 B)" in output
     assert output.count("hint:") == 2
 
 

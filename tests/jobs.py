@@ -1,0 +1,28 @@
+"""Training jobs that tests share: a small model, and the comparison of what its ranks send with the closed form."""
+
+from collections import Counter
+
+from minidist.comm import SimWorld
+from minidist.job.config.train_config import resolve_batches
+from minidist.job.train.trainer import train
+from minidist.planning.volumes import closed_form_bytes
+
+SMALL_GPT = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov"}
+
+
+def sent_bytes(world):
+    """Return the bytes that all ranks of a world sent, by purpose."""
+    total = Counter()
+    for trace in world.traces:
+        total.update(trace.bytes_by_purpose())
+    return total
+
+
+def train_in_closed_form(ranks, config):
+    """Train on simulated ranks and assert that the bytes of every purpose equal the closed form; return the results."""
+    world = SimWorld(ranks)
+    results = world.run(train, config)
+    sizes = [result.sizes for result in results]
+    measured = sent_bytes(world)
+    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), sizes, results[0].skipped)
+    return results, measured
