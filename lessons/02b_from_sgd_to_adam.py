@@ -42,8 +42,8 @@ first_guess = predict("first step without correction, over that with it", exampl
 # parameters' shape, the optimizer's state (lesson 02).
 #
 # The distance from the lowest point in 100 steps. Above a rate of 0.002 SGD would jump over the valley
-# further at every step. Just below it the steep y is quickly right, and x creeps. Adam takes a rate
-# of 0.05 for both.
+# further at every step. Just below it the steep y converges quickly, and x slowly. Adam takes a
+# rate of 0.05 for both.
 
 # %%
 import numpy as np
@@ -89,8 +89,8 @@ picture(
 # adds one idea to the one before:
 #
 # - **SGD** has no state: p -= lr g. The steepest weight decides the rate of all.
-# - **Momentum** keeps a sum of past gradients. What points the same way adds up, and what turns
-#   around at every step cancels.
+# - **Momentum** keeps a sum of past gradients. Where they have the same sign they add up,
+#   and where the sign changes at every step they cancel.
 # - **RMSProp** keeps an average of the squares and divides by its root, so a weight moves by about lr
 #   per step, whether its gradients are large or small.
 # - **Adam** averages both. After t steps the averages are 1 - 0.9^t and 1 - 0.999^t of what they
@@ -115,8 +115,8 @@ def rmsprop(p, g, state, lr):
 # %% [markdown]
 # ## 5 Check
 #
-# The toys compute what the library's optimizers compute. In the valley, each with the rate that
-# serves it well; the last column is the state that it keeps, in arrays of the weights' shape:
+# The toys compute what the library's optimizers compute. In the valley, each with a rate that
+# suits it; the last column is the state that it keeps, in arrays of the weights' shape:
 
 # %%
 LIBRARY = {
@@ -199,7 +199,7 @@ for name, turn in (("along the weights", AXES), ("turned", turned)):
 assert adam_end > sgd_end
 
 # %% [markdown]
-# For SGD nothing changes, because it knows nothing of axes. Adam is now the slower one. Optimizers
+# For SGD nothing changes: its steps do not depend on the axes. Adam is now the slower one. Optimizers
 # of whole matrices (lesson 11c) do not depend on the axes.
 
 # %% [markdown]

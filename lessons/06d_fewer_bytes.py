@@ -278,7 +278,7 @@ assert abs(mean - 1) < 0.01
 # %% [markdown]
 # ## 7 Exercise: the largest elements, with error feedback
 #
-# `gradients` (steps, length) are this rank's, one per step; there may be no step. In each step a rank
+# `gradients` (steps, length) are this rank's, one per step; `steps` may be 0. In each step a rank
 # sends the `k` elements with the largest absolute values of gradient + residual, as values and places,
 # and keeps the rest as its new residual. Return the sums over the ranks, an array (steps, length), and
 # this rank's residual after the last step. `all_gather(comm, array)` returns the arrays of all

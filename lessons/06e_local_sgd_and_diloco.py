@@ -164,7 +164,7 @@ assert losses["sorted", 10] > losses["sorted", 1] + 0.3 > losses["mixed ", 10] +
 # %% [markdown]
 # With mixed rows the ranks want nearly the same, and a tenth of the bytes costs nothing. With sorted
 # rows each rank learns its digits, unlearns the others, and the average suffers. Rank 0's loss
-# falls all the same.
+# falls nevertheless.
 
 # %% [markdown]
 # **DiLoCo** treats the difference between the last common weights and the average as a gradient, and an
