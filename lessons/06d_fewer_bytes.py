@@ -109,8 +109,8 @@ for make, what in ((None, "the whole gradient"), (lambda comm: TopK(comm, 0.01, 
     world = SimWorld(4, links=links)
     world.run(train, make, steps=1)
     compression = " --compression topk:0.01" if make else ""
-    command = f"minidist train --model mlp --dp 4 --steps 1{compression}"
-    picture("lanes", world, command, title=f"{what}: {world.end_time * 1e3:.1f} ms")
+
+    picture("lanes", world, "part 3 of lesson 06d", title=f"{what}: {world.end_time * 1e3:.1f} ms")
 
 # %% [markdown]
 # ## 4 The code

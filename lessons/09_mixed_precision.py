@@ -95,7 +95,7 @@ counts = count_exponents([exact])
 picture(
     "exponents",
     [],
-    "minidist train --steps 1",
+    "part 3 of lesson 09",
     name="a small GPT",
     gradient_exponents=counts,
     loss_scale=1.0,

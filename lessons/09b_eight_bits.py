@@ -95,7 +95,7 @@ small = SimWorld(1).run(train, int8=True)[0]
 picture(
     "loss",
     [],
-    "minidist train --model mlp --steps 150 --quantize int8",
+    "part 3 of lesson 09b",
     losses=small[0],
     reference_losses=dense[0],
     title="float and INT8",

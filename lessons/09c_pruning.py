@@ -105,7 +105,7 @@ small = SimWorld(1).run(train, schedule=gradually)[0]
 picture(
     "loss",
     [],
-    "minidist train --model mlp --steps 150 --sparsity 0.8 --sparsity-schedule 30,100,5",
+    "part 3 of lesson 09c",
     losses=small[0],
     reference_losses=dense[0],
     title="dense and sparse",

@@ -57,8 +57,7 @@ def links(*slowness):
 
 world = SimWorld(3, links=links(1, 1, 4))
 result = world.run(train, small_job(dp=3, global_batch=36, weights="measured:2", steps=4))[0]
-command = "minidist train --dp 3 --global-batch 36 --weights measured:2 --steps 4"
-picture("lanes", world, command, title="measured shares, rank 2 four times as slow")
+picture("lanes", world, "part 3 of lesson 10c", title="measured shares, rank 2 four times as slow")
 
 # %% [markdown]
 # ## 4 The code
@@ -139,9 +138,12 @@ print(f"a step takes {share:.2f} of its time")
 assert ([partition for partition, _ in cuts], len(moves)) == (["4,4", "7,1"], 1)
 assert share < 0.5
 
-command = "minidist train --layers 8 --pp 2 --microbatches 8 --repartition-every 3 --steps 6"
+
 picture(
-    "lanes", world, command, title="stages cut anew after three steps, rank 1 four times as slow"
+    "lanes",
+    world,
+    "part 5 of lesson 10c",
+    title="stages cut anew after three steps, rank 1 four times as slow",
 )
 
 verdict = SimWorld(2, links=links(1, 4)).run(compare_rank, job)[0]

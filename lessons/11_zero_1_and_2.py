@@ -127,8 +127,7 @@ def train(comm, stage, steps=3, dtype=np.float32):
 
 world = SimWorld(2, links=LinkModel(alpha=2e-5, beta=2e-9, flops=2e9, memory_bandwidth=4e9))
 world.run(train, stage=1, steps=1)
-command = "minidist train --model mlp --data glyphs --dp 2 --zero 1 --steps 1"
-picture("space-time", world, command, name="a step of ZeRO 1")
+picture("space-time", world, "part 3 of lesson 11", name="a step of ZeRO 1")
 
 # %% [markdown]
 # The messages of one step on 4 ranks, with 8 weights in place of a model: the gradients are reduced

@@ -80,12 +80,7 @@ def lamb_job(**settings):
 
 world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
 world.run(train, lamb_job(dp=4, zero=1, steps=1))
-picture(
-    "lanes",
-    world,
-    "minidist train --optimizer lamb --dp 4 --zero 1 --steps 1",
-    title="ZeRO 1 with LAMB",
-)
+picture("lanes", world, "part 3 of lesson 11b", title="ZeRO 1 with LAMB")
 
 # %% [markdown]
 # ## 4 The code

@@ -73,12 +73,7 @@ def muon_job(**settings):
 
 world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
 world.run(train, muon_job(micro_batch=2, dp=4, zero=1, steps=1))
-picture(
-    "lanes",
-    world,
-    "minidist train --optimizer muon --dp 4 --zero 1 --steps 1",
-    title="ZeRO 1 with Muon",
-)
+picture("lanes", world, "part 3 of lesson 11c", title="ZeRO 1 with Muon")
 
 # %% [markdown]
 # ## 4 The code

@@ -211,7 +211,7 @@ for ranks in (1, 4):
     peak = world.run(loss_peak)[0]
     messages = sum(m.nbytes for m in world.traces[0].sent())
     print(
-        f"{ranks} ranks: peak {peak:,} B besides the logits; {messages:,} B sent (all logits are "
+        f"ranks: {ranks}; peak {peak:,} B besides the logits; {messages:,} B sent (all logits are "
         f"{64 * 4096 * 4:,} B)"
     )
     assert peak < 1.01 * 64 * 4096 * 4 / ranks + 1000

@@ -193,7 +193,7 @@ def idle_of_total(name, m, p=4):
 for m in (1, 4, 12, 24):
     naive, idle = idle_of_total("naive", m), idle_of_total("gpipe", m)
     print(
-        f"{m:2} micro-batches: naive {naive:.3f}, gpipe {idle:.3f}; (p-1)/(m+p-1) = "
+        f"micro-batches: {m:2}; naive {naive:.3f}, gpipe {idle:.3f}; (p-1)/(m+p-1) = "
         f"{(p - 1) / (m + p - 1):.3f}"
     )
     assert abs(idle - (p - 1) / (m + p - 1)) < 1e-9
@@ -207,7 +207,7 @@ idle_guess.judge(idle_of_total("gpipe", 12), within=0.1)
 # %%
 for m in (4, 12, 24):
     alive = time_plan(get_schedule("gpipe").plan(4, m)).peak
-    print(f"{m:2} micro-batches: alive on each stage {alive}")
+    print(f"micro-batches: {m:2}; alive on each stage {alive}")
 
 # %% [markdown]
 # Is the gradient that of one device? And what does each rank send?

@@ -151,7 +151,9 @@ for parts in (1, 2, 4, 8, 16):
         whole, cut = gradient(1, norm), gradient(parts, norm)
         differences[norm, parts] = float(np.linalg.norm(cut - whole) / np.linalg.norm(whole))
         shown.append(f"{'with' if norm else 'without'} norms {differences[norm, parts]:.1e}")
-    print(f"{parts:2} micro-batches of {16 // parts:2} images: difference {', '.join(shown)}")
+    print(
+        f"micro-batches: {parts:2}; images in each: {16 // parts:2}; difference {', '.join(shown)}"
+    )
 
 assert all(differences[False, parts] < 1e-12 for parts in (2, 4, 8, 16))
 assert 0 < differences[True, 2] < differences[True, 16]

@@ -208,7 +208,7 @@ for stages, count in ((4, 8), (3, 5), (8, 3), (2, 1)):
     results = SimWorld(stages).run(step, get_schedule("1f1b").plan(stages, count))
     gradients = {key: array for own, _ in results for key, array in own.items()}
     off = max(np.abs(gradients[q.name] - q.grad).max() for q in model.parameters())
-    print(f"{stages} stages, {count} micro-batches: max |g_parallel - g_single| = {off:.1e}")
+    print(f"stages: {stages}, micro-batches: {count}; max |g_parallel - g_single| = {off:.1e}")
     assert off < 1e-12
 
 # %% [markdown]

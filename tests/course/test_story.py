@@ -27,6 +27,11 @@ def test_the_job_does_not_fit_until_the_optimizer_is_sharded():
     peak = {lesson: plan.fullest.peak for lesson, plan in PLANS.items()}
     assert peak["00"] == peak["06"] > peak["10"] > peak["11"] > peak["12"]
     assert peak["17"] < peak["16"] / 4
+    # What the rows say of themselves, that the numbers in their columns do not.
+    says = {chapter.lesson: chapter.limit for chapter in CHAPTERS}
+    assert f"{PLANS['16'].fit.central / 1e9:.0f} GB" in says["16"]
+    assert f"{peak['20'] / 1e9:.0f} GB" in says["20"]
+    assert PLANS["20"].time.seconds < 1.02 * PLANS["17"].time.seconds
     assert PLANS["17"].time.bubble < PLANS["16"].time.bubble / 3
     assert all(plan.job.global_batch * plan.job.length == TOKENS for plan in PLANS.values())
 

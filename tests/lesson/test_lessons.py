@@ -74,6 +74,15 @@ def test_a_lesson_runs_as_a_script(source, monkeypatch, capsys):
 
 
 @each_lesson
+def test_a_caption_draws_the_picture_of_the_lesson_and_not_another_job(source):
+    """A small job is no `minidist train`, and a trace that is drawn is written by the command before."""
+    text = " ".join(re.findall(r"<text [^>]*>([^<]*)</text>", source.with_suffix(".ipynb").read_text()))
+    assert "minidist train" not in text
+    assert "report t.jsonl --trace" not in text
+    assert text.count("minidist report t.jsonl") == text.count("--trace t.jsonl; minidist report t.jsonl")
+
+
+@each_lesson
 def test_a_lesson_has_its_ten_parts_its_minutes_and_its_exercise(source):
     text = source.read_text()
     parts = [int(number) for number in re.findall(r"^# ## (\d+) ", text, re.MULTILINE)]

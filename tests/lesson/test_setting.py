@@ -20,13 +20,13 @@ def one_message(comm):
     comm.send_object("a", 1) if comm.rank == 0 else comm.recv_object(0)
 
 
-def test_the_caption_of_a_job_also_says_what_draws_it(shown):
+def test_the_caption_is_what_the_lesson_says_draws_the_picture(shown):
     world = SimWorld(2)
     world.run(one_message)
-    picture("space-time", world, "minidist train --dp 2", name="two ranks")
+    picture("space-time", world, "minidist run hello.py --trace t.jsonl; minidist report t.jsonl", name="two ranks")
     picture("lanes", world.traces, "part 3 of lesson 00", title="one message")
     (first, header, _), (second, other, _) = shown
-    assert header["command"] == "minidist train --dp 2 --trace t.jsonl; minidist report t.jsonl --picture space-time"
+    assert header["command"] == "minidist run hello.py --trace t.jsonl; minidist report t.jsonl"
     assert first.axes[0].get_title(loc="left").startswith("two ranks: ")
     assert other["command"] == "part 3 of lesson 00"
     assert second.axes[0].get_title(loc="left") == "one message"
@@ -34,7 +34,7 @@ def test_the_caption_of_a_job_also_says_what_draws_it(shown):
 
 def test_the_curves_of_a_loss_have_names(shown):
     curves = {"losses": [3.0, 1.0], "reference_losses": [3.0, 2.0]}
-    picture("loss", [], "minidist train", names=("without", "with"), title="two jobs", **curves)
+    picture("loss", [], "part 3 of lesson 02b", names=("without", "with"), title="two jobs", **curves)
     ((_, header, keywords),) = shown
     assert keywords == {"names": ("without", "with")}
     assert header["losses"] == [3.0, 1.0]

@@ -1,6 +1,6 @@
 """What many lessons need in addition to their subject: a picture with its caption, and a job that takes a second.
 
-    picture("lanes", world, "minidist train --dp 4 --zero 1", name="ZeRO 1")      drawn from the run of `world`
+    picture("lanes", world, "part 3 of lesson 11", name="ZeRO 1")                 drawn from the run of `world`
     SimWorld(3).run(train, small_job(dp=3, zero=2, steps=2))                      a small GPT
 
 Proved by: tests/lesson/test_setting.py
@@ -28,14 +28,12 @@ def small_job(**settings: Any) -> "TrainConfig":
 def picture(kind: str, run: Any, command: str, names: tuple[str, str] | None = None, **header: Any) -> None:
     """Show a picture of a run, as `minidist report` draws it.
 
-    kind: one of the pictures of `minidist report`. run: a world that has run, or traces. command: the caption; to one
-    that makes the run, `minidist train ...` or `minidist run ...`, what draws the picture is added. names: of the two
-    curves of "loss". header: `name` (of the run, before the picture's own title) or `title`, and what the picture needs
-    besides the run: `losses`, `closed_form` and others (minidist/report/draw.py). Nothing is shown in a script.
+    kind: one of the pictures of `minidist report`. run: a world that has run, or traces. command: the caption, whole
+    commands that draw this very picture, or the part of the lesson that does. names: of the two curves of "loss".
+    header: `name` (of the run, before the picture's own title) or `title`, and what the picture needs besides the run:
+    `losses`, `closed_form` and others (minidist/report/draw.py). Nothing is shown in a script.
     """
     from minidist.report import draw, show
 
-    if command.startswith(("minidist train", "minidist run")):
-        command = f"{command} --trace t.jsonl; minidist report t.jsonl --picture {kind}"
     traces = getattr(run, "traces", run)
     show(draw(kind, traces, {"command": command, **header}, **({"names": names} if names else {})))

@@ -75,7 +75,9 @@ EXERCISES = [
         expected=normalised,
         least=least,
         par=Case(4, 7),
-        label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, up to {case.size} rows each",
+        label=lambda case: (
+            f"{case.ranks} rank{'s' * (case.ranks != 1)}, up to {case.size} row{'s' * (case.size != 1)} each"
+        ),
         limits=("bytes",),
         hints=hints_of(globals(), "16b.sync_batch_norm"),
     )
