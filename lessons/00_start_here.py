@@ -29,7 +29,7 @@
 import numpy as np
 
 from minidist import MLP, SGD, FlatParameters, SimWorld, Tensor, cross_entropy, glyphs
-from minidist.course.lesson import check, expect, picture, predict, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 from minidist.course.story import story
 
 images, labels = glyphs().rows(np.arange(64))
@@ -76,8 +76,13 @@ def add_up(comm, gradient):
         comm.send(gradient, target)
 
 
+# %% [markdown]
+# And the training of a rank: each takes every fourth picture, from the one with its own number on.
+
+
+# %%
 def train(comm, share=add_up, steps=60):
-    mine = slice(comm.rank, None, comm.size)  # every fourth picture, from its own number on
+    mine = slice(comm.rank, None, comm.size)
     network = MLP([144, 32, 10], dtype=np.float64)
     weights = FlatParameters(network.parameters())  # in one array, with one array of gradients
     optimizer = SGD(weights, lr=1.0)
@@ -93,6 +98,10 @@ def train(comm, share=add_up, steps=60):
     return losses, weights.data.copy(), network
 
 
+# %% [markdown]
+# On one rank and on four:
+
+# %%
 alone, alone_weights, _ = SimWorld(1).run(train)[0]
 four = SimWorld(4).run(train)
 mean = np.mean([losses for losses, _, _ in four], axis=0)
@@ -240,10 +249,11 @@ check("00.in_rank_order", in_rank_order)
 
 # %% [markdown]
 # The check runs your function on several numbers of ranks, 1 among them, with sends that wait for
-# the receiver and with sends that do not. *Par* is what our own solution needs. When yours is right
-# you read this:
+# the receiver and with sends that do not. *Par* is what our own solution needs. `reveal` prints our
+# solution when yours is right, or after three tries. When yours is right you read this:
 
 # %%
+reveal("00.in_rank_order")
 check("00.in_rank_order", solution("00.in_rank_order"))
 
 # %% [markdown]
@@ -274,7 +284,10 @@ check("00.in_rank_order", one_tells_all)
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
+# added up in float32 (4 B) and 12 B for Adam in every row. A lesson that changes the layout has numbers:
+# how many cards there are, the bytes of the fullest one, whether they fit into 80 GB, and the seconds of a
+# step of a million tokens. The last column is what the next lessons work on:
 
 # %%
 story("00")

@@ -18,14 +18,14 @@
 # -log(probability of the right digit), with the natural logarithm. Training lowers the loss: it
 # needs the derivative of this one number by every weight, thousands of them.
 #
-# How large is the loss before the first step? And if `forward`, which computes the loss, takes 1
-# ms, how long does `backward` take, which computes all the derivatives?
+# How large is the loss before the first step? And `backward`, which computes all the derivatives: how
+# many operations does it need for each one of `forward`, which computes the loss?
 
 # %%
 import numpy as np
 
 from minidist import MLP, AutogradError, FlopCounter, SimWorld, Tensor, cross_entropy
-from minidist.course.lesson import check, expect, picture, predict, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 # %% [markdown]
 # ## 2 Predict
@@ -250,10 +250,11 @@ def cross_entropy_backward(logits, targets):
 check("00b.cross_entropy_backward", cross_entropy_backward)
 
 # %% [markdown]
-# The checker compares with the autograd that you have just read. Right answers:
+# The checker compares with the autograd that you have just read. Our solutions:
 
 # %%
 for name in ("00b.add_backward", "00b.cross_entropy_backward"):
+    reveal(name)
     check(name, solution(name))
 
 # %% [markdown]

@@ -41,7 +41,9 @@ rows, targets = (
 # %% [markdown]
 # ## 2 Predict
 #
-# Count the weights first; then what else is alive when most is alive.
+# Count the weights first; then what else is alive at the moment when most is alive. Three small kinds of
+# bytes count too: the input, the gradient with respect to one layer's output that backward works on,
+# and half a megabyte of work arrays that Adam keeps. 10 % off is good enough.
 
 # %%
 weights = sum(parameter.data.nbytes for parameter in MLP(SIZES).parameters())
@@ -58,7 +60,9 @@ peak = predict("peak with 256 rows and momentum", example=3_000_000, unit="B")
 #
 # Three steps with Adam and all 1,024 rows, on one rank. Each change of the account is one event. In
 # forward activations accumulate; in backward they are freed and gradients are allocated. From the
-# second step on the gradients and Adam's two averages exist from the start.
+# second step on the gradients and Adam's two averages exist from the start. The small bump of events 8
+# to 16 is `FlatParameters`, which copies all parameters into one array: each is there twice until the
+# old one is freed.
 
 
 # %%
@@ -125,7 +129,9 @@ formula = {
     "activation": 4 * ROWS * sum(SIZES[1:]) + 4,  # and the loss, one number
     "activation_gradient": 4 * ROWS * max(SIZES[1:]),  # the gradient that backward has in hand
     "input": 4 * ROWS * SIZES[0],
-    "workspace": 2 * 4 * 65536,  # two temporaries of one block of Adam
+    "workspace": 2
+    * 4
+    * 65536,  # two work arrays for a block of Adam's step, kept from step to step
 }
 for purpose, nbytes in account.at_peak.items():
     print(f"{purpose:20} {nbytes:10,} B   formula {formula[purpose]:10,} B")
@@ -160,7 +166,8 @@ for label, options in {
 
 # %% [markdown]
 # So the model costs 16 B per parameter in float32 with Adam. In mixed precision it is 16 too: 2 for
-# the fp16 parameter, 2 for its gradient, 12 for Adam (a float32 copy and two averages). That is the
+# the fp16 parameter, 2 for its gradient, 12 for Adam (a float32 copy and two averages). A library that
+# adds gradients up in float32, as Megatron-LM does, has 4 for the gradient, and 18 in all. That is the
 # arithmetic behind every "does it fit":
 
 # %%
@@ -231,7 +238,7 @@ def step(layers, x, loss_gradient):
 check("02.free_in_order", step)
 
 # %% [markdown]
-# A right answer, and why its order is the right one:
+# Our solution, once it is printed, says in its comments which array ends where. The checker's verdict on it:
 
 # %%
 reveal("02.free_in_order")
@@ -248,7 +255,8 @@ check("02.free_in_order", solution("02.free_in_order"))
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
+# added up in float32 (4 B) and 12 B for Adam in every row:
 
 # %%
 story("02")

@@ -32,7 +32,7 @@
 import numpy as np
 
 from minidist import BufferReuseError, DeadlockError, MismatchError, SimWorld
-from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.course.story import story
 from minidist.report import draw, show
 
@@ -49,8 +49,8 @@ buffered = predict("programs that hang when every send is buffered", example=0)
 # ## 3 The idea and its picture
 #
 # **Whether a send waits for its receive is not yours to assume.** The length up to which a message
-# is buffered differs between libraries: we measured 4,032 B, 8,192 B, 65,536 B and none at all. A
-# program that relies on it works until its messages grow. A correct program needs an order of sends
+# is buffered differs between libraries: we measured limits of 4,032 B, 8,192 B and 65,536 B, and one
+# library that buffers no message. A program that relies on buffers works until its messages grow. A correct program needs an order of sends
 # and receives that was chosen on purpose. It does not hang when a message becomes longer.
 #
 # Program 1, when sends wait. The red bars are ranks that wait, and the arrows from them form a
@@ -245,10 +245,12 @@ for name, function in (
     check(f"03.{name}", function)
 
 # %% [markdown]
-# Right answers read like this. Compare the times: the order of sends and receives costs a second round.
+# Our solutions, and what the checker says to them. Compare the times: the order of sends and receives costs
+# a second round.
 
 # %%
 for name in ("by_order", "by_sendrecv", "by_requests"):
+    reveal(f"03.{name}")
     check(f"03.{name}", solution(f"03.{name}"))
 
 # %% [markdown]
@@ -262,7 +264,8 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
+# added up in float32 (4 B) and 12 B for Adam in every row:
 
 # %%
 story("03")

@@ -32,8 +32,11 @@ from minidist.course.lesson import check, picture, predict, reveal, solution
 # %% [markdown]
 # ## 2 Predict
 #
-# In which order is an element added up when its chunk begins behind rank 2, and in which when it
-# begins behind rank 5? A right number of sums is one that is at most a fifth off.
+# The ring cuts a bucket into 8 chunks, and the sum of a chunk starts at one rank and passes the others in
+# turn. In which order is an element added up when its chunk starts at rank 2, and in which when it
+# starts at rank 5? About how many of the 1,000 elements are in a chunk with the same number on both
+# days? Another order changes the bits of a sum of these numbers in nearly three of five cases. A right
+# number of sums is one that is at most a fifth off.
 
 # %%
 bits_guess = predict("sums that have other bits", example=50)
@@ -91,7 +94,8 @@ for chunk, order in enumerate(SimWorld(4).run(who_was_added_when)):
     print(f"chunk {chunk} is added up in the order {order}")
 
 # %% [markdown]
-# Cut the array elsewhere, and an element belongs to another chunk. So its order changes.
+# Cut the array elsewhere, and an element belongs to another chunk. So its order changes: on Tuesday that of
+# about seven in eight elements.
 
 # %% [markdown]
 # ## 5 Check

@@ -18,8 +18,8 @@
 # twenty times as long.
 #
 # A ring in the order of the ranks leaves a machine at two places, 3 to 4 and 7 to 0; each of its
-# links carries 2 (n-1)/n of the array. Now a batch system has dealt the ranks out in turn: even
-# ranks on the first machine, odd ones on the second. The same ring then leaves a machine with every
+# links carries 2 (n-1)/n of the array. Now the batch system places the ranks alternately: even ranks
+# on the first machine, odd ones on the second. The same ring then leaves a machine with every
 # link.
 #
 # And there is a third way: sum inside each machine first (each rank gets the sum of a quarter),
@@ -44,8 +44,8 @@ guess = {
     "ring": predict(
         "bytes between machines, ring in the order of ranks", example=1_000_000, unit="B"
     ),
-    "dealt out": predict(
-        "bytes between machines, ranks dealt out in turn", example=1_000_000, unit="B"
+    "alternating": predict(
+        "bytes between machines, ranks placed alternately", example=1_000_000, unit="B"
     ),
     "two_level": predict("bytes between machines, first inside", example=1_000_000, unit="B"),
 }
@@ -53,7 +53,7 @@ guess = {
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Put what is many on the fast wire**: first inside each machine, then across, so that the slow
+# **Send most of the bytes over the fast links**: first inside each machine, then across, so that the slow
 # links carry as little as they can. What it saves: with L ranks per machine the slow links carry an
 # L-th of the array from each rank. What it costs: three phases one after the other, and the program
 # has to know which ranks share a machine.
@@ -66,12 +66,12 @@ SIZE = 125_000  # numbers of 8 B
 FAST, SLOW = (1e-6, 1e-10), (1e-5, 2e-9)  # (alpha, beta) inside a machine and across
 
 
-def machine(rank, dealt):
-    return rank % 2 if dealt else rank // 4
+def machine(rank, alternating):
+    return rank % 2 if alternating else rank // 4
 
 
-def network(dealt):
-    same = lambda a, b: machine(a, dealt) == machine(b, dealt)  # noqa: E731
+def network(alternating):
+    same = lambda a, b: machine(a, alternating) == machine(b, alternating)  # noqa: E731
     return LinkModel(link=lambda a, b: FAST if same(a, b) else SLOW)
 
 
@@ -80,14 +80,14 @@ def summed(comm, algorithm):
 
 
 runs = {}
-for name, algorithm, dealt in (
+for name, algorithm, alternating in (
     ("ring", "ring", False),
-    ("dealt out", "ring", True),
+    ("alternating", "ring", True),
     ("two_level", "two_level", False),
 ):
-    world = SimWorld(8, links=network(dealt))
+    world = SimWorld(8, links=network(alternating))
     results = world.run(summed, algorithm)
-    runs[name] = (world, dealt, results)
+    runs[name] = (world, alternating, results)
     picture("bytes-matrix", world, "part 3 of lesson 05b", name=name)
 
 # %% [markdown]
@@ -129,12 +129,12 @@ print("equal to one device:", np.array_equal(small[5], 8 * np.arange(16.0) + 28)
 
 # %%
 single = 8 * np.arange(SIZE) + 1000.0 * 28
-for name, (world, dealt, results) in runs.items():
+for name, (world, alternating, results) in runs.items():
     crossing = sum(
         message.nbytes
         for trace in world.traces
         for message in trace.sent()
-        if machine(trace.rank, dealt) != machine(message.peer, dealt)
+        if machine(trace.rank, alternating) != machine(message.peer, alternating)
     )
     guess[name].judge(crossing, within=0.05)
     off = max(np.abs(result - single).max() for result in results)

@@ -25,7 +25,7 @@
 import numpy as np
 
 from minidist import MLP, SGD, FlatParameters, SimWorld, Tensor, all_reduce, cross_entropy
-from minidist.course.lesson import check, expect, picture, predict, solution
+from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 from minidist.course.story import story
 from minidist.report import draw, show
 
@@ -207,7 +207,7 @@ for ranks, lr in ((1, 0.1), (4, 0.1), (4, 0.4)):
     print(f"{ranks} rank{'s' * (ranks > 1)}, learning rate {lr}: {steps:,} steps, loss {loss:.2f}")
 
 # %% [markdown]
-# Equal weights were not the question here: a larger batch trains otherwise, on one device too. At the
+# Equal weights were not the question here: with a larger batch, other steps are made, on one device too. At the
 # start, while the weights change fast, the large rate can go too far, so it climbs by equal amounts
 # over the first W steps; and above some batch the rule fails: [10b Batch size and
 # noise](10b_batch_size_and_noise.ipynb) measures where. In a job it is
@@ -216,8 +216,8 @@ for ranks, lr in ((1, 0.1), (4, 0.1), (4, 0.4)):
 #
 # ## 6 Break it
 #
-# PyTorch's wrapper takes the mean over each rank's own rows, and averages the means. For equal shards
-# it is right. For shards of 5 and 3 it trains *another* problem, in which the 3 rows weigh more. Look
+# In PyTorch a loss is by default the mean over this rank's rows, and the wrapper averages the ranks'
+# gradients: together a mean of means. For equal shards it is right. For shards of 5 and 3 it trains *another* problem, in which the 3 rows weigh more. Look
 # how healthy the loss is:
 
 # %%
@@ -231,7 +231,8 @@ header["command"] = "part 6 of lesson 06"
 show(draw("loss", [], header))
 
 # %% [markdown]
-# Seven projects were told between 2024 and 2026 that they do this (lesson 28). In minidist a loss
+# The mean of means is a common bug: between 2024 and 2026 users reported it to seven projects (lesson 28
+# counts them). In minidist a loss
 # knows over how many rows it is a mean, and the ranks compare these numbers in the headers of their
 # gradient messages; so such a job ends in its first step:
 
@@ -259,6 +260,7 @@ def weighted_average(comm, gradient, count):
 check("06.weighted_average", weighted_average)
 
 # %%
+reveal("06.weighted_average")
 check("06.weighted_average", solution("06.weighted_average"))
 
 # %% [markdown]
@@ -271,7 +273,8 @@ check("06.weighted_average", solution("06.weighted_average"))
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
+# added up in float32 (4 B) and 12 B for Adam in every row:
 
 # %%
 story("06")

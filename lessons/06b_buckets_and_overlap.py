@@ -257,7 +257,7 @@ def bucketed_reducer(comm, backward, uses, buckets, launch):
 check("06b.bucketed_reducer", bucketed_reducer)
 
 # %% [markdown]
-# The sums of this one are right. It fails in time: nothing travels while backward runs. A right answer:
+# The sums of this one are right. It fails in time: nothing travels while backward runs. Our solution keeps to par:
 
 # %%
 reveal("06b.bucketed_reducer")

@@ -116,8 +116,7 @@ end_guess.judge(ends[50], within=0.02)
 # After 50 steps alone each rank is at the best value for its data, 0 and 10. Their average is 5, and
 # how strongly each of them pulls is forgotten. So what matters is how different the ranks' data is.
 # Digits on four ranks, 120 steps: first each rank has pictures of all digits, then the rows are sorted,
-# so that each rank has two or three digits only. The loss is that of the average on all rows, and
-# that of rank 0 on its part of the rows:
+# so that each rank has two or three digits only. A rank's training, with one call more per step:
 
 # %%
 images, labels = glyphs().rows(np.arange(480))
@@ -138,6 +137,11 @@ def train(comm, every, rows, steps=120):
     return flat.data.copy(), loss.item()
 
 
+# %% [markdown]
+# The loss is that of the average on all rows, and that of rank 0 on its part of the rows:
+
+
+# %%
 def loss_of(weights):
     flat = FlatParameters((model := MLP([images.shape[1], 64, 10])).parameters())
     np.copyto(flat.data, weights)
@@ -195,8 +199,8 @@ against_its_replay("three fragments", outer_delay=1, **late)
 # ## 6 Break it
 #
 # An outer step with the difference to a rank's weights in place of the average. Each rank makes a
-# plausible step, its loss falls, and nothing is sent that could be missed. But the ranks' common
-# weights are not common any more:
+# plausible step and its loss falls. No rank waits for a message, so nothing hangs. But the ranks'
+# common weights are not common any more:
 
 
 # %%

@@ -20,17 +20,22 @@
 #
 # For how much of the time does the training still wait with one loader? And how many loaders are
 # needed until it does not wait any more?
+#
+# In each epoch every picture is moved at random, by -2 to 2 pixels across and by as many up or down, and
+# with a chance of one half it is mirrored. How many of 2,000 pictures have the same pixels again in the
+# next epoch?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# A loader makes one batch after the other.
+# A loader makes one batch after the other. For the pictures a quarter off is good enough.
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, solution
 
 waits_guess = predict("of the time with one loader is waiting", example=60, unit="%")
 loaders_guess = predict("loaders until no step waits", example=4)
+same_guess = predict("of 2,000 pictures, with the same pixels in the next epoch", example=200)
 
 # %%
 from functools import partial
@@ -77,7 +82,8 @@ for ranks, name in ((1, "no loader"), (2, "one loader")):
 #
 # The rows that a rank needs are known for the whole job. So loader i mod N makes batch i, and the
 # batches are used in their order: the speed of a loader changes nothing
-# ([workers.py](../minidist/data/workers.py)). When each of the two begins and ends what it does:
+# ([workers.py](../minidist/data/workers.py)). A function of a few lines tells when each
+# loader has made a batch, and when each step of the rank ends:
 
 # %%
 MAKE, STEP = 50, 30  # ms
@@ -136,7 +142,7 @@ print(
 )
 
 # %% [markdown]
-# Images are usually cropped and mirrored at random, so that no epoch shows the same pixels twice.
+# Images are usually cropped and mirrored at random, so that an epoch rarely shows the same pixels again.
 # Stages behind the data do it where batches are made. What a stage draws is a function of the seed
 # and the place of the sample in the job's endless list of samples: neither the number of workers
 # nor the number of ranks changes a bit, and the next epoch draws anew.
@@ -155,7 +161,8 @@ first, second = (
     for batch in (visits.batch(0, 0, sampler.samples), visits.batch(1, 0, sampler.samples))
 )
 same = sum(np.array_equal(first[number], second[number]) for number in first)
-print(f"{len(first)} samples; in the next epoch {same} of them have the same pixels")
+print(f"{len(first)} samples, 25 x 2 ways to draw each: about {len(first) / 50:.0f} come again")
+same_guess.judge(same, within=0.25)
 
 # %% [markdown]
 # ## 6 Break it

@@ -40,7 +40,7 @@ from minidist.techniques.distillation.loss import distillation_loss
 # %% [markdown]
 # ## 2 Predict
 #
-# The first is worth a guess; half of it or twice as much is good enough. For the second count the
+# The first is worth a guess; a third off is good enough. For the second count the
 # logits of a token, of a sample, of a step.
 
 # %%
@@ -127,7 +127,7 @@ entropy = load_dataset("markov").entropy
 above = [loss - entropy for loss in held_out]
 print(f"the text alone  : {above[0]:.3f} above the entropy")
 print(f"with the teacher: {above[1]:.3f} above the entropy")
-times_guess.judge(above[0] / above[1], within=1.0)
+times_guess.judge(above[0] / above[1], within=1 / 3)
 assert above[0] > 2 * above[1]
 
 # %% [markdown]
@@ -173,7 +173,9 @@ for high in (1.0, 2.0, 8.0):
     )
 
 # %% [markdown]
-# At temperature 8 the student learns from the labels almost alone, and no error says so.
+# At temperature 8 the student learns from the labels almost alone, and no error says so. (With T² the
+# gradient is longer at temperature 8 than at 1 in this case of three classes. That is no rule: with
+# 1,000 classes of which teacher and student each prefer one by a logit of 5, it is 18 times shorter.)
 
 # %% [markdown]
 # ## 7 Exercise: teachers and students
@@ -200,8 +202,8 @@ check("09d.distil", solution("09d.distil"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **(1 - a) cross-entropy + a T² KL(p || q)**, p and q at temperature T. T² keeps the second part's
-#   gradient as long as it is at T = 1 or longer.
+# - **(1 - a) cross-entropy + a T² KL(p || q)**, p and q at temperature T. T² makes up for the
+#   1/T² by which a high temperature shortens the second part's gradient.
 # - A student needs the teacher's logits and nothing else, **4 V bytes per token** for V words.
 
 # %% [markdown]

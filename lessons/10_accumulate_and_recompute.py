@@ -44,7 +44,7 @@ from minidist import (
 )
 from minidist.base.memory import account_memory
 from minidist.core.base.watchers import track
-from minidist.course.lesson import check, picture, predict, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 from minidist.course.story import story
 from minidist.nn import checkpoint
 
@@ -72,15 +72,29 @@ arithmetic = predict("arithmetic of a step, over that without recomputation", ex
 #
 # The memory of one step of 16 equal layers: without changes, in four micro-batches, and in two
 # segments. Look at the light blue, the activations: one mountain, four small ones, and a staircase
-# with two teeth.
+# with two teeth. First the segments, as functions of their input:
+
+
+# %%
+def pieces(model, segments):
+    """The layers as functions of x; each layer is followed by dropout."""
+    for first, last in pairwise(np.linspace(0, LAYERS, max(segments, 1) + 1).round().astype(int)):
+
+        def piece(x, layers=model.layers[first:last]):
+            for layer in layers:
+                x = model.drop(layer(x))
+            return x
+
+        yield piece
+
+
+# %% [markdown]
+# One forward and backward, with segments (0: no recomputation) or micro-batches:
 
 
 # %%
 def step(comm, segments=0, micro_batches=1, p=0.0):
-    """One forward and backward; returns gradient, account and counter.
-
-    segments=0: no recomputation.
-    """
+    """Returns gradient, account and counter."""
     with (
         account_memory(timeline=True) as account,
         FlopCounter() as counter,
@@ -102,18 +116,7 @@ def step(comm, segments=0, micro_batches=1, p=0.0):
     return flat.grad, account, counter
 
 
-def pieces(model, segments):
-    """The layers as functions of x; each layer is followed by dropout."""
-    for first, last in pairwise(np.linspace(0, LAYERS, max(segments, 1) + 1).round().astype(int)):
-
-        def piece(x, layers=model.layers[first:last]):
-            for layer in layers:
-                x = model.drop(layer(x))
-            return x
-
-        yield piece
-
-
+# %%
 plans = {"as it is": {}, "4 micro-batches": {"micro_batches": 4}, "2 segments": {"segments": 2}}
 for title, plan in plans.items():
     world = SimWorld(1)
@@ -182,6 +185,11 @@ for k in (1, 2, 4, 8, 16):
     print(
         f"{k:2} segments: {peaks[k]:2.0f} layers; {formula}; {flops / once:.2f} times the forward"
     )
+# %% [markdown]
+# So the fewest arrays are alive with about the square root of L segments. A step is a forward and a
+# backward of twice the arithmetic, and recomputation adds one forward. And micro-batches:
+
+# %%
 best = min(peaks, key=peaks.get)
 segments_guess.judge(best)
 print(f"the square root of L is {LAYERS**0.5:g}")
@@ -334,6 +342,7 @@ check("10.recompute", recompute)
 
 # %%
 for name in ("10.pick_segments", "10.recompute"):
+    reveal(name)
     check(name, solution(name))
 
 # %% [markdown]
@@ -347,7 +356,8 @@ for name in ("10.pick_segments", "10.recompute"):
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
+# added up in float32 (4 B) and 12 B for Adam in every row. With 6.7 billion parameters that is 121 GB:
 
 # %%
 story("10")

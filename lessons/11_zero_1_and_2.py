@@ -80,30 +80,40 @@ bars = zero_bars(
 show(bars)
 
 # %% [markdown]
-# And a real step on two ranks: the backward pass sends gradients to their owners, each rank steps
-# its half, and then the parameters are gathered. This function made it; stage 0 is plain data
-# parallelism.
+# And a real step on two ranks. First the two ways to divide the work: stage 0 is plain data parallelism,
+# and in stages 1 and 2 the optimizer has a shard.
 
 # %%
 rng = np.random.default_rng(0)
 rows, targets = rng.normal(size=(24, 64)), rng.integers(0, 10, 24)
 
 
+def prepared(comm, model, stage):
+    """Returns the flat parameters, what runs forward, the optimizer, and its `zero_grad`."""
+    options = {"reduction": "sum", "algorithm": "ordered"}
+    if stage == 0:
+        flat = FlatParameters(model.parameters())
+        forward = DistributedDataParallel(model, comm, flat=flat, **options)
+        return flat, forward, Adam(flat, lr=1e-2), flat.zero_grad
+    options |= {"stage": stage, "reduce_bucket_size": 30_000}
+    optimizer = ZeroOptimizer(model, Adam, lr=1e-2, comm=comm, **options)
+    return optimizer.flat, model, optimizer, optimizer.zero_grad
+
+
+# %% [markdown]
+# The training is the same for all stages. In the picture of one step rank 0's weights are sent to the other
+# rank first, in 0.7 ms. Then backward sends gradients to their owners, each rank steps its half, and the
+# parameters are gathered.
+
+
+# %%
 def train(comm, stage, steps=3, dtype=np.float32):
     """Returns weights, and the live bytes by purpose after the last step."""
     mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
     with account_memory() as account, FlopCounter() as counter:
         # Rank 0's weights are sent to every rank.
         model = MLP([64, 256, 256, 10], dtype=dtype, seed=comm.rank)
-        options = {"reduction": "sum", "algorithm": "ordered"}
-        if stage == 0:
-            flat = FlatParameters(model.parameters())
-            forward = DistributedDataParallel(model, comm, flat=flat, **options)
-            optimizer, zero_grad = Adam(flat, lr=1e-2), flat.zero_grad
-        else:
-            options |= {"stage": stage, "reduce_bucket_size": 30_000}
-            forward, optimizer = model, ZeroOptimizer(model, Adam, lr=1e-2, comm=comm, **options)
-            flat, zero_grad = optimizer.flat, optimizer.zero_grad
+        flat, forward, optimizer, zero_grad = prepared(comm, model, stage)
         for _ in range(steps):
             zero_grad()
             outputs = forward(Tensor(rows[mine].astype(dtype)))
@@ -295,12 +305,14 @@ check("11.zero_step", solution("11.zero_step"))
 #
 # - **reduce-scatter gradients, step 1/n, all-gather parameters**: the bytes of data parallelism, 2
 #   (n-1)/n Ψ, for Ψ padded to a multiple of n, and its bits.
-# - A parameter costs 2 + 2 + 12 B; with **stage 1: 4 + 12/n, with stage 2: 2 + 14/n**. Activations
-#   are not touched.
+# - A parameter costs 2 + 2 + 12 B; with **stage 1: 4 + 12/n, with stage 2: 2 + 14/n**. (In part 5
+#   stage 1 has 2/n more: the whole gradient, and the sum of its shard.) Activations are not touched.
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)):
+# Row 11 has no recomputation any more, as the memory suffices: that, and not ZeRO, makes it faster than
+# row 10. The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
+# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
+# added up in float32 (4 B) and 12 B for Adam in every row:
 
 # %%
 story("11")

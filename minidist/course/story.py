@@ -4,7 +4,7 @@
 
 A model of 7 billion parameters is trained on cards of 80 GB, 2^20 tokens per step. A lesson begins where the one before
 it had a limit. Bytes and seconds are those of the planner, `minidist plan`; a lesson without a layout leaves them as
-they are.
+they are. All rows are in 16 bits, with gradients added up in float32: 2 + 4 + 12 B per parameter.
 
 Proved by: tests/course/test_story.py
 """
@@ -51,15 +51,15 @@ def chapter(lesson: str, change: str, limit: str, length: int = LENGTH, **layout
 
 
 CHAPTERS = [
-    chapter("00", "one program on one card", "it does not fit, and is slow", dp=1),
-    chapter("02", "the bytes are counted by kind", "18 B of states a parameter"),
+    chapter("00", "one program on one card, in 16 bits", "it does not fit, and is slow", dp=1),
+    chapter("02", "the bytes are counted by kind", "2+4+12 B of states a parameter"),
     chapter("03", "cards exchange messages", "a program may hang"),
     chapter("04", "sums over all cards, round a ring", "latencies of short arrays"),
     chapter("05", "the algorithm is chosen by the size", "who computes what?"),
     chapter("06", "eight cards, each with its rows", "every card has all states", dp=8),
-    chapter("09", "16 bits, with a float32 master copy", "the range of float16"),
+    chapter("09", "why all rows above are in 16 bits", "the range of float16"),
     chapter("10", "activations are computed again", "the states alone are 121 GB", dp=8, recompute="full"),
-    chapter("11", "each card steps its part of the optimizer", "every card has all weights", dp=8, zero=2),
+    chapter("11", "each card steps a part; no recomputation", "every card has all weights", dp=8, zero=2),
     chapter("12", "parameters are gathered layer by layer", "gathers for every layer", dp=8, zero=3),
     chapter(
         "14", "layers are cut over eight cards", "two sums in each layer", dp=8, zero=1, tp=8, sequence_parallel=True

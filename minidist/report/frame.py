@@ -90,7 +90,7 @@ def plain_numbers(axis: Any) -> None:
     """Label a logarithmic axis without formulas, which no text of a picture may be (`finish`)."""
     from matplotlib.ticker import NullFormatter
 
-    axis.set_major_formatter(lambda value, place: f"{value:.0e}" if value < 0.1 or value > 1e6 else f"{value:,g}")
+    axis.set_major_formatter(lambda value, place: f"{value:.0e}" if value < 0.1 or value > 1e9 else f"{value:,.10g}")
     axis.set_minor_formatter(NullFormatter())
 
 
