@@ -25,8 +25,8 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# SGD is worth a guess; half as much or half as much again is good enough. Adam can be derived; a seventh
-# off is good enough.
+# For SGD a guess within half of the answer is good enough. Adam can be derived; a seventh off is good
+# enough.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution

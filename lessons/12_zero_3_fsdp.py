@@ -78,13 +78,13 @@ rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 links = LinkModel(alpha=2e-6, beta=8e-10, flops=3e10, memory_bandwidth=1e11)
 
 
-def train(comm, prefetch=1, reshard=True, steps=3, dtype=np.float32):
+def train(comm, prefetch=1, reshard=True, steps=3, dtype=np.float32, units=True):
     """Returns weights, account and what is alive between two steps."""
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
     with account_memory(timeline=True) as account, FlopCounter() as counter:
         # Each layer is a unit. From here on this rank keeps a quarter of it.
         model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
-        for layer in model.layers:
+        for layer in model.layers if units else []:
             fully_shard(
                 layer, mesh=comm, prefetch=prefetch, reduction="sum", reshard_after_forward=reshard
             )
@@ -189,10 +189,12 @@ assert same
 # %%
 psi, peaks = LAYERS * LAYER, {}
 for prefetch, (traces, (_, account, _)) in runs.items():
-    seconds = max(span.end - span.start for trace in traces for span in trace.spans)  # of the step
+    # The step, as in the pictures: from the first rank's start to the end on rank 0.
+    began = min(span.start for trace in traces for span in trace.spans)
+    seconds = max(span.end for span in traces[0].spans) - began
     peaks[prefetch] = account.peak_by_purpose["unsharded"] // LAYER
     print(
-        f"prefetch {prefetch}: {seconds * 1e6:.0f} µs, {peaks[prefetch]} whole layers at the peak"
+        f"prefetch {prefetch}: {seconds * 1e6:.0f} µs, whole layers at the peak: {peaks[prefetch]}"
     )
 layers_guess.judge(peaks[1])
 
@@ -204,8 +206,9 @@ traffic_guess.judge(sum(sent.values()) / (psi * (RANKS - 1) / RANKS))
 # The second layer ahead takes memory and gains nothing here: one gather is hidden as soon as it
 # takes no longer than the computation of one layer.
 #
-# Memory of the same step, without sharding and with it. Parameters, gradients and optimizer state
-# are divided by n; the dark band on top is what is whole for a moment.
+# Memory of the same three steps, without sharding (above) and with it (below), on one scale.
+# Parameters, gradients and optimizer state are divided by n; the dark band on top is what is whole
+# for a moment.
 
 
 # %%
@@ -227,12 +230,19 @@ def data_parallel(comm, steps=3, dtype=np.float32):
     return flat.data, account, dict(account.by_purpose)
 
 
+first_ranks, peak = [], {}
 for title, program in (("data parallelism", data_parallel), ("fully sharded", train)):
     world = SimWorld(RANKS)
-    (_, _, held), *_ = world.run(program)
-    picture("memory", world.traces[:1], "part 5 of lesson 12", title=title)
+    (_, account, held), *_ = world.run(program)
+    first_ranks.append(world.traces[0])
+    peak[title] = account.peak
     model_bytes = sum(held[kind] for kind in ("parameter", "gradient", "optimizer"))
-    print(f"{title}: between steps {model_bytes:,} B, that is {model_bytes / psi:g} Ψ")
+    print(
+        f"{title}: between steps {model_bytes:,} B, that is {model_bytes / psi:g} Ψ; at the peak "
+        f"{account.peak:,} B"
+    )
+title = "rank 0 of data parallelism, and rank 0 fully sharded"
+picture("memory", first_ranks, "part 5 of lesson 12", title=title)
 
 # %% [markdown]
 # And the training is the same:
@@ -249,20 +259,20 @@ for ranks, prefetch in ((2, 0), (3, 1), (4, 2)):
 # ## 6 Break it
 #
 # Forget to mark the layers as units. Then the whole model is one unit: everything is gathered at once, nothing is
-# hidden, and at the peak no byte is saved. It still trains, so the mistake is easy to miss:
+# hidden, and at the peak all weights and all gradients are whole. Of what sharding saves, the optimizer's state is left.
+# It still trains, so the mistake is easy to miss:
 
 
 # %%
 def one_unit(comm):
-    with account_memory() as account:
-        model = fully_shard(MLP([WIDTH] * (LAYERS + 1), bias=False), mesh=comm, reduction="sum")
-        cross_entropy(
-            model(Tensor(rows.astype(np.float32))), targets, divisor=ROWS * RANKS
-        ).backward()
-    return account.peak_by_purpose["unsharded"]
+    return train(comm, units=False)
 
 
-print(f"one unit: {SimWorld(RANKS).run(one_unit)[0] // LAYER} whole layers at the peak")
+(_, account, _), *_ = SimWorld(RANKS).run(one_unit)
+peak["one unit"] = account.peak
+print(f"one unit: whole layers at the peak: {account.peak_by_purpose['unsharded'] // LAYER}")
+print(", ".join(f"{name}: peak {nbytes:,} B" for name, nbytes in peak.items()))
+assert peak["fully sharded"] < peak["one unit"] < peak["data parallelism"]
 
 
 # %% [markdown]
@@ -279,17 +289,18 @@ with expect(UsageError):
     SimWorld(2).run(twice)
 
 # %% [markdown]
-# `reshard_after_forward=False` keeps a layer whole from forward to backward: 2 Ψ on the links again, and data
-# parallelism's peak:
+# `reshard_after_forward=False` keeps a layer whole from forward to backward: 2 Ψ on the links again, and at the peak
+# all weights are whole. Gradients and optimizer state stay divided, so the peak is half of data parallelism's:
 
 # %%
 world = SimWorld(RANKS, links=links)
 (_, account, _), *_ = world.run(train, 1, False)
 sent = only_steps(world.traces, 1, 2)[0].bytes_by_purpose()
 print(
-    f"{sum(sent.values()) / (psi * (RANKS - 1) / RANKS):g} times (n-1)/n Ψ, "
-    f"{account.peak_by_purpose['unsharded'] // LAYER} whole layers at the peak"
+    f"{sum(sent.values()) / (psi * (RANKS - 1) / RANKS):g} times (n-1)/n Ψ, whole layers at the peak: "
+    f"{account.peak_by_purpose['unsharded'] // LAYER}; peak {account.peak:,} B"
 )
+assert 0.45 < account.peak / peak["data parallelism"] < 0.55
 
 # %% [markdown]
 # ## 7 Exercise: a prefetch that hides the gather

@@ -13,7 +13,7 @@
 #
 # ## 1 The case
 #
-# A transformer block has an MLP with two matrices, y = relu(x A) B, and an attention with two,
+# A transformer block has an MLP with two matrices, y = gelu(x A) B, and an attention with two,
 # Q|K|V and the projection. They do not fit on one rank. On four ranks, give each rank a quarter of
 # the *columns* of the first matrix and a quarter of the *rows* of the second. Then x A can be
 # computed column by column without a message, and the four products with the rows of B only have to
@@ -112,9 +112,7 @@ def one_block(comm, compute=True):
 
 world = SimWorld(2, links=LinkModel(alpha=2e-6, beta=1e-10, flops=2e11, memory_bandwidth=1e11))
 world.run(one_block)
-picture(
-    "space-time", world, "minidist train --tp 2 --layers 1 --steps 1", name="a block on 2 ranks"
-)
+picture("space-time", world, "part 3 of lesson 14", name="a block on 2 ranks")
 
 # %% [markdown]
 # ## 4 The code
@@ -131,9 +129,9 @@ picture(
 # Why an all-reduce in f's backward? All ranks' columns read x, so each rank has only its part of
 # x's gradient. The library's layers are in [layers.py](../minidist/core/parallel/tensor/layers.py).
 #
-# Between f and g is what can be computed column by column: GELU, or attention, head by head. That
-# is why the two cuts come in pairs. The bias of the second layer is added after the sum. Without
-# the library, with two ranks:
+# Between f and g is what can be computed column by column: GELU, or ReLU as in this example, or
+# attention, head by head. That is why the two cuts come in pairs. The bias of the second layer is
+# added after the sum. Without the library, with two ranks:
 
 # %%
 rng = np.random.default_rng(1)
@@ -192,13 +190,19 @@ for ranks in (2, 3, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# A rank omits f: it keeps only its own columns' part of x's gradient. Every shape fits and the loss
-# falls. But the norms before the layer, which all ranks hold, now get another gradient on each
-# rank, and the replicas drift apart. (A loss curve does not show it; `--check-replicas` does.)
+# Leave out f on all ranks: each keeps only its own columns' part of x's gradient. Every shape fits
+# and the loss falls. But the norms before the layer, which all ranks hold, now get another gradient
+# on each rank, and the replicas drift apart. (A loss curve does not show it; `--check-replicas`
+# does.)
 
 # %%
+long = job(2).model_copy(update={"steps": 40, "lr": 0.01})
 right = layers.copy_to_tensor_parallel_region
+losses = {"with f": SimWorld(2).run(train, long)[0].losses}
 layers.copy_to_tensor_parallel_region = lambda x, comm: x
+losses["without f"] = SimWorld(2).run(train, long)[0].losses
+for name, values in losses.items():
+    print(f"{name:9}: loss {values[0]:.3f} at first, {values[-1]:.3f} after {long.steps} steps")
 with expect(MismatchError):
     SimWorld(2).run(train, job(2, check_replicas=True))
 layers.copy_to_tensor_parallel_region = right

@@ -22,7 +22,8 @@
 # A norm works token by token, and so does dropout. So let each rank have a quarter of the tokens
 # between the layers, gather all tokens before the first matrix, and scatter the sums after the
 # second. How much does a block then keep, compared with lesson 14? And how many bytes does a rank
-# send? An all-reduce is a reduce-scatter and an all-gather.
+# send? An all-reduce is a reduce-scatter and an all-gather. A first matrix needs its gathered input
+# once more in backward, for the gradient of its weights, and does not keep it.
 
 # %% [markdown]
 # ## 2 Predict
@@ -95,15 +96,20 @@ def one_block(comm, split, dropout=0.1):
 # Of all four ranks together: a gather, or a reduce-scatter, sends 3/4 of an activation from each.
 once, worlds, kept = 3 * BATCH * LENGTH * WIDTH * 4, {}, {}
 closed_form = {"tensor_forward": 4 * once, "tensor_backward": 4 * once}
-for split, flag in ((False, ""), (True, " --sequence-parallel")):
+for split in (False, True):
     worlds[split] = SimWorld(4)
     kept[split] = worlds[split].run(one_block, split)[0]
     title = "tensor parallel" + (" and sequence parallel" if split else "")
     if split:  # and the gradients of two norms and two biases are summed, 6 arrays of WIDTH numbers
         closed_form["tensor_backward"] += 6 * 2 * 3 * WIDTH * 4
         closed_form["regather"] = 2 * once
-    command = f"minidist train --tp 4{flag} --steps 1"
-    picture("bytes-by-purpose", worlds[split], command, title=title, closed_form=closed_form)
+    picture(
+        "bytes-by-purpose",
+        worlds[split],
+        "part 3 of lesson 14b",
+        title=title,
+        closed_form=closed_form,
+    )
 
 # %% [markdown]
 # ## 4 The code
@@ -181,8 +187,9 @@ sent_guess.judge(sent[True] / sent[False], within=0.05)
 
 # %% [markdown]
 # The two regathers are a quarter more; the rest are the gradients of the norms and biases, little
-# where layers are wide. The paper says "the same bytes": it counts neither, because the regather can
-# hide behind the product that is computed at the same time.
+# where layers are wide. The paper of this technique (Korthikanti et al., 2022) says "the same bytes":
+# it counts neither, because the regather can hide behind the product that is computed at the same
+# time.
 #
 # The logits: 64 tokens, 4,096 words, four ranks. The peak of computing the loss and its gradient,
 # and what is sent:

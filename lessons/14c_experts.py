@@ -34,6 +34,8 @@ dropped_guess = predict("tokens dropped at capacity factor 1.0, in percent", exa
 bytes_guess = predict("bytes with twice the slots, over those before", example=1.0)
 
 # %%
+from math import comb
+
 import numpy as np
 
 from minidist import (
@@ -85,12 +87,7 @@ def one_layer(comm, factor=1.0, top_k=1, spread=0.3):
 
 world = SimWorld(RANKS)
 world.run(one_layer)
-picture(
-    "bytes-matrix",
-    world,
-    "minidist train --experts 8 --dp 4 --ep 4 --steps 1",
-    name="8 experts on 4 ranks",
-)
+picture("bytes-matrix", world, "part 3 of lesson 14c", name="8 experts on 4 ranks")
 
 # %% [markdown]
 # Tokens on their way to experts: each rank has one token for each expert, and the all-to-all puts
@@ -110,17 +107,20 @@ show(report.step(one_token_each, 4), "All-to-all of 4 tokens on each of 4 ranks.
 # ## 4 The code
 #
 # First the slots. A router that is not trained yet chooses at random. 64 tokens of one rank, the
-# expert that each of them draws, and 8 slots per expert; x is a token that finds its expert full:
+# expert that each of them draws, and 8 slots per expert; x is a token that finds its expert full. How
+# many tokens choose an expert is binomial, which gives the share that is dropped on average:
 
 # %%
 rng = np.random.default_rng(0)
 for expert, tokens in enumerate(np.bincount(rng.integers(EXPERTS, size=TOKENS))):
     print(f"expert {expert} {('o' * 8)[:tokens]:8}|{'x' * (tokens - 8)}")
 
+dropped_share = {}
 for slots in (8, 10, 16):
-    draws = [np.bincount(rng.integers(EXPERTS, size=TOKENS)) for _ in range(1000)]
-    share = np.mean([np.maximum(tokens - slots, 0).sum() / TOKENS for tokens in draws])
-    print(f"{slots:2} slots: a share of {share:.3f} is dropped in the mean of 1,000 draws")
+    ways = {n: comb(TOKENS, n) * (EXPERTS - 1) ** (TOKENS - n) for n in range(slots, TOKENS + 1)}
+    too_many = sum((n - slots) * count for n, count in ways.items()) / EXPERTS**TOKENS
+    dropped_share[slots] = EXPERTS * too_many / TOKENS
+    print(f"{slots:2} slots: a share of {dropped_share[slots]:.3f} is dropped on average")
 
 # %% [markdown]
 # Then the messages. The layer computes on *slots*, (experts, capacity, width), whatever fills them.
@@ -151,8 +151,9 @@ for rank, (arrived, back) in enumerate(SimWorld(3).run(toy_dispatch)):
 # %% [markdown]
 # ## 5 Check
 #
-# Dropped tokens of the real layer, whose router chooses a little less evenly than at random, and bytes by the
-# formula: four all-to-alls of (P-1)/P x tokens x k x factor x width numbers.
+# Your first guess is judged by the random choice. Then the dropped tokens of the real layer, whose
+# router chooses a little less evenly, and bytes by the formula: four all-to-alls of (P-1)/P x tokens x
+# k x factor x width numbers.
 
 # %%
 dropped, sent = {}, {}
@@ -167,15 +168,15 @@ for factor in (1.0, 1.25, 2.0, 8.0):
         f"dropped, {sent[factor]:,} B sent; formula {formula:,.0f} B"
     )
     assert sent[factor] == formula
-dropped_guess.judge(100 * dropped[1.0], within=0.2)
+dropped_guess.judge(100 * dropped_share[8], within=0.2)
 bytes_guess.judge(sent[2.0] / sent[1.0])
 
 # %% [markdown]
 # A dropped token is not lost: the block adds nothing to it, and the residual stream carries it on.
 # To have few of them, the router must spread the tokens, so a small *auxiliary loss* rewards
 # balance: N sum_e f_e P_e, with f the share of tokens that chose expert e and P its mean
-# probability. It is 1 when all are used equally, N when one gets everything. Without it an expert
-# that is used more learns more, and so is used more. Let a GPT train without it and with it:
+# probability. It is 1 when all are used equally, N when one gets everything. Let a GPT train without
+# it and with it. The share falls in both, as the router learns; with the loss it falls further:
 
 
 # %%

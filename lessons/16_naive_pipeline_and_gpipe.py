@@ -200,9 +200,9 @@ for m in (1, 4, 12, 24):
 idle_guess.judge(idle_of_total("gpipe", 12), within=0.1)
 
 # %% [markdown]
-# More micro-batches, less bubble. Two things stop you: a micro-batch needs at least one row, and
-# small products are slow on real devices. And all m micro-batches are alive at the end of the
-# forwards, on every stage:
+# More micro-batches, less bubble. Three things stop you: a micro-batch needs at least one row, small
+# products are slow on real devices, and all m micro-batches are alive at the end of the forwards, on
+# every stage:
 
 # %%
 for m in (4, 12, 24):
@@ -260,13 +260,17 @@ for m in (2, 4, 8, 12, 24):
     print(f"{m:36} {kept:10,} {again:12,}   {m * border + 8 * border:,}")
     assert (kept, again) == (m * 8 * border, m * border + 8 * border)
 plain, second = (time_plan(made) for made in (plan, recompute(plan)))
-print(f"time of the step: {second.makespan / plain.makespan:.3f} times as long")
+print(
+    f"time of the step: {plain.makespan:g} and {second.makespan:g}, "
+    f"{second.makespan / plain.makespan:.3f} times as long"
+)
 
 # %% [markdown]
 # All micro-batches together are one batch, so what is kept without recomputation does not depend
 # on m. With it, the m borders are one batch at one layer, and the rest shrinks as 1/m: with L
 # layers per stage, **1 + L/m instead of L** batches of one layer. The price is a second forward, a
-# third of the work where backward costs two forwards.
+# third of the work where backward costs two forwards. Of the time it is less, because a stage does
+# the first of them while it waits for a gradient: m more in 3 (m + p - 1), which are 24 in 81 here.
 #
 # A stage need not have as many layers as the others: [lesson 20b](20b_plan_it.ipynb) cuts a model so
 # that all stages take equally long.
@@ -353,7 +357,7 @@ story("16")
 # |---|---|
 # | `get_schedule("gpipe")` | PyTorch `torch.distributed.pipelining.ScheduleGPipe`; "AFAB", all forward, all backward |
 # | `PipelineStage`, `split_model` | PyTorch `PipelineStage`, `pipeline(module, mb_args, split_spec)`; DeepSpeed `PipelineModule(layers=..., num_stages=...)` |
-# | `--microbatches` | PyTorch `n_microbatches`; DeepSpeed `gradient_accumulation_steps`; Megatron-LM `--micro-batch-size` |
+# | `--microbatches` | PyTorch `n_microbatches`; DeepSpeed `gradient_accumulation_steps`; Megatron-LM `--global-batch-size` / (`--micro-batch-size` x dp) |
 # | `--pp` | Megatron-LM `--pipeline-model-parallel-size` |
 #
 # Next: [17 1F1B](17_1f1b.ipynb). Side room: [16b Batch norm and

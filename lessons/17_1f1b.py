@@ -71,7 +71,9 @@ show(
 
 # %% [markdown]
 # The memory of two runs, first GPipe, then 1F1B: activations on each rank, one event after the
-# other. This function made them.
+# other. The first bump comes before the step: a micro-batch of zeros goes through each stage, and the
+# next stage learns the shape of what it will receive. Rank 3 has more events than the others because
+# its loss keeps an array, too. This function made the pictures.
 
 # %%
 ROWS, WIDTH, LAYERS = 64, 64, 8
@@ -212,8 +214,8 @@ for stages, count in ((4, 8), (3, 5), (8, 3), (2, 1)):
 # %% [markdown]
 # ## 6 Break it
 #
-# One forward less at the start, on every stage. It is a correct plan, holds less, and the stages
-# wait for each other:
+# One forward less at the start, on every stage but the last, which has none there. It is a correct
+# plan, holds less, and the stages wait for each other:
 
 
 # %%

@@ -254,7 +254,9 @@ def end(rate, late, steps=600):
 for late in range(4):
     largest = max(rate for rate in np.arange(0.005, 2.2, 0.005) if end(rate, late) < 1)
     closed_form = 2 * math.sin(math.pi / (4 * late + 2))
-    print(f"{late} updates late: stable below {largest:.2f}; 2 sin(π / (4τ+2)) = {closed_form:.3f}")
+    print(
+        f"updates late: {late}; stable below {largest:.2f}; 2 sin(π / (4τ+2)) = {closed_form:.3f}"
+    )
     assert abs(largest - closed_form) < 0.01
 rate_guess.judge(largest, within=0.2)
 
@@ -311,6 +313,7 @@ check("17b.stashing", solution("17b.stashing"))
 #
 # PipeDream's optimizer decides how many machines share a stage, and the job takes its answer over:
 #
+#     minidist profile --layers 4 -o runs/profile.json
 #     minidist partition runs/profile.json --machines 3 --bandwidth 1e9 --json > runs/stages.json
 #     mpiexec -n 3 minidist train --pp 3 --layers 4 --schedule pipedream --partition runs/stages.json --steps 40
 
@@ -320,7 +323,7 @@ check("17b.stashing", solution("17b.stashing"))
 # | here | elsewhere |
 # |---|---|
 # | weight stashing | PipeDream (SOSP 2019); "multi-version weights" |
-# | mini-batch of a stream | PipeDream: "minibatch"; there a micro-batch is a mini-batch |
+# | mini-batch of a stream | PipeDream: "minibatch"; it is not cut into micro-batches, one piece goes through all stages |
 # | delayed gradients | asynchronous SGD; "staleness" (lesson 06c) |
 #
 # Next: [17c Two versions of the weights](17c_two_versions.ipynb). All of them are in the

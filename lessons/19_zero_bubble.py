@@ -19,8 +19,8 @@
 #
 # Backward is two computations of length 1 each: the input gradient I, for which the stage before
 # waits, and the weight gradient W, for which no stage waits. So do I at once, and put W where a
-# rank would wait. In the schedule *ZB-H1* there is one W to put into the wait for each step of the
-# way to the last stage; in *ZB-H2* there are two, because a rank takes more micro-batches ahead.
+# rank would wait. In the schedule *ZB-H1* on p stages there are p-1 W to do where the worst rank
+# waits; in *ZB-H2* there are 2(p-1), because a rank takes more micro-batches ahead.
 #
 # How long does the worst rank wait with ZB-H1, and how long with ZB-H2? And in four steps of ZB-H2,
 # with a sum over all ranks between two of them, such as the one for a clip norm?
@@ -28,7 +28,8 @@
 # %% [markdown]
 # ## 2 Predict
 #
-# The wait of 1F1B is (p-1)(F + I + W). Take away from it what W fills.
+# The wait of 1F1B is (p-1)(F + I + W). No stage waits for the W of another one any more, which leaves
+# (p-1)(F + I). Take away from it what a rank's own W fill.
 
 # %%
 from minidist.course.lesson import check, predict, reveal, solution
@@ -287,7 +288,7 @@ story("19")
 # | here | elsewhere |
 # |---|---|
 # | I, W, and B for both | the Zero Bubble paper: B is the input gradient alone; PyTorch: `I`, `W`, `B` as here |
-# | `zb-h1`, `zb-h2` | ZB1P, ZB2P |
+# | `zb-h1`, `zb-h2` | ZB-H1 and ZB-H2, the handcrafted schedules of the Zero Bubble paper; its ZB-1p and ZB-2p are found by a search, with the same memory |
 # | post-validation | the same, Zero Bubble paper, section 4 |
 #
 # Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb). Side room: [19b Two stages per

@@ -164,12 +164,13 @@ for ranks in (4, 8, 16, 32):
     alive = [max(t.peak) * ranks // t.plan.stages for t in timings]  # whole micro-batches
     row = [f"{max(t.idle):13.0f}, {a:4}" for t, a in zip(timings, alive, strict=True)]
     print(f"{ranks:3}  ", *row)
-half_guess.judge(alive[2])
+half_guess.judge(alive[2], within=0.1)
 assert alive == [32, 32, (32 + 2) // 2, (32 + 4) // 3]
 
 # %% [markdown]
 # On many ranks V-Half waits for half as long as 1F1B and V-Min for two thirds, with a half and a
-# third of its memory. The gradients do not change, and the messages do: 8 stages have 7 boundaries
+# third of its memory. (Half of 32 is 16. The 17th micro-batch comes from the waits where the way
+# turns, which do not grow with p.) The gradients do not change, and the messages do: 8 stages have 7 boundaries
 # in the loop, 6 in the V, whose middle boundary is inside rank 3, and 4 stages have 3.
 
 # %%
@@ -229,7 +230,9 @@ for starts in ((1, 3, 5, 7), (1, 3, 5, 8)):
     print(f"starts {starts}:", *six_units(starts), sep=" | ")
 
 # %% [markdown]
-# In the first one a rank would do two things at once; one unit of waiting at a turn mends it.
+# In the first one a rank would do two things at once; one unit of waiting at a turn mends it. (The
+# three *turns* are where one of the four passes has gone through all ranks and the next one begins: F
+# down to F up, F up to I up, I up to I down.)
 #
 # Given p and the four offsets, return for each rank when F down, F up, I up and I down of the first
 # micro-batch start (each takes 1). Each of the four moves from rank to rank by its offset, they

@@ -246,9 +246,10 @@ check("20b.min_max_split", solution("20b.min_max_split"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Count the work once, then divide**: F/(p t), plus 4 ring all-reduces per layer and micro-batch
-#   for t > 1, plus the plan's bubble for p > 1, plus one ring of Ψ/(p t) for d > 1. Ten meshes take
-#   a second to try on paper; measure the one that you choose.
+# - **Count the work once, then divide**. With p stages, t tensor parts and d replicas: the work of a
+#   replica's samples over p t, plus 4 ring all-reduces per layer and micro-batch for t > 1, plus the
+#   plan's bubble for p > 1, plus one ring of the gradient's bytes over p t for d > 1. Ten meshes take a
+#   second to try on paper; measure the one that you choose.
 # - `minidist plan` does the same for GPUs, where memory decides first which layouts fit.
 #   [docs/planner.md](../docs/planner.md) compares it with published measurements.
 

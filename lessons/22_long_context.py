@@ -64,8 +64,8 @@ from minidist.report import show
 # in attention keys and values are passed round the ring**, merged by an online softmax. Every other
 # operation in a transformer works token by token. What it saves: all activations are divided by P,
 # and no rank ever holds all keys or all scores. What it costs: keys and values go round once
-# forward and their gradients besides in backward; weights are replicated, so their gradients are
-# summed.
+# in forward, and once more in backward, together with their gradients; weights are replicated, so
+# their gradients are summed.
 #
 # Ring attention on four ranks, forward and backward. In each round a rank computes with the keys
 # that are here (F), while they are already being sent to its right neighbour. In backward (B) the
@@ -99,11 +99,7 @@ def attend(comm, kind="ring", order="zigzag", backward=True):
 
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
 world.run(attend)
-command = (
-    "minidist train --model llama --cp 4 --attention ring --layers 1 --steps 1 --trace t.jsonl; "
-    "minidist report t.jsonl"
-)
-picture("space-time", world, command, name="ring attention")
+picture("space-time", world, "part 3 of lesson 22", name="ring attention")
 
 # %% [markdown]
 # The ring, message by message, with 2 numbers in place of a block of K and V: every rank sees every
@@ -192,8 +188,8 @@ print(
 #
 # **Ulysses** is the other way: an all-to-all before attention turns "some tokens, all heads" into
 # "all tokens, some heads", attention runs as on one device, and an all-to-all turns it back. It
-# needs as many (key-value) heads as ranks; a ring needs none. (Both at once is **Ulysses x ring**,
-# in part 10.)
+# needs as many (key-value) heads as ranks; a ring works with any number of heads. (Both at once is
+# **Ulysses x ring**, in part 10.)
 #
 # **All-gather** is the simplest, and Llama 3's: gather all keys and values, and let each rank's
 # queries meet those that they see. A rank then has all keys of one layer, which are few when query
@@ -219,7 +215,8 @@ assert answer["zigzag"] < 0.001
 
 # %% [markdown]
 # The bytes, next to the formulas: a ring sends 2 (P-1) N/P h numbers forward; Ulysses 4 N h/P
-# (P-1)/P. With more ranks Ulysses sends less, and the ring more, up to 2 N h.
+# (P-1)/P. With more ranks Ulysses sends less, and the ring more, up to 2 N h. All-gather sends what a
+# ring sends forward, and as much backward, where a ring sends keys and values with their gradients:
 
 # %%
 width = HEADS * SIZE
@@ -238,6 +235,16 @@ for ranks in (2, 4):
             f"{4 * numbers:,} B; backward {sent['tensor_backward']:,} B"
         )
         assert sent["tensor_forward"] == 4 * numbers
+
+for ranks in (2, 4, 8, 16):
+    total = {}
+    for kind in ("ring", "all-gather"):
+        world = SimWorld(ranks)
+        world.run(attend, kind)
+        total[kind] = sum(world.traces[0].bytes_by_purpose().values())
+    share = total["all-gather"] / total["ring"]
+    print(f"{ranks:2} ranks: all-gather sends {share:.2f} times a ring's bytes, both ways")
+    assert abs(share - 2 * (ranks - 1) / (3 * ranks - 2)) < 1e-9
 
 # %% [markdown]
 # Is it the same training? A Llama, whose rotary positions are those of the whole text; 22 tokens,
@@ -381,8 +388,8 @@ check("22.visible", solution("22.visible"))
 #
 # - **K and V go round, softmaxes merge**: m, z and o are all that a query remembers. 2 (P-1) N/P h
 #   numbers forward.
-# - **All-gather**: two thirds of a ring's bytes, all keys on every rank for one layer, and any
-#   mask: documents.
+# - **All-gather**: half of a ring's bytes on two ranks, two thirds on many; all keys on every rank for
+#   one layer, and any mask: documents.
 # - Causal work is a triangle: distribute it in **zig-zag**, or (P-1)/(2P-1) of the time is idle.
 #   Positions are global.
 

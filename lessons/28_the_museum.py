@@ -117,20 +117,39 @@ assert run.wrong.losses[-1] < run.right.losses[-1]
 
 # %% [markdown]
 # A round through the museum (`minidist museum` shows all of it). Look at the two columns of losses
-# first, and ask yourself which of these bugs you would have noticed. The last column is the largest
-# error of a gradient after one step, as a part of the largest entry of its tensor:
+# first, and ask yourself which of these bugs you would have noticed. The next column is the largest
+# error of a gradient after one step, as a part of the largest entry of its tensor. The last one says
+# whether a weight that ranks should have in common differs between them at the end:
 
 # %%
 ROUND = ("1b", "3", "6", "8", "12a", "14", "17", "19a", "27a", "30")
 runs = [run_exhibit(find(number)[0], tests=False) for number in ROUND]
-print(f"{'':66} last loss  with it  |Δgradient|")
-unseen = 0
+
+
+def drift(recording):
+    """Whether a weight of rank 0 differs from that of the same name on another rank."""
+    first, *others = (tensors.get("weights", {}) for tensors in recording.tensors)
+    return any(
+        not np.array_equal(array, other[name])
+        for other in others
+        for name, array in first.items()
+        if name in other
+    )
+
+
+print(f"{'':66} last loss  with it  |Δgradient|  drift")
+unseen = apart = 0
 for shown in runs:
     right, wrong = shown.right.losses[-1], shown.wrong.losses[-1]
     unseen += wrong < 1.05 * right
     exhibit, off = shown.exhibit, shown.differences["gradients"].ratio
-    print(f"{exhibit.number:4}{exhibit.title:62} {right:9.3f} {wrong:8.3f} {off:9.0%}")
-print(f"{len(ROUND)} of {len(exhibits())} exhibits")
+    drifts = drift(shown.wrong) and not drift(shown.right)
+    apart += drifts
+    print(
+        f"{exhibit.number:4}{exhibit.title:62} {right:9.3f} {wrong:8.3f} {off:9.0%}"
+        f"{'    drift' if drifts else ''}"
+    )
+print(f"{len(ROUND)} of {len(exhibits())} exhibits; replicas drift apart in {apart}")
 unseen_guess.judge(unseen)
 
 # %% [markdown]
@@ -174,7 +193,7 @@ with expect(DeadlockError):
 # %% [markdown]
 # ## 7 Exercise: are the replicas still equal?
 #
-# Half of these bugs let replicas drift apart, and a cheap check after each step would have found
+# Three of the ten bugs let replicas drift apart, and a cheap check after each step would have found
 # it. `first_difference(comm, weights)`: the lowest rank whose float64 array differs from rank 0's
 # in any bit, or -1, the same answer on every rank. Weights are long: do not send them.
 

@@ -15,12 +15,12 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 4_147,
+    "base": 4_165,
     "collectives": 3_837,
     "comm": 6_484,
     "commands": 5_543,
-    "course": 12_515,
-    "core": 10_102,
+    "course": 12_538,
+    "core": 10_107,
     "data": 1_624,
     "debug": 9_977,
     "job": 8_833,
@@ -30,7 +30,7 @@ LINES = {
     "pipeline": 4_692,
     "planning": 5_862,
     "report": 6_844,
-    "techniques": 12_144,
+    "techniques": 12_145,
 }
 FOLDERS = 16
 SETTINGS = 40  # of every job; those of a technique are in its folder

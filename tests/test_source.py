@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from minidist import cli
 from minidist.comm import SimWorld
 from minidist.commands import runner
 from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.base.trace import PURPOSES
 from minidist.core.comm.sim.world import Sim
 from minidist.core.nn import MLP
 from minidist.core.parallel.data_parallel import DistributedDataParallel
@@ -77,6 +79,18 @@ def test_no_sentence_has_the_whole_text_of_another_programs_error():
                 if isinstance(value, ast.Name) and value.id == handler.name:
                     found.append(f"{name}:{node.lineno}")
     assert found == []
+
+
+def test_a_module_that_sends_with_a_purpose_knows_it_when_it_is_imported_alone():
+    of_core = set(PURPOSES[: PURPOSES.index("user") + 1])  # the others are made outside the core
+    for path in MODULES:
+        text = path.read_text(encoding="utf-8")
+        used = set(re.findall(r'\bpurpose\(\s*"(\w+)"', text)) - of_core
+        if used - set(re.findall(r'new_purpose\("(\w+)"', text)):
+            name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+            program = f"import {name}; from minidist.core.base.trace import PURPOSES; print(*PURPOSES)"
+            ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+            assert used <= set(ran.stdout.split()), name
 
 
 class Entered:

@@ -29,27 +29,30 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 def use_products_of(variable: str | None) -> None:
-    """Choose the library that multiplies matrices in this process: "mkl", or "numpy", the default for None.
+    """Choose the library that multiplies matrices in this process: "mkl", or "numpy", the default for "" and None.
 
-    Raises UsageError for another name, and where MKL is not installed.
+    Raises UsageError for another name, and where MKL cannot be loaded.
     """
-    if variable not in (None, "numpy", "mkl"):
+    if variable not in (None, "", "numpy", "mkl"):
         raise UsageError(f"MINIDIST_BLAS={quoted(variable)} names no library; it is 'numpy' or 'mkl'")
     if variable == "mkl" and library() is None:
-        raise UsageError("MINIDIST_BLAS=mkl, but MKL is not installed: pip install 'minidist[mkl]'")
+        raise UsageError("MINIDIST_BLAS=mkl, but MKL cannot be loaded; install it: pip install 'minidist[mkl]'")
     xp.host_product = product if variable == "mkl" else xp.matmul
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return MKL of the wheel `mkl`, with one thread and reproducible bits, or None without it."""
+    """Return MKL of the wheel `mkl`, with one thread and reproducible bits; None where it cannot be loaded."""
     try:
         files = importlib.metadata.files("mkl") or ()
     except importlib.metadata.PackageNotFoundError:
         return None
     for file in files:
         if file.name.startswith(("libmkl_rt.so", "mkl_rt.")):
-            mkl = ctypes.CDLL(os.fspath(file.locate()))
+            try:
+                mkl = ctypes.CDLL(os.fspath(file.locate()))
+            except OSError:  # a file of the wheel is missing
+                return None
             mkl.MKL_Set_Threading_Layer(_SEQUENTIAL)
             mkl.MKL_CBWR_Set(_CBWR_AUTO)
             number, real, matrix = ctypes.c_int, ctypes.c_float, (ctypes.c_void_p, ctypes.c_int)
@@ -67,7 +70,8 @@ def product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.n
     if out is None:
         out = np.empty((rows, columns), _FLOAT32)
     left, right = _order(a), _order(b)
-    if not (left and right and out.flags.c_contiguous and out.dtype == _FLOAT32 and out.shape == (rows, columns)):
+    fits = out.flags.carray and out.dtype == _FLOAT32 and out.shape == (rows, columns)
+    if not (left and right and fits) or np.may_share_memory(a, out) or np.may_share_memory(b, out):
         return np.matmul(a, b, out=out)
     mkl = library()
     assert mkl is not None

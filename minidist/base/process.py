@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
@@ -30,15 +31,13 @@ def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict
     "blas_threads" in the answer is read back from the libraries; it is None when nothing could be limited. NumPy is
     imported first, because a library that is not loaded yet cannot be limited. threadpoolctl knows every BLAS but
     Apple's Accelerate, which NumPy's wheels for macOS use; see `_limit_accelerate`.
-    `MINIDIST_BLAS=mkl` lets MKL multiply matrices: see mkl.py.
-    `mallopt` is glibc's; elsewhere, or when it refuses, "keep_memory" is False in the answer and nothing is changed.
-    Blocks of up to 32 MiB (glibc's largest allowed threshold) come from the heap, which is trimmed only above 1 GiB.
-    512 MiB of it are reserved, and touched only when they are used, so that they can be pages of 2 MiB.
+    "keep_memory" is the answer of `keep_freed_memory`. `MINIDIST_BLAS=mkl` lets MKL multiply matrices (see mkl.py); not
+    in a notebook, which keeps no memory.
     """
-    if "MINIDIST_BLAS" in os.environ:
+    if keep_memory and (variable := os.environ.get("MINIDIST_BLAS")):
         from minidist.base.mkl import use_products_of
 
-        use_products_of(os.environ["MINIDIST_BLAS"])
+        use_products_of(variable)
     done: dict[str, object] = {"blas_threads": None, "keep_memory": False}
     if blas_threads is not None:
         importlib.import_module("numpy")
@@ -50,15 +49,30 @@ def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict
         if sys.platform == "darwin" and _limit_accelerate(blas_threads):
             limited.append(blas_threads)
         done["blas_threads"] = max(limited, default=None)
-    if keep_memory and sys.platform.startswith("linux"):
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            mmap_set = libc.mallopt(_M_MMAP_THRESHOLD, 32 * _MIB) == 1
-            trim_set = libc.mallopt(_M_TRIM_THRESHOLD, 1024 * _MIB) == 1
-            done["keep_memory"] = mmap_set and trim_set
-            if mmap_set and trim_set:
-                _reserve_huge_pages(libc, 512 * _MIB)
+    if keep_memory:
+        done["keep_memory"] = keep_freed_memory()
     return done
+
+
+def keep_freed_memory() -> bool:
+    """Keep freed memory in the process. `mallopt` is glibc's; elsewhere, or when it refuses, the answer is False.
+
+    Blocks of up to 32 MiB (glibc's largest allowed threshold) come from the heap, which is trimmed only above 1 GiB.
+    512 MiB of it are reserved, and touched only when they are used, so that they can be pages of 2 MiB; not where the
+    address space is limited, which threads and shared memory need, too.
+    """
+    libc: Any = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    if not hasattr(libc, "mallopt"):
+        return False
+    mmap_set = libc.mallopt(_M_MMAP_THRESHOLD, 32 * _MIB) == 1
+    trim_set = libc.mallopt(_M_TRIM_THRESHOLD, 1024 * _MIB) == 1
+
+    import resource
+
+    unlimited = resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+    if mmap_set and trim_set and unlimited and hasattr(libc, "sbrk") and hasattr(libc, "madvise"):
+        _reserve_huge_pages(libc, 512 * _MIB)
+    return bool(mmap_set and trim_set)
 
 
 def _reserve_huge_pages(libc: ctypes.CDLL, size: int) -> None:

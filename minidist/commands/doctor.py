@@ -20,7 +20,7 @@ from typing import Any
 
 from minidist import __version__
 from minidist.base.cache import folder
-from minidist.base.process import tune_process, usable_cores
+from minidist.base.process import keep_freed_memory, usable_cores
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.tuning import BUDGET, TRANSPORT, entry_of, kept_times
 from minidist.comm.errors import LauncherError
@@ -96,7 +96,7 @@ def _blas() -> Finding:
 
 
 def _memory() -> Finding:
-    kept = bool(tune_process(None)["keep_memory"])
+    kept = keep_freed_memory()
     return Finding(
         "allocator",
         kept,

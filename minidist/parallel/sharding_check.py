@@ -19,7 +19,7 @@ def check_sharding(module: Module, op: str, ignored: Collection[Parameter], comm
     shards, and, if there is a second one, the communicator whose ranks hold equal copies of a shard.
     """
     if any(state.module is module for state in states_of(module)):
-        raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once a module")
+        raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once per module")
     _check_unowned(module, op, ignored)
     _check_ranks(module, comms)
 

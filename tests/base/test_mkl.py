@@ -1,6 +1,7 @@
 """Products of MKL: what the library is asked for, the refusals, and MKL itself where its wheel is installed."""
 
 import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -78,15 +79,36 @@ def test_shapes_that_do_not_fit_are_numpy_s_to_refuse(monkeypatch):
 def test_the_variable_chooses_and_a_wrong_one_is_refused(monkeypatch):
     monkeypatch.setattr(xp, "host_product", xp.host_product)
     monkeypatch.setattr(mkl, "library", lambda: None)
-    with pytest.raises(UsageError, match=r"MKL is not installed: pip install 'minidist\[mkl\]'"):
+    with pytest.raises(UsageError, match=r"MKL cannot be loaded; install it: pip install 'minidist\[mkl\]'"):
         mkl.use_products_of("mkl")
     with pytest.raises(UsageError, match="MINIDIST_BLAS='blis' names no library"):
         mkl.use_products_of("blis")
     monkeypatch.setattr(mkl, "library", Recorder)
     mkl.use_products_of("mkl")
     assert xp.host_product is mkl.product
-    mkl.use_products_of("numpy")
-    assert xp.host_product is np.matmul
+    for variable in ("numpy", "mkl", ""):
+        mkl.use_products_of(variable)
+        assert (xp.host_product is np.matmul) == (variable != "mkl")
+
+
+def test_a_result_that_cannot_be_written_is_numpy_s_to_refuse_and_one_that_overlaps_is_right(monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setattr(mkl, "library", lambda: recorder)
+    monkeypatch.setattr(mkl, "_SMALLEST", 1)
+    square = np.arange(16, dtype=np.float32).reshape(4, 4)
+    expected = square @ square
+    mkl.product(square, square.copy(), square)
+    assert np.array_equal(square, expected)
+    square.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        mkl.product(expected, expected, square)
+    assert recorder.calls == 0
+
+
+def test_a_wheel_without_its_library_is_as_none(monkeypatch, tmp_path):
+    lost = SimpleNamespace(name="libmkl_rt.so.3", locate=lambda: tmp_path / "libmkl_rt.so.3")
+    monkeypatch.setattr(mkl.importlib.metadata, "files", lambda name: [lost])
+    assert mkl.library.__wrapped__() is None
 
 
 @pytest.mark.skipif(mkl.library() is None, reason="the wheel mkl is not installed")

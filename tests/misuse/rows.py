@@ -220,7 +220,7 @@ def zero_and_data_parallelism(comm):
     DistributedDataParallel(model, comm)
 
 
-@refused(r"is sharded already; call fully_shard once a module")
+@refused(r"is sharded already; call fully_shard once per module")
 def fully_shard_twice(comm):
     fully_shard(fully_shard(mlp(), mesh=comm), mesh=comm)
 

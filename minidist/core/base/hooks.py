@@ -66,7 +66,12 @@ def _as_given(name: str, value: Any, *_: Any, **__: Any) -> Any:
 
 def added(library: str, name: str) -> Callable[..., Any]:
     """Return the function `name` of the module that the hook `library` gives, which is imported when it is called."""
-    return lambda *arguments, **keywords: getattr(globals()[library](), name)(*arguments, **keywords)
+
+    def method(*arguments: Any, **keywords: Any) -> Any:
+        return getattr(globals()[library](), name)(*arguments, **keywords)
+
+    method.__name__, method.__doc__ = name, f"`{name}` of the module that minidist/additions.py names for {library}."
+    return method
 
 
 class _NoDropout:

@@ -210,7 +210,7 @@ def _cost_of_choosing(auto: list[dict[str, Any]]) -> list[str]:
     ]
     if choice["choice_to_best"] > TOLERANCE:
         lines.append(
-            "auto chose a slower algorithm: the algorithms were measured anew, and the next run uses the new times"
+            "auto chose a slower algorithm; unless MINIDIST_TUNING=off, the algorithms have been measured anew"
         )
     return lines
 

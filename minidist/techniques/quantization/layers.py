@@ -24,11 +24,14 @@ from typing import Any, NamedTuple
 from minidist.base import arrays as xp
 from minidist.core.autograd import Tensor, gelu, is_grad_enabled, linear
 from minidist.core.base.errors import UsageError
+from minidist.core.base.trace import new_purpose
 from minidist.core.base.watchers import track
 from minidist.core.nn.layers import Conv1D, Linear
 from minidist.core.nn.module import Module
 from minidist.nn import relu
 from minidist.techniques.quantization.fake_quantize import Grid, affine_grid, fake_quantize, symmetric_grid
+
+new_purpose("quantization_range")
 
 MOST_INPUTS = (2**31 - 1) // (255 * 127)  # of an int32 sum of uint8 x int8 products
 AVERAGING_CONSTANT = 0.01  # torch.ao's default

@@ -16,12 +16,10 @@ import numpy as np
 
 from minidist.collectives.closed_forms import volume
 from minidist.core.base import arrays as xp
-from minidist.core.base.trace import new_purpose, purpose
+from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
 from minidist.techniques.quantization.layers import MinMaxObserver
-
-new_purpose("quantization_range")
 
 
 def update_ranges(observers: Mapping[str, MinMaxObserver], comm: Comm | None = None) -> None:

@@ -154,7 +154,10 @@ EXERCISES = [
         draw=drawing((1, 9), (1, 60)),
         par=Case(4, 10),
         communicates=False,
-        label=lambda case: f"{case.size} tokens, {case.ranks} experts, capacity factor {routing(case)[1]}",
+        label=lambda case: (
+            f"{case.size} token{'s' * (case.size != 1)}, {case.ranks} expert{'s' * (case.ranks != 1)},"
+            f" capacity factor {routing(case)[1]}"
+        ),
         hints=hints_of(
             globals(),
             "14c.slots_and_balance",

@@ -10,13 +10,18 @@ from minidist.course.lesson.hint_file import hints_of
 
 EPS = 1e-5
 CHANNELS = 3
+FAR = 2.0**27  # whose square has no room for a unit
 
 
 def rows_of(case: Case) -> list[np.ndarray]:
-    """Return the rows of every rank, of unequal number, some of them none; each rank's have another mean."""
+    """Return the rows of every rank, of unequal number, some of them none; each rank's have another mean.
+
+    Those of a case of an odd seed are far from 0: there E[x^2] - mean^2 has no right digit.
+    """
     draw = case.generator()
     counts = [int(draw.integers(0, case.size + 1)) for _ in range(case.ranks)]
-    return [draw.integers(-4, 5, (count, CHANNELS)) + 10.0 * rank for rank, count in enumerate(counts)]
+    far = FAR * (case.seed % 2)
+    return [draw.integers(-4, 5, (count, CHANNELS)) + 10.0 * rank + far for rank, count in enumerate(counts)]
 
 
 def least(case: Case) -> Least:
@@ -56,6 +61,11 @@ def not_a_number(failure: Failure) -> bool:
     return failure.kind == "wrong" and any(
         answer is not None and not np.isfinite(np.asarray(answer, float)).all() for answer in failure.answers
     )
+
+
+def far_from_0(failure: Failure) -> bool:
+    """Return whether the answer is wrong where all rows are far from 0, and finite."""
+    return failure.kind == "wrong" and failure.case.seed % 2 == 1 and not not_a_number(failure)
 
 
 EXERCISES = [

@@ -101,7 +101,7 @@ EXERCISES = [
         cases=lambda: [Case(1, ahead, seed) for ahead in (0, 1, 2, 3, 5) for seed in (0, 1, 3)] + [Case(1, 2, 5)],
         draw=drawing((1, 1), (0, 6), (0, 12)),
         par=Case(1, 3, 3),
-        label=lambda case: f"{case.size} forwards ahead, {count(case)} mini-batches",
+        label=lambda case: f"{case.size} forward{'s' * (case.size != 1)} ahead, {count(case)} mini-batches",
         communicates=False,
         hints=hints_of(
             globals(),

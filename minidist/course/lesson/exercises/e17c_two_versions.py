@@ -91,7 +91,8 @@ EXERCISES = [
         draw=drawing((1, 1), (0, 5)),
         par=Case(1, 3, 1),
         label=lambda case: (
-            f"{case.size} forwards ahead, {batches_of(case)} micro-batches in batches of {case.size + 1}"
+            f"{case.size} forward{'s' * (case.size != 1)} ahead,"
+            f" {batches_of(case)} micro-batches in batches of {case.size + 1}"
         ),
         communicates=False,
         generator=True,
