@@ -58,9 +58,9 @@ wrong = predict("time of the ring for 8 B over that of the best", example=2)
 #
 # The two algorithms of the case and two more, on those 16 ranks: *recursive doubling* exchanges the whole
 # array with another partner in each round, and *Rabenseifner's* is that of part 4. A rank is busy for a quarter of alpha with
-# each message that it sends or receives, its *overhead*, so that a root pays for every
-# message. Both axes are logarithmic. On the left latency decides: a line's height is its number of
-# rounds. On the right the bytes decide. The vertical is at the crossing that you were asked for.
+# each message that it sends or receives, its *overhead*, so that a root is busy with
+# every message. Both axes are logarithmic. On the left latency decides: a line's height is its number of
+# rounds. On the right the bytes decide. The vertical line is at the crossing of the case.
 
 # %%
 ALPHA, BETA, RANKS = 1e-6, 1e-10, 16
