@@ -1,7 +1,9 @@
 """Every exercise: our solution passes, the stub fails, and each typical wrong answer gets a hint that fits."""
 
+import numpy as np
 import pytest
 
+from minidist import all_reduce
 from minidist.course.lesson import examine, names, solution
 from minidist.course.lesson.exercise import exercises, find
 from minidist.course.lesson.exercises import e26_checkpoints
@@ -99,3 +101,23 @@ def test_the_rows_of_the_hints_belong_to_exercises_and_name_errors_that_exist():
         kinds += kind.__subclasses__()
     raised = {name for hints in rows().values() for row in hints for name in listed(row.get("raised", []))}
     assert raised <= errors
+
+
+def test_a_variance_by_the_mean_of_squares_is_refused_where_rows_are_far_from_0():
+    def by_squares(comm, x, eps):
+        sums = all_reduce(comm, np.concatenate([[len(x)], x.sum(axis=0), (x**2).sum(axis=0)]))
+        mean, squares = np.split(sums[1:] / max(1, sums[0]), 2)
+        return (x - mean) / np.sqrt(np.maximum(squares - mean**2, 0) + eps)
+
+    text = judged("16b.sync_batch_norm", by_squares).text
+    assert "far from 0, and the mean of the squares" in text
+
+
+def test_a_cross_entropy_without_the_target_gets_its_hint_on_one_rank():
+    def without_target(comm, logits, targets, first):
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.log(powers.sum(axis=1)), powers / powers.sum(axis=1, keepdims=True)
+
+    text = judged("14b.split_cross_entropy", without_target).text
+    assert "1 rank, " in text
+    assert "the target's logit is missing" in text
