@@ -14,15 +14,17 @@
 # ## 1 The case
 #
 # A network for images has a *batch norm* in every block: it subtracts from each channel the mean
-# over all images and pixels that it is given, and divides by their standard deviation. 16 images are one
-# training step. One device with a small memory takes them one by one, 16 micro-batches of one
+# over all images and pixels that it is given, and divides by their standard deviation. 16 images are
+# one training step. One device with a small memory takes them one by one, 16 micro-batches of one
 # image, and adds up the gradients, as lesson 10 does.
 #
 # That computes something else than all 16 at once. The smallest example has no pixels: a norm that
 # is given rows of a few features, and only two rows. What is the absolute value of every number that
-# it returns, whatever the rows are (before scale and shift)? And four ranks with 4 images each could exchange their means: each sends the
-# number of its rows (8 B) and two numbers of 8 B per channel to every other rank. How many bytes do
-# all ranks together send, for one norm of 4 channels in a forward pass?
+# it returns, whatever the rows are (before scale and shift)?
+#
+# And four ranks with 4 images each could exchange their means: each sends the number of its rows
+# (8 B) and two numbers of 8 B per channel to every other rank. How many bytes do all ranks together
+# send, for one norm of 4 channels in a forward pass?
 
 # %% [markdown]
 # ## 2 Predict

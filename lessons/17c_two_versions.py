@@ -24,8 +24,8 @@
 #
 # Weights that have had v updates are version v. With m = 4, which version does micro-batch 9 use?
 #
-# PipeDream has another remedy, *vertical sync*: a mini-batch uses on all stages the version that it
-# found on stage 0. How many versions does the last of four stages then keep?
+# PipeDream has a variant, *vertical sync*: a mini-batch uses on all stages the version that it found
+# on stage 0. How many versions does the last of four stages then keep?
 
 # %%
 import numpy as np
