@@ -297,8 +297,9 @@ world = SimWorld(RANKS, links=links)
 (_, account, _), *_ = world.run(train, 1, False)
 sent = only_steps(world.traces, 1, 2)[0].bytes_by_purpose()
 print(
-    f"{sum(sent.values()) / (psi * (RANKS - 1) / RANKS):g} times (n-1)/n Ψ, whole layers at the peak: "
-    f"{account.peak_by_purpose['unsharded'] // LAYER}; peak {account.peak:,} B"
+    f"{sum(sent.values()) / (psi * (RANKS - 1) / RANKS):g} times (n-1)/n Ψ,"
+    f" whole layers at the peak: {account.peak_by_purpose['unsharded'] // LAYER};"
+    f" peak {account.peak:,} B"
 )
 assert 0.45 < account.peak / peak["data parallelism"] < 0.55
 

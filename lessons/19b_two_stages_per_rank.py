@@ -231,7 +231,7 @@ for starts in ((1, 3, 5, 7), (1, 3, 5, 8)):
 
 # %% [markdown]
 # In the first one a rank would do two things at once; one unit of waiting at a turn mends it. (The
-# three *turns* are where one of the four passes has gone through all ranks and the next one begins: F
+# three turns are where one of the four passes has gone through all ranks and the next one begins: F
 # down to F up, F up to I up, I up to I down.)
 #
 # Given p and the four offsets, return for each rank when F down, F up, I up and I down of the first

@@ -23,7 +23,7 @@ def test_the_product_is_the_number_of_ranks_or_a_setting_that_fits_is_named(pp, 
         text = str(error)
     assert f"{ranks} ranks" in text
     assert ("is missing" in text) == (ranks % (pp * (dp or 1) * cp * tp) == 0)
-    flags = re.findall(r"--(\w+) (\d+)", text.split("missing;")[1])
+    flags = re.findall(r"--(\w+) (\d+)", text.partition(";")[2])
     starts = re.findall(r"start (\d+) ranks", text)
     assert 1 <= len(flags) + len(starts) <= 2
     for name, degree in flags:
