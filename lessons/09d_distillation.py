@@ -174,7 +174,7 @@ for high in (1.0, 2.0, 8.0):
 
 # %% [markdown]
 # At temperature 8 the student learns from the labels almost alone, and no error says so. (With T² the
-# gradient is longer at temperature 8 than at 1 in this case of three classes. That is no rule: with
+# gradient is longer at temperature 8 than at 1 in this case of three classes. This is not a rule: with
 # 1,000 classes of which teacher and student each prefer one by a logit of 5, it is 18 times shorter.)
 
 # %% [markdown]

@@ -103,7 +103,7 @@ def _check_reduction(comm: PointToPoint, operation: str, array: Any, op: Any) ->
 
 
 def _check_out(comm: PointToPoint, operation: str, array: Any, out: Any, counts: Any) -> None:
-    """Refuse an `out` that is no array, is read-only or still read by other ranks, or has another size or dtype."""
+    """Refuse an `out` that is not an array, is read-only or in use by other ranks, or has another size or dtype."""
     if not hasattr(out, "flags"):
         raise UsageError(
             f"rank {comm.rank}: {operation} into a value of type {type(out).__name__}; pass an array for the result"

@@ -42,7 +42,7 @@ def read(words: Sequence[str], commands: Mapping[str, Any], about: str, settings
     commands: by name a function, a Group, or the first line of what is not loaded. about: the help of all. settings:
     how the words of a command are read. Raises an exception of click's, with a method `show`, for a wrong command line.
     """
-    # Rich and Typer take what is no number for one, such as a superscript.
+    # Rich and Typer accept digits that int() refuses, such as a superscript.
     for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):
         if not os.environ.get(name, "0").isdecimal():
             del os.environ[name]

@@ -12,7 +12,7 @@ from minidist.core.base.errors import UsageError, quoted
 
 
 def refuse_operand(value: Any) -> None:
-    """Raise UsageError for the operand of an operation that is no Tensor, and cannot become one."""
+    """Raise UsageError for an operand that is not a Tensor and cannot be converted to one."""
     if not isinstance(value, Tensor):
         what = quoted(value) if isinstance(value, str | bytes) else f"a value of type {type(value).__name__}"
         raise UsageError(f"an operation got {what}, and needs a Tensor; pass Tensor(array)")

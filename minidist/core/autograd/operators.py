@@ -145,7 +145,7 @@ def reshape(x: Tensor, *shape: Any) -> Tensor:
     except ValueError:
         raise ShapeError(f"reshape: {x.size} elements of shape {old} do not fill shape {tuple(wanted)}") from None
     except TypeError:
-        raise ShapeError(f"reshape: {quoted(wanted)} is no shape; pass whole numbers, one of which may be -1") from None
+        raise ShapeError(f"reshape: {quoted(wanted)} is not a shape; pass whole numbers, one may be -1") from None
     return record("reshape", data, ((x, lambda g: g.reshape(old)),), cost=0)
 
 

@@ -86,7 +86,7 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
         again = context.copy().run(forward)
         node = again.node if isinstance(again, Tensor) else _joined(again, arrived)
         del again  # the values are not needed a second time
-        # The recomputed graph is visited in the same pass; this node itself is no longer a use of its parameters.
+        # The recomputed graph is visited in the same pass; this node no longer counts as a use of its parameters.
         tape = [] if node is None else running.collect(node)
         for parameter in used:
             running.site_done(parameter)

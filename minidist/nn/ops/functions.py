@@ -18,7 +18,7 @@ def astype(x: Tensor, dtype: Any) -> Tensor:
     try:
         old, new = x.dtype, xp.dtype(dtype)
     except TypeError:
-        raise DtypeError(f"astype: {quoted(dtype)} is no dtype; pass one such as np.float32") from None
+        raise DtypeError(f"astype: {quoted(dtype)} is not a dtype; pass one such as np.float32") from None
     if old == new:
         return x
     return record("cast", downcast(x.data, new), ((x, lambda g: downcast(g, old)),), cost=0)
