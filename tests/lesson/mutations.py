@@ -534,21 +534,19 @@ MUTATIONS = {
         ("[big - noise / batch, noise]", "[big, noise]", "the square without noise alone is wrong: it"),
         ("(1 / (s * batch) - 1 / batch)", "(1 / s - 1)", "the gradient is right and the noise is not:"),
     ],
-    "10c.stages_by_time": [
-        ("return [stage", "paces[comm.rank] *= 9\n    return [stage", "gather them first"),
-        ("    table =", "    all_gather(comm, seconds, counts=sizes)\n    table =", "too many bytes"),
+    "10c.shares_by_time": [
+        ("return shares.tolist()", "return np.roll(shares, comm.rank).tolist()", "gather them first"),
         (
-            "float(times.sum() / operations.sum())",
-            "float(operations.sum() / times.sum())",
-            "on another rank a layer takes other",
+            "all_gather(comm, np.array([seconds / mine]))",
+            "np.full(comm.size, seconds / mine)",
+            "another one would have",
         ),
-        ("(times / paces[-1]).tolist()", "times.tolist()", "on another rank a layer takes other"),
-        (
-            "by_slowest(work, comm.size, paces)",
-            "by_slowest(work, comm.size, [1.0] * comm.size)",
-            "on another rank a layer takes other",
-        ),
-        ("stage.last - stage.first + 1", "stage.last - stage.first", "every layer is in one stage, and every"),
+        ("    paces =", "    all_gather(comm, np.array([seconds]))\n    paces =", "too many bytes"),
+        ("np.array([seconds / mine]))", "np.array([seconds / mine, mine]))[::2]", "too many bytes"),
+        ("[seconds / mine]", "[seconds]", "divide the seconds of each rank by its rows"),
+        ("[seconds / mine]", "[mine / seconds]", "another one would have"),
+        ("(shares + 1) * paces", "shares * paces", "another one would have"),
+        ("range(rows)", "range(rows - 1)", "together all `rows`"),
     ],
     "11.zero_step": [
         ("all_gather(comm, mine.copy())", "flat", "gather the shards"),

@@ -692,19 +692,15 @@ def by_two_equations(comm, shares, rows):
     return [*total[:-1], square, noise]
 
 
-@right("10c.stages_by_time")
-def by_trying_all(comm, sizes, seconds, flops):
-    of = np.split(
-        all_gather(comm, np.stack([seconds, flops], 1).ravel(), counts=[2 * s for s in sizes]).reshape(-1, 2),
-        np.cumsum(sizes)[:-1],
-    )
-    pace = [rows[:, 0].sum() / rows[:, 1].sum() for rows in of]
-    work = np.cumsum([0, *np.concatenate(of)[:, 1]])
-    cuts = ([0, *inner, len(work) - 1] for inner in itertools.combinations(range(1, len(work) - 1), comm.size - 1))
-    best = min(
-        cuts, key=lambda c: max((work[b] - work[a]) * p for (a, b), p in zip(itertools.pairwise(c), pace, strict=True))
-    )
-    return np.diff(best)
+@right("10c.shares_by_time")
+def by_the_end_of_the_step(comm, rows, mine, seconds):
+    """The earliest end at which all rows fit, and what is too much comes off the first ranks."""
+    pace = all_gather(comm, np.array([seconds / mine]))
+    ends = sorted(count * p for p in pace for count in range(1, rows + 1))
+    shares = next(fits for end in ends if (fits := np.floor(end / pace + 1e-9).astype(int)).sum() >= rows)
+    for rank in range(comm.size):
+        shares[rank] -= min(shares[rank], shares.sum() - rows)
+    return tuple(map(int, shares))
 
 
 @right("16b.sync_batch_norm")
