@@ -681,15 +681,11 @@ def all_receives_first(comm, batches, make):
 
 
 @right("10b.gradient_and_noise")
-def by_two_equations(comm, shares, rows):
-    own = rows.mean(axis=0)
-    b = np.array(shares, float)
-    weight = b / b.sum()
-    total = all_reduce(comm, np.array([*(weight[comm.rank] * own), weight[comm.rank] ** 2 * own @ own]))
-    # E sum (w_r g_r)^2 = s G + noise / B, and E g^2 = G + noise / B.
-    equations = [[(weight**2).sum(), 1 / b.sum()], [1, 1 / b.sum()]]
-    square, noise = np.linalg.solve(equations, [total[-1], total[:-1] @ total[:-1]])
-    return [*total[:-1], square, noise]
+def by_two_equations(comm, rows):
+    own, b = rows.sum(axis=0) / len(rows), len(rows)
+    *gradient, square = all_reduce(comm, np.array([*own, own @ own])) / comm.size
+    equations = [[1, 1 / b], [1, 1 / (b * comm.size)]]
+    return [*gradient, *np.linalg.solve(equations, [square, np.square(gradient).sum()])]
 
 
 @right("10c.shares_by_time")
