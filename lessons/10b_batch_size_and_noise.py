@@ -127,8 +127,8 @@ for batch, steps in ((4, 300), (64, 80), (256, 80)):
     curve = np.convolve(run, np.ones(mean_of) / mean_of, "valid")
     taken[batch] = batch * (int(np.argmax(curve < 1.8)) + mean_of)
     print(
-        f"batch {batch:3}: {taken[batch]:6,} samples, {taken[batch] / taken[4]:4.1f} times those of 4; "
-        f"by the formula {samples[batch]:4.1f}"
+        f"batch {batch:3}: {taken[batch]:6,} samples, {taken[batch] / taken[4]:4.1f} times those "
+        f"of 4; by the formula {samples[batch]:4.1f}"
     )
     assert curve.min() < 1.8
 assert 0.5 < taken[64] / taken[4] / samples[64] < 2
