@@ -122,7 +122,7 @@ for rank, completed in enumerate(
 
 # %% [markdown]
 # Rank 1 holds its bucket 1 back, so both ranks sum bucket 0 first. The library's version is
-# [gradients.py](../minidist/core/parallel/gradients.py); you write it in part 7.
+# [data_parallel.py](../minidist/core/parallel/data_parallel.py); you write it in part 7.
 
 # %% [markdown]
 # The sum itself is the ring of lesson 04, run in the communicator's *stream*: a second flow of

@@ -124,11 +124,11 @@ def test_gradients_travel_while_backward_runs():
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_wrong_gradient_is_found_and_named(ranks, monkeypatch):
     """The comparison itself can fail: a reducer that averages when it should sum (museum bug 4)."""
-    from minidist.core.parallel import gradients
+    from minidist.core.parallel import data_parallel
 
-    whole = gradients.GradientReducer.__init__
+    whole = data_parallel.GradientReducer.__init__
     monkeypatch.setattr(
-        gradients.GradientReducer, "__init__", lambda self, *a, **k: whole(self, *a, **{**k, "op": "avg"})
+        data_parallel.GradientReducer, "__init__", lambda self, *a, **k: whole(self, *a, **{**k, "op": "avg"})
     )
     result = verdict(ranks, **SMALL_MLP, optimizer="sgd", micro_batch=2, reduction="ordered")
     assert not result.equal

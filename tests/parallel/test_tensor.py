@@ -22,11 +22,12 @@ from minidist.core.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConf
 from minidist.core.parallel.model_parallel import parallelize_module
 from minidist.core.parallel.tensor.layers import (
     RowParallelLinear,
+    ShardContext,
     copy_to_tensor_parallel_region,
     reduce_from_tensor_parallel_region,
     split_heads,
+    take_shard,
 )
-from minidist.core.parallel.tensor.sharding import ShardContext, take_shard
 from minidist.core.parallel.tensor.vocabulary import (
     VocabParallelEmbedding,
     padded_vocab_size,

@@ -2,8 +2,7 @@
 
 dims.py                 the degrees of parallelism and their communicators
 model_parallel.py       `parallelize_module`: a model split by a plan; and one function per axis for a whole model
-data_parallel.py        data parallelism
-gradients.py            gradients summed while backward runs
+data_parallel.py        data parallelism: gradients summed while backward runs
 zero.py                 ZeRO 1 and 2, and one rank's shard of flat parameters
 fsdp.py                 ZeRO 3: `fully_shard`, and when it gathers, releases and reduces
 tensor/                 every matrix split over the ranks

@@ -31,8 +31,7 @@ from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MixtureOfExperts, Module
 from minidist.core.parallel.context.ring_attention import RingAttention
 from minidist.core.parallel.expert.dispatch import ExpertParallel
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, split_heads
-from minidist.core.parallel.tensor.sharding import ShardContext
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, ShardContext, split_heads
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
 
 # How one module is split: (module, context, qualified name) -> what takes its place, perhaps the module itself.

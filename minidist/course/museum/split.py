@@ -13,7 +13,7 @@ from minidist.core.base.layout import Layout
 from minidist.core.nn import GPT, experts
 from minidist.core.parallel.context import ring_attention
 from minidist.core.parallel.expert import dispatch
-from minidist.core.parallel.tensor import layers, sharding, vocabulary
+from minidist.core.parallel.tensor import layers, vocabulary
 from minidist.course.museum import split_jobs as jobs
 from minidist.course.museum.exhibit import Patch, replaces
 from minidist.nn import Llama
@@ -32,12 +32,12 @@ def bias_on_every_rank(_: Any, self: Any, x: Any) -> Any:
 
 def contiguous_qkv(patch: Patch) -> None:
     """the fused matrix of Q, K and V is cut into contiguous parts, and joined in the same way"""
-    take, join = sharding.take_shard, full_state.join_shards
+    take, join = layers.take_shard, full_state.join_shards
 
     def plain(layout: Any) -> Any:
         return Layout(layout.global_shape, layout.axes, layout.dims, padding=layout.padding)
 
-    patch.setattr(sharding, "take_shard", lambda array, layout, rank, ranks: take(array, plain(layout), rank, ranks))
+    patch.setattr(layers, "take_shard", lambda array, layout, rank, ranks: take(array, plain(layout), rank, ranks))
     patch.setattr(full_state, "join_shards", lambda shards, layout: join(shards, plain(layout)))
 
 

@@ -26,10 +26,10 @@ from minidist.core.parallel.model_parallel import Styles
 from minidist.core.parallel.tensor.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
+    ShardContext,
     copy_to_tensor_parallel_region,
     split_heads,
 )
-from minidist.core.parallel.tensor.sharding import ShardContext
 from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
 from minidist.parallel.tensor.gathering import gather_logits
 from minidist.parallel.tensor.sequence_layers import split_sequence

@@ -27,8 +27,7 @@ from minidist.core.comm import Comm, check_communicator
 from minidist.core.nn.gpt import TiedHead
 from minidist.core.nn.layers import Embedding, Linear
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, reduce_from_tensor_parallel_region
-from minidist.core.parallel.tensor.sharding import ShardContext
+from minidist.core.parallel.tensor.layers import ColumnParallelLinear, ShardContext, reduce_from_tensor_parallel_region
 
 
 def padded_vocab_size(vocab_size: int, ranks: int) -> int:
