@@ -48,7 +48,7 @@ from minidist import (
     gpt_plan,
     parallelize_module,
 )
-from minidist.core.parallel.tensor import layers
+from minidist.core.parallel import tensor_parallel
 from minidist.course.story import story
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
@@ -127,7 +127,8 @@ picture("space-time", world, "part 3 of lesson 14", name="a block on 2 ranks")
 # | g, `reduce_from_tensor_parallel_region`, after the rows | all-reduce | nothing |
 #
 # Why an all-reduce in f's backward? All ranks' columns read x, so each rank has only its part of
-# x's gradient. The library's layers are in [layers.py](../minidist/core/parallel/tensor/layers.py).
+# x's gradient. The library's layers are in
+# [tensor_parallel.py](../minidist/core/parallel/tensor_parallel.py).
 #
 # Between f and g is what can be computed column by column: GELU, or ReLU as in this example, or
 # attention, head by head. That is why the two cuts come in pairs. The bias of the second layer is
@@ -197,15 +198,15 @@ for ranks in (2, 3, 4):
 
 # %%
 long = job(2).model_copy(update={"steps": 40, "lr": 0.01})
-right = layers.copy_to_tensor_parallel_region
+right = tensor_parallel.copy_to_tensor_parallel_region
 losses = {"with f": SimWorld(2).run(train, long)[0].losses}
-layers.copy_to_tensor_parallel_region = lambda x, comm: x
+tensor_parallel.copy_to_tensor_parallel_region = lambda x, comm: x
 losses["without f"] = SimWorld(2).run(train, long)[0].losses
 for name, values in losses.items():
     print(f"{name:9}: loss {values[0]:.3f} at first, {values[-1]:.3f} after {long.steps} steps")
 with expect(MismatchError):
     SimWorld(2).run(train, job(2, check_replicas=True))
-layers.copy_to_tensor_parallel_region = right
+tensor_parallel.copy_to_tensor_parallel_region = right
 
 # %% [markdown]
 # And the classic: a fused Q|K|V cut contiguously. Rank 0 of 2 then holds all of Q and half of K:

@@ -52,7 +52,7 @@ from minidist import (
     load_dataset,
     parallelize_module,
 )
-from minidist.core.parallel.expert import dispatch
+from minidist.core.parallel import expert_parallel
 from minidist.data import GlobalBatchSampler
 from minidist.job.equality.compare import compare_rank
 from minidist.parallel.expert import ExpertDataParallel
@@ -127,7 +127,7 @@ for slots in (8, 10, 16):
 # On one device nothing happens before and after the experts' MLPs. On P ranks an all-to-all comes
 # before and after: each rank sends the slots of expert e to the rank that has e, and gets them back
 # computed ([experts.py](../minidist/core/nn/experts.py),
-# [dispatch.py](../minidist/core/parallel/expert/dispatch.py)).
+# [expert_parallel.py](../minidist/core/parallel/expert_parallel.py)).
 
 
 # %%
@@ -226,7 +226,7 @@ assert right.equal
 # gets another token's result. Shapes fit, and the losses do not tell which job is the right one:
 
 # %%
-original = dispatch.exchange
+original = expert_parallel.exchange
 
 
 def in_another_order(comm, slots, to_experts):
@@ -234,9 +234,9 @@ def in_another_order(comm, slots, to_experts):
     return result if to_experts else result[::-1].copy()
 
 
-dispatch.exchange = in_another_order
+expert_parallel.exchange = in_another_order
 wrong = SimWorld(2).run(compare_rank, JOB)[0]
-dispatch.exchange = original
+expert_parallel.exchange = original
 off = wrong.max_difference["weights"]
 print(f"the slots come back in another order: max |w_parallel - w_single| = {off:.1e}")
 for name, verdict in (("right", right), ("wrong", wrong)):

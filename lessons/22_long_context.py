@@ -184,7 +184,7 @@ print(
 
 # %% [markdown]
 # To put the two together is your exercise. The library's is
-# [ring_attention.py](../minidist/core/parallel/context/ring_attention.py).
+# [context_parallel.py](../minidist/core/parallel/context_parallel.py).
 #
 # **Ulysses** is the other way: an all-to-all before attention turns "some tokens, all heads" into
 # "all tokens, some heads", attention runs as on one device, and an all-to-all turns it back. It

@@ -24,7 +24,7 @@ from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig, Linear, Module, Sequential
 from minidist.core.nn.gpt import with_own_weight
 from minidist.core.optim import AdamW
-from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context_parallel import RingAttention
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.core.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model

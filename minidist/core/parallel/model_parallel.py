@@ -29,10 +29,17 @@ from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError, nearest, quoted
 from minidist.core.comm import Comm
 from minidist.core.nn import GPT, MixtureOfExperts, Module
-from minidist.core.parallel.context.ring_attention import RingAttention
-from minidist.core.parallel.expert.dispatch import ExpertParallel
-from minidist.core.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear, ShardContext, split_heads
-from minidist.core.parallel.tensor.vocabulary import VocabParallelEmbedding, VocabParallelHead, split_loss
+from minidist.core.parallel.context_parallel import RingAttention
+from minidist.core.parallel.expert_parallel import ExpertParallel
+from minidist.core.parallel.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    ShardContext,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    split_heads,
+    split_loss,
+)
 
 # How one module is split: (module, context, qualified name) -> what takes its place, perhaps the module itself.
 Style = Callable[[Any, ShardContext, str], Module]

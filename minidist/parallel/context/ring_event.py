@@ -27,7 +27,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.trace import current_purpose, purpose
 from minidist.core.base.watchers import track, watchers
 from minidist.core.comm import Comm
-from minidist.core.parallel.context.ring_attention import RingAttention
+from minidist.core.parallel.context_parallel import RingAttention
 
 
 @dataclass

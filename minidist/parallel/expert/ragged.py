@@ -4,7 +4,7 @@
     rank 1: 4 tokens, C_1 = 2
 
 Every forward pass of a layer begins with an all-gather of the capacities, 8 B per rank, and an expert computes
-(experts / P, C_0 + C_1 + ..., D). Otherwise as in core/parallel/expert/dispatch.py.
+(experts / P, C_0 + C_1 + ..., D). Otherwise as in core/parallel/expert_parallel.py.
 
 Proved by: tests/train/test_shares.py
 """
@@ -20,8 +20,8 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather, all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.module import Module
-from minidist.core.parallel.expert.dispatch import Exchange, ExpertParallel
-from minidist.core.parallel.tensor.layers import border, contiguous
+from minidist.core.parallel.expert_parallel import Exchange, ExpertParallel
+from minidist.core.parallel.tensor_parallel import border, contiguous
 
 
 class RaggedExpertParallel(ExpertParallel):

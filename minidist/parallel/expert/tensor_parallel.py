@@ -24,7 +24,7 @@ from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.gpt import GPT
 from minidist.core.nn.module import Module
 from minidist.core.parallel.model_parallel import Plan
-from minidist.core.parallel.tensor.layers import (
+from minidist.core.parallel.tensor_parallel import (
     ShardContext,
     copy_to_tensor_parallel_region,
     reduce_from_tensor_parallel_region,

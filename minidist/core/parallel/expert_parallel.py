@@ -24,7 +24,7 @@ from minidist.core.collectives import all_to_all
 from minidist.core.comm import Comm
 from minidist.core.nn.experts import MixtureOfExperts
 from minidist.core.nn.module import Module
-from minidist.core.parallel.tensor.layers import ShardContext, border, contiguous
+from minidist.core.parallel.tensor_parallel import ShardContext, border, contiguous
 
 
 class ExpertParallel:
