@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from minidist.commands import explanation
 from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.job.config.deepspeed import apply_deepspeed, read_deepspeed, translate
-from minidist.job.config.deepspeed_keys import APPLIED, NOTED, REFUSED, as_markdown
+from minidist.job.config.deepspeed_keys import APPLIED, NOTED
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
@@ -25,7 +26,12 @@ from minidist.job.train.start import number_of_ranks
 from minidist.job.train.trainer import train
 from tests.cases import each
 
-EXAMPLE = Path(__file__).parents[2] / "mpi_examples" / "ds_config.json"
+ROOT = Path(__file__).parents[2]
+SCRIPT = spec_from_file_location("deepspeed_keys", ROOT / "docs" / "deepspeed_keys.py")
+table = module_from_spec(SCRIPT)
+SCRIPT.loader.exec_module(table)
+
+EXAMPLE = ROOT / "mpi_examples" / "ds_config.json"
 SMALL = {"train_batch_size": 8}
 
 
@@ -483,7 +489,7 @@ def test_every_key_of_the_page_that_is_noted_is(key):
         assert key not in dict(said.ignored)
 
 
-@each(("key", "content", "why"), REFUSED)
+@each(("key", "content", "why"), table.REFUSED)
 def test_every_key_of_the_page_that_is_refused_is(key, content, why):
     content = content if key == "train_batch_size" else {**SMALL, **content}
     with pytest.raises(UsageError):
@@ -491,9 +497,8 @@ def test_every_key_of_the_page_that_is_refused_is(key, content, why):
 
 
 def test_the_page_of_keys_is_current():
-    """docs/deepspeed.md is written by `python -m minidist.job.config.deepspeed_keys > docs/deepspeed.md`."""
-    page = Path(__file__).parents[2] / "docs" / "deepspeed.md"
-    assert page.read_text(encoding="utf-8") == as_markdown()
+    page = (ROOT / "docs" / "deepspeed.md").read_text(encoding="utf-8")
+    assert page == table.as_markdown(), "run python docs/deepspeed_keys.py"
 
 
 ADAMW = {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": "auto"}}
