@@ -61,7 +61,6 @@ DIGITS = "9" * 5_000
         ["train", "--layers", str(10**6)],
         ["train", "--recompute", f"budget:{DIGITS}"],
         ["train", "--strategy", "ps", "--consistency", f"ssp:{DIGITS}", "--ranks", "3"],
-        ["train", "--steps", DIGITS],
         ["train", "--zero", "3", "--dp", "2", "--reshard-after-forward", DIGITS],
         ["staleness", "--workers", str(10**9)],
         ["data", "--weights", "inf,1"],
