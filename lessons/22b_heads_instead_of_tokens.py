@@ -133,9 +133,7 @@ def to_heads(comm, x):
 table = 10 * np.arange(6)[:, None, None] + np.arange(3)[None, :, None]
 own = np.split(table, 3)  # two tokens on each rank
 for rank, heads in enumerate(SimWorld(3).run(lambda comm: to_heads(comm, own[comm.rank]))):
-    print(
-        f"rank {rank}: tokens and heads {own[rank][..., 0].tolist()} become {heads.ravel().tolist()}"
-    )
+    print(f"rank {rank}: {own[rank][..., 0].tolist()} becomes {heads.ravel().tolist()}")
     assert np.array_equal(heads[:, 0], table[:, rank])
 
 # %% [markdown]
