@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_837,
     "comm": 6_484,
     "commands": 5_503,
-    "course": 12_543,
+    "course": 12_635,
     "core": 10_010,
     "data": 1_624,
     "debug": 9_640,
