@@ -12,13 +12,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy import ndarray
-
 from minidist.comm.call_site import NOWHERE
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
-from minidist.core.base.arrays import READ_BY_OTHERS
+from minidist.core.base.arrays import READ_BY_OTHERS, ndarray
 from minidist.core.comm.communicator import MAX_TAG
 
 # MPI copies a short message into memory that the ranks share. A longer one is read out of the sender's array, whose
@@ -30,7 +27,7 @@ class DirectMessages(CheckedMessages):
     """Messages of an MPIWorld that checks and records nothing."""
 
     def sendrecv(
-        self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
+        self, outgoing: ndarray, dest: int, incoming: ndarray, source: int, tag: int | None = None
     ) -> None:
         # Streams go on while a request is waited for, and an array on a GPU is copied.
         world, own_tag = self.world, tag is not None and self.highest_tag != MAX_TAG
