@@ -26,9 +26,7 @@ BUFFERED, COPIED = 5 * 1024, READ_BY_OTHERS  # bytes
 class DirectMessages(CheckedMessages):
     """Messages of an MPIWorld that checks and records nothing."""
 
-    def sendrecv(
-        self, outgoing: ndarray, dest: int, incoming: ndarray, source: int, tag: int | None = None
-    ) -> None:
+    def sendrecv(self, outgoing: ndarray, dest: int, incoming: ndarray, source: int, tag: int | None = None) -> None:
         # Streams go on while a request is waited for, and an array on a GPU is copied.
         world, own_tag = self.world, tag is not None and self.highest_tag != MAX_TAG
         if world.active or own_tag or outgoing.__class__ is not ndarray:
