@@ -19,7 +19,7 @@ LINES = {
     "collectives": 3_837,
     "comm": 6_485,
     "commands": 5_503,
-    "course": 12_542,
+    "course": 12_543,
     "core": 10_107,
     "data": 1_624,
     "debug": 9_640,
