@@ -10,7 +10,7 @@ load.py       a plan from the command line: a name, a file, or a function in a P
 refusals.py   sizes and options that a schedule cannot have
 """
 
-from minidist.core.base.registry import import_modules
+from minidist.base.registry import import_modules
 from minidist.core.pipeline.plan.plan import SCHEDULES, Schedule
 from minidist.core.pipeline.plan.plan import get_schedule as get_schedule
 from minidist.pipeline.schedules.load import load_plan as load_plan

@@ -1,6 +1,6 @@
 """Schedules as data: actions, plans, and the schedules from GPipe to zero bubble, one file for each family."""
 
-from minidist.core.base.registry import import_modules
+from minidist.core.pipeline.plan import gpipe, interleaved, one_f_one_b, zero_bubble  # noqa: F401  register schedules
 from minidist.core.pipeline.plan.plan import KINDS as KINDS
 from minidist.core.pipeline.plan.plan import Action as Action
 from minidist.core.pipeline.plan.plan import B as B
@@ -14,5 +14,3 @@ from minidist.core.pipeline.plan.plan import actions_of as actions_of
 from minidist.core.pipeline.plan.plan import get_schedule as get_schedule
 from minidist.core.pipeline.plan.plan import schedule as schedule
 from minidist.core.pipeline.plan.plan import show as show
-
-import_modules(__name__, __path__)  # the files register their schedules
