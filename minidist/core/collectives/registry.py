@@ -57,9 +57,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 
 
-ALGORITHMS: dict[str, Registry[Algorithm]] = {
-    operation: Registry(f"{operation} algorithm") for operation in PARAMETERS
-}
+ALGORITHMS: dict[str, Registry[Algorithm]] = {operation: Registry(f"{operation} algorithm") for operation in PARAMETERS}
 
 
 def algorithm(
