@@ -45,11 +45,11 @@ FUNCTIONS = {
     "dropout": "minidist.nn.dropout:Dropout",
     "dropped_weights": "minidist.nn.ops.dropout",
     "map_object": "minidist.nn.ops.objects",
-    "narrow_sum": "minidist.collectives.call_checks",
     "prevent_deadlocks": "minidist.pipeline.deadlocks",
     "replica_reducers": "minidist.pipeline.runtime.replica_reducers",
     "saved_tensor": "minidist.nn.ops.in_place:SampledTensor",
     "shard_with_options": "minidist.parallel.fsdp_options",
+    "special_sum": "minidist.collectives.call_checks",
     "trace": "minidist.base.traces:Trace",
     "validate_plan": "minidist.pipeline.validate:validate",
 }
@@ -61,8 +61,8 @@ OFTEN = {
     "check_whole",
     "describe_step",
     "dropout",
-    "narrow_sum",
     "saved_tensor",
+    "special_sum",
     "trace",
 }
 # Files of minidist/collectives that register no algorithm.
@@ -237,6 +237,7 @@ for _name, _path in FUNCTIONS.items():
     _file, _, _other = _path.partition(":")
     setattr(hooks, _name, _function(_name, _file, _other or _name))
 hooks.choosers["auto"] = _choose
+hooks.special_sizes = range(64 * 1024, 1024 * 1024 + 1)  # bytes of arrays that are sent whole and that a cache holds
 hooks.load_more = _load_more
 hooks.other_entry = _other_entry
 hooks.model_checks.append(_check_weights)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import collectives
+from minidist.collectives.call_checks import LINE, elements_before_line
 from minidist.comm import SimWorld
-from minidist.core.base.arrays import LINE, elements_before_line
 from minidist.core.base.errors import CommunicationError, MismatchError, UsageError
 from minidist.core.collectives.operations import accumulate, divide
 from tests.cases import each

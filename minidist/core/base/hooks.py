@@ -8,7 +8,7 @@ The core calls what it finds here, and runs without any of it; `minidist/additio
 Proved by: tests/base/test_hooks.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,7 +20,7 @@ choosers: dict[str, Callable[[Any, str, int], str]] = {}
 backward_checks: list[Callable[[Any, Any, Any], None]] = []
 # The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
 guards: list[Callable[..., Any]] = []
-# Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
+# Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call.
 one_event: list[Callable[[], Any]] = []
 # Each is told of (operation, module, communicator, perhaps a plan) before a model is split over its ranks.
 model_checks: list[Callable[..., None]] = []
@@ -118,8 +118,10 @@ load_more: Callable[[Any], Any] = _nothing
 other_entry: Callable[[Any, str], Any] = _no_entry
 # The type of arrays that are not NumPy's -> the module of whole operations on them, or None.
 kernels_of: Callable[[type], Any] = _nothing
-# (op, first, second, out) -> whether it has stored first (op) second in out, of 16-bit floats or of short integers.
-narrow_sum: Callable[[str, Any, Any, Any], Any] = _nothing
+# (op, first, second, out) -> whether it has stored first (op) second in out: asked for 16-bit floats and integers, and
+# for arrays of as many bytes as `special_sizes` has.
+special_sum: Callable[[str, Any, Any, Any], Any] = _nothing
+special_sizes: Container[int] = ()
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
 # The classes of minidist/nn/dropout.py: of elements with a probability, and of weights of attention with a head count.
