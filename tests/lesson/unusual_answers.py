@@ -681,30 +681,22 @@ def all_receives_first(comm, batches, make):
 
 
 @right("10b.gradient_and_noise")
-def by_two_equations(comm, shares, rows):
-    own = rows.mean(axis=0)
-    b = np.array(shares, float)
-    weight = b / b.sum()
-    total = all_reduce(comm, np.array([*(weight[comm.rank] * own), weight[comm.rank] ** 2 * own @ own]))
-    # E sum (w_r g_r)^2 = s G + noise / B, and E g^2 = G + noise / B.
-    equations = [[(weight**2).sum(), 1 / b.sum()], [1, 1 / b.sum()]]
-    square, noise = np.linalg.solve(equations, [total[-1], total[:-1] @ total[:-1]])
-    return [*total[:-1], square, noise]
+def by_two_equations(comm, rows):
+    own, b = rows.sum(axis=0) / len(rows), len(rows)
+    *gradient, square = all_reduce(comm, np.array([*own, own @ own])) / comm.size
+    equations = [[1, 1 / b], [1, 1 / (b * comm.size)]]
+    return [*gradient, *np.linalg.solve(equations, [square, np.square(gradient).sum()])]
 
 
-@right("10c.stages_by_time")
-def by_trying_all(comm, sizes, seconds, flops):
-    of = np.split(
-        all_gather(comm, np.stack([seconds, flops], 1).ravel(), counts=[2 * s for s in sizes]).reshape(-1, 2),
-        np.cumsum(sizes)[:-1],
-    )
-    pace = [rows[:, 0].sum() / rows[:, 1].sum() for rows in of]
-    work = np.cumsum([0, *np.concatenate(of)[:, 1]])
-    cuts = ([0, *inner, len(work) - 1] for inner in itertools.combinations(range(1, len(work) - 1), comm.size - 1))
-    best = min(
-        cuts, key=lambda c: max((work[b] - work[a]) * p for (a, b), p in zip(itertools.pairwise(c), pace, strict=True))
-    )
-    return np.diff(best)
+@right("10c.shares_by_time")
+def by_the_end_of_the_step(comm, rows, mine, seconds):
+    """The earliest end at which all rows fit, and what is too much comes off the first ranks."""
+    pace = all_gather(comm, np.array([seconds / mine]))
+    ends = sorted(count * p for p in pace for count in range(1, rows + 1))
+    shares = next(fits for end in ends if (fits := np.floor(end / pace + 1e-9).astype(int)).sum() >= rows)
+    for rank in range(comm.size):
+        shares[rank] -= min(shares[rank], shares.sum() - rows)
+    return tuple(map(int, shares))
 
 
 @right("16b.sync_batch_norm")

@@ -37,11 +37,10 @@ MOVED = {
     "39": "06e",
     "40": "06e",
 }
-# Exercises of lessons that have become several: 09b, 10b and 11b.
+# Exercises of lessons that have become several: 09b and 11b.
 MOVED_EXERCISES = {
     "09b.kept_all_reduce": "09c.kept_all_reduce",
     "09b.distil": "09d.distil",
-    "10b.stages_by_time": "10c.stages_by_time",
     "11b.owners_compute": "11c.owners_compute",
 }
 

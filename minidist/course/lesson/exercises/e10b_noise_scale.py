@@ -1,4 +1,4 @@
-"""Lesson 10b: the gradient of uneven shares and its noise, from one all-reduce.
+"""Lesson 10b: the gradient of all ranks' rows and its noise, from one all-reduce.
 
 Proved by: tests/lesson/test_exercises.py
 """
@@ -11,31 +11,21 @@ from minidist.course.lesson.hint_file import hints_of
 WIDTH = 3  # numbers of a row's gradient
 
 
-def shares_of(case: Case) -> list[int]:
-    return [1 + int(case.generator(rank).integers(0, case.size + 1)) for rank in range(case.ranks)]
-
-
 def rows_of(case: Case) -> list[np.ndarray]:
-    """Return the gradients of every rank's rows, in whole numbers."""
+    """Return the gradients of every rank's rows, as many on each rank, in whole numbers."""
     draw = case.generator(case.ranks)
-    return [draw.integers(-4, 9, (count, WIDTH)).astype(float) for count in shares_of(case)]
+    return [draw.integers(-4, 9, (1 + case.size, WIDTH)).astype(float) for _ in range(case.ranks)]
 
 
 def answer(case: Case, mistake: str = "") -> list[np.ndarray]:
     """Return every rank's answer as the rule makes it, or as a typical mistake does."""
-    shares, rows = shares_of(case), rows_of(case)
-    batch, everything = sum(shares), np.concatenate(rows)
-    gradient = everything.mean(axis=0)
-    if mistake == "mean of means":
-        gradient = np.mean([part.mean(axis=0) for part in rows], axis=0)
-    parts = [part.sum(axis=0) / batch for part in rows]
-    s = sum(count * count for count in shares) / batch**2
-    if mistake == "equal shares":
-        s = 1 / case.ranks
-    small = sum(float(part @ part) for part in parts) / (1 if mistake == "not scaled" else s)
-    big = float(gradient @ gradient)
-    noise = (small - big) / (1 / (s * batch) - 1 / batch)
-    return [np.append(gradient, [big - noise / batch, noise])] * case.ranks
+    means = [rows.mean(axis=0) for rows in rows_of(case)]
+    gradient = np.mean(means, axis=0)
+    few, many = 1 + case.size, case.ranks * (1 + case.size)
+    small, big = float(np.mean([mean @ mean for mean in means])), float(gradient @ gradient)
+    small *= {"sum": case.ranks, "part": case.ranks**-2}.get(mistake, 1)
+    noise = (small - big) / (1 / few - 1 / many)
+    return [np.append(gradient, [big - noise / many, noise])] * case.ranks
 
 
 def right_at(failure: Failure, entries: slice) -> bool:
@@ -47,13 +37,13 @@ def right_at(failure: Failure, entries: slice) -> bool:
 EXERCISES = [
     Exercise(
         name="10b.gradient_and_noise",
-        arguments=lambda case, rank: (shares_of(case), rows_of(case)[rank]),
+        arguments=lambda case, rank: (rows_of(case)[rank],),
         expected=answer,
         least=reduced_to_all(lambda case: WIDTH),
         par=Case(4, 7),
         cases=lambda: [case for case in standard_cases() if case.ranks > 1],
         draw=drawing((2, 9), (0, 40)),
-        label=lambda case: f"{case.ranks} ranks with {', '.join(map(str, shares_of(case)))} rows",
+        label=lambda case: f"{case.ranks} ranks with {1 + case.size} row{'s' * (case.size > 0)} each",
         limits=("bytes", "messages"),
         hints=hints_of(
             globals(),
