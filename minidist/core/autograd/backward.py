@@ -131,7 +131,10 @@ class BackwardPass:
 
     def visit(self, root: Node, gradient: xp.Array, tape: list[Node]) -> None:
         """[2] Visit the nodes of a tape, the newest first; gradient: of the output of `root`."""
-        root.receive(gradient, fresh=False)
+        if root.grad is None:
+            root.grad, root.owned = gradient, False
+        else:  # a leaf that has one already
+            root.receive(gradient, fresh=False)
         while tape:
             self._visit(tape.pop())
             for observer in self.observers:
