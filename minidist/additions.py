@@ -124,7 +124,7 @@ def _load_more(registry: Any) -> bool:
 
     # Noted first: what the files import looks at the table, too.
     _LOADED.add(package)
-    from minidist.base.registry import import_modules
+    from minidist.base.extras import import_modules
 
     import_modules(package, import_module(package).__path__, without=_NO_ALGORITHMS)
     return True
