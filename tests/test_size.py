@@ -26,7 +26,7 @@ LINES = {
     "job": 8_732,
     "nn": 3_631,
     "optim": 1_633,
-    "parallel": 5_049,
+    "parallel": 5_044,
     "pipeline": 4_696,
     "planning": 5_786,
     "report": 6_350,
