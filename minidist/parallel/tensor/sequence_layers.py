@@ -17,7 +17,12 @@ from typing import Any
 from minidist.core.autograd import Tensor
 from minidist.core.parallel import tensor_parallel
 from minidist.core.parallel.model_parallel import Styles
-from minidist.core.parallel.tensor_parallel import RowParallelLinear, VocabParallelEmbedding, VocabParallelHead
+from minidist.core.parallel.tensor_parallel import (
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    copy_to_tensor_parallel_region,
+)
 from minidist.parallel.tensor import gathering
 from minidist.parallel.tensor.gathering import ColumnParallelLinear
 from minidist.parallel.tensor.sequence_parallel import SequenceParallel
@@ -42,7 +47,7 @@ class SequenceRowParallelLinear(RowParallelLinear):
         """Sum the summands of all ranks, keep this rank's rows of the sum, and add the bias to these."""
         y = reduce_scatter_to_sequence_parallel_region(y, self.comm)
         # Each rank adds the bias to its own rows only, so the bias's gradient is summed over the ranks.
-        return y if self.bias is None else y + tensor_parallel.copy_to_tensor_parallel_region(self.bias, self.comm)
+        return y if self.bias is None else y + copy_to_tensor_parallel_region(self.bias, self.comm)
 
 
 class SequenceVocabParallelEmbedding(VocabParallelEmbedding):
