@@ -18,8 +18,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import Linear, Module, Sequential
 from minidist.core.optim import AdamW
-from minidist.core.parallel.fsdp import FSDPState, fully_shard, sharded_parameters, shards_of
-from minidist.core.parallel.fsdp_unit import FSDPUnit
+from minidist.core.parallel.fsdp import FSDPState, FSDPUnit, fully_shard, sharded_parameters, shards_of
 from minidist.job.equality.gradient_order import add_in_order
 from minidist.nn import checkpoint
 from minidist.optim import SGD

@@ -14,7 +14,7 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import AdamW
-from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.zero import Shard
 from minidist.optim import SGD, clip_grad_norm_
 from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.shards import state_ranges
