@@ -16,7 +16,7 @@ from minidist.core.base.arrays import LINE, elements_before_line
 from minidist.core.base.errors import CommunicationError, MismatchError, UsageError
 from minidist.core.collectives.operations import accumulate, divide
 from tests.cases import each
-from tests.collectives.cases import ALL, DTYPES, OPS, Case, primes
+from tests.collectives.cases import ALL, DTYPES, OPS, Case, contribution, primes
 
 SENDS = [0, 24, 1 << 20]  # synchronous; short ones buffered; all buffered
 
@@ -71,6 +71,25 @@ def test_shapes_of_several_dims_and_of_none(operation, algorithm):
         result = SimWorld(3).run(program, shape)[0]
         assert result.shape == shape
         assert (result == (1 if operation == "broadcast" else 6)).all()
+
+
+def test_many_collectives_in_flight_at_once_do_not_meet():
+    """Lanes of two communicators, several calls each, waited for in another order than posted."""
+
+    def program(comm):
+        other = comm.dup()
+        arrays = [contribution(comm.rank, 10 + i, DTYPES["float64"]) for i in range(6)]
+        works = [collectives.all_reduce((comm, other)[i % 2], arrays[i], async_op=True) for i in range(6)]
+        blocking = collectives.all_reduce(comm, np.ones(3))
+        for i in (5, 0, 3, 2, 1, 4):
+            assert works[i].wait() is arrays[i]
+        return [*arrays, blocking]
+
+    for results in SimWorld(4).run(program):
+        for i, result in enumerate(results[:6]):
+            case = Case("all_reduce", "ring", 4, 10 + i)
+            case.check(0, result)
+        assert np.array_equal(results[6], np.full(3, 4.0))
 
 
 @each(("operation", "algorithm"), [a for a in ALL if a[0] in ("reduce", "gather", "all_to_all")])

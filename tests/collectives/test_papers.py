@@ -11,6 +11,7 @@ from minidist import collectives
 from minidist.collectives.closed_forms import seconds, volume
 from minidist.collectives.segmented_ring import SEGMENT_BYTES
 from minidist.comm import SimWorld
+from minidist.core.base.layout import chunk_sizes
 from minidist.core.comm import LinkModel
 from tests.cases import each
 from tests.collectives.cases import ALL, DTYPES, Case
@@ -109,3 +110,12 @@ def test_all_ranks_have_the_same_bits_even_of_zeros_and_nans(algorithm, ranks):
     with np.errstate(invalid="ignore"):
         for op in ("sum", "max", "min"):
             assert len(set(SimWorld(ranks).run(program, op))) == 1
+
+
+def test_chunk_sizes_that_do_not_divide_change_the_traffic_as_the_closed_form_says():
+    assert chunk_sizes(11, 3) == [4, 4, 3]
+    # rank 0 hands over 11; rank 1 sends chunk {2} in its round and chunk 0 back; rank 2 sends chunks {0, 1}
+    scattered = [volume("reduce_scatter", "recursive_halving", 11, 3, rank) for rank in range(3)]
+    assert scattered == [(1, 11), (2, 3 + 4), (1, 8)]
+    gathered = [volume("all_gather", "recursive_doubling", [4, 4, 3], 3, rank) for rank in range(3)]
+    assert gathered == [(1, 4), (2, 8 + 11), (1, 3)]
