@@ -106,7 +106,7 @@ assert same
 # %% [markdown]
 # In the library a *unit* is the parameters of one layer in one flat array. `fully_shard` makes one, and from
 # then on a rank keeps its shard; the unit gathers and reduces by itself, in streams, so that gathers overlap
-# with computing ([fsdp_unit.py](../minidist/core/parallel/fsdp_unit.py), `start_gather`, `finish_gather`,
+# with computing ([fsdp.py](../minidist/core/parallel/fsdp.py), `start_gather`, `finish_gather`,
 # `release` and `start_reduce`). The network of the case:
 
 # %%

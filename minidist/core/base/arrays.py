@@ -70,7 +70,7 @@ creating: ContextVar[Any] = ContextVar("minidist_creating", default=None)
 host_product: Callable[..., Array] = matmul
 
 LINE = 64  # bytes of a cache line
-READ_BY_OTHERS = range(64 * 1024, 1024 * 1024 + 1)  # bytes of arrays that are sent as they are and that a cache holds
+READ_BY_OTHERS = 64 * 1024  # bytes; other cores read longer messages out of the array itself, shorter ones as copies
 
 # Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
 GPU_BLOCK = 1 << 24

@@ -33,7 +33,7 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray, out: np.nda
     out = total if out is None else out
     if out.dtype.char in "fd" or not hooks.narrow_sum(op, total, contribution, out):
         function = UFUNCS[op]
-        if out.nbytes in xp.READ_BY_OTHERS and (head := xp.elements_before_line(out)):
+        if out.nbytes > xp.READ_BY_OTHERS and (head := xp.elements_before_line(out)):
             function(total[:head], contribution[:head], out=out[:head])
             total, contribution, out = total[head:], contribution[head:], out[head:]
         function(total, contribution, out=out)
