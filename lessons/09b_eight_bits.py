@@ -84,8 +84,8 @@ def train(comm, int8=False, agree=True, steps=STEPS):
 
 
 # %% [markdown]
-# The loss of a float model, and of one that rounds weights and inputs to 8 bits. The two curves can hardly be
-# told apart: 256 values are enough for this network.
+# The loss of a float model, and of one that rounds weights and inputs to 8 bits. The two curves nearly
+# coincide: 256 values are enough for this network.
 
 # %%
 dense = SimWorld(1).run(train)[0]
