@@ -40,7 +40,7 @@ import numpy as np
 
 from minidist import MLP, Pipeline, SimWorld, Tensor, cross_entropy, get_schedule, split_model
 from minidist.base.memory import account_memory
-from minidist.core.pipeline.plan.one_f_one_b import stage_order
+from minidist.core.pipeline.schedules import stage_order
 from minidist.course.story import story
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
@@ -162,7 +162,7 @@ print(SimWorld(2).run(lambda comm: carry_out(comm, gpipes_list, batches, comm.ra
 
 # %% [markdown]
 # Which list is 1F1B's is your exercise. The library's is in
-# [one_f_one_b.py](../minidist/core/pipeline/plan/one_f_one_b.py); its loop is
+# [schedules.py](../minidist/core/pipeline/schedules.py); its loop is
 # [pipeline.py](../minidist/core/pipeline/runtime/pipeline.py).
 
 # %% [markdown]

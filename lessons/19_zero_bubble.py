@@ -117,7 +117,7 @@ for name, second in (("W at once", "F0 I0 W0 F1 I1 W1"), ("W last", "F0 I0 F1 I1
 
 # %% [markdown]
 # To find the list with which a pipeline of p stages waits least is your exercise; the library's is
-# [zero_bubble.py](../minidist/core/pipeline/plan/zero_bubble.py). In the engine W is a list of work
+# [schedules.py](../minidist/core/pipeline/schedules.py). In the engine W is a list of work
 # that the backward pass returns: `output.backward(gradient, weight_gradients="deferred")` returns
 # it, `.run()` does it.
 

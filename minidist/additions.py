@@ -124,7 +124,7 @@ def _load_more(registry: Any) -> bool:
 
     # Noted first: what the files import looks at the table, too.
     _LOADED.add(package)
-    from minidist.base.registry import import_modules
+    from minidist.base.extras import import_modules
 
     import_modules(package, import_module(package).__path__, without=_NO_ALGORITHMS)
     return True
@@ -237,7 +237,7 @@ for _name, _path in FUNCTIONS.items():
     _file, _, _other = _path.partition(":")
     setattr(hooks, _name, _function(_name, _file, _other or _name))
 hooks.choosers["auto"] = _choose
-hooks.special_sizes = range(64 * 1024, 1024 * 1024 + 1)  # bytes of arrays that are sent whole and that a cache holds
+hooks.read_by_others = 64 * 1024
 hooks.load_more = _load_more
 hooks.other_entry = _other_entry
 hooks.model_checks.append(_check_weights)

@@ -28,7 +28,7 @@ from minidist.nn import rotary, rotary_angles, swiglu
 from minidist.nn.dropout import AttentionDropout
 from minidist.nn.norms import RMSNorm
 from minidist.nn.ops.grouped_attention import grouped_query_attention
-from minidist.nn.refusals import check_config
+from minidist.nn.refusals import refuse_config
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)
 # (and with attention dropout that as a fourth argument)
@@ -241,7 +241,8 @@ class Llama(LanguageModel):
         seed: int | None = 0,
         attention_fn: GroupedAttention = grouped_query_attention,
     ) -> None:
-        check_config("Llama", config, LlamaConfig)
+        if not isinstance(config, LlamaConfig):
+            refuse_config("Llama", config, LlamaConfig)
         super().__init__()
         self.config = config
         self.aux_loss_weight = config.router_aux_loss_coef if config.num_local_experts else None

@@ -70,10 +70,9 @@ def check_heads(width: Any, heads: Any) -> None:
         raise UsageError(f"n_embd {width} is not a multiple of n_head {heads}")
 
 
-def check_config(model: str, config: Any, kind: type) -> None:
-    """Raise UsageError when a model got something else than its `kind` of configuration."""
-    if not isinstance(config, kind):
-        raise UsageError(f"{model} got {quoted(config)} as its configuration; pass a {kind.__name__}(...)")
+def refuse_config(model: str, config: Any, kind: type) -> NoReturn:
+    """Raise UsageError: a model got something else than its `kind` of configuration."""
+    raise UsageError(f"{model} got {quoted(config)} as its configuration; pass a {kind.__name__}(...)")
 
 
 def check_whole_parameter(parameter: Parameter) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minidist import additions
-from minidist.base import registry
+from minidist.base import extras
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base import hooks
@@ -18,7 +18,7 @@ from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.core.parallel import model_parallel
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters
 from minidist.core.parallel.model_parallel import apply_context_parallel
-from minidist.core.pipeline.plan import get_schedule
+from minidist.core.pipeline.schedules import get_schedule
 from minidist.nn import Llama, LlamaConfig
 from minidist.optim import SGD
 from minidist.parallel.data_parallel import DistributedDataParallel
@@ -48,7 +48,7 @@ def test_more_algorithms_and_schedules_are_imported_once_when_a_name_is_not_ther
     """The folder of schedules imports its files itself, before `import_modules` does."""
     found = []
     monkeypatch.setattr(additions, "_LOADED", set())
-    monkeypatch.setattr(registry, "import_modules", lambda package, *_, **__: found.append(package))
+    monkeypatch.setattr(extras, "import_modules", lambda package, *_, **__: found.append(package))
     assert "ring" in ALGORITHMS["all_reduce"]
     validate(get_schedule("1F1B").plan(2, 2))
     assert found == []

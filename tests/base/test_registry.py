@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from minidist.base.registry import import_modules
+from minidist.base.extras import import_modules
 from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
 from minidist.core.base.registry import Registry
@@ -54,7 +54,7 @@ def test_importing_a_package_imports_its_files_and_so_registers_their_entries(tm
     (package / "table.py").write_text("from minidist.core.base.registry import Registry\nBOOKS = Registry('book')\n")
     (package / "one.py").write_text("from shelf.table import BOOKS\nBOOKS.add('one', 1)\n")
     (package / "__init__.py").write_text(
-        "from minidist.base.registry import import_modules\nimport_modules(__name__, __path__)\n"
+        "from minidist.base.extras import import_modules\nimport_modules(__name__, __path__)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     import shelf.table

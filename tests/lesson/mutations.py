@@ -948,7 +948,24 @@ MUTATIONS = {
         ),
         ("np.stack([k, v])", "np.stack([v, k])", "keys and values are exchanged: scores are"),
     ],
-    "22.visible": [
+    "22b.ulysses": [
+        ("n, own, size = comm.size", "n, own, size = 1", ""),
+        ("    n, own", "    return attend(q, k, v)\n    n, own", "keys of its own rank only"),
+        ("    one = here * size\n", "    return attend(*whole)\n    one = here * size\n", "all tokens of some heads"),
+        (
+            "back.reshape(n, own, here, size).transpose(1, 0, 2, 3).reshape(q.shape)",
+            "back.reshape(q.shape)",
+            "put the pieces one after the other along the heads",
+        ),
+        ("receive_counts=[r * one for r in rows]", "receive_counts=[own * one] * n", "parts are ragged: to rank r go"),
+        (
+            "    one = here * size\n",
+            "    all_to_all(comm, np.zeros(n))\n    one = here * size\n",
+            "q, k and v of one rank belong together",
+        ),
+        ("attend(*whole)", "attend(whole[0], np.roll(whole[1], n > 1, axis=0), whole[2])", "q, k and v must be cut"),
+    ],
+    "22c.visible": [
         ("ends = tokens == separator", "ends = tokens < 0", "keys of other documents"),
         ("np.cumsum(ends) - ends", "np.cumsum(ends)", "the document that it ends"),
         ("(rank, 2 * ranks - 1 - rank)", "(2 * rank, 2 * rank + 1)", "chunk 2P-1-r"),

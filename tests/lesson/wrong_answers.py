@@ -9,6 +9,12 @@ from minidist.core.collectives import all_gather
 from minidist.course.lesson import solution
 
 
+def all_heads_to_all(comm, q, k, v, rows, attend):
+    counts = [q[0].size * count for count in rows]
+    keys, values = (all_gather(comm, part.ravel(), counts=counts).reshape(-1, *q.shape[1:]) for part in (k, v))
+    return attend(q, keys, values)
+
+
 def no_rank_waits(comm, say):
     say("here")
 
@@ -186,6 +192,7 @@ WRONG = [
     ("19.zero_bubble", lambda p, m: [[f"F{i}" for i in range(m)]] * p, "needs F, I and W"),
     ("19.zero_bubble", lambda p, m: [], "'F0', 'I0', 'W0'"),
     ("19b.building_block", lambda p, offsets: [], "four starts per rank"),
+    ("22b.ulysses", all_heads_to_all, "send each rank its heads"),
     ("10c.shares_by_time", in_proportion, "another one would have"),
     ("10c.shares_by_time", lambda *_: 3, "a list of whole numbers"),
     ("11c.owners_compute", lambda comm, parts, rows, orthogonalize: parts, "the rows that came in"),

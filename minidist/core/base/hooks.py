@@ -8,8 +8,9 @@ The core calls what it finds here, and runs without any of it; `minidist/additio
 Proved by: tests/base/test_hooks.py
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from math import inf
 from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted
@@ -119,9 +120,9 @@ other_entry: Callable[[Any, str], Any] = _no_entry
 # The type of arrays that are not NumPy's -> the module of whole operations on them, or None.
 kernels_of: Callable[[type], Any] = _nothing
 # (op, first, second, out) -> whether it has stored first (op) second in out: asked for 16-bit floats and integers, and
-# for arrays of as many bytes as `special_sizes` has.
+# for arrays of more bytes than `read_by_others`: other cores read longer messages out of the array, shorter as copies.
 special_sum: Callable[[str, Any, Any, Any], Any] = _nothing
-special_sizes: Container[int] = ()
+read_by_others = inf
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
 # The classes of minidist/nn/dropout.py: of elements with a probability, and of weights of attention with a head count.

@@ -1,11 +1,7 @@
 """Entries that are found by name, so that a new algorithm or schedule is one new file.
 
-A decorator in the file adds the entry when the file is imported:
-
-    collectives/ring.py             @algorithm("all_reduce", "ring", ...)     adds the entry "ring"
-    pipeline/plan/one_f_one_b.py    @schedule("1f1b", ...)                    adds the entry "1f1b"
-
-A name that no entry has is looked for in a library's files (`hooks.load_more`, `hooks.other_entry`).
+A decorator such as `@schedule("1f1b")` adds the entry when its file is imported. A name that no entry has is looked for
+in a library's files (`hooks.load_more`, `hooks.other_entry`).
 
 Proved by: tests/base/test_registry.py
 """

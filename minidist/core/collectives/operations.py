@@ -25,9 +25,9 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray, out: np.nda
 
     out: where the result goes instead; it may be `contribution`, where ranks must agree on which of the two is first.
     """
-    # A library adds narrow numbers (16-bit floats, short integers) and arrays of some sizes in another way.
+    # A library adds narrow numbers (16-bit floats, short integers) and large arrays in another way.
     out = total if out is None else out
-    plain = out.dtype.char in "fd" and out.nbytes not in hooks.special_sizes
+    plain = out.dtype.char in "fd" and out.nbytes <= hooks.read_by_others
     if plain or not hooks.special_sum(op, total, contribution, out):
         UFUNCS[op](total, contribution, out=out)
 

@@ -57,7 +57,9 @@ class GPTConfig:
     attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        hooks.refusals().check_heads(self.n_embd, self.n_head)
+        whole = isinstance(self.n_embd, int) and isinstance(self.n_head, int)
+        if not whole or self.n_head < 1 or self.n_embd % self.n_head:
+            hooks.refusals().check_heads(self.n_embd, self.n_head)
 
 
 class Attention(Module):
@@ -257,7 +259,8 @@ class GPT(LanguageModel):
         seed: int | None = 0,
         attention_fn: AttentionFunction = causal_attention,
     ) -> None:
-        hooks.refusals().check_config("GPT", config, GPTConfig)
+        if not isinstance(config, GPTConfig):
+            hooks.refusals().refuse_config("GPT", config, GPTConfig)
         super().__init__()
         self.config = config
         self.aux_loss_weight = config.aux_loss_weight if config.n_experts else None

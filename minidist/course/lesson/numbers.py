@@ -37,11 +37,12 @@ MOVED = {
     "39": "06e",
     "40": "06e",
 }
-# Exercises of lessons that have become several: 09b and 11b.
+# Exercises of lessons that have become several: 09b, 11b and 22.
 MOVED_EXERCISES = {
     "09b.kept_all_reduce": "09c.kept_all_reduce",
     "09b.distil": "09d.distil",
     "11b.owners_compute": "11c.owners_compute",
+    "22.visible": "22c.visible",
 }
 
 

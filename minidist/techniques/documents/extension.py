@@ -7,7 +7,7 @@ The mask is in `parallel/context/document_mask.py`; `train/task.py` says when a 
 
 A rank sends per step: nothing more.
 Equal to: one device, bit for bit, 1e-12 with `--cp`.
-Lesson: 22_long_context.
+Lesson: 22c_documents.
 
 Proved by: tests/parallel/test_all_gather_attention.py, tests/config/test_rules.py
 """

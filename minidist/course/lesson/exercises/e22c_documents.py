@@ -1,4 +1,4 @@
-"""Lesson 22: which keys the queries of a rank see, when a sequence is split in zig-zag and holds several documents.
+"""Lesson 22c: which keys the queries of a rank see, when a sequence is split in zig-zag and holds several documents.
 
 Proved by: tests/lesson/test_exercises.py
 """
@@ -57,14 +57,14 @@ def _place(case: Case) -> tuple[int, int]:
 
 
 def draw_place(draw: np.random.Generator) -> Case:
-    """Return a case of up to 7 ranks, and one of these ranks is examined."""
+    """Return a case of up to 7 ranks with at least 8 tokens, and one of these ranks is examined."""
     ranks = int(draw.integers(1, 8))
-    return Case(1, int(draw.integers(2, 16)), 8 * ranks + int(draw.integers(ranks)))
+    return Case(1, int(draw.integers(4, 16)), 8 * ranks + int(draw.integers(ranks)))
 
 
 EXERCISES = [
     Exercise(
-        name="22.visible",
+        name="22c.visible",
         arguments=lambda case, rank: (text(case), SEPARATOR, *_place(case)),
         expected=lambda case: [_right(case)],
         cases=lambda: [
@@ -76,7 +76,7 @@ EXERCISES = [
         communicates=False,
         hints=hints_of(
             globals(),
-            "22.visible",
+            "22c.visible",
             negated=lambda f: f.answers_are([~f.expected[0]]),
             without_itself=lambda case: [_right(case) & (np.arange(2 * case.size) != _rows(case)[:, None])],
             all_visible=lambda f: "shape" not in f.message and bool(np.all(f.answers[0])),

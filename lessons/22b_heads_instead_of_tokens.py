@@ -1,0 +1,283 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 22b Heads instead of tokens
+#
+# *25 minutes. Before it: 22.*
+#
+# ## 1 The case
+#
+# A ring of lesson 22 on 16 ranks sends every block of keys and values 15 times. A rank sends 2 (P-1)
+# N/P h numbers in the forward pass of a layer, nearly 2 N h, however many ranks there are.
+#
+# But the heads of attention do not look at each other. A head needs its columns of all tokens, and
+# nothing of other heads. So exchange what a rank has before attention, some tokens of all heads, for
+# all tokens of some heads; compute attention as on one device; and exchange the output back. This is
+# *Ulysses*. A rank has N/P tokens of h numbers of queries, keys, values and outputs, and keeps one of
+# P parts of each.
+#
+# How many times as many numbers as Ulysses does the ring send on 16 ranks? And Llama 3.1 8B has 32
+# heads of queries that share 8 heads of keys and values. On how many ranks can it use Ulysses at
+# most?
+
+# %% [markdown]
+# ## 2 Predict
+#
+# Write both counts down for P = 16, and divide.
+
+# %%
+from minidist.course.lesson import check, expect, picture, predict, reveal, small_job, solution
+
+ratio_guess = predict("numbers that a ring sends on 16 ranks, over those of Ulysses", example=2)
+most_guess = predict("most ranks of Ulysses with 8 heads of keys and values", example=32)
+
+# %%
+from functools import partial
+
+import numpy as np
+
+from minidist import (
+    FlopCounter,
+    LinkModel,
+    RingAttention,
+    SimWorld,
+    Tensor,
+    UlyssesAttention,
+    UsageError,
+    all_to_all,
+    report,
+    sequence_positions,
+)
+from minidist.job.equality.compare import compare_rank
+from minidist.parallel.context import UlyssesRingAttention
+from minidist.report import show
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **An all-to-all turns some tokens of all heads into all tokens of some heads, and another one turns
+# the output back.** What it saves: bytes, which shrink as 1/P, and attention itself is that of one
+# device, whatever its mask or its kernel. What it costs: no message overlaps with computing, and
+# there must be as many heads as ranks.
+#
+# Four ranks, each with one token of four heads. The tens are the token, the ones the head. Step
+# through the exchange: rank r begins with a row of the table and ends with a column.
+
+
+# %%
+def one_token_each(comm):
+    all_to_all(comm, 10.0 * comm.rank + np.arange(4.0))
+
+
+show(report.step(one_token_each, 4), "Tokens are exchanged for heads on 4 ranks.")
+
+# %% [markdown]
+# The library's attention on four ranks, forward and backward, with what it computes as time on the
+# clock:
+
+# %%
+LENGTH, HEADS, SIZE = 512, 16, 4
+KINDS = {"ring": (RingAttention, "zigzag"), "ulysses": (UlyssesAttention, "contiguous")}
+
+
+def attend(comm, kind):
+    """Attention over LENGTH tokens; returns the places of this rank's tokens, and their outputs."""
+    attention, order = KINDS[kind]
+    mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
+    x = np.random.default_rng(0).normal(size=(1, LENGTH, 3 * HEADS * SIZE))[:, mine]
+    with FlopCounter() as counter:
+        qkv = Tensor(x.astype(np.float32), requires_grad=True)
+        y = attention(comm, LENGTH)(qkv, HEADS)
+        comm.compute(counter.take(), name="forward")
+        y.backward(np.ones_like(y.data))
+        comm.compute(counter.take(), name="backward")
+    return mine, y.data
+
+
+# %% [markdown]
+# Messages go between all pairs of ranks at once, before and after attention, and none of them while
+# a rank computes (F forward, B backward). Queries, keys and values are exchanged one after the
+# other. (Compare the messages with those of lesson 22, not the time in between: attention on one
+# device also computes the pairs that the mask hides, and the ring skips most of them.)
+
+# %%
+world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
+world.run(attend, "ulysses")
+picture("space-time", world, "part 3 of lesson 22b", name="Ulysses")
+
+# %% [markdown]
+# ## 4 The code
+#
+# The exchange in one direction. Rank r is sent the columns of its heads; what comes from rank r are
+# that rank's tokens, so the pieces are joined along the tokens:
+
+
+# %%
+def to_heads(comm, x):
+    """(own tokens, all heads, size) -> (all tokens, own heads, size); all parts are equal."""
+    pieces = np.split(x, comm.size, axis=1)
+    arrived = all_to_all(comm, np.concatenate([piece.ravel() for piece in pieces]))
+    return arrived.reshape(-1, *pieces[0].shape[1:])
+
+
+# %% [markdown]
+# Six tokens of three heads on three ranks, again with tens for the token and ones for the head:
+
+# %%
+table = 10 * np.arange(6)[:, None, None] + np.arange(3)[None, :, None]
+own = np.split(table, 3)  # two tokens on each rank
+for rank, heads in enumerate(SimWorld(3).run(lambda comm: to_heads(comm, own[comm.rank]))):
+    print(f"rank {rank}: {own[rank][..., 0].tolist()} becomes {heads.ravel().tolist()}")
+    assert np.array_equal(heads[:, 0], table[:, rank])
+
+# %% [markdown]
+# The library's is [ulysses.py](../minidist/parallel/context/ulysses.py). Heads must be as many as
+# ranks, or a multiple; tokens need not.
+
+# %% [markdown]
+# ## 5 Check
+#
+# A rank sends four arrays of N/P tokens and h numbers, (P-1)/P of each: 4 N h/P (P-1)/P in forward.
+# Over that the ring's count is P/2:
+
+# %%
+width = HEADS * SIZE
+for ranks in (2, 4, 8, 16):
+    sent = {}
+    for kind in KINDS:
+        world = SimWorld(ranks)
+        world.run(attend, kind)
+        sent[kind] = world.traces[0].bytes_by_purpose()["tensor_forward"]
+    print(
+        f"{ranks:2} ranks: a ring sends {sent['ring']:,} B, Ulysses {sent['ulysses']:,} B; "
+        f"{sent['ring'] / sent['ulysses']:g} times as many"
+    )
+    assert sent["ulysses"] == 4 * 4 * LENGTH * width * (ranks - 1) // ranks**2
+ratio_guess.judge(sent["ring"] / sent["ulysses"])
+
+# %% [markdown]
+# Then the heads of Llama 3.1 8B, of small size, on more and more ranks until Ulysses refuses:
+
+
+# %%
+def llama_heads(comm):
+    rows = len(sequence_positions(32, comm.rank, comm.size, "contiguous"))
+    q, kv = (Tensor(np.ones((1, rows, heads, 2), np.float32)) for heads in (32, 8))
+    UlyssesAttention(comm, 32)(q, kv, kv)
+
+
+for ranks in (2, 4, 8):
+    SimWorld(ranks).run(llama_heads)
+with expect(UsageError):
+    SimWorld(16).run(llama_heads)
+most_guess.judge(ranks)
+
+# %% [markdown]
+# More ranks than heads need both: groups of U neighbours exchange heads among themselves, and rings
+# of P/U ranks, one from each group, pass keys and values of the same heads round. On 16 ranks the
+# ring alone is U = 1, Ulysses alone U = 16; every choice computes the same outputs:
+
+# %%
+((_, whole),) = SimWorld(1).run(attend, "ring")
+for U in (1, 2, 4, 8, 16):
+    KINDS["both"] = partial(UlyssesRingAttention, ulysses=U), f"zigzag/{U}"
+    world = SimWorld(16)
+    parts = world.run(attend, "both")
+    off = max(np.abs(y - whole[:, mine]).max() for mine, y in parts)
+    sent = world.traces[0].bytes_by_purpose()["tensor_forward"]
+    print(f"U = {U:2}: {sent:7,} B in forward; max |y_parallel - y_single| = {off:.0e}")
+    tokens, ring = LENGTH * U // 16, 16 // U  # tokens of a group, ranks of a ring
+    assert sent == 4 * (4 * tokens * (U - 1) // U + 2 * (ring - 1) * tokens) * width // U
+    assert off < 1e-5
+
+# %% [markdown]
+# So take Ulysses as far as the heads go, on the fast links inside a node, and a ring for the rest. It
+# trains what one device trains, with Ulysses and with both:
+
+# %%
+for layout in (
+    {"cp": 4, "attention": "ulysses"},
+    {"cp": 4, "attention": "ulysses-ring", "ulysses": 2},
+):
+    verdict = SimWorld(4).run(
+        compare_rank, small_job(heads=4, precision="fp64", steps=2, **layout)
+    )[0]
+    print(f"{layout}: max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
+    assert verdict.equal
+
+# %% [markdown]
+# ## 6 Break it
+#
+# The way back, as one writes it first: what arrives is reshaped to own tokens and all heads. Every
+# number is there and the shape is right. But it comes rank by rank, and each piece has all own
+# tokens of that rank's heads:
+
+
+# %%
+def to_tokens(comm, x):
+    """(all tokens, own heads, size) -> (own tokens, all heads, size), wrongly."""
+    arrived = all_to_all(comm, x.ravel())  # the pieces of the ranks lie one after the other already
+    return arrived.reshape(len(x) // comm.size, -1, x.shape[2])
+
+
+back = SimWorld(3).run(lambda comm: to_tokens(comm, to_heads(comm, own[comm.rank])))
+for rank in range(3):
+    print(f"rank {rank}: {own[rank][..., 0].tolist()} has become {back[rank][..., 0].tolist()}")
+assert sorted(back[0].ravel()) == sorted(own[0].ravel())
+assert not np.array_equal(back[0], own[0])
+
+# %% [markdown]
+# Attention mixes these numbers with a weight matrix next, so nothing raises: each head's output is
+# taken for that of another head or of another token.
+
+# %% [markdown]
+# ## 7 Exercise: attention between two exchanges
+#
+# `q`, `k`, `v` are this rank's: (own tokens, heads, size) each. `rows` lists the number of tokens of
+# every rank, which may differ; heads are a multiple of the ranks, and rank 0 takes the first ones.
+# `attend(q, k, v)` is attention on one device, of arrays of that form with any number of heads.
+# Return the outputs of your tokens, (own tokens, heads, size). Judged are messages and bytes:
+# n - 1 messages there, n - 1 back, and no more numbers than heads need. Use `all_to_all(comm, array,
+# send_counts=[...], receive_counts=[...])`, whose counts are numbers of elements by rank, or
+# messages.
+
+
+# %%
+def ulysses(comm, q, k, v, rows, attend):
+    return attend(q, k, v)
+
+
+check("22b.ulysses", ulysses)
+
+# %%
+reveal("22b.ulysses")
+check("22b.ulysses", solution("22b.ulysses"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **Some tokens of all heads become all tokens of some heads**, and back: 4 N h/P (P-1)/P numbers per
+#   layer in forward, where a ring sends P/2 times as many. There must be a head of keys for each rank.
+# - More ranks than heads: Ulysses inside groups, a ring between them.
+
+# %% [markdown]
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 2 python mpi_examples/5_context_and_experts/context_parallel_llama.py --ulysses
+#     mpiexec -n 4 minidist train --cp 4 --attention ulysses-ring --ulysses 2 --heads 4 --steps 5
+
+# %% [markdown]
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `UlyssesAttention`, `--attention ulysses` | DeepSpeed-Ulysses `DistributedAttention`; Megatron-LM `--cp-comm-type a2a` |
+# | `UlyssesRingAttention`, `--attention ulysses-ring --ulysses 2` | USP, LoongTrain's 2D-Attention; Megatron-LM `--cp-comm-type a2a+p2p` |
+#
+# Next: [22c Documents](22c_documents.ipynb). All of them are in the [index](README.md).
