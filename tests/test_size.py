@@ -15,12 +15,12 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "base": 4_172,
+    "base": 4_180,
     "collectives": 3_871,
-    "comm": 6_489,
+    "comm": 6_491,
     "commands": 5_473,
     "course": 12_635,
-    "core": 9_934,
+    "core": 9_892,
     "data": 1_624,
     "debug": 9_008,
     "job": 8_732,
@@ -30,7 +30,7 @@ LINES = {
     "pipeline": 4_696,
     "planning": 5_786,
     "report": 6_350,
-    "techniques": 12_145,
+    "techniques": 12_147,
 }
 FOLDERS = 16
 SETTINGS = 40  # of every job; those of a technique are in its folder
