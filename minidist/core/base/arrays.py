@@ -238,6 +238,15 @@ def is_half(dtype: Any) -> bool:
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
+def named_dtype(name: str) -> Any:
+    """The dtype called `name`, "bfloat16" among them (which NumPy knows once ml_dtypes is imported)."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
 def upcast(value: Array) -> Array:
     """`value` itself, or its exact values in a new float32 array (memory purpose workspace) when it is 16-bit."""
     if value.itemsize != 2 or not is_half(value.dtype):

@@ -22,6 +22,7 @@ import numpy as np
 
 from minidist.core.base import arrays as xp
 from minidist.core.base import hooks
+from minidist.core.base.arrays import named_dtype
 from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import watchers
 from minidist.core.comm import Comm
@@ -104,7 +105,7 @@ class Messages:
                     if stage + 1 == stages:
                         break
 
-                    zeros = [xp.zeros(shape, xp.dtype(dtype)) for shape, dtype in tensors]
+                    zeros = [xp.zeros(shape, named_dtype(dtype)) for shape, dtype in tensors]
                     tensors = [signature(array) for array in run(stage, members[0], zeros)]
                     boundaries.update({(stage + 1, i): tensors for i in members})
                     if path[stage + 1] != comm.rank:
@@ -119,7 +120,7 @@ class Messages:
             if message in self.tags:
                 ranks = {self.rank_of[stage - 1, i], self.rank_of[stage, i]}
                 (other,) = ranks - {self.comm.rank}
-                shapes = [(shape, xp.dtype(dtype)) for shape, dtype in tensors]
+                shapes = [(shape, named_dtype(dtype)) for shape, dtype in tensors]
                 floats = [(shape, dtype) for shape, dtype in shapes if dtype.kind in FLOATS]
                 self.routes[message] = other, self.tags[message], shapes
                 self.routes[back] = other, self.tags[back], floats
