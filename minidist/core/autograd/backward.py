@@ -13,7 +13,7 @@ later (the W of zero-bubble pipelines: Qi et al., "Zero Bubble Pipeline Parallel
 Proved by: tests/autograd/test_backward.py, tests/autograd/test_deferred_and_recorded.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
@@ -32,13 +32,10 @@ _running: ContextVar["BackwardPass | None"] = ContextVar("minidist_running_backw
 current_pass = _running.get  # the pass that is running on this rank, or None
 
 
-def backward(
-    tensor: Tensor, gradient: Any = None, *, observers: Sequence[BackwardObserver] = (), weight_gradients: str = "now"
-) -> "WeightGradStore | None":
+def backward(tensor: Tensor, gradient: Any = None, *, weight_gradients: str = "now") -> "WeightGradStore | None":
     """Compute the gradients of `tensor` for every leaf and parameter that it depends on, and add them there.
 
     gradient: d(something)/d(tensor), an array or tensor of the tensor's shape; it may be left out for one element.
-    observers: they are told how the pass goes on, as those are that are registered on parameters (`BackwardObserver`).
     weight_gradients: "now", or "deferred": then parameters get nothing yet, and a `WeightGradStore` is returned.
 
     The graph is used up: a second backward through any node of it raises AutogradError.
@@ -65,7 +62,7 @@ def backward(
             raise ShapeError(f"backward: gradient of shape {gradient.shape} for a tensor of shape {data.shape}")
 
     # Observers join before the first node is visited, and are told at the end that all nodes were.
-    running = BackwardPass(observers, weight_gradients)
+    running = BackwardPass(weight_gradients)
     if root.__class__ is not Node:  # backward from a parameter itself
         root.accumulate(gradient)
         return running.store
@@ -89,15 +86,12 @@ Tensor.backward = backward
 class BackwardPass:
     """One pass over one graph. A recomputed block (a replay) has a separate graph, visited in the same pass."""
 
-    def __init__(self, observers: Sequence[BackwardObserver] = (), weight_gradients: str = "now") -> None:
+    def __init__(self, weight_gradients: str = "now") -> None:
         self.store = WeightGradStore(self) if weight_gradients == "deferred" else None
         self.sites: dict[Parameter, int] = {}  # contributions still to come, by parameter
         self.observers: list[BackwardObserver] = []  # in the order in which they joined
         self.over = False  # also when an error has ended it
         self.watchers = watchers.get()
-        self._told_all = observers
-        for observer in observers:
-            self.attach(observer)
 
     def attach(self, observer: BackwardObserver) -> None:
         """Let `observer` join the pass, if it has not yet."""
@@ -146,14 +140,12 @@ class BackwardPass:
             node.grad = xp.as_array(node.grad) if node.owned else xp.array(node.grad)
             node.owned = True
             return
-        inputs, weights, prepare, hook, gradient = node.inputs, node.weights, node.prepare, node.hook, node.grad
-        node.inputs, node.weights, node.prepare, node.hook, node.grad = None, (), None, None, None
+        inputs, weights, prepare, gradient = node.inputs, node.weights, node.prepare, node.grad
+        node.inputs, node.weights, node.prepare, node.grad = None, (), None, None
 
         # The work that all products share.
         if prepare is not None:
             gradient = prepare(gradient)
-        elif hook is not None:
-            gradient = hook(self, gradient)
 
         # Gradients of the inputs, which older nodes wait for.
         told = self.watchers
@@ -193,7 +185,7 @@ class BackwardPass:
                 parameter.zero_fill()  # a replay read it and did not differentiate it
             for hook in parameter.ready_hooks:
                 hook(parameter)
-            for observer in (*parameter.observers, *self._told_all):
+            for observer in parameter.observers:
                 self.attach(observer)
                 observer.parameter_ready(parameter)
 
@@ -236,12 +228,15 @@ def backward_hook(x: Tensor, hook: Callable[[BackwardPass], None], name: str = "
 
     It does not where x needs no gradient, as the input of the first layer.
     """
+    return record(name, x.data, ((x, None),), prepare=partial(call_hook, hook), cost=0)
 
-    def call(running: BackwardPass, gradient: Any) -> Any:
-        hook(running)
-        return gradient
 
-    return record(name, x.data, ((x, None),), hook=call, cost=0)
+def call_hook(hook: Callable[[BackwardPass], None], gradient: xp.Array) -> xp.Array:
+    """Call hook(the pass that is running), and return the gradient as it is."""
+    running = current_pass()
+    assert running is not None
+    hook(running)
+    return gradient
 
 
 def backward_hooks(value: Any, hook: Callable[[BackwardPass], None], name: str = "backward hook") -> Any:
