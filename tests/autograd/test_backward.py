@@ -148,17 +148,19 @@ class Log(BackwardObserver):
         self.events.append("finished")
 
 
-def test_an_observer_joins_when_it_is_registered_or_attached():
-    def run(register=None, hook=None):
+def test_an_observer_joins_when_it_is_given_registered_or_attached():
+    def run(register=None, hook=None, **options):
         w, b = Parameter(draws(3, 3), name="w"), Parameter(draws(3), name="b")
         if register is not None:
             w.observers.append(register)
         y = Tensor(draws(2, 3)) @ w
         y = y if hook is None else ag.backward_hook(y, lambda running: running.attach(hook))
-        (y.tanh() + b).sum().backward()
+        (y.tanh() + b).sum().backward(**options)
 
     # Nodes in backward order: sum, add (b gets ready), tanh, the hook, the product (w gets ready).
-    registered, attached = Log(), Log()
+    given, registered, attached = Log(), Log(), Log()
+    run(observers=[given])
+    assert given.events == ["started", "node", "b", "node", "node", "w", "node", "finished"]
     run(register=registered)
     assert registered.events == ["started", "w", "node", "finished"]
     run(hook=attached)
@@ -173,11 +175,9 @@ def test_an_observer_is_not_told_that_a_pass_finished_when_an_error_ended_it():
         raise ZeroDivisionError
 
     log = Log()
-    x = ag.backward_hook(Tensor(draws(2), requires_grad=True), fail)
-    loss = ag.backward_hook(x.sum(), lambda running: running.attach(log))
     with pytest.raises(ZeroDivisionError):
-        loss.backward()
-    assert log.events == ["started", "node", "node"]
+        ag.backward_hook(Tensor(draws(2), requires_grad=True), fail).sum().backward(observers=[log])
+    assert log.events == ["started", "node"]
     assert not ag.current_pass()
 
 
@@ -321,7 +321,7 @@ def test_backward_frees_what_it_has_passed():
             def node_done(self):
                 live.append(account.by_purpose["activation"])
 
-        ag.backward_hook(loss, lambda running: running.attach(Watch())).backward()
+        loss.backward(observers=[Watch()])
     assert peak_forward >= 10 * 8000
     assert live == sorted(live, reverse=True)
     assert live[-1] <= 16  # the loss itself
@@ -359,7 +359,7 @@ def test_receive_adds_in_place_only_what_it_owns():
     np.testing.assert_array_equal(shared, [1, 1])
 
 
-def test_observers_are_told_in_the_order_in_which_they_joined():
+def test_observers_are_told_in_order_the_parameters_own_before_those_of_the_pass():
     told = []
 
     class Noting(BackwardObserver):
@@ -378,9 +378,9 @@ def test_observers_are_told_in_the_order_in_which_they_joined():
     weight = Parameter(draws(3), name="w")
     weight.observers += [Noting("first"), Noting("second")]
     weight.register_post_accumulate_grad_hook(lambda p: told.append("hook"))
-    ag.backward_hook((weight * weight).sum(), lambda running: running.attach(Noting("pass"))).backward()
+    (weight * weight).sum().backward(observers=[Noting("pass")])
     assert told == [
         "pass started",
-        *("hook", "first started", "first ready", "second started", "second ready"),
+        *("hook", "first started", "first ready", "second started", "second ready", "pass ready"),
         *("pass finished", "first finished", "second finished"),
     ]

@@ -89,7 +89,7 @@ def check_values(colors, size, op, async_op, root, eager, cuts):
 def on_mesh(comm, size, shape):
     """Nodes are the rows of a mesh. A DDP bucket would be reduced so."""
     mesh = init_device_mesh(comm, shape, ("node", "local"))
-    levels = TwoLevel(comm, mesh["node"].rank)
+    levels = TwoLevel(comm, mesh.get_local_rank("node"))
     comm.barrier()
     array = np.arange(size) + 1000.0 * comm.rank
     before = len(comm.trace.messages), comm.time()

@@ -24,7 +24,7 @@ def check_axis_groups(shape):
         if len(shape) > 1:
             groups[names[:2]] = mesh[names[:2]]
         seen = {key: all_gather(group, np.array([comm.rank])).tolist() for key, group in groups.items()}
-        return seen, mesh.coordinate, {k: g.rank for k, g in groups.items()}
+        return seen, {name: mesh.get_local_rank(name) for name in names}, {k: g.rank for k, g in groups.items()}
 
     for rank, (seen, coordinates, places) in enumerate(SimWorld(int(np.prod(shape))).run(program)):
         mine = np.array(np.unravel_index(rank, shape))  # last axis fastest
@@ -37,8 +37,8 @@ def check_axis_groups(shape):
                 assert np.ravel_multi_index(theirs[along], np.array(shape)[along]) == place
             assert len(members) == np.prod([shape[axis] for axis in along])
             assert members[places[key]] == rank
-        for axis in range(len(shape)):
-            assert coordinates[axis] == mine[axis]
+        for axis, name in enumerate(names):
+            assert coordinates[name] == mine[axis]
 
 
 @each("shape", [(1,), (4,), (2, 3), (3, 2), (2, 2, 2), (2, 3, 2), (1, 3, 2, 2)])

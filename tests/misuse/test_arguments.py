@@ -66,7 +66,7 @@ CALLS = {
     "a mesh of a number": (lambda c: init_device_mesh(c, 1, ("dp",)), r"shape 1; pass the ranks of each axis, such as"),
     "axes that are numbers": (lambda c: init_device_mesh(c, (1,), (3,)), r"names \(3,\); pass the name of each axis"),
     "a mesh without a communicator": (lambda c: init_device_mesh((1,), ("dp",), c), "needs a communicator, and got"),
-    "an axis by number": (lambda c: init_device_mesh(c, (1,), ("dp",))[0], "the mesh has no axis 0; it has dp"),
+    "an axis by number": (lambda c: init_device_mesh(c, (1,), ("dp",)).size(0), "the mesh has no axis 0; it has dp"),
     "a dict as configuration": (lambda c: GPT({"n_layer": 2}), r"GPT got .* as its configuration; pass a GPTConfig\("),
     "the class as configuration": (lambda c: Llama(LlamaConfig), r"Llama got .*; pass a LlamaConfig\("),
     "no heads": (lambda c: GPTConfig(n_head=0), "n_head=0; it must be a whole number of at least 1"),

@@ -13,7 +13,7 @@ later (the W of zero-bubble pipelines: Qi et al., "Zero Bubble Pipeline Parallel
 Proved by: tests/autograd/test_backward.py, tests/autograd/test_deferred_and_recorded.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from operator import attrgetter
@@ -32,10 +32,13 @@ _running: ContextVar["BackwardPass | None"] = ContextVar("minidist_running_backw
 current_pass = _running.get  # the pass that is running on this rank, or None
 
 
-def backward(tensor: Tensor, gradient: Any = None, *, weight_gradients: str = "now") -> "WeightGradStore | None":
+def backward(
+    tensor: Tensor, gradient: Any = None, *, observers: Sequence[BackwardObserver] = (), weight_gradients: str = "now"
+) -> "WeightGradStore | None":
     """Compute the gradients of `tensor` for every leaf and parameter that it depends on, and add them there.
 
     gradient: d(something)/d(tensor), an array or tensor of the tensor's shape; it may be left out for one element.
+    observers: they are told how the pass goes on, as those are that are registered on parameters (`BackwardObserver`).
     weight_gradients: "now", or "deferred": then parameters get nothing yet, and a `WeightGradStore` is returned.
 
     The graph is used up: a second backward through any node of it raises AutogradError.
@@ -62,7 +65,7 @@ def backward(tensor: Tensor, gradient: Any = None, *, weight_gradients: str = "n
             raise ShapeError(f"backward: gradient of shape {gradient.shape} for a tensor of shape {data.shape}")
 
     # Observers join before the first node is visited, and are told at the end that all nodes were.
-    running = BackwardPass(weight_gradients)
+    running = BackwardPass(observers, weight_gradients)
     if root.__class__ is not Node:  # backward from a parameter itself
         root.accumulate(gradient)
         return running.store
@@ -86,12 +89,15 @@ Tensor.backward = backward
 class BackwardPass:
     """One pass over one graph. A recomputed block (a replay) has a separate graph, visited in the same pass."""
 
-    def __init__(self, weight_gradients: str = "now") -> None:
+    def __init__(self, observers: Sequence[BackwardObserver] = (), weight_gradients: str = "now") -> None:
         self.store = WeightGradStore(self) if weight_gradients == "deferred" else None
         self.sites: dict[Parameter, int] = {}  # contributions still to come, by parameter
         self.observers: list[BackwardObserver] = []  # in the order in which they joined
         self.over = False  # also when an error has ended it
         self.watchers = watchers.get()
+        self._told_all = observers
+        for observer in observers:
+            self.attach(observer)
 
     def attach(self, observer: BackwardObserver) -> None:
         """Let `observer` join the pass, if it has not yet."""
@@ -185,7 +191,7 @@ class BackwardPass:
                 parameter.zero_fill()  # a replay read it and did not differentiate it
             for hook in parameter.ready_hooks:
                 hook(parameter)
-            for observer in parameter.observers:
+            for observer in (*parameter.observers, *self._told_all):
                 self.attach(observer)
                 observer.parameter_ready(parameter)
 

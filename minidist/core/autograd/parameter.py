@@ -66,8 +66,8 @@ class Gradient:
 class BackwardObserver:
     """What a strategy learns of a backward pass. Every method may be left out.
 
-    An observer joins a pass when a `backward_hook` attaches it, or when a parameter on which it is registered becomes
-    ready. It is told of the ready parameters on which it is registered.
+    An observer joins a pass when it is given to `backward`, attached by a `backward_hook`, or registered on a parameter
+    that becomes ready. It is told of ready parameters on which it is registered (of all, when given to `backward`).
     """
 
     def started(self) -> None:

@@ -64,6 +64,14 @@ class Mesh:
             self._comms[names] = self._slice(names)
         return self._comms[names]
 
+    def size(self, name: str) -> int:
+        """Return the number of ranks along an axis."""
+        return self[name].size
+
+    def get_local_rank(self, name: str) -> int:
+        """Return this rank's coordinate on an axis."""
+        return self[name].rank
+
 
 def init_device_mesh(comm: Comm, mesh_shape: Sequence[int], mesh_dim_names: Sequence[str]) -> Mesh:
     """Return a mesh over all ranks of `comm`; the last axis is the fastest. No message is sent."""
