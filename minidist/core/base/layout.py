@@ -31,7 +31,11 @@ def offsets(sizes: list[int]) -> list[int]:
 
 def cut(array: Any, sizes: list[int]) -> list[Any]:
     """Views of the consecutive chunks of a 1-D array."""
-    return [array[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    chunks, start = [], 0
+    for size in sizes:
+        chunks.append(array[start : start + size])
+        start += size
+    return chunks
 
 
 @dataclass(frozen=True)
