@@ -173,7 +173,7 @@ class BackwardPass:
         for parameter, vjp in weights:
             cost = next(costs, None)
             if self.store is not None:
-                self.store.work.append((parameter, partial(vjp, gradient), cost))
+                self.store.put(parameter, partial(vjp, gradient), cost)
             else:
                 self.site_done(parameter, partial(vjp, gradient), cost)
 
@@ -201,8 +201,11 @@ class WeightGradStore:
 
     def __init__(self, owner: BackwardPass) -> None:
         self._owner, self._ran = owner, False
-        # Of each weight gradient: compute(out) returns it, and (flops, bytes) are its cost.
         self.work: list[tuple[Parameter, Callable[..., Any], tuple[int, int] | None]] = []
+
+    def put(self, parameter: Parameter, compute: Callable[..., Any], cost: tuple[int, int] | None) -> None:
+        """Append one weight gradient: compute(out) returns it."""
+        self.work.append((parameter, compute, cost))
 
     def run(self) -> None:
         """Compute them all, once; a second run is an error, because every weight would be counted twice."""
