@@ -151,7 +151,7 @@ def _exponentials(q: xp.Array, queries: int) -> Callable[[xp.Array], xp.Array]:
 
     It returns 1 / row sums (..., queries, 1). The last key is the last query's own; keys after a query's own are 0.
     """
-    diagonal, ones = _diagonal(queries, q), xp.ones(q.shape[2], q.dtype, q)
+    diagonal, ones = _diagonal(queries, q), xp.constant(q.shape[2], 1, q)
 
     def exponentials(e: xp.Array) -> xp.Array:
         keys, n = e.shape[2:]

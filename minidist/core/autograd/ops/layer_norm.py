@@ -81,4 +81,4 @@ def _gradient(g: xp.Array, weight: xp.Array, rows: xp.Array, inverse: xp.Array) 
 def _average(x: xp.Array) -> xp.Array:
     """A vector whose product with a row of x is the row's mean."""
     n = x.shape[-1]
-    return xp.full(n, 1 / n if n else 0, x.dtype, x)
+    return xp.constant(n, 1 / n if n else 0, x)
