@@ -15,12 +15,13 @@ from typing import Any
 from minidist.comm.call_site import NOWHERE
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
-from minidist.core.base.arrays import READ_BY_OTHERS, ndarray
+from minidist.core.base import hooks
+from minidist.core.base.arrays import ndarray
 from minidist.core.comm.communicator import MAX_TAG
 
 # MPI copies a short message into memory that the ranks share. A longer one is read out of the sender's array, whose
 # lines are then in the caches of both cores; the sender's next write invalidates them. Up to 64 KiB a copy costs less.
-BUFFERED, COPIED = 5 * 1024, READ_BY_OTHERS  # bytes
+BUFFERED, COPIED = 5 * 1024, hooks.read_by_others  # bytes
 
 
 class DirectMessages(CheckedMessages):

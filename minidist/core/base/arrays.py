@@ -71,9 +71,6 @@ creating: ContextVar[Any] = ContextVar("minidist_creating", default=None)
 host_product: Callable[..., Array] = matmul
 _kept_full = lru_cache(64)(np.full)  # see `constant`
 
-LINE = 64  # bytes of a cache line
-READ_BY_OTHERS = 64 * 1024  # bytes; other cores read longer messages out of the array itself, shorter ones as copies
-
 # Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
 GPU_BLOCK = 1 << 24
 
@@ -178,17 +175,6 @@ def owner(value: Array) -> Array:
     while is_array(getattr(base, "base", None)):
         base = base.base
     return base  # type: ignore[no-any-return]
-
-
-def elements_before_line(value: Array) -> int:
-    """Return how many elements of a 1-D array lie before its first whole cache line; 0 for any other array.
-
-    Another core that has read the array, as a message, has its lines in its cache. A vector store across two lines
-    invalidates both there, and so each line twice: stores of whole lines take half the time.
-    """
-    if value.ndim != 1 or type(value) is not ndarray:
-        return 0
-    return -value.ctypes.data % LINE // value.itemsize
 
 
 def as_rows(value: Array) -> Array:
