@@ -127,6 +127,11 @@ def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     return np.zeros(shape, dtype) if like is None or type(like) is ndarray else np.zeros(shape, dtype, like=like)
 
 
+def ones(shape: Any, dtype: Any, like: Array | None = None) -> Array:
+    """An array of ones on the device of `like`."""
+    return full(shape, 1, dtype, like)
+
+
 def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array:
     """An array filled with `value` on the device of `like`."""
     result = empty(shape, dtype, like)
