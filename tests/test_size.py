@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_489,
     "commands": 5_473,
     "course": 12_635,
-    "core": 9_932,
+    "core": 9_937,
     "data": 1_624,
     "debug": 9_008,
     "job": 8_732,
