@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_489,
     "commands": 5_543,
     "course": 12_635,
-    "core": 9_937,
+    "core": 9_940,
     "data": 1_624,
     "debug": 9_977,
     "job": 8_755,
