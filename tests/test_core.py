@@ -23,7 +23,7 @@ LINES = {
     "optim": 491,
     "parallel": 2_127,
     "pipeline": 1_273,
-    "train": 703,
+    "train": 711,
 }
 CORE = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
