@@ -117,6 +117,9 @@ def moved(make):
     ]
 
 
+# %% [markdown]
+# With SGD, Adam and LAMB:
+
 # %%
 spread = {}
 for name, make in {

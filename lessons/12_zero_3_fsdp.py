@@ -13,6 +13,8 @@
 #
 # ## 1 The case
 #
+# With ZeRO 2 each rank still has all the weights. Let it keep a part of these, too.
+#
 # Eight equal layers of 65,536 B train on four ranks. Each rank has a quarter of every layer's
 # weights. Just before a layer computes, its weights are gathered from all ranks, and right after it
 # the other three quarters are dropped again; in forward, and once more in backward. In backward its
@@ -224,6 +226,9 @@ def data_parallel(comm, steps=3, dtype=np.float32):
     return flat.data, account, held
 
 
+# %% [markdown]
+# Both on four ranks. The states are parameters, gradients and the optimizer's averages, between two steps:
+
 # %%
 first_ranks, peak = [], {}
 for title, program in (("data parallelism", data_parallel), ("fully sharded", train)):
@@ -336,6 +341,9 @@ story("12")
 # | `prefetch` | FSDP2 `set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`; FSDP1 `forward_prefetch`, `backward_prefetch`; DeepSpeed `stage3_prefetch_bucket_size` |
 # | `persistence_threshold` | DeepSpeed `stage3_param_persistence_threshold` |
 # | a mesh (replicate, shard), `--dp-replicate` | FSDP `HYBRID_SHARD`; DeepSpeed `zero_hpz_partition_size` (secondary shards) |
+#
+# Now all weights travel twice in a step, and all gradients once. On slow links that is what limits a step, and it
+# does not become less with fewer tokens.
 #
 # Next: [14 Tensor parallel](14_tensor_parallel.ipynb). Side room: [12b Offload](12b_offload.ipynb).
 # All of them are in the [index](README.md).
