@@ -90,7 +90,8 @@ def train(comm, bandwidth=None, steps=2):
 
 # %% [markdown]
 # One step, rank 0's streams. After backward the gradients go down layer by layer; the host steps a layer as
-# soon as its gradient has arrived; its new values go up while the next layer steps:
+# soon as its gradient has arrived (the small blocks in the upper row); its new values go up while the next
+# layer steps:
 
 # %%
 world = SimWorld(1, links=links)
