@@ -67,6 +67,23 @@ def one_layer(comm):
 show(step(one_layer, 4), "A layer of 8 weights is gathered from 4 shards.")
 
 # %% [markdown]
+# Forward through the first four layers of the case, each of which computes for 70 µs. Every layer waits for
+# its gather, the pale parts of the picture:
+
+
+# %%
+def forward_only(comm):
+    for _ in range(4):
+        all_gather(comm, np.ones(65_536 // 4 // 4, np.float32), algorithm="ring")
+        comm.compute(seconds=70e-6, name="forward")
+
+
+links = LinkModel(alpha=2e-6, beta=8e-10, flops=3e10, memory_bandwidth=1e11)
+world = SimWorld(4, links=links)
+world.run(forward_only)
+picture("space-time", world, "part 3 of lesson 12", name="four layers, each gathered when needed")
+
+# %% [markdown]
 # ## 4 The code
 #
 # Forward and backward of layers y = x W, with every gather and every reduce-scatter. A rank has some of the
@@ -118,7 +135,6 @@ LAYERS, WIDTH, RANKS, ROWS = 8, 128, 4, 256
 LAYER = 4 * WIDTH * WIDTH  # bytes
 rng = np.random.default_rng(0)
 rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
-links = LinkModel(alpha=2e-6, beta=8e-10, flops=3e10, memory_bandwidth=1e11)
 
 
 def sharded(comm, dtype, *, prefetch=1, reshard=True, units=True):
