@@ -153,7 +153,7 @@ def run_call(
         chosen = ALGORITHMS[operation][algorithm]
         function = chosen.run
         if comm.world.folds:
-            function = partial(hooks.one_event[-1]().run_as_one_event, operation, chosen)
+            function = partial(hooks.one_event().run_as_one_event, operation, chosen)
         # With `equal`, the name is what must be equal on both sides of each message, however the algorithm is spelled.
         name = f"{operation}/{chosen.name} {op}".removesuffix(" sum")
         call = comm.collective(name, equal or "", root, chosen.is_users, arguments[0])
