@@ -20,7 +20,7 @@ LINES = {
     "comm": 6_500,
     "commands": 5_533,
     "course": 12_635,
-    "core": 9_904,
+    "core": 9_898,
     "data": 1_624,
     "debug": 9_977,
     "job": 8_745,
