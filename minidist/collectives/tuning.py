@@ -54,7 +54,7 @@ from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.trace import new_purpose, purpose
 from minidist.core.collectives.calls import Algorithm
 from minidist.core.comm.communicator import Comm
-from minidist.core.comm.sim.clock import LinkModel
+from minidist.core.comm.sim.matching import LinkModel
 
 new_purpose("tuning")
 
