@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 00 Start here: four ranks learn to read
 #
-# *25 minutes. Before it: Python and NumPy.*
+# *25 minutes. Before it: Python, NumPy, and what a gradient is.*
 #
 # ## 1 The case
 #
@@ -22,8 +22,8 @@
 # look into the memory of another one: every number that another rank needs must be sent, and every
 # number that is sent must be received. What has to be sent here? And what happens if it is not?
 #
-# Training on more ranks saves time in each step; its price is the bytes that travel. This page
-# trains on four ranks now, in this process.
+# Training on more ranks saves time in each step, and costs the bytes that travel. This page trains
+# on four ranks, which it simulates in one process.
 
 # %%
 import numpy as np
@@ -58,7 +58,11 @@ fall = predict(
 #
 # The gradient of 64 pictures is the sum of what each picture adds to it. So each rank computes the
 # sum over its own 16, and **the four sums are added**. Here rank 0 adds them and sends the result
-# back. Everything else is what one machine does.
+# back to the others. Everything else is what one machine does.
+#
+# `comm.rank` is the number of this rank, and `comm.size` the number of all ranks.
+# `comm.send(array, 3)` sends an array to rank 3; `comm.recv(array, 3)` fills an array with what
+# rank 3 sent.
 
 
 # %%
@@ -77,7 +81,8 @@ def add_up(comm, gradient):
 
 
 # %% [markdown]
-# And the training of a rank: each takes every fourth picture, from the one with its own number on.
+# This is the training loop of one rank. Of four ranks each takes every fourth picture, and begins
+# with the picture that has the rank's number:
 
 
 # %%
@@ -99,7 +104,8 @@ def train(comm, share=add_up, steps=60):
 
 
 # %% [markdown]
-# On one rank and on four:
+# `SimWorld(4).run(train)` calls `train(comm)` once for each of four ranks and returns the list of
+# what they returned. The loss on one rank, and the mean of the losses on four:
 
 # %%
 alone, alone_weights, _ = SimWorld(1).run(train)[0]
@@ -109,11 +115,6 @@ for at in (0, 19, 59):
     print(f"step {at + 1:2}: loss {alone[at]:.4f} on 1 rank, {mean[at]:.4f} on 4 ranks")
 
 # %% [markdown]
-# `SimWorld(4).run(train)` calls `train(comm)` once for each of four ranks and returns the list of
-# what they returned. `comm.rank` is the number of this rank, `comm.size` the number of all ranks.
-# `comm.send(array, 3)` sends an array to rank 3; `comm.recv(array, 3)` fills an array with what
-# rank 3 sent.
-#
 # Step through one sum of two numbers per rank: the arrow keys go from message to message, and a
 # cell is filled when it holds its last value.
 
@@ -130,8 +131,9 @@ show(world, "Rank 0 adds two numbers of each rank and sends the sums back.")
 
 # %% [markdown]
 # The same run as one picture: a rank is a horizontal line, time runs to the right, an arrow is a
-# message, and red is the time in which a rank waits for another one. The time is *virtual*, so the
-# picture is the same on every machine.
+# message, and red is the time in which a rank waits for another one. The time is *virtual*: it is
+# computed from the messages, each of which takes about 1 µs, so the picture is the same on every
+# machine.
 
 # %%
 picture("space-time", world, "part 3 of lesson 00", name="one sum on 4 ranks")
@@ -140,19 +142,19 @@ picture("space-time", world, "part 3 of lesson 00", name="one sum on 4 ranks")
 # ## 4 The code
 #
 # You have read all of it: `train` is an ordinary training loop with one more line,
-# `share(comm, weights.grad)`, and `add_up` is every message that is sent. The same function runs on
-# any number of ranks; with 1 rank `add_up` sends nothing.
+# `share(comm, weights.grad)`, and every message is sent in `add_up`. The same function runs on
+# any number of ranks; on one rank `add_up` sends nothing.
 
 # %%
 for ranks in (1, 2, 8, 64):
     results = SimWorld(ranks).run(train)
     mean = np.mean([losses[-1] for losses, _, _ in results])
-    print(f"{ranks:2} ranks with {64 // ranks:2} pictures each: last loss {mean:.4f}")
+    print(f"pictures per rank: {64 // ranks:2}, ranks: {ranks:2}, last loss: {mean:.4f}")
 
 # %% [markdown]
 # ## 5 Check
 #
-# A loss with equal digits proves little. The weights must be equal, on every rank, up to the
+# Four equal digits of a loss prove little. The weights must be equal, on every rank, up to the
 # rounding of 64-bit numbers:
 
 # %%
@@ -161,8 +163,8 @@ for rank, (_, weights, _) in enumerate(four):
 assert all(abs(weights - alone_weights).max() < 1e-12 for _, weights, _ in four)
 
 # %% [markdown]
-# Each rank keeps a record of its messages: `world.traces[rank]`. What was sent is counted there,
-# here for one step.
+# Each rank keeps a record of its messages, its *trace*: `world.traces[rank]`. The bytes of one step
+# are counted there:
 
 # %%
 world = SimWorld(4)
@@ -172,14 +174,14 @@ for trace in world.traces:
 sent.judge(sum(m.nbytes for m in world.traces[3].sent()))
 
 # %% [markdown]
-# Every weight has one number in the gradient, so a rank sends as many bytes as it has weights, and
-# not one picture. Rank 0 sends three times as many, and the more ranks there are, the longer all of
-# them wait for it. Lesson 04 does without such a rank.
+# Every weight has one number in the gradient, so a rank sends one number per weight, and not one
+# picture. Rank 0 sends three times as many, and the more ranks there are, the longer all of them
+# wait for it. Lesson 04 does without such a rank.
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Forget to share the gradients. Nothing hangs, nothing complains, and the loss falls all the same:
+# Forget to share the gradients. No rank waits, no error is raised, and the loss falls all the same:
 
 
 # %%
@@ -205,13 +207,13 @@ for name, run in (("shared", four), ("nothing sent", wrong)):
     print(f"{name:12}: loss on all pictures {float(everything.data):.4f}")
 
 # %% [markdown]
-# Four networks, and each of them knows 16 pictures and nothing else. **A falling loss
+# There are four networks now, and each has learned 16 pictures and nothing else. **A falling loss
 # proves nothing**: this course compares weights. Many published failures of distributed training
 # are of this kind; lesson 28 collects them.
 #
-# The other mistake is louder. Let every rank receive before it sends: real programs hang here until
-# someone kills them. The simulated world detects that no rank can continue, and reports which rank
-# waits for which, and at which line.
+# The other mistake does not stay hidden. Let every rank receive before it sends: a real program
+# waits here until someone ends it. The simulated world detects that no rank can continue, and
+# reports which rank waits for which, and at which line:
 
 # %%
 from minidist import DeadlockError
@@ -236,8 +238,8 @@ picture("space-time", world, f"{command}; minidist report t.jsonl")
 # ## 7 Exercise: speak in rank order
 #
 # Each rank calls `say("...")` exactly once: rank 0 first, then rank 1, and so on, and no rank
-# begins before the rank before it has finished. Ranks share nothing, so a *token* must go from rank
-# to rank: the rank that holds it may speak.
+# begins before the rank before it has finished. Ranks share no variables, so a message must tell a
+# rank that it may speak, a *token* that goes from rank to rank. A sentence takes 1 ms.
 
 
 # %%
@@ -250,15 +252,15 @@ check("00.in_rank_order", in_rank_order)
 # %% [markdown]
 # The check runs your function on several numbers of ranks, 1 among them, with sends that wait for
 # the receiver and with sends that do not. *Par* is what our own solution needs. `reveal` prints our
-# solution when yours is right, or after three tries. When yours is right you read this:
+# solution when yours is right, or after three tries. For a right answer the check prints this:
 
 # %%
 reveal("00.in_rank_order")
 check("00.in_rank_order", solution("00.in_rank_order"))
 
 # %% [markdown]
-# A wrong answer gets the smallest case in which it fails, a picture and a hint. Here rank 0 tells every other rank
-# that it has spoken. That is right for two ranks:
+# For a wrong answer it shows the smallest case in which the answer fails, a picture and a hint. Here
+# rank 0 tells every other rank that it has spoken. That is right for two ranks:
 
 
 # %%
@@ -280,14 +282,14 @@ check("00.in_rank_order", one_tells_all)
 # - A distributed program is **one function of a communicator**: `train(comm)`.
 # - Data parallelism adds gradients: **each rank sends as many bytes as its gradient has**, in every step,
 #   and afterwards all ranks hold the weights of one device.
-# - Through one rank, that rank sends and receives **(n - 1)** times as many.
+# - If one of n ranks adds all gradients, it sends and receives **n - 1** times as many bytes as another.
 
 # %% [markdown]
-# The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
-# `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row. A lesson that changes the layout has numbers:
-# how many cards there are, the bytes of the fullest one, whether they fit into 80 GB, and the seconds of a
-# step of a million tokens. The last column is what the next lessons work on:
+# The course follows one job: a model of 7 billion parameters is to be trained on cards (GPUs) with
+# 80 GB of memory each. Every core lesson ends with the table of that job, to which it adds a row: the
+# number of cards, the bytes of the fullest card, whether they fit, and the seconds of a step of a
+# million tokens. `minidist plan` computes the numbers ([story.py](../minidist/course/story.py)). The
+# last column says what is still wrong, and the lessons that follow work on it:
 
 # %%
 story("00")
@@ -295,8 +297,8 @@ story("00")
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-# `launch(main)` runs `main(comm)` on the processes that `mpiexec` started, or on `--ranks N` virtual ranks. The
-# 20 lines of the README train this network so:
+# `launch(main)` runs `main(comm)` on the processes that `mpiexec` started, or on `--ranks N` simulated
+# ranks. The program of the README trains this network in the same way:
 #
 #     mpiexec -n 4 python mpi_examples/1_messages/hello.py
 #     mpiexec -n 4 python mpi_examples/first_steps.py

@@ -14,8 +14,8 @@
 # ## 1 The case
 #
 # A network with layers of 512, 512, 512 and 10 outputs trains on 1,024 rows of 256 numbers each, in
-# float32, with Adam. The memory of the machine is full. Somebody suggests a quarter of the rows,
-# and SGD with momentum, which keeps one average per parameter where Adam keeps two.
+# float32, with the optimizer Adam. The memory of the machine is full. Somebody suggests a quarter of
+# the rows, and SGD with momentum, which keeps one average per parameter where Adam keeps two.
 #
 # How many bytes are alive at the peak then? What has to be counted?
 
@@ -33,17 +33,15 @@ from minidist.course.story import story
 
 SIZES, ROWS = [256, 512, 512, 512, 10], 1024
 rng = np.random.default_rng(0)
-rows, targets = (
-    rng.normal(size=(ROWS, SIZES[0])).astype(np.float32),
-    rng.integers(0, SIZES[-1], ROWS),
-)
+rows = rng.normal(size=(ROWS, SIZES[0])).astype(np.float32)
+targets = rng.integers(0, SIZES[-1], ROWS)
 
 # %% [markdown]
 # ## 2 Predict
 #
 # Count the weights first; then what else is alive at the moment when most is alive. Three small kinds of
 # bytes count too: the input, the gradient with respect to one layer's output that backward works on,
-# and half a megabyte of work arrays that Adam keeps. 10 % off is good enough.
+# and half a megabyte of work arrays that the optimizer keeps. 10 % off is good enough.
 
 # %%
 weights = sum(parameter.data.nbytes for parameter in MLP(SIZES).parameters())
@@ -53,16 +51,17 @@ peak = predict("peak with 256 rows and momentum", example=3_000_000, unit="B")
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# There are **four kinds of bytes: parameters, gradients, optimizer state and activations**. The
-# first three grow with the model, the last one with the batch. Every technique of the later lessons
-# attacks one of the four, so it helps to know which one hurts. What the account costs: nothing when
-# it is off. What it saves: guessing.
+# There are **four kinds of bytes: parameters, gradients, optimizer state and activations**. An
+# *activation* is an output of a layer that forward keeps because backward needs it again. The first
+# three kinds grow with the model, and activations grow with the batch. Every technique of the later
+# lessons reduces one of the four, so one has to know which is the largest. To count them costs a
+# little time, and saves guesses.
 #
-# Three steps with Adam and all 1,024 rows, on one rank. Each change of the account is one event. In
-# forward activations accumulate; in backward they are freed and gradients are allocated. From the
-# second step on the gradients and Adam's two averages exist from the start. The small bump of events 8
-# to 16 is `FlatParameters`, which copies all parameters into one array: each is there twice until the
-# old one is freed.
+# The picture shows three steps with Adam and all 1,024 rows, on one rank. Each change of the account
+# is one event. In forward activations accumulate; in backward they are freed and gradients are
+# allocated. From the second step on the gradients and Adam's two averages exist from the start. The
+# small bump of events 8 to 16 is `FlatParameters`, which copies all parameters into one array: each
+# is there twice until the old one is freed.
 
 
 # %%
@@ -118,8 +117,8 @@ print(f"no name refers to the first one: {sum(live):6,} B")
 # %% [markdown]
 # ## 5 Check
 #
-# At the peak, by purpose, with a formula for each. With float32 a parameter costs 4 B for itself, 4 for its
-# gradient and 8 for Adam. An activation is 4 B per output and row.
+# The bytes at the peak, by purpose, and a formula for each. In float32 a parameter takes 4 B, its
+# gradient 4 B, and Adam's two averages 8 B. An activation takes 4 B per output and row.
 
 # %%
 formula = {
@@ -129,46 +128,47 @@ formula = {
     "activation": 4 * ROWS * sum(SIZES[1:]) + 4,  # and the loss, one number
     "activation_gradient": 4 * ROWS * max(SIZES[1:]),  # the gradient that backward has in hand
     "input": 4 * ROWS * SIZES[0],
-    "workspace": 2
-    * 4
-    * 65536,  # two work arrays for a block of Adam's step, kept from step to step
+    "workspace": 2 * 4 * 65536,  # two work arrays for a block of the optimizer's step
 }
 for purpose, nbytes in account.at_peak.items():
     print(f"{purpose:20} {nbytes:10,} B   formula {formula[purpose]:10,} B")
     assert nbytes == formula[purpose]
 
-((other, _),) = SimWorld(1).run(
-    train, optimizer=lambda flat, lr: SGD(flat, lr=lr, momentum=0.9), count=ROWS // 4
-)
+# %% [markdown]
+# The job of the case has the same purposes, with one average in place of two, and a quarter of the
+# rows in the formulas that count rows:
+
+
+# %%
+def momentum(flat, lr):
+    return SGD(flat, lr=lr, momentum=0.9)
+
+
+((other, _),) = SimWorld(1).run(train, optimizer=momentum, count=ROWS // 4)
 print(f"a quarter of the rows, momentum: {other.peak / account.peak:.0%} of the peak above")
 peak.judge(other.peak, within=0.1)
 
 # %% [markdown]
-# Which part grows with what? Half the batch halves the activations and nothing else. Another
-# optimizer changes its own state and nothing else:
+# Of the four kinds, half the batch halves the activations only. Another optimizer changes the
+# optimizer's state only:
 
 # %%
-print(
-    f"{'':24}"
-    + "".join(f"{name:>13}" for name in ("parameter", "gradient", "optimizer", "activation"))
-)
+KINDS = ("parameter", "gradient", "optimizer", "activation")
+print(f"{'':24}", *(f"{name:>12}" for name in KINDS))
 for label, options in {
     "Adam": {},
     "Adam, half the rows": {"count": ROWS // 2},
     "SGD": {"optimizer": SGD},
-    "SGD with momentum": {"optimizer": lambda flat, lr: SGD(flat, lr=lr, momentum=0.9)},
+    "SGD with momentum": {"optimizer": momentum},
 }.items():
     ((other, _),) = SimWorld(1).run(train, **options)
-    kinds = [
-        other.at_peak.get(name, 0) for name in ("parameter", "gradient", "optimizer", "activation")
-    ]
-    print(f"{label:24}" + "".join(f"{nbytes:11,} B" for nbytes in kinds))
+    print(f"{label:24}", *(f"{other.at_peak.get(name, 0):10,} B" for name in KINDS))
 
 # %% [markdown]
 # So the model costs 16 B per parameter in float32 with Adam. In mixed precision it is 16 too: 2 for
 # the fp16 parameter, 2 for its gradient, 12 for Adam (a float32 copy and two averages). A library that
 # adds gradients up in float32, as Megatron-LM does, has 4 for the gradient, and 18 in all. That is the
-# arithmetic behind every "does it fit":
+# arithmetic behind the question whether a model fits. Without any activation:
 
 # %%
 for name, parameters in (
@@ -177,14 +177,16 @@ for name, parameters in (
     ("7 billion", 7e9),
     ("175 billion", 175e9),
 ):
-    print(f"{name:12} {16 * parameters / 1e9:7,.0f} GB without any activation")
+    size = parameters / 1e9
+    print(f"{name:12} {16 * size:7,.0f} GB with 16 B per parameter, {18 * size:7,.0f} GB with 18 B")
 
 
 # %% [markdown]
 # ## 6 Break it
 #
-# The commonest leak. Evaluation needs no backward; a program that omits `no_grad()` records a graph
-# for each batch. A list of losses, kept for their mean, then keeps every activation of every batch:
+# A common leak: evaluation needs no backward, and a program that omits `no_grad()` records a graph
+# for each batch all the same. A list of losses, kept for their mean, then keeps every activation of
+# every batch:
 
 
 # %%
@@ -247,16 +249,17 @@ check("02.free_in_order", solution("02.free_in_order"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A step holds **parameters + gradients + optimizer state + activations**: with Adam in float32
-#   **16 Ψ bytes, and 4 B per row for each output of each layer**. ZeRO (11, 12) divides the first
-#   three among ranks, recomputation (10) trades the last.
-# - The peak lies at the start of backward, when everything is alive at once; an array dies with its
-#   last reference, so order and names decide.
+# - A step holds **parameters + gradients + optimizer state + activations**. With Adam in float32 they
+#   take **16 B per parameter, and 4 B per row for each output of each layer**. ZeRO (lessons 11 and
+#   12) divides the first three among ranks, and recomputation (lesson 10) reduces the last.
+# - The peak lies at the start of backward, when everything is alive at once. An array is freed with
+#   its last reference, so the order of the steps and the names that refer to arrays decide.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
 # `minidist plan` counts it ([story.py](../minidist/course/story.py)), with parameters of 2 B, gradients
-# added up in float32 (4 B) and 12 B for Adam in every row:
+# added up in float32 (4 B) and 12 B for Adam in every row. These 18 B per parameter are most of the
+# bytes of the first row; nearly all others are activations:
 
 # %%
 story("02")

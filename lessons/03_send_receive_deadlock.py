@@ -13,18 +13,18 @@
 #
 # ## 1 The case
 #
-# Four ranks sit in a circle, and each has 24 bytes for its right neighbour. The program is four
+# Four ranks form a circle, and each has 24 bytes for its right neighbour. The program is four
 # lines: send to the right, then receive from the left. It passes every test on your laptop. A year
 # later the messages have grown, and the job hangs, at night, without an error.
 #
-# Whether a send waits for its receive is not said by the program. An MPI may copy a short message
-# into a buffer and return at once (a *buffered* send), and wait for the receiver of a longer one (a
-# *synchronous* send). Here are four programs for the same exchange:
+# The program does not say whether a send waits for its receive. An MPI library may copy a short
+# message into a buffer and return at once (a *buffered* send), and wait for the receiver of a longer
+# one (a *synchronous* send). Here are four programs for the same exchange:
 #
 # 1. every rank sends, then receives;
 # 2. every rank receives, then sends;
 # 3. ranks 0 and 2 send first, ranks 1 and 3 receive first;
-# 4. every rank gives both at once to the library (`sendrecv`).
+# 4. every rank gives both to the library in one call (`sendrecv`).
 #
 # How many of the four hang?
 
@@ -48,19 +48,20 @@ buffered = predict("programs that hang when every send is buffered", example=0)
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Whether a send waits for its receive is not yours to assume.** The length up to which a message
-# is buffered differs between libraries: we measured limits of 4,032 B, 8,192 B and 65,536 B, and one
-# library that buffers no message. A program that relies on buffers works until its messages grow. A correct program needs an order of sends
-# and receives that was chosen on purpose. It does not hang when a message becomes longer.
+# **Do not assume that a send returns before its receive.** The length up to which a message is
+# buffered differs between libraries: we measured limits of 4,032 B, 8,192 B and 65,536 B, and one
+# library that buffers no message. A program that relies on buffers works until its messages grow. A
+# correct program has an order of sends and receives that was chosen on purpose, and does not hang
+# when a message becomes longer. What it costs: that order can take one more round of messages.
 #
-# Program 1, when sends wait. The red bars are ranks that wait, and the arrows from them form a
-# circle: each waits for the next one.
+# The picture shows program 1 when sends wait. The red bars are ranks that wait, and the arrows from
+# them form a circle: each waits for the next one.
 
 
 # %%
 def send_then_receive(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    outgoing, incoming = np.full(3, float(comm.rank)), np.empty(3)
+    outgoing, incoming = np.full(3, float(comm.rank)), np.full(3, np.nan)
     comm.send(outgoing, right)
     comm.recv(incoming, left)
     return incoming[0]
@@ -80,34 +81,16 @@ with expect(DeadlockError):
 show(drawn("send_then_receive", world.traces))
 
 # %% [markdown]
-# The same ring when even ranks send first and odd ranks receive first. The arrow keys go from message
-# to message: no rank waits in a circle.
-
-# %%
-from minidist import report
-
-
-def in_turn(comm):
-    outgoing, incoming = np.full(3, float(comm.rank)), np.full(3, np.nan)
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    if comm.rank % 2 == 0:
-        comm.send(outgoing, right)
-        comm.recv(incoming, left)
-    else:
-        comm.recv(incoming, left)
-        comm.send(outgoing, right)
-
-
-show(report.step(in_turn, 4), "Even ranks send first, odd ranks receive first.")
-
-# %% [markdown]
 # ## 4 The code
+#
+# The other three programs. The third one needs no new sends: its even ranks run the first program,
+# and its odd ranks the second.
 
 
 # %%
 def receive_then_send(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    outgoing, incoming = np.full(3, float(comm.rank)), np.empty(3)
+    outgoing, incoming = np.full(3, float(comm.rank)), np.full(3, np.nan)
     comm.recv(incoming, left)
     comm.send(outgoing, right)
     return incoming[0]
@@ -125,10 +108,19 @@ def both_at_once(comm):
 
 
 # %% [markdown]
+# The third program, message by message: the arrow keys go from one to the next. Ranks 0 and 2 send
+# to ranks that receive, and then it is the other way round; no ranks wait in a circle.
+
+# %%
+from minidist import report
+
+show(report.step(even_odd, 4), "Even ranks send first, odd ranks receive first.")
+
+# %% [markdown]
 # ## 5 Check
 #
 # `SimWorld(4)` makes every send synchronous. `SimWorld(4, eager_bytes=1000)` buffers messages of up
-# to 1,000 B, as an MPI might. The answer is what the runs do; it is not typed in here.
+# to 1,000 B, as an MPI library might. Each program runs with both:
 
 
 # %%
@@ -151,8 +143,8 @@ synchronous.judge(sum(waits for waits, _ in answers.values()))
 buffered.judge(sum(waits for _, waits in answers.values()))
 
 # %% [markdown]
-# `send_then_receive` is the dangerous one: it runs as long as the message fits into a buffer. Let
-# the message grow past the limit and the same program hangs:
+# `send_then_receive` is the dangerous one: it runs as long as the message fits into a buffer. When
+# the limit is below the length of the message, the same program hangs:
 
 # %%
 for eager_bytes in (0, 23, 24, 1000):
@@ -176,9 +168,10 @@ for program in (even_odd, both_at_once):
 # %% [markdown]
 # ## 6 Break it
 #
-# `isend` and `irecv` start an operation and return at once; `wait` ends it. Between the two the
-# buffer belongs to the operation. Changing it earlier sends wrong numbers, and in a real MPI run
-# *nothing* complains. Here a sum over the buffer's bytes is taken at the start and compared:
+# There is a fifth way: `isend` and `irecv` start an operation and return at once, and `wait` ends it.
+# No rank waits in a circle, but between the two calls the buffer belongs to the operation. A program
+# that changes it earlier can send wrong numbers, and an MPI library reports *nothing*. Here a checksum
+# of the buffer is taken at the start and compared at the end:
 
 
 # %%
@@ -197,7 +190,8 @@ with expect(BufferReuseError):
 
 
 # %% [markdown]
-# Another one that MPI lets pass: float32 sent into a float64 buffer gives garbage. Both sides are compared here:
+# MPI does not check types either: float32 sent into a float64 buffer gives meaningless numbers. Here
+# both sides are compared:
 
 
 # %%
@@ -217,8 +211,9 @@ with expect(MismatchError):
 #
 # Each function sends `outgoing` to the right neighbour and returns what came from the left one, for
 # any number of ranks (one rank is its own neighbour). The first may use `send` and `recv` only, the
-# second `sendrecv` only, the third `isend`, `irecv` and `wait` only. The time is judged too: with `send` and `recv` two
-# rounds are enough for any number of ranks, also for an odd one; the other two ways take one round.
+# second `sendrecv` only, the third `isend`, `irecv` and `wait` only. The time is judged too: with
+# `send` and `recv` two rounds of messages are enough for any even or odd number of ranks; the other
+# two ways take one round.
 
 
 # %%
@@ -245,8 +240,8 @@ for name, function in (
     check(f"03.{name}", function)
 
 # %% [markdown]
-# Our solutions, and what the checker says to them. Compare the times: the order of sends and receives costs
-# a second round.
+# Our solutions, and what the check says to them. Compare the times: with `send` and `recv` the
+# exchange takes a second round.
 
 # %%
 for name in ("by_order", "by_sendrecv", "by_requests"):
@@ -258,9 +253,9 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 #
 # - A program is correct when it runs with **every send synchronous**. Test it that way; minidist's
 #   simulated world does by default.
-# - A deadlock is a **circle** in who-waits-for-whom. Break it with an order, with `sendrecv`, or
-#   with requests and waits. The exchange costs alpha + beta * bytes when both directions go at
-#   once, twice that in two rounds.
+# - A deadlock is a **circle** of ranks that wait for each other. Break it with an order, with
+#   `sendrecv`, or with `isend`, `irecv` and `wait`. When all ranks send at once the exchange takes
+#   the time of one message; with an order it takes that of two.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as

@@ -14,15 +14,15 @@
 # ## 1 The case
 #
 # Sixteen ranks are joined by links with a latency of alpha = 1 µs and a speed of 10 GB/s, so that a
-# byte takes beta = 0.1 ns. A message of S bytes takes **alpha + beta S**. They sum an array with
-# one of two algorithms:
+# byte takes beta = 0.1 ns. A message of S bytes takes **alpha + beta S** seconds. The ranks sum an
+# array with one of two algorithms:
 #
 # - a *tree* (`binomial`): up to rank 0 and down again, 8 rounds of messages with the whole array;
 # - the *ring* of lesson 04: 30 rounds of messages with a 16th of it.
 #
-# For one number the tree must win, because it has fewer rounds; for a gigabyte the ring must win,
-# because it sends fewer bytes. Where do they cross? And if one wrongly keeps the ring for a single
-# number of 8 bytes, how many times as long as the best algorithm does it take?
+# For one number the tree is faster, because it has fewer rounds; for a gigabyte the ring is faster,
+# because it sends fewer bytes. At which size do they take the same time? And if one keeps the ring
+# for a single number of 8 bytes, how many times as long as the best of all algorithms does it take?
 
 # %%
 import numpy as np
@@ -40,8 +40,8 @@ from minidist.report.crossover import crossover
 # ## 2 Predict
 #
 # Write both times as formulas of S and set them equal. For the second number: every rank needs
-# something of every other one, and in a round the number of ranks whose parts it has can at most
-# double.
+# the part of every other rank, and in a round the number of ranks whose parts it has can at most
+# double. So how few rounds are possible?
 
 # %%
 crossing = predict(
@@ -52,15 +52,16 @@ wrong = predict("time of the ring for 8 B over that of the best", example=2)
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Which all-reduce is best depends on the number of rounds, on the bytes, and on alpha and beta;
-# after this lesson you can say which, from n, S, alpha and beta. What that costs: a few algorithms
-# instead of one, and each has to work for every number of ranks.
+# **The number of rounds decides for a short array, and the number of bytes for a long one.** Which
+# all-reduce is the fastest follows from n, S, alpha and beta. It saves time at every size, and costs
+# several algorithms in place of one, each of which has to work for every number of ranks.
 #
-# The two algorithms of the case and two more, on those 16 ranks: *recursive doubling* exchanges the whole
-# array with another partner in each round, and *Rabenseifner's* is that of part 4. A rank is busy for a quarter of alpha with
-# each message that it sends or receives, its *overhead*, so that a root is busy with
-# every message. Both axes are logarithmic. On the left latency decides: a line's height is its number of
-# rounds. On the right the bytes decide. The vertical line is at the crossing of the case.
+# The picture shows the two algorithms of the case and two more on those 16 ranks: *recursive
+# doubling* exchanges the whole array with another partner in each round, and *Rabenseifner's*
+# algorithm is explained in part 4. Both axes are logarithmic. On the left latency decides: a line's
+# height is its number of rounds. On the right the bytes decide. The vertical line is at the crossing
+# of the case. (A rank is also busy with each message that it sends or receives, for a quarter of
+# alpha, its *overhead*.)
 
 # %%
 ALPHA, BETA, RANKS = 1e-6, 1e-10, 16
@@ -78,9 +79,8 @@ figure.axes[0].axvline(formula, color="#888888", linewidth=0.8)
 show(figure)
 
 # %% [markdown]
-# Nothing was allocated for it: the 64 MiB arrays have a shape and no data. Two of those lines, as
-# messages. Recursive doubling has partners at distance 1, 2, 4: three rounds on 8 ranks. The ring takes
-# fourteen.
+# Two of these algorithms as messages on 8 ranks. Recursive doubling has partners at the distances 1,
+# 2 and 4, so it takes three rounds. The ring takes fourteen.
 
 
 # %%
@@ -98,8 +98,8 @@ for algorithm in ("recursive_doubling", "ring"):
     picture("space-time", world, command.format(algorithm), name=algorithm.replace("_", " "))
 
 # %% [markdown]
-# Recursive doubling on 4 numbers, message by message: with each round every rank holds the sum of
-# twice as many ranks.
+# Recursive doubling of 4 numbers, message by message: after each round every rank holds the sum of
+# twice as many ranks as before.
 
 # %%
 from minidist import report
@@ -115,15 +115,16 @@ show(report.step(four_numbers, 8), "Recursive doubling of 4 numbers on 8 ranks."
 # ## 4 The code
 #
 # Can one have both, few rounds *and* few bytes? Yes: halve what is exchanged in every round. First
-# each rank keeps half of the array and gives the other half away to a far partner, then a quarter,
-# ... until it holds the sum of one chunk (reduce-scatter); then what is known doubles back
-# (all-gather). This is *Rabenseifner's* all-reduce. Who gives which chunks to whom in the first half:
+# each rank keeps half of the array and gives the other half to a partner, then it keeps a quarter and
+# gives a quarter, and so on until it holds the sum of one chunk. This is a reduce-scatter; an
+# all-gather that doubles what a rank has in every round follows. Together they are *Rabenseifner's*
+# all-reduce. Which chunks a rank gives to which partner in the first half:
 
 
 # %%
-def halving(rank, ranks):
-    """The partner of each round and the chunks that it is given."""
-    own, rounds = set(range(ranks)), []
+def halving(rank):
+    """Return the partner of each round on 8 ranks, and the chunks that it is given."""
+    own, rounds = set(range(8)), []
     for bit in (4, 2, 1):
         kept = {chunk for chunk in own if chunk & bit == rank & bit}
         rounds.append((rank ^ bit, sorted(own - kept)))
@@ -132,19 +133,20 @@ def halving(rank, ranks):
 
 
 for rank in (0, 5):
-    for partner, given in halving(rank, 8):
+    for partner, given in halving(rank):
         print(f"rank {rank} gives rank {partner} its sums of chunks {given}")
 
 # %% [markdown]
 # In the second half the rounds run backwards, and the same chunks return with the whole sums. The
-# library's version ([recursive_halving.py](../minidist/collectives/recursive_halving.py)) takes any number of
-# ranks: before the rounds, ranks in excess of a power of two send their array to a neighbour, and wait.
+# library's version ([recursive_halving.py](../minidist/collectives/recursive_halving.py)) takes any
+# number of ranks: before the rounds, ranks beyond a power of two send their array to another rank,
+# and after the rounds they receive the sum.
 
 # %% [markdown]
 # ## 5 Check
 #
-# The crossover, measured on the virtual clock by halving the interval, and by the formula: 2 log2 n
-# (alpha + beta S) = 2 (n-1) (alpha + beta S/n).
+# The crossover by the formula, 2 log2 n (alpha + beta S) = 2 (n-1) (alpha + beta S/n), and measured on
+# the virtual clock, where the interval in which it lies is halved until it is short:
 
 
 # %%
@@ -155,9 +157,10 @@ def measured(algorithm, nbytes, ranks=RANKS):
 low, high = RANKS, 2**26
 while high - low > RANKS:
     middle = (low + high) // 2 // RANKS * RANKS
-    low, high = (
-        (low, middle) if measured("ring", middle) < measured("binomial", middle) else (middle, high)
-    )
+    if measured("ring", middle) < measured("binomial", middle):
+        high = middle
+    else:
+        low = middle
 print(f"on the clock {high:,} B, by the formula {formula:,.0f} B")
 crossing.judge(high, within=0.1)
 assert abs(high - formula) <= 2 * RANKS
@@ -165,7 +168,8 @@ best = cheapest("all_reduce", 8, RANKS, ALPHA, BETA, NETWORK.overhead)
 wrong.judge(measured("ring", 8) / measured(best, 8), within=0.1)
 
 # %% [markdown]
-# Rounds and bytes of each, counted in the record of a run on 16 ranks with an array of 160 kB:
+# Messages and bytes of each algorithm, counted in the traces of a run on 16 ranks with an array of
+# 160 kB, and the times of three sizes:
 
 # %%
 print(
@@ -187,7 +191,7 @@ for algorithm in ALGORITHMS:
     )
 
 # %% [markdown]
-# And it is the same sum, for any number of ranks and any size: against one rank's own addition.
+# Every algorithm must return the same sum, for any number of ranks. Compared with one rank's addition:
 
 # %%
 for ranks in (3, 8, 13):
@@ -206,9 +210,8 @@ for ranks in (3, 8, 13):
         assert same
 
 # %% [markdown]
-# `algorithm="auto"` puts n, S, alpha, beta and the overhead into these formulas. It needs no
-# tuning, only the numbers of the links. (`cheapest` takes a quarter of alpha for the overhead where
-# none is given.)
+# `algorithm="auto"` puts n, S, alpha, beta and the overhead into these formulas and takes the fastest.
+# Its choice on three networks:
 
 # %%
 for name, alpha, beta in (
@@ -224,27 +227,22 @@ for name, alpha, beta in (
 # %% [markdown]
 # ## 6 Break it
 #
-# What is right on one network is wrong on another. A program tuned inside a machine, and run between cities:
+# What is right on one network is wrong on another. A program that was tuned inside a machine runs
+# between cities:
 
 # %%
 fast, slow = (2e-7, 2e-10), (5e-3, 8e-9)
 for nbytes in (2**13, 2**17):
-    tuned, better = (
-        cheapest("all_reduce", nbytes, RANKS, *fast),
-        cheapest("all_reduce", nbytes, RANKS, *slow),
+    tuned, better = (cheapest("all_reduce", nbytes, RANKS, *links) for links in (fast, slow))
+    cities = LinkModel(*slow, overhead=slow[0] / 4)
+    long, short = (
+        1e3 * virtual_seconds("all_reduce", name, RANKS, nbytes, cities) for name in (tuned, better)
     )
-    times = [
-        1e6
-        * virtual_seconds("all_reduce", name, RANKS, nbytes, LinkModel(*slow, overhead=slow[0] / 4))
-        for name in (tuned, better)
-    ]
-    print(
-        f"{nbytes:7,d} B: {tuned} takes {times[0]:,.0f} µs there, {better} {times[1]:,.0f} µs: "
-        f"{times[0] / times[1]:.1f} times as long"
-    )
+    print(f"{nbytes:7,d} B: {tuned} takes {long:.1f} ms, {better} {short:.1f} ms")
+    assert long > 1.5 * short
 
 # %% [markdown]
-# And a bug that passes every test on 2, 4 and 8 ranks: the partner at rank xor distance need not exist.
+# And a bug that passes every test on 2, 4 and 8 ranks: on 6 ranks the partner of a rank may not exist.
 
 
 # %%
@@ -270,10 +268,10 @@ with expect(UsageError):
 # %% [markdown]
 # ## 7 Exercises
 #
-# **Halving and doubling for any n.** Sum `array` over all ranks in place, in at most 2 log2 n
-# messages per rank (one more for a rank that works for another one), with no more bytes than ours.
-# It must work for any n and any size, 0 too. Ranks beyond a power of two send their array to
-# another rank, and receive the sum.
+# **Halving and doubling for any n.** Sum `array` over all ranks in place, by the algorithm of part 4.
+# It must work for any n and any size, also for 0 numbers. Ranks beyond a power of two send their
+# array to another rank before the rounds, and receive the sum after them. No rank may send more
+# messages or bytes than in our solution: 2 log2 n messages where n is a power of two.
 
 
 # %%
@@ -288,8 +286,9 @@ reveal("05.halving_doubling")
 check("05.halving_doubling", solution("05.halving_doubling"))
 
 # %% [markdown]
-# **choose(n, S, alpha, beta).** The name of the cheapest of binomial, recursive_doubling,
-# rabenseifner and ring, for n a power of two.
+# **choose(n, size, alpha, beta).** Return the name of the fastest of "binomial",
+# "recursive_doubling", "rabenseifner" and "ring" for an array of `size` bytes, where n is a power of
+# two and nothing has an overhead.
 
 
 # %%
@@ -304,7 +303,7 @@ reveal("05.choose")
 check("05.choose", solution("05.choose"))
 
 # %% [markdown]
-# What the checker says about a choice by the bytes alone:
+# What the check says about a choice by the bytes alone:
 
 
 # %%
@@ -317,11 +316,10 @@ check("05.choose", by_bytes_alone)
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Time = rounds x alpha + bytes x beta, and an overhead for each message that waits at a port: a
-#   boss pays n - 2 of them. Short arrays: recursive doubling, **log2 n (alpha + beta S)**. Long
-#   ones: Rabenseifner, **2 log2 n alpha + 2 (n-1)/n beta S**, and rings.
-# - Where they cross depends on n and alpha / beta. Ask for `auto`, or measure; never carry a
-#   crossover from one network to another.
+# - Time = rounds x alpha + bytes x beta. For short arrays: recursive doubling, **log2 n (alpha + beta
+#   S)**. For long ones: Rabenseifner, **2 log2 n alpha + 2 (n-1)/n beta S**, and the ring.
+# - Where they cross depends on n and alpha / beta. Ask for `auto`, or measure; a crossover of one
+#   network is wrong on another.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as

@@ -32,8 +32,8 @@ from minidist.report import draw, show
 # %% [markdown]
 # ## 2 Predict
 #
-# The first number is arithmetic with 1, 9, 5 and 3. The second is a part of the model's bytes: 1
-# means all of it.
+# The first number is arithmetic with 1, 9, 5 and 3. The second is a part of the model's bytes, where
+# 1 means as many bytes as the model has.
 
 # %%
 mean = predict("gradient of the mean over all 8 rows", example=5.0)
@@ -43,12 +43,14 @@ share = predict("bytes that leave a rank in a step, as a part of the model's", e
 # ## 3 The idea and its picture
 #
 # Train on n ranks so that **every weight after every step is what one device with the whole batch
-# would have**. Each rank holds the whole model and takes a shard of the rows; the gradients are
-# summed with an all-reduce. What it saves: time, as each rank computes on 1/n of the rows. What it
-# costs: the gradients travel in every step, and each rank holds the whole model.
+# would have**. Each rank holds the whole model, a *replica*, and takes a part of the rows, its
+# *shard*; the gradients are summed with an all-reduce. What it saves: time, as each rank computes on
+# 1/n of the rows. What it costs: the gradients travel in every step, and each rank holds the whole
+# model.
 #
-# Eight rows of 16 numbers, four classes, and an ordinary training loop. Two lines of it know of other
-# ranks: the loss is divided by the rows of *all* ranks, and the gradients are summed over them.
+# The example has eight rows of 16 numbers, four classes, and an ordinary training loop. Two lines of
+# it depend on the other ranks: the loss is divided by the rows of *all* ranks, and the gradients are
+# summed over them.
 
 # %%
 rng = np.random.default_rng(0)
@@ -61,18 +63,16 @@ def shards(*counts):
     return list(zip(np.split(rows, cuts), np.split(targets, cuts), strict=True))
 
 
-def train(comm, shards, steps=20, mean_of_means=False):
+def train(comm, shards, steps=20, divisor=8):
     """Returns this rank's part of the loss, and the weights, after each step."""
     x, y = shards[comm.rank]
-    flat = FlatParameters((model := MLP([16, 32, 4], dtype=np.float64)).parameters())
+    model = MLP([16, 32, 4], dtype=np.float64)
+    flat = FlatParameters(model.parameters())
     optimizer = SGD(flat, lr=0.5)
-    divisor = sum(len(labels) for _, labels in shards)  # the rows of all ranks
-    if mean_of_means:
-        divisor = len(y) * comm.size  # part 6
     losses, weights = [], []
     for _ in range(steps):
         flat.zero_grad()
-        loss = cross_entropy(model(Tensor(x)), y, divisor)
+        loss = cross_entropy(model(Tensor(x)), y, divisor)  # the rows of all ranks
         comm.compute(seconds=1e-6 * len(y), name="forward")  # for the picture: 1 µs for a row,
         loss.backward()
         comm.compute(seconds=2e-6 * len(y), name="backward")  # and twice that for its gradient
@@ -94,12 +94,12 @@ picture("space-time", world, "part 3 of lesson 06", name="a step on 2 ranks")
 # %% [markdown]
 # ## 4 The code
 #
-# You have read all of it. Others put the all-reduce into a wrapper of the model, and so does the
-# library: `DistributedDataParallel` sends rank 0's weights to all ranks at the start, and sums the
-# gradients while `loss.backward()` runs.
+# You have read all of it. In a library a wrapper of the model does the sum: `DistributedDataParallel`
+# sends rank 0's weights to all ranks at the start, and sums the gradients while `loss.backward()`
+# runs. So the ranks may begin with different weights:
 
 # %%
-from minidist import DistributedDataParallel, MismatchError
+from minidist import DistributedDataParallel
 
 
 def wrapped(comm, shards, steps=20, reduction="sum", divisor=8.0):
@@ -120,12 +120,14 @@ ours = SimWorld(2).run(train, shards(5, 3))[0][1][-1]
 print(f"max |wrapped - by hand| after 20 steps = {np.abs(library - ours).max():.0e}")
 
 # %% [markdown]
-# How the wrapper begins to sum before backward has ended, bucket by bucket
-# ([gradients.py](../minidist/core/parallel/gradients.py)), is [lesson
+# How the wrapper begins to sum before backward has ended
+# ([gradients.py](../minidist/core/parallel/gradients.py)) is the subject of [lesson
 # 06b](06b_buckets_and_overlap.ipynb).
 
 # %% [markdown]
 # ## 5 Check
+#
+# The case: a mean over 5 rows counts five times, and a mean over 3 rows three times.
 
 
 # %%
@@ -139,8 +141,8 @@ print(f"every rank gets {answer}")
 mean.judge(answer[0])
 
 # %% [markdown]
-# Is the training the same as on one device? The question is not whether the losses look equal, but
-# how far apart the weights are after each step.
+# Is the training the same as on one device? Equal losses are not enough: what counts is how far apart
+# the weights are after each step.
 
 
 # %%
@@ -176,53 +178,26 @@ print(
 share.judge(sent / size, within=0.02)
 
 # %% [markdown]
-# **The batch has grown; which learning rate?** Four ranks with 4 rows each make a step with 16 rows,
-# and a quarter as many steps for the same rows. Digits again, 1,600 pictures five times over: one
-# rank, then four with the rate of one, then four with four times the rate (Goyal et al. 2017). One
-# step of 4 lr along the mean of four gradients goes about as far as four steps of lr do.
-
-# %%
-from minidist import glyphs
-
-pictures, digits = glyphs().rows(np.arange(2000))
-pictures = pictures.astype(np.float64)
-
-
-def five_epochs(comm, lr):
-    """Returns the number of steps, and the loss on 400 pictures that were never trained on."""
-    flat = FlatParameters((model := MLP([144, 32, 10], dtype=np.float64)).parameters())
-    optimizer, batch = SGD(flat, lr=lr), 4 * comm.size
-    for step in range(steps := 5 * 1600 // batch):
-        first = step * batch + 4 * comm.rank
-        mine = np.arange(first, first + 4) % 1600
-        flat.zero_grad()
-        cross_entropy(model(Tensor(pictures[mine])), digits[mine], divisor=batch).backward()
-        all_reduce(comm, flat.grad)
-        optimizer.step()
-    return steps, cross_entropy(model(Tensor(pictures[1600:])), digits[1600:]).item()
-
-
-for ranks, lr in ((1, 0.1), (4, 0.1), (4, 0.4)):
-    steps, loss = SimWorld(ranks).run(five_epochs, lr)[0]
-    print(f"{ranks} rank{'s' * (ranks > 1)}, learning rate {lr}: {steps:,} steps, loss {loss:.2f}")
-
-# %% [markdown]
-# Equal weights were not the question here: with a larger batch, other steps are made, on one device too. At the
-# start, while the weights change fast, the large rate can go too far, so it climbs by equal amounts
-# over the first W steps; and above some batch the rule fails: [10b Batch size and
-# noise](10b_batch_size_and_noise.ipynb) measures where. In a job it is
-#
-#     minidist train --dp 4 --micro-batch 2 --base-batch 2 --lr-scaling linear:W
+# With n ranks the batch can be n times as large, and then a larger learning rate is needed: lesson
+# [10b](10b_batch_size_and_noise.ipynb) says how much larger.
 #
 # ## 6 Break it
 #
-# In PyTorch a loss is by default the mean over this rank's rows, and the wrapper averages the ranks'
-# gradients: together a mean of means. For equal shards it is right. For shards of 5 and 3 it trains *another* problem, in which the 3 rows weigh more. Look
-# how healthy the loss is:
+# In PyTorch a loss is by default the mean over the rank's rows, and the wrapper averages the ranks'
+# gradients: together they make a mean of means. For equal shards it is right. For shards of 5 and 3
+# it trains *another* problem, in which each of the 3 rows counts more than each of the 5. A mean of
+# means divides a rank's losses by the rank's rows, times the number of ranks. The loss falls as well
+# as before:
+
 
 # %%
+def mean_of_means(comm, shards):
+    own_rows = len(shards[comm.rank][1])
+    return train(comm, shards, divisor=own_rows * comm.size)
+
+
 for counts in ((4, 4), (5, 3)):
-    header = compare(SimWorld(2).run(train, shards(*counts), mean_of_means=True), single)
+    header = compare(SimWorld(2).run(mean_of_means, shards(*counts)), single)
     off = max(header["max_difference"])
     print(f"mean of means, shards {counts}: max |w_parallel - w_single| = {off:.1e}")
 assert off > 0.01
@@ -231,18 +206,19 @@ header["command"] = "part 6 of lesson 06"
 show(draw("loss", [], header))
 
 # %% [markdown]
-# The mean of means is a common bug: between 2024 and 2026 users reported it to seven projects (lesson 28
-# counts them). In minidist a loss
-# knows over how many rows it is a mean, and the ranks compare these numbers in the headers of their
-# gradient messages; so such a job ends in its first step:
+# The mean of means is a common bug: between 2024 and 2026 users reported it to seven projects (lesson
+# 28 counts them). In minidist a loss records over how many rows it is a mean, and the messages of the
+# gradients carry that number. The ranks compare the numbers, so such a job ends in its first step:
 
 # %%
+from minidist import MismatchError
+
 with expect(MismatchError):
     SimWorld(2).run(wrapped, shards(5, 3), reduction="mean", divisor=None)
 
 # %% [markdown]
-# The other classic is lesson 00's: no all-reduce at all. With a wrapper it takes one word, a loop that
-# calls `model(x)` and not `parallel(x)`.
+# Another common bug is that of lesson 00, no all-reduce at all. With a wrapper one word is enough: the
+# loop calls `model(x)` in place of `parallel(x)`.
 
 # %% [markdown]
 # ## 7 Exercise: a weighted average
@@ -266,10 +242,11 @@ check("06.weighted_average", solution("06.weighted_average"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Data parallel equals one big batch when replicas start equal, **every** gradient is summed, and
-#   the divisor is the **global** number of rows: g = sum over ranks of (count_r / total) mean_r.
+# - Data parallel training equals training with one big batch when the replicas start equal, **every**
+#   gradient is summed, and the divisor is the number of rows of **all** ranks: g = sum over ranks of
+#   (count_r / total) mean_r.
 # - It sends **2 (n-1)/n Ψ** numbers from each rank in a step for a model of Ψ parameters, however
-#   large the batch.
+#   large the batch is.
 
 # %% [markdown]
 # The job of the course so far, a model of 7 billion parameters on cards of 80 GB, as
@@ -284,7 +261,6 @@ story("06")
 #
 #     mpiexec -n 4 python mpi_examples/2_data_parallel/data_parallel_gpt.py
 #     mpiexec -n 3 python mpi_examples/library_in_200_lines.py
-#     mpiexec -n 4 python mpi_examples/2_data_parallel/lr_scaling.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -295,7 +271,6 @@ story("06")
 # | `reduction="sum"`, `divisor=` | PyTorch averages (the hook divides by the world size); Hugging Face `average_tokens_across_devices`; Megatron-LM `--calculate-per-token-loss` |
 # | `no_sync()` | PyTorch `model.no_sync()`; Accelerate `accelerator.no_sync(model)`, `accelerator.accumulate(model)` |
 # | `bucket_cap_mb` | PyTorch `bucket_cap_mb`; DeepSpeed `reduce_bucket_size`; Megatron-LM `--ddp-bucket-size` |
-# | `--lr-scaling linear:W --base-batch B` | linear scaling rule with gradual warm-up, Goyal et al. 2017; Horovod scales `lr` by `hvd.size()` by hand |
 # | shards of the data | PyTorch `DistributedSampler`, `set_epoch` |
 #
 # Next: [09 Mixed precision](09_mixed_precision.ipynb). Side rooms: [06b Buckets and

@@ -180,7 +180,7 @@ assert same
 
 # %% [markdown]
 # The library does the same in streams, so that gathers overlap with computing:
-# [fsdp_unit.py](../minidist/core/parallel/fsdp_unit.py), `start_gather`, `finish_gather`,
+# [fsdp.py](../minidist/core/parallel/fsdp.py), `start_gather`, `finish_gather`,
 # `release` and `start_reduce`.
 
 # %% [markdown]

@@ -167,7 +167,7 @@ print("on one device", [sum(2 * i for i in range(3)) * 24 / w for w in (1, 2, 3,
 # %% [markdown]
 # In the library a schedule is data: for each rank the list of what it does. Passes insert sends and
 # early receives, and the runtime executes the list:
-# [gpipe.py](../minidist/core/pipeline/plan/gpipe.py), and `_forward` and `_backward` in
+# [schedules.py](../minidist/core/pipeline/schedules.py), and `_forward` and `_backward` in
 # [pipeline.py](../minidist/core/pipeline/runtime/pipeline.py).
 
 # %% [markdown]

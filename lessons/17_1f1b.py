@@ -49,7 +49,7 @@ from minidist import (
     split_model,
 )
 from minidist.base.memory import account_memory
-from minidist.core.pipeline.plan.one_f_one_b import stage_order
+from minidist.core.pipeline.schedules import stage_order
 from minidist.course.story import story
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
@@ -176,7 +176,7 @@ for stage, (gradient, most) in enumerate(done):
 
 # %% [markdown]
 # Which list is 1F1B's is your exercise. The library's is in
-# [one_f_one_b.py](../minidist/core/pipeline/plan/one_f_one_b.py); its loop is
+# [schedules.py](../minidist/core/pipeline/schedules.py); its loop is
 # [pipeline.py](../minidist/core/pipeline/runtime/pipeline.py).
 
 # %% [markdown]

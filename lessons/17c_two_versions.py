@@ -31,7 +31,7 @@
 import numpy as np
 
 from minidist import MLP, SGD, SimWorld, Tensor, UsageError, get_schedule, split_model
-from minidist.core.pipeline.plan.plan import Action
+from minidist.core.pipeline.plan import Action
 from minidist.course.lesson import check, expect, predict, reveal, solution
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline

@@ -120,7 +120,7 @@ for name, second in (("W at once", "F0 I0 W0 F1 I1 W1"), ("W last", "F0 I0 F1 I1
 
 # %% [markdown]
 # To find the list with which a pipeline of p stages waits least is your exercise; the library's is
-# [zero_bubble.py](../minidist/core/pipeline/plan/zero_bubble.py). The backward pass returns its W as
+# [schedules.py](../minidist/core/pipeline/schedules.py). The backward pass returns its W as
 # work to be done later, `work = output.backward(gradient, weight_gradients="deferred")`, and
 # `work.run()` does it.
 

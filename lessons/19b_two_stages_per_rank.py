@@ -45,7 +45,7 @@ half_guess = predict("micro-batches alive with V-Half on 32 ranks", example=32)
 import numpy as np
 
 from minidist import MLP, Pipeline, SimWorld, Tensor, get_schedule, split_model
-from minidist.core.pipeline.plan.plan import Action
+from minidist.core.pipeline.plan import Action
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show

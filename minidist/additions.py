@@ -118,7 +118,7 @@ def _choose(comm: Any, operation: str, nbytes: int) -> str:
 
 def _more_algorithms() -> None:
     from minidist import collectives
-    from minidist.core.base.registry import import_modules
+    from minidist.base.extras import import_modules
 
     import_modules(collectives.__name__, collectives.__path__, without=_NO_ALGORITHMS)
 

@@ -1,11 +1,14 @@
-"""Packages that are not installed with minidist itself: what is said where one is missing.
+"""Imports by name: all files of a package, and packages that are not installed with minidist itself.
 
-    nbclient = extra("nbclient", "minidist lesson build")
+    import_modules(__name__, __path__)                       every file that adds an entry to a registry
+    nbclient = extra("nbclient", "minidist lesson build")    says how to install it where it is missing
 
-Proved by: tests/base/test_extras.py
+Proved by: tests/base/test_extras.py, tests/base/test_registry.py
 """
 
 import importlib
+import pkgutil
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from minidist.base.errors import UsageError, reason
@@ -37,3 +40,13 @@ def extra(module: str, user: str) -> Any:
         raise UsageError(
             f"{user} needs {package} ({reason(error)}); install it with: pip install 'minidist[{EXTRAS[package]}]'"
         ) from None
+
+
+def import_modules(package: str, path: Iterable[str], without: Collection[str] = ()) -> None:
+    """Import every module of a package, so that the entries of all its files are registered.
+
+    without: modules that register nothing, and are imported by what uses them.
+    """
+    for info in pkgutil.iter_modules(path):
+        if info.name not in without:
+            importlib.import_module(f"{package}.{info.name}")

@@ -142,7 +142,7 @@ def in_both_ways(plan: "Plan") -> "list[tuple[Plan, str]]":
 
 def passed(plan: "Plan", recompute: bool, lowered: bool, is_valid: bool) -> "Plan":
     """Return a plan with the forwards of recomputation, and lowered, as the flags say."""
-    from minidist.core.pipeline.lowering import lower
+    from minidist.core.pipeline.plan import lower
     from minidist.pipeline.passes import recompute as recomputed
     from minidist.pipeline.validate import validate
 

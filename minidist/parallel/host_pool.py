@@ -25,7 +25,7 @@ from minidist.core.autograd import current_pass
 from minidist.core.base import arrays as xp
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm, Work
-from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.zero import Shard
 from minidist.parallel.fsdp_options import OptionalUnit
 
 STEP_PASSES = 7  # arrays that Adam reads or writes for each element: gradient, and value and two moments twice

@@ -6,7 +6,7 @@ Proved by: tests/train/test_reduction.py
 import numpy as np
 
 from minidist.collectives.closed_forms import elements_sent
-from minidist.core.parallel.fsdp_unit import FSDPUnit
+from minidist.core.parallel.fsdp import FSDPUnit
 from minidist.core.parallel.gradients import GradientReducer
 from minidist.core.parallel.zero import ShardReducer
 

@@ -14,7 +14,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.comm import Comm
 from minidist.core.optim import NORM_BLOCK
-from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.zero import Shard
 from minidist.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
 
 

@@ -10,7 +10,7 @@ from minidist.core.base import arrays as xp
 from minidist.core.base.trace import purpose
 from minidist.core.collectives import all_gather
 from minidist.core.optim import Optimizer
-from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.zero import Shard
 
 
 def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, dict[str, xp.Array]]:

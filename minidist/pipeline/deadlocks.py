@@ -9,12 +9,11 @@ Proved by: tests/pipeline/test_plans.py
 """
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.lowering import Key, Orders
-from minidist.core.pipeline.plan.plan import Action, Item, Plan, actions_of
+from minidist.core.pipeline.plan import Action, Item, Key, Plan, actions_of
 from minidist.pipeline.simulate import Dependencies, Simulation, partner
 
 
-def prevent_deadlocks(plan: Plan, orders: Orders, rank_of: dict[Key, int]) -> None:
+def prevent_deadlocks(plan: Plan, orders: list[list[Item]], rank_of: dict[Key, int]) -> None:
     """Move receives forward in `orders` until they finish with sends that block."""
     simulation = Simulation(orders, Dependencies(plan).needs)
     simulation.run()

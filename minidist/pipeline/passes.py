@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.lowering import Orders, check_not_lowered, transfer
-from minidist.core.pipeline.plan.plan import COMPUTE, Action, Plan, actions_of, show
+from minidist.core.pipeline.plan import COMPUTE, Action, Item, Plan, actions_of, check_not_lowered, show, transfer
 from minidist.pipeline.deadlocks import deadlock_error
 from minidist.pipeline.simulate import Dependencies, Simulation, partner
 
@@ -28,7 +27,7 @@ def lower_blocking(plan: Plan) -> Plan:
     check_not_lowered(plan)
     rank_of = plan.rank_of_stage()
     simulation = Simulation(plan.orders, Dependencies(plan).needs)
-    orders: Orders = [[] for _ in plan.orders]
+    orders: list[list[Item]] = [[] for _ in plan.orders]
     while simulation.blocked:
         moved = False
         for rank in range(plan.ranks):
@@ -58,7 +57,7 @@ def recompute(plan: Plan, stages: Iterable[int] | None = None) -> Plan:
     for stage in sorted(chosen):
         if not 0 <= stage < plan.stages:
             raise UsageError(f"cannot recompute stage {stage}: the plan has stages 0 to {plan.stages - 1}")
-    orders: Orders = []
+    orders: list[list[Item]] = []
     for order in plan.orders:
         orders.append([])
         for item in order:

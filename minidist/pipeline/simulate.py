@@ -20,7 +20,7 @@ Proved by: tests/pipeline/test_plans.py
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from minidist.core.pipeline.plan.plan import COMPUTE, Action, Item, Plan, actions_of
+from minidist.core.pipeline.plan import COMPUTE, Action, Item, Plan, actions_of
 from minidist.pipeline.updates import update_rule
 
 Span = tuple[Item, float, float]  # item, start, end

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.pipeline.plan.plan import (
+from minidist.core.pipeline.plan import (
     BACKWARD,
     COMPUTE,
     FORWARD,

@@ -17,7 +17,7 @@ from itertools import chain, count
 import numpy as np
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.plan.plan import (
+from minidist.core.pipeline.plan import (
     BACKWARD,
     FORWARD,
     INPUT,

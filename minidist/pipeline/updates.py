@@ -11,7 +11,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_pipedream.py
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minidist.core.pipeline.plan.plan import Action, Plan
+from minidist.core.pipeline.plan import Action, Plan
 from minidist.pipeline.errors import PlanError
 
 

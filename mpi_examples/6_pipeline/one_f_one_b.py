@@ -7,7 +7,7 @@
     rank 3            F0 B0 F1 B1 ...     the last rank fills nothing; rank s keeps at most p-s micro-batches alive
 
 Each rank also trains the whole model alone and compares: the gradient of its stage is equal bit for bit. The same
-schedule as a list of actions is in minidist/core/pipeline/plan/one_f_one_b.py.
+schedule as a list of actions is in minidist/core/pipeline/schedules.py.
 """
 
 import numpy as np

@@ -16,7 +16,7 @@ from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.core.parallel import model_parallel
 from minidist.core.parallel.fsdp import fully_shard, sharded_parameters
 from minidist.core.parallel.model_parallel import apply_context_parallel
-from minidist.core.pipeline.plan import get_schedule
+from minidist.core.pipeline.schedules import get_schedule
 from minidist.nn import Llama, LlamaConfig
 from minidist.optim import SGD
 from minidist.parallel.data_parallel import DistributedDataParallel

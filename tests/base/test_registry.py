@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
+from minidist.base.extras import import_modules
 from minidist.core.base.errors import UsageError
-from minidist.core.base.registry import Registry, import_modules
+from minidist.core.base.registry import Registry
 
 
 def test_names_and_aliases_find_the_entry_and_a_wrong_name_says_the_nearest():
@@ -50,7 +51,7 @@ def test_importing_a_package_imports_its_files_and_so_registers_their_entries(tm
     (package / "table.py").write_text("from minidist.core.base.registry import Registry\nBOOKS = Registry('book')\n")
     (package / "one.py").write_text("from shelf.table import BOOKS\nBOOKS.add('one', 1)\n")
     (package / "__init__.py").write_text(
-        "from minidist.core.base.registry import import_modules\nimport_modules(__name__, __path__)\n"
+        "from minidist.base.extras import import_modules\nimport_modules(__name__, __path__)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     import shelf.table

@@ -13,7 +13,7 @@ from minidist.core.autograd import Parameter
 from minidist.core.base.errors import UsageError
 from minidist.core.base.layout import Layout
 from minidist.core.nn.flat import FlatParameters
-from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.zero import Shard
 from minidist.optim import LAMB, LARS, NO_DECAY, ParameterSlice
 from minidist.optim.exact_sums import LIMBS, square_sum, value_of
 from minidist.parallel import HostPool, LayerSums

@@ -216,33 +216,6 @@ def test_masks_are_drawn_by_global_sample_head_and_position(ranks, name, kind):
     assert_model(ranks, name, kind, "sgd", dropout=0.25)
 
 
-@pytest.mark.parametrize("ranks", [5, 8])
-def test_more_ranks_than_are_usual(ranks):
-    """11 tokens in 10 or 16 chunks: some are empty."""
-    config = GPTConfig(WORDS, LENGTH, 16, 1, 4, 0.25, attention_dropout=0.25)
-
-    def main(comm):
-        model = GPT(config, np.float64, 3, attention_fn=RingAttention(comm, LENGTH))
-        mine = sequence_positions(LENGTH, comm.rank, comm.size)
-        parallel = DistributedDataParallel(model, comm, reduction="sum")
-
-        def loss_of(_, step):
-            tokens, targets = text(step, BATCH, LENGTH, WORDS)
-            return parallel(tokens[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)
-
-        total = summed_loss(comm)
-        return train(
-            model, loss_of, "sgd", steps=2, synchronize=total, flat=parallel.flat, positions=mine, length=LENGTH
-        )
-
-    whole = GPT(config, np.float64, 3)
-    expected = train(
-        whole, lambda model, step: model(*text(step, BATCH, LENGTH, WORDS), BATCH * LENGTH), "sgd", steps=2
-    )
-    for history in SimWorld(ranks).run(main):
-        assert_equal(history, expected)
-
-
 @pytest.mark.parametrize("what", ["full", "selective"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_recomputation_replays_messages_and_masks(what, kind, monkeypatch):
@@ -267,55 +240,6 @@ def test_dropout_is_refused_where_a_rank_would_draw_the_wrong_rows():
 
 
 # --- counts ---
-
-
-@each("ranks", [1, 2, 3, 4])
-@each("length", [24, 11])
-def test_the_ring_sends_keys_and_values_of_all_other_ranks(ranks, length):
-    batch, width = 2, 12
-
-    def main(comm):
-        mine = sequence_positions(length, comm.rank, comm.size)
-        x = Tensor(random(0, batch, length, 3 * width)[:, mine], requires_grad=True)
-        y = RingAttention(comm, length)(x, 3)
-        y.backward(y.data)
-
-    world = SimWorld(ranks)
-    world.run(main)
-    sizes = [len(sequence_positions(length, rank, ranks)) for rank in range(ranks)]
-    for rank, trace in enumerate(world.traces):
-        forward = sum(sizes) - sizes[(rank + 1) % ranks]  # the blocks that pass, all but the next rank's own
-        if ranks == 1:
-            assert not trace.sent()
-            continue
-        backward = forward + sum(sizes)  # and the gradients of every block, on its way home
-        assert trace.bytes_by_purpose() == {
-            "tensor_forward": 2 * forward * batch * width * 8,
-            "tensor_backward": 2 * backward * batch * width * 8,
-        }
-        if length % (2 * ranks) == 0:
-            assert forward * 2 * width == 2 * (ranks - 1) * (length // ranks) * width  # 2 (P-1) (N/P) h
-            assert len(trace.sent("tensor_forward")) == ranks - 1
-            assert len(trace.sent("tensor_backward")) == 2 * ranks - 1
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ulysses_sends_four_all_to_alls_each_way(ranks):
-    batch, width, length = 2, 8, 24
-
-    def main(comm):
-        mine = sequence_positions(length, comm.rank, comm.size, "contiguous")
-        x = Tensor(random(0, batch, length, 3 * width)[:, mine], requires_grad=True)
-        y = UlyssesAttention(comm, length)(x, 4)
-        y.backward(y.data)
-
-    world = SimWorld(ranks)
-    world.run(main)
-    for trace in world.traces:
-        volume = 4 * length * width // ranks * (ranks - 1) // ranks * batch * 8  # 4 N h / P (P-1)/P
-        expected = {"tensor_forward": volume, "tensor_backward": volume} if ranks > 1 else {}
-        assert trace.bytes_by_purpose() == expected
-        assert {m.operation for m in trace.sent()} <= {"all_to_all/pairwise"}
 
 
 def test_no_rank_computes_more_than_another_in_zigzag():

@@ -15,9 +15,9 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm import init_device_mesh
 from minidist.core.nn import GPT, GPTConfig, cross_entropy
 from minidist.core.nn.experts import Assignment, MixtureOfExperts, expert_capacity
-from minidist.core.parallel.expert.dispatch import ExpertParallel, exchange
+from minidist.core.parallel.expert.dispatch import ExpertParallel
 from minidist.core.parallel.model_parallel import parallelize_module
-from minidist.parallel.expert import ExpertDataParallel, ExpertTensorParallel, expert_gpt_plan
+from minidist.parallel.expert import ExpertDataParallel, expert_gpt_plan
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor.grad_norm import global_square_sum
 from tests.cases import each
@@ -295,45 +295,6 @@ def test_experts_and_tensor_parallel_together(shape, top_k, factor, sequence_par
         assert_equal(history, expected)
         assert abs(mine - norm) < 1e-12 * norm
         assert (layout.axes, layout.dims, layout.global_shape) == (("ep", "tp"), (0, 2), (4, 8, 32))
-
-
-def test_cut_experts_send_their_slots_over_tp():
-    """Per layer one all-reduce each way of (local experts, ep x capacity, width); two all-to-alls each way over ep."""
-    width, tokens, experts = 8, 24, 4
-
-    def main(comm):
-        mesh = init_device_mesh(comm, (2, 2), ("ep", "tp"))
-        layer = MixtureOfExperts(width, 16, experts, 1, 1.5, seed=0)
-        parallelize_module(layer, mesh["ep"], {"": ExpertParallel()}, axis="ep")
-        parallelize_module(layer, mesh["tp"], {"": ExpertTensorParallel()})
-        x = Tensor(np.ones((2, tokens // 2, width), np.float32), requires_grad=True)
-        y = layer(x)
-        y.backward(y.data)
-
-    world = SimWorld(4)
-    world.run(main)
-    slots = experts // 2 * 2 * 9 * width * 4  # 9 slots: 24 / 4 x 1.5
-    for trace in world.traces:
-        assert trace.bytes_by_purpose() == {
-            "dispatch": 4 * slots // 2,
-            "tensor_forward": slots,
-            "tensor_backward": slots,
-        }
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_an_exchange_there_and_back_is_the_identity_and_puts_experts_where_they_belong(ranks):
-    def main(comm):
-        slots = np.stack([np.full((5, 3), 100.0 * comm.rank + e) for e in range(12)])
-        there = exchange(comm, slots, True)
-        return there, np.array_equal(exchange(comm, there, False), slots)
-
-    for rank, (there, same) in enumerate(SimWorld(ranks).run(main)):
-        assert same
-        assert there.shape == (12 // ranks, 5 * ranks, 3)
-        for local in range(12 // ranks):
-            expected = [100 * source + rank * (12 // ranks) + local for source in range(ranks) for _ in range(5)]
-            assert there[local, :, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

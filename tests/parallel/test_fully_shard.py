@@ -18,8 +18,7 @@ from minidist.core.base.errors import UsageError
 from minidist.core.comm import LinkModel, init_device_mesh
 from minidist.core.nn import Linear, Module, Sequential
 from minidist.core.optim import AdamW
-from minidist.core.parallel.fsdp import FSDPState, fully_shard, sharded_parameters, shards_of
-from minidist.core.parallel.fsdp_unit import FSDPUnit
+from minidist.core.parallel.fsdp import FSDPState, FSDPUnit, fully_shard, sharded_parameters, shards_of
 from minidist.job.equality.gradient_order import add_in_order
 from minidist.nn import checkpoint
 from minidist.optim import SGD
@@ -207,36 +206,6 @@ def padded_bytes(ranks, layers=2):
     """Bytes of all units, each padded to shards of a multiple of 1,024 elements."""
     sizes = [sum(p.size for p in unit) for unit in units(small_gpt(layers=layers))]
     return sum(-(-size // (1024 * ranks)) * 1024 * ranks for size in sizes) * 4
-
-
-@each("ranks", [1, 2, 3, 8], sampled=16)
-@each("local", [1, 3])
-@each(
-    ("settings", "gathers"),
-    [
-        ({}, lambda k: 2 * k),
-        ({"prefetch": 0}, lambda k: 2 * k),
-        ({"prefetch": 5}, lambda k: 2 * k),
-        ({"recompute": True}, lambda k: 2 * k),
-        ({"reshard_after_forward": False}, lambda k: k),
-    ],
-)
-def test_bytes_are_the_papers(settings, gathers, local, ranks):
-    """3 k Psi (n-1)/n: two gathers and one reduction per micro-batch; resharded only after backward, 2 k Psi."""
-    world = SimWorld(ranks)
-    world.run(train, local=local, steps=1, **{"algorithm": "ring", **settings})
-    psi = padded_bytes(ranks)
-    for trace in world.traces:
-        sent = trace.bytes_by_purpose()
-        assert sent.get("parameter_gather", 0) == gathers(local) * psi * (ranks - 1) // ranks
-        assert sent.get("gradient_reduce", 0) == local * psi * (ranks - 1) // ranks
-
-
-def test_persistent_parameters_are_gathered_once_a_step():
-    world = SimWorld(2)
-    world.run(train, local=3, steps=1, persistence_threshold=10**9)
-    for trace in world.traces:
-        assert trace.bytes_by_purpose()["parameter_gather"] == padded_bytes(2) // 2
 
 
 # memory ---------------------------------------------------------------------------------------------------------------
@@ -528,41 +497,6 @@ def shard_branches(comm, apart, **settings):
     for part in [model.left, model.right] if apart else []:
         fully_shard(part, mesh=comm, **settings)
     return fully_shard(model, mesh=comm, **settings)
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_unused_parameters_take_part_as_zeros_when_asked_for(apart):
-    """A unit that no rank has used, and a part of one that only some ranks use (inside one unit)."""
-
-    def program(comm):
-        model = shard_branches(comm, apart, find_unused_parameters=True)
-        optimizer = SGD(sharded_parameters(model), lr=0.5)
-        x = np.random.default_rng(comm.rank).standard_normal((4, 3))
-        for step in range(2):
-            model.zero_grad()
-            model(Tensor(x), both=not apart and comm.rank == 0 and step == 1).backward()
-            optimizer.step()
-        return gather_tensors(shards_of(model), optimizer)["weights"]
-
-    def one_device():
-        model = TwoBranches()
-        optimizer = SGD(model.parameters(), lr=0.5)
-        for step in range(2):
-            model.zero_grad()
-            losses = [
-                model(
-                    Tensor(np.random.default_rng(rank).standard_normal((4, 3))), not apart and rank == 0 and step == 1
-                )
-                for rank in range(3)
-            ]
-            ((losses[0] + losses[1] + losses[2]) * (1 / 3)).backward()
-            optimizer.step()
-        return {p.name: p.data for p in model.parameters()}
-
-    expected = one_device()
-    for weights in SimWorld(3).run(program):
-        for name in expected:
-            np.testing.assert_allclose(weights[name], expected[name], rtol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("apart", [False, True])

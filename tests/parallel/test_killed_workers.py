@@ -152,12 +152,6 @@ def test_servers_and_workers_on_some_of_the_ranks_of_a_world():
         assert same(results[2], whole)
 
 
-def test_every_worker_may_die():
-    world, results = run(config(2, "bsp"), 2, 5, {2: 8, 3: 12})
-    assert set(world.dead) == {2, 3}
-    check(world, results, config(2, "bsp"), 5)
-
-
 def test_a_server_that_dies_ends_the_run_with_a_sentence():
     with pytest.raises(RankDeadError, match="rank 1 died"):
         run(config(2, "ssp:1"), 2, 5, {1: 9})

@@ -307,33 +307,6 @@ def test_a_dead_worker_waits_for_nothing():
     assert done == {0: float("inf"), 1: 0}
 
 
-def run_for(consistency, seconds):
-    """Three workers, the last three times slower, as long as `seconds`: (pushes of each, staleness)."""
-    world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=0))
-    cfg = config(1, consistency, "sgd")
-    results = world.run(
-        ps.run,
-        cfg,
-        initial(),
-        gradient,
-        lambda comm, clock: comm.time() >= seconds,
-        lambda worker, clock: 3.0 if worker == 2 else 1.0,
-    )
-    check_run(world, results, cfg)
-    return [r.pushes for r in results[1:]], results[0].staleness
-
-
-def test_a_slow_worker_holds_back_bsp_and_not_asp():
-    bsp, _ = run_for("bsp", 29.5)
-    ssp, stale_ssp = run_for("ssp:2", 29.5)
-    asp, stale_asp = run_for("asp", 29.5)
-    assert bsp == [11, 11, 10]  # all at the slow one's pace; two had not reached the end when it did
-    assert asp == [30, 30, 10]  # each at its own pace
-    assert sum(bsp) < sum(ssp) < sum(asp)
-    assert max(ssp) - min(ssp) <= 3  # 2 clocks, and the push under way
-    assert max(stale_asp) > max(stale_ssp)
-
-
 def test_bsp_takes_the_closed_form_time():
     """A clock: compute, head and gradient up (one latency), weights down (another)."""
     alpha, beta, steps = 2.0**-10, 2.0**-20, 5

@@ -13,7 +13,7 @@ from minidist.comm import SimWorld
 from minidist.core.autograd import Parameter, Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.nn import MLP
-from minidist.core.pipeline.lowering import lower
+from minidist.core.pipeline.plan import lower
 from minidist.core.pipeline.runtime import PipelineStage, messages, split_model
 from minidist.optim import SGD
 from minidist.pipeline.partition import Stage, noam

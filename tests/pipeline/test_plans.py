@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.lowering import lower
-from minidist.core.pipeline.plan import B, F, I, Plan, W, show
+from minidist.core.pipeline.plan import B, F, I, Plan, W, lower, show
 from minidist.pipeline import timing_vectorized
 from minidist.pipeline.passes import computations, lower_blocking, recompute
 from minidist.pipeline.schedules import from_csv, from_text, get_schedule, read, schedules

@@ -18,8 +18,7 @@ from minidist.core.autograd import Tensor
 from minidist.core.base.errors import MismatchError, UsageError
 from minidist.core.comm.sim.clock import LinkModel
 from minidist.core.nn import MLP, Linear
-from minidist.core.pipeline.lowering import lower
-from minidist.core.pipeline.plan import Plan, actions_of
+from minidist.core.pipeline.plan import Plan, actions_of, lower
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
 from minidist.optim import clip_grad_norm_
 from minidist.pipeline.passes import recompute

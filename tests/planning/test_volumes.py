@@ -67,14 +67,3 @@ def table(tmp_path, ranks, **values):
 )
 def test_every_byte_is_in_the_closed_form(ranks, values, tmp_path):
     table(tmp_path, ranks, **values)
-
-
-def test_the_papers_numbers(tmp_path):
-    """8 b s h (t-1)/t elements per rank and layer; with the sequence split a quarter more, regathered (and a head)."""
-    b, s, h, t, layers = 1, 8, 24, 2, 4
-    plain = table(tmp_path, 2, tp=t, layers=layers, steps=1, clip=None)
-    one_layer = 8 * b * s * h * (t - 1) * 4  # of all ranks
-    around = 3 * 2 * b * s * 4 + 2 * 2 * (t - 1) * b * s * h * 4  # the loss; embedding forward, head backward
-    assert plain["tensor_forward"] + plain["tensor_backward"] == layers * one_layer + around
-    split = table(tmp_path, 2, tp=t, layers=layers, steps=1, clip=None, sequence_parallel=True)
-    assert split["regather"] == layers * one_layer // 4 + (t - 1) * b * s * h * 4

@@ -1,19 +1,12 @@
 """Entries that are found by name, so that a new algorithm or schedule is one new file and nothing else.
 
-A decorator in the file adds the entry when the file is imported, and the package imports all its files when it is
-imported itself:
-
-    pipeline/plan/one_f_one_b.py    @schedule("1f1b", ...)                adds the entry "1f1b"
-    pipeline/plan/__init__.py       import_modules(__name__, __path__)    imports one_f_one_b.py and its siblings
-
-A name that no entry has imports further files, once (`more`).
+A decorator such as `@schedule("1f1b")` adds the entry when its file is imported. A name that no entry has imports
+further files, once (`more`).
 
 Proved by: tests/base/test_registry.py
 """
 
-import importlib
-import pkgutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from minidist.core.base import hooks
@@ -61,13 +54,3 @@ class Registry(dict[str, Entry]):
             hint = nearest(name.lower(), self.aliases)
             raise UsageError(f"unknown {self.kind} {quoted(name)}{hint}; there are {', '.join(sorted(self))}")
         return self[known]
-
-
-def import_modules(package: str, path: Iterable[str], without: Collection[str] = ()) -> None:
-    """Import every module of a package, so that the entries of all its files are registered.
-
-    without: modules that register nothing, and are imported by what uses them.
-    """
-    for info in pkgutil.iter_modules(path):
-        if info.name not in without:
-            importlib.import_module(f"{package}.{info.name}")

@@ -4,10 +4,8 @@ dims.py                 the degrees of parallelism and their communicators
 model_parallel.py       `parallelize_module`: a model split by a plan; and one function per axis for a whole model
 data_parallel.py        data parallelism
 gradients.py            gradients summed while backward runs
-zero.py                 ZeRO 1 and 2
+zero.py                 ZeRO 1 and 2, and one rank's shard of flat parameters
 fsdp.py                 ZeRO 3: `fully_shard`, and when it gathers, releases and reduces
-fsdp_unit.py            the parameters that FSDP gathers together
-flat_shards.py          one rank's shard of a flat unit
 tensor/                 every matrix split over the ranks
 context/                ring attention, and which tokens of a split sequence a rank has
 expert/dispatch.py      expert parallelism

@@ -30,10 +30,9 @@ from minidist.core.nn import Module
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.parallel.data_parallel import DistributedDataParallel
 from minidist.core.parallel.dims import Axes
-from minidist.core.parallel.flat_shards import Shard
 from minidist.core.parallel.fsdp import fully_shard, units_of
 from minidist.core.parallel.gradients import GradientReducer
-from minidist.core.parallel.zero import ZeroOptimizer
+from minidist.core.parallel.zero import Shard, ZeroOptimizer
 from minidist.core.train.task import Task
 
 

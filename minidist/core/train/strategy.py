@@ -21,12 +21,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
+from minidist.core.base import arrays as xp
 from minidist.core.nn import Module
 from minidist.core.parallel.dims import Axes
-from minidist.core.pipeline.plan import Plan, get_schedule
+from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime import Pipeline, PipelineStage, Reduction, cut_model
+from minidist.core.pipeline.schedules import get_schedule
 from minidist.core.train.data_axis import DataAxis
-from minidist.core.train.task import ParallelLayout, Task, as_input
+from minidist.core.train.task import ParallelLayout, Task
 
 
 class Strategy:
@@ -139,9 +141,10 @@ class PipelineStrategy(Strategy):
         return self.pipe.step(*self.batches(self.task, step))
 
     def batches(self, task: Task, step: int) -> tuple[list[Any], list[Any]]:
-        """Return the inputs, as arrays of the model's dtype, and the targets of this pipeline's micro-batches."""
+        """Return the inputs, features as arrays of the model's dtype, and the targets of this pipeline's batches."""
         pairs = [task.micro_batch(step, self.number(i, task)) for i in range(task.microbatches)]
-        return [input_array(inputs, task.dtype) for inputs, _ in pairs], [targets for _, targets in pairs]
+        inputs = [xp.as_array(x, task.dtype) if x.dtype.kind == "f" else x for x, _ in pairs]
+        return inputs, [targets for _, targets in pairs]
 
     def number(self, i: int, task: Task) -> int:
         """Return the global number of micro-batch i of this pipeline."""
@@ -158,11 +161,6 @@ class PipelineStrategy(Strategy):
 def joined(of_stage: Mapping[int, Sequence[DataAxis]], what: str) -> dict[int, list[Any]]:
     """Return by stage what its data axes have, one after the other. what: the name of an attribute."""
     return {number: [each for axis in axes for each in getattr(axis, what)] for number, axes in of_stage.items()}
-
-
-def input_array(inputs: Any, dtype: Any) -> Any:
-    """Return tokens unchanged, and features as an array of the model's dtype."""
-    return as_input(inputs, dtype).data if inputs.dtype.kind == "f" else inputs
 
 
 def release_other_stages(modules: Sequence[Module], own: Collection[int]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.core.autograd.backward import BackwardPass, WeightGradStore
 from minidist.core.comm.mesh import Mesh
+from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import AdamW
 from minidist.core.parallel import data_parallel, gradients, zero
 from minidist.course.museum import jobs
@@ -22,7 +23,7 @@ def only_top_level(patch: Patch) -> None:
     parameter_ready = gradients.GradientReducer.parameter_ready
 
     # The flat parameters without those of nested blocks: "layer.weight" has one dot, "block.layer.weight" two.
-    class Shallow:
+    class Shallow(FlatParameters):
         def __init__(self, flat: Any) -> None:
             self.flat = flat
             self.parameters = [p for p in flat.parameters if p.name.count(".") < 2]

@@ -10,7 +10,7 @@ from typing import Any
 
 from minidist import parallel
 from minidist.core.autograd import Parameter, Tensor
-from minidist.core.parallel.fsdp_unit import FSDPUnit
+from minidist.core.parallel.fsdp import FSDPUnit
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Patch, Recording, replaces
 from minidist.job import checkpoint

@@ -10,7 +10,7 @@ from typing import Any
 from minidist.core.autograd import Parameter
 from minidist.core.base.arrays import Array
 from minidist.core.comm import Comm
-from minidist.core.parallel.fsdp_unit import FSDPUnit
+from minidist.core.parallel.fsdp import FSDPUnit
 from minidist.core.parallel.zero import ShardReducer
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Recording, replaces

@@ -14,9 +14,9 @@ from typing import Any
 from minidist.core.base.errors import UsageError, quoted
 from minidist.core.base.layout import chunk_sizes, offsets
 from minidist.core.pipeline.plan import Plan
-from minidist.core.pipeline.plan.plan import SCHEDULES, Schedule
 from minidist.core.pipeline.runtime import cut_model
 from minidist.core.pipeline.runtime.stages import blocks_per_stage
+from minidist.core.pipeline.schedules import SCHEDULES, Schedule
 from minidist.data import load_dataset
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig, updates_of

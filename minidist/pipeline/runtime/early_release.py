@@ -13,7 +13,7 @@ Proved by: tests/pipeline/test_messages.py
 
 from collections.abc import Mapping, Sequence
 
-from minidist.core.pipeline.plan.plan import Action
+from minidist.core.pipeline.plan import Action
 from minidist.core.pipeline.runtime.messages import Message, Messages
 
 

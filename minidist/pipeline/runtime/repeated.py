@@ -26,7 +26,7 @@ from minidist.base.meta import MetaArray
 from minidist.base.watchers import current, watchers
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.core.base import arrays as xp
-from minidist.core.pipeline.lowering import Key
+from minidist.core.pipeline.plan import Key
 from minidist.core.pipeline.runtime.pipeline import Pipeline
 
 Buffers = dict[int, Any]  # of a `MemoryAccount`

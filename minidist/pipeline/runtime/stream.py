@@ -31,9 +31,8 @@ import numpy as np
 from minidist.core.base.errors import UsageError
 from minidist.core.base.trace import purpose
 from minidist.core.comm.communicator import Request
-from minidist.core.pipeline.plan import Action, Plan
-from minidist.core.pipeline.plan.plan import COMPUTE, actions_of
-from minidist.core.pipeline.plan.plan import Item as ItemOfPlan
+from minidist.core.pipeline.plan import COMPUTE, Action, Plan, actions_of
+from minidist.core.pipeline.plan import Item as ItemOfPlan
 from minidist.core.pipeline.runtime.pipeline import Item, Step
 from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline
 from minidist.pipeline.simulate import Dependencies, Simulation

@@ -2,17 +2,17 @@
 
     from minidist.pipeline.schedules import get_schedule, load_plan
 
-The schedules of `minidist.core.pipeline.plan` are those that a reader begins with, and `get_schedule` finds these, too.
-A new one is a new file in this folder.
+The schedules of `minidist.core.pipeline.schedules` are those that a reader begins with, and `get_schedule` finds them,
+too. A new one is a new file in this folder.
 
 text.py       actions and plans as text, and CSV files
 load.py       a plan from the command line: a name, a file, or a function in a Python file
 refusals.py   sizes and options that a schedule cannot have
 """
 
-from minidist.core.base.registry import import_modules
-from minidist.core.pipeline.plan.plan import SCHEDULES, Schedule
-from minidist.core.pipeline.plan.plan import get_schedule as get_schedule
+from minidist.base.extras import import_modules
+from minidist.core.pipeline.schedules import SCHEDULES, Schedule
+from minidist.core.pipeline.schedules import get_schedule as get_schedule
 from minidist.pipeline.schedules.load import load_plan as load_plan
 from minidist.pipeline.schedules.text import from_cells as from_cells
 from minidist.pipeline.schedules.text import from_csv as from_csv

@@ -12,8 +12,8 @@ Model Parallelism", MLSys 2023, section 4.
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.one_f_one_b import stage_order
-from minidist.core.pipeline.plan.plan import Orders, schedule
+from minidist.core.pipeline.plan import Orders
+from minidist.core.pipeline.schedules import schedule, stage_order
 
 
 @schedule("eager-1f1b", aliases=("Eager1F1B",))

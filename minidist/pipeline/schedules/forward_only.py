@@ -7,7 +7,8 @@ rank 2   .. .. F0 F1 F2 F3
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.plan import F, Orders, every, schedule
+from minidist.core.pipeline.plan import F, Orders, every
+from minidist.core.pipeline.schedules import schedule
 
 
 @schedule("forward-only", aliases=("evaluation", "inference"), chunks=None, updates="none")

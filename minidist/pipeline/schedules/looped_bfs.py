@@ -8,7 +8,8 @@ so sharded weights are gathered once per pass. Source: Lamy-Poirier, Breadth-fir
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.plan import B, F, Orders, every, schedule
+from minidist.core.pipeline.plan import B, F, Orders, every
+from minidist.core.pipeline.schedules import schedule
 
 
 @schedule("looped-bfs", aliases=("ScheduleLoopedBFS", "breadth-first"), chunks=None)

@@ -7,7 +7,8 @@ rank 2   .. .. F0 B0 .. .. ..          with two or more micro-batches they go th
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.plan import B, F, Orders, schedule
+from minidist.core.pipeline.plan import B, F, Orders
+from minidist.core.pipeline.schedules import schedule
 
 
 @schedule("naive", aliases=("sequential", "model-parallel"))

@@ -23,8 +23,8 @@ from dataclasses import replace
 from typing import Any
 
 from minidist.core.base.errors import UsageError, quoted
-from minidist.core.pipeline.plan.one_f_one_b import stage_order
-from minidist.core.pipeline.plan.plan import STEP, Action, Orders, Plan, actions_of, schedule
+from minidist.core.pipeline.plan import STEP, Action, Orders, Plan, actions_of
+from minidist.core.pipeline.schedules import schedule, stage_order
 
 
 def _complete(plan: Plan, options: Mapping[str, Any]) -> Plan:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from minidist.core.base.errors import UsageError
-from minidist.core.pipeline.plan.one_f_one_b import stage_order
-from minidist.core.pipeline.plan.plan import Orders, Plan, schedule
+from minidist.core.pipeline.plan import Orders, Plan
+from minidist.core.pipeline.schedules import schedule, stage_order
 
 
 def _at_least_p(p: int, m: int, v: int) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.read_file import read_text
-from minidist.core.pipeline.plan.plan import KINDS, MICROBATCH_BITS, Action, Item, Plan, actions_of
+from minidist.core.pipeline.plan import KINDS, MICROBATCH_BITS, Action, Item, Plan, actions_of
 
 _ACTION = re.compile(r"(\d+)(" + "|".join(sorted(KINDS, key=len, reverse=True)) + r")(\d*)")
 _OVERLAP = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")

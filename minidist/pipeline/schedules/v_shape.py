@@ -21,7 +21,8 @@ Proved by: tests/pipeline/test_v_shape.py, tests/pipeline/test_plans.py, tests/p
 
 from collections import deque
 
-from minidist.core.pipeline.plan.plan import STAGE, STEP, F, I, Orders, W, schedule
+from minidist.core.pipeline.plan import STAGE, STEP, F, I, Orders, W
+from minidist.core.pipeline.schedules import schedule
 
 INTERVAL = 6  # units after which the block of the next micro-batch starts: F, I and W of both chunks
 

@@ -12,7 +12,8 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024; 
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-from minidist.core.pipeline.plan.plan import STEP, Action, F, I, Orders, W, schedule
+from minidist.core.pipeline.plan import STEP, Action, F, I, Orders, W
+from minidist.core.pipeline.schedules import schedule
 
 
 @schedule("zb-v", aliases=("zbv", "ScheduleZBVZeroBubble"), chunks=2)

@@ -18,7 +18,7 @@ from typing import Any
 
 from minidist.base.limits import MAX_BATCH
 from minidist.core.comm import Comm
-from minidist.core.pipeline.plan.plan import SCHEDULES
+from minidist.core.pipeline.schedules import SCHEDULES
 from minidist.data import measured_every
 from minidist.techniques import Extension, Field, Rule, Run, Settings, multiples
 from minidist.techniques.adaptive_batch.noise_scale import (

@@ -15,7 +15,7 @@ from typing import Any
 from minidist.core.autograd import Parameter
 from minidist.core.nn.flat import FlatParameters
 from minidist.core.optim import FlatSlice, flat_slices
-from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.zero import Shard
 
 Part = FlatParameters | Shard  # has `data`, 1-D, and `updated()`
 

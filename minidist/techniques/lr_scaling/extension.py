@@ -20,7 +20,7 @@ section 3.2 (square root).
 
 A rank sends per step: nothing.
 Equal to: a job with that learning rate, bit for bit.
-Lesson: 06_data_parallel_is_one_big_batch, 10_accumulate_and_recompute, 10b_batch_size_and_noise.
+Lesson: 10_accumulate_and_recompute, 10b_batch_size_and_noise.
 
 Proved by: tests/techniques/test_lr_scaling.py
 """

@@ -27,8 +27,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import watchers
 from minidist.core.comm import Comm
 from minidist.core.comm.communicator import Request
-from minidist.core.pipeline.lowering import Key
-from minidist.core.pipeline.plan import Action, Plan
+from minidist.core.pipeline.plan import Action, Key, Plan
 
 Tensors = list[tuple[tuple[int, ...], str]]  # shape and dtype of each tensor
 Boundaries = Mapping[Key, Tensors]  # (stage, micro-batch) -> what the stage gets from the one before it

@@ -26,8 +26,7 @@ from minidist.core.base.trace import purpose
 from minidist.core.base.watchers import watchers
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm, check_communicator
-from minidist.core.pipeline.lowering import Key, lower
-from minidist.core.pipeline.plan import Plan, actions_of
+from minidist.core.pipeline.plan import Key, Plan, actions_of, lower
 from minidist.core.pipeline.runtime.messages import FLOATS, Boundaries, Message, Messages, Orders
 from minidist.core.pipeline.runtime.reduction import Reduction
 from minidist.core.pipeline.runtime.stages import PipelineStage

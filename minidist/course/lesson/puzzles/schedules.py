@@ -94,7 +94,7 @@ def plan(item: Item) -> dict[str, Any]:
         "label": describe,
         "communicates": False,
         "limits": ("time", "memory"),
-        "written_by_hand": ("minidist.core.pipeline.plan.plan.get_schedule",),
+        "written_by_hand": ("minidist.core.pipeline.schedules.get_schedule",),
         "note": NOTE,
         "hints": (*hints_of({}, "plans"), *COMMON),
     }

@@ -20,7 +20,6 @@ from minidist.core.nn import Module
 from minidist.core.pipeline.plan import Plan
 from minidist.core.pipeline.runtime import Pipeline
 from minidist.core.train import strategy
-from minidist.core.train.strategy import input_array
 from minidist.core.train.task import ParallelLayout
 from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.held import Buffer, ReplicaId
@@ -159,7 +158,8 @@ def input_arrays(
     sides: which of the two the rank uses.
     """
     batches = [job.micro_batch(step, number, sides) for step, number in microbatches]
-    return [input_array(inputs, job.dtype) for inputs, _ in batches], [targets for _, targets in batches]
+    inputs = [xp.as_array(x, job.dtype) if x.dtype.kind == "f" else x for x, _ in batches]
+    return inputs, [targets for _, targets in batches]
 
 
 def gather_tensors(comm: Comm, local: Tensors) -> Tensors:

@@ -13,7 +13,7 @@ from minidist.core.comm import Comm
 from minidist.core.comm.mesh import Mesh
 from minidist.core.nn import Module
 from minidist.core.optim import Optimizer
-from minidist.core.parallel.flat_shards import Shard
+from minidist.core.parallel.zero import Shard
 from minidist.core.train import data_axis
 from minidist.core.train.data_axis import Group, unit_modules
 from minidist.job.checkpoint.held import SINGLE, LocalShard, ReplicaId

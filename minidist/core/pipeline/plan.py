@@ -16,23 +16,22 @@ before a backward; SEND_F, RECV_F an activation leaves stage s or arrives at it;
 REDUCE_GRAD the stage's gradients are complete. An item of a rank's order is one action, or a pair of actions that
 overlap: (1F4;2B1)OVERLAP_F_B. The grammar is the one of torch.distributed.pipelining.
 
-A new schedule, which makes a plan, is one new file:
+`lower` makes of a plan of computations one that can be executed, with sends, receives posted ahead, and reductions:
 
-    @schedule("my-schedule")
-    def my_schedule(p, m): ...      returns for each of the p ranks the list of its actions on m micro-batches
+    1F1 → 1RECV_F1 .. 1F1 1SEND_F1      for every neighbour on another rank
+    0B3 → 0B3 0REDUCE_GRAD              directly after a stage's last B or W, where a step has one update
 
-A function that takes it gets `v`, chunks per rank; further keyword arguments are options.
+RECV posts a receive into a fresh buffer; the F, I or B that needs it waits. SEND does not block. A stage posts one
+receive per neighbour ahead of use, so its buffers can be counted.
 
-Proved by: tests/pipeline/test_plans.py
+Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from minidist.core.base import hooks
-from minidist.core.base.registry import Registry
+from minidist.core.base.errors import UsageError
 
 KINDS = ("F", "I", "W", "B", "RECOMPUTE", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD")
 FORWARD, INPUT, WEIGHT, BACKWARD, RECOMPUTE, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD = range(len(KINDS))
@@ -43,6 +42,7 @@ STEP = 1 << KIND_BITS  # from one micro-batch to the next
 STAGE = 1 << KIND_BITS + MICROBATCH_BITS  # from one stage to the next
 Item = int | tuple[int, int]
 Orders = Sequence[Sequence[Item]]
+Key = tuple[int, int]  # stage, micro-batch
 
 
 class Action(int):
@@ -183,49 +183,54 @@ class Plan:
         return "".join(",".join(map(show, order)) + "\n" for order in self.orders)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A schedule by name.
+def lower(plan: Plan) -> Plan:
+    """Add sends, posted receives and gradient reductions to a plan of computations. The plan must be valid."""
+    check_not_lowered(plan)
+    rank_of = plan.rank_of_stage()
+    orders = [_lower_rank(plan, rank, rank_of) for rank in range(plan.ranks)]
+    hooks.prevent_deadlocks(plan.with_orders(orders), orders, rank_of)
+    return plan.with_orders(orders)
 
-    chunks: stages per rank, or None when the caller chooses (default 2). takes: (p, m, v, and the options that it
-    names) -> None, or the end of a sentence that says which m it can take. updates: see Plan. complete: (plan, options)
-    -> the plan, where options change more of it than its orders.
+
+def _lower_rank(plan: Plan, rank: int, rank_of: dict[Key, int]) -> list[Item]:
+    """Return a rank's order with its transfers: each neighbour's next receive is posted when one has been used."""
+    receives: dict[tuple[str, int], list[Action]] = {}  # (RECV kind, stage) -> in the order of use
+    for action in plan.actions(rank):
+        if (receive := transfer("RECV", action, rank, rank_of)) is not None:
+            receives.setdefault((receive.kind, receive.stage), []).append(receive)
+    result: list[Item] = [waiting.pop(0) for waiting in receives.values()]
+
+    # Behind an item: the stages whose gradients it completes, the receives that take the place of those that it used,
+    # then the sends of what it made.
+    last = {a.stage: a for a in plan.actions(rank) if a.kind in ("B", "W") and plan.updates == "flush"}
+    for item in plan.orders[rank]:
+        complete = sorted(a.stage for a in actions_of(item) if last.get(a.stage) == a)
+        result += [item, *(Action.of("REDUCE_GRAD", stage) for stage in complete)]
+        sends: list[Action] = []
+        for action in actions_of(item):
+            receive, send = transfer("RECV", action, rank, rank_of), transfer("SEND", action, rank, rank_of)
+            if receive is not None and (waiting := receives[receive.kind, receive.stage]):
+                result.append(waiting.pop(0))
+            if send is not None:
+                sends.append(send)
+        result += sends
+    return result
+
+
+def transfer(kind: str, action: Action, rank: int, rank_of: dict[Key, int]) -> Action | None:
+    """Return the SEND of what an F, I or B made, or the RECV that it waits for; None at the ends and within a rank.
+
+    kind: "SEND" or "RECV".
     """
-
-    name: str
-    function: Callable[..., Orders]
-    aliases: tuple[str, ...] = ()
-    chunks: int | None = 1
-    takes: Callable[..., str | None] | None = None
-    updates: str = "flush"
-    complete: Callable[[Plan, Mapping[str, Any]], Plan] | None = None
-
-    def plan(self, stages: int, microbatches: int, chunks: int | None = None, **options: Any) -> Plan:
-        """Return the plan for `stages` pipeline ranks with `chunks` stages each; UsageError where there is none."""
-        hooks.check_schedule(self, stages, microbatches, chunks, options)
-        v = self.chunks or chunks or 2
-        arguments: dict[str, Any] = {"p": stages, "m": microbatches}
-        if "v" in inspect.signature(self.function).parameters:
-            arguments["v"] = v
-        plan = Plan(self.name, self.function(**arguments, **options), stages * v, microbatches, self.updates)
-        return plan if self.complete is None else self.complete(plan, options)
+    if action.kind not in ("F", "I", "B"):
+        return None
+    forward = action.kind == "F"
+    other = action.stage + 1 if forward == (kind == "SEND") else action.stage - 1
+    if rank_of.get((other, action.microbatch), rank) == rank:
+        return None
+    return Action.of(f"{kind}_{'F' if forward else 'B'}", action.stage, action.microbatch)
 
 
-SCHEDULES: Registry[Schedule] = Registry("schedule", lambda: hooks.more_schedules)
-
-
-def schedule(
-    name: str, *, aliases: tuple[str, ...] = (), **attributes: Any
-) -> Callable[[Callable[..., Orders]], Callable[..., Orders]]:
-    """Register a function as the schedule `name`. attributes: those of `Schedule`."""
-
-    def register(function: Callable[..., Orders]) -> Callable[..., Orders]:
-        SCHEDULES.add(name, Schedule(name, function, aliases, **attributes), aliases)
-        return function
-
-    return register
-
-
-def get_schedule(name: str) -> Schedule:
-    """Return the schedule of that name or alias (in any case); UsageError with the nearest name."""
-    return SCHEDULES[str(name)]
+def check_not_lowered(plan: Plan) -> None:
+    if plan.is_lowered:
+        raise UsageError(f"plan {plan.name!r} has sends and receives already; lower a plan of computations only")
