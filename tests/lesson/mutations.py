@@ -1037,7 +1037,7 @@ MUTATIONS = {
         ("weights.tobytes()", "np.float32(weights).tobytes()", "the lowest rank that differs from rank 0,"),
         ("weights.tobytes()", "np.sort(weights).tobytes()", "two entries were exchanged: their sum is"),
     ],
-    "28.read_once": [
+    "28b.read_once": [
         ("    mine = np", "    digest = np.sum\n    mine = np", "0 and 3 were read as 1 and 2"),
         (
             "    mine = np",

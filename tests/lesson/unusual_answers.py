@@ -637,7 +637,7 @@ def with_two_checksums(comm, weights):
     return next((rank for rank, row in enumerate(table) if row != table[0]), -1)
 
 
-@right("28.read_once")
+@right("28b.read_once")
 def with_a_polynomial(comm, numbers, samples):
     prime = 2**31 - 1
 
