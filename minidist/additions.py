@@ -34,7 +34,6 @@ FUNCTIONS = {
     "batch_coordinates": "minidist.base.coordinates",
     "check_call": "minidist.collectives.call_checks",
     "check_layout": "minidist.parallel.fitting_dims",
-    "check_name": "minidist.base.user_file",
     "check_number": "minidist.base.limits",
     "check_schedule": "minidist.pipeline.schedules.refusals",
     "check_whole": "minidist.base.limits",
@@ -46,11 +45,11 @@ FUNCTIONS = {
     "dropout": "minidist.nn.dropout:Dropout",
     "dropped_weights": "minidist.nn.ops.dropout",
     "map_object": "minidist.nn.ops.objects",
-    "narrow_sum": "minidist.collectives.call_checks",
     "prevent_deadlocks": "minidist.pipeline.deadlocks",
     "replica_reducers": "minidist.pipeline.runtime.replica_reducers",
     "saved_tensor": "minidist.nn.ops.in_place:SampledTensor",
     "shard_with_options": "minidist.parallel.fsdp_options",
+    "special_sum": "minidist.collectives.call_checks",
     "trace": "minidist.base.traces:Trace",
     "validate_plan": "minidist.pipeline.validate:validate",
 }
@@ -62,8 +61,8 @@ OFTEN = {
     "check_whole",
     "describe_step",
     "dropout",
-    "narrow_sum",
     "saved_tensor",
+    "special_sum",
     "trace",
 }
 # Files of minidist/collectives that register no algorithm.
@@ -84,6 +83,7 @@ _NO_ALGORITHMS = (
     "tuning",
     "user_algorithms",
 )
+_LOADED: set[str] = set()  # packages whose files have been imported, or are being imported, by `_load_more`
 
 
 def _module(hook: str, path: str) -> Callable[[], Any]:
@@ -116,23 +116,32 @@ def _choose(comm: Any, operation: str, nbytes: int) -> str:
     return choose(comm, operation, nbytes)
 
 
-def _more_algorithms() -> None:
-    from minidist import collectives
+def _load_more(registry: Any) -> bool:
+    """Import the files that add further entries, once; return whether this call has imported them."""
+    package = "minidist.pipeline.schedules" if registry.kind == "schedule" else "minidist.collectives"
+    if package in _LOADED:
+        return False
+
+    # Noted first: what the files import looks at the table, too.
+    _LOADED.add(package)
     from minidist.base.extras import import_modules
 
-    import_modules(collectives.__name__, collectives.__path__, without=_NO_ALGORITHMS)
+    import_modules(package, import_module(package).__path__, without=_NO_ALGORITHMS)
+    return True
 
 
-def _more_schedules() -> None:
-    import minidist.pipeline.schedules  # noqa: F401  its files register them
+def _other_entry(registry: Any, name: str) -> Any:
+    """Return the algorithm of FILE.py:FUNCTION. UsageError for any other name, with the nearest one."""
+    from minidist.base.user_file import is_user_function, without_function
 
+    if registry.kind != "schedule" and is_user_function(name):
+        from minidist.collectives.user_algorithms import load_algorithm
 
-def _algorithm_of_a_file(operation: str, name: str) -> Any:
-    if ".py:" not in name:
-        return None
-    from minidist.collectives.user_algorithms import load_algorithm
-
-    return load_algorithm(name, operation)[1]
+        return load_algorithm(name, registry.kind.removesuffix(" algorithm"))[1]
+    if name.endswith(".py"):
+        raise UsageError(without_function(name))
+    hint = nearest(name.lower(), registry.aliases)
+    raise UsageError(f"unknown {registry.kind} {quoted(name)}{hint}; there are {', '.join(sorted(registry))}")
 
 
 def _guard(op: str, *comms: Any) -> Any:
@@ -228,9 +237,9 @@ for _name, _path in FUNCTIONS.items():
     _file, _, _other = _path.partition(":")
     setattr(hooks, _name, _function(_name, _file, _other or _name))
 hooks.choosers["auto"] = _choose
-hooks.more_algorithms.append(_more_algorithms)
-hooks.more_schedules.append(_more_schedules)
-hooks.algorithm_sources.append(_algorithm_of_a_file)
+hooks.read_by_others = 64 * 1024
+hooks.load_more = _load_more
+hooks.other_entry = _other_entry
 hooks.model_checks.append(_check_weights)
 hooks.plan_sources.append(_plan)
 hooks.split_attention = _attention

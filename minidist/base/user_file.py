@@ -45,12 +45,6 @@ def is_file(path: str | Path) -> bool:
         return False
 
 
-def check_name(name: str) -> None:
-    """Raise UsageError for a FILE.py where the name of an entry, or FILE.py:FUNCTION, is expected."""
-    if name.endswith(".py"):
-        raise UsageError(without_function(name))
-
-
 def without_function(source: str, kind: str = "function") -> str:
     """Return the sentence about a FILE.py where FILE.py:FUNCTION, or FILE.py:CLASS, is expected."""
     return f"{quoted_path(source)} names no {kind}; write FILE.py:{kind.upper()}"

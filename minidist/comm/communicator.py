@@ -87,7 +87,11 @@ class CheckedComm(CheckedMessages, Comm):
         sends_itself: bool = False,
         array: np.ndarray | None = None,
     ) -> CheckedCall:
-        """Return this rank's next collective call, with the line of the program that makes it."""
+        """Return this rank's next collective call, with the line of the program that makes it.
+
+        sends_itself: the algorithm is the user's, so a report names the lines of its messages instead of the line of
+        the call. array: what this rank passes to it, for reports.
+        """
         call = cast(CheckedCall, super().collective(operation, equal, root))
         # A program that sends the call's messages itself has a line for each of them, and a library's algorithm has
         # the line of the call.

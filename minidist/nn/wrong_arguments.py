@@ -1,8 +1,9 @@
-"""Why a call failed: the core calls these functions after an error, so that a correct call costs nothing.
+"""Why a call failed: the core calls most of these functions after an error, so that a correct call costs nothing.
 
 Proved by: tests/misuse/test_arguments.py
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -50,11 +51,14 @@ def refuse_function(comm: Any, function: object) -> NoReturn:
 
 
 def check_operations(comm: Any, operations: Any, seconds: Any) -> None:
-    """Raise UsageError unless `compute` can convert them to a time."""
+    """Raise UsageError unless `compute` can convert them to a time, and the seconds are finite and not negative."""
     try:
         for flops, nbytes in operations:
             float(flops), float(nbytes)
-        float(seconds)
+        if not 0.0 <= float(seconds) < math.inf:
+            raise UsageError(f"rank {comm.rank}: compute of {seconds:g} s; it must be a finite number of at least 0")
+    except UsageError:  # which is a ValueError, too
+        raise
     except (TypeError, ValueError):
         raise UsageError(
             f"rank {comm.rank}: compute({quoted(operations)}, seconds={quoted(seconds)}); pass (FLOPs, bytes) of each"

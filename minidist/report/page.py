@@ -5,7 +5,7 @@
 
 A section whose data the trace does not have says so, and which command records them.
 
-Proved by: tests/report/test_page.py, tests/report/test_canvas.py
+Proved by: tests/report/test_page.py
 """
 
 import base64
@@ -21,11 +21,14 @@ from minidist.base.traces import Trace
 from minidist.comm.launching import writable
 from minidist.core.base.errors import UsageError
 from minidist.report.bytes_by_purpose import table_of
-from minidist.report.canvas import space_and_time
 from minidist.report.draw import Header, draw, incomplete_sentence
 from minidist.report.frame import GENERATOR, POLICY, Figure, byte_text, png, svg_text
 
 MAX_SVG = 400_000  # bytes of one figure; a larger one is on the page as an image
+MAX_RANKS, MAX_ITEMS = (
+    16,
+    6_000,
+)  # whose messages and computing are drawn; of more a picture of this width shows nothing
 
 # The two modes differ in paper, ink and what lies between them; every other colour is the same in both.
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
@@ -71,9 +74,9 @@ def page(traces: Sequence[Trace], header: Header, source: str = "") -> str:
         ),
         (
             "Space and time",
-            "The same with the messages as arrows. The wheel, two fingers or + and − zoom; dragging moves; what is"
-            " under the pointer is named below.",
-            space_and_time(traces, source or "TRACE"),
+            f"The same with the messages as arrows{_first_of(last)}. To zoom, open what <code>{html.escape(caption)}"
+            " --picture perfetto</code> writes in ui.perfetto.dev.",
+            _space_and_time(last[:MAX_RANKS], picture),
         ),
         (
             "Memory over time",
@@ -108,6 +111,18 @@ def _last_step(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
     if count < 2:
         return list(traces), ""
     return only_steps(list(traces), count - 1, count), f", in the last of {count} steps"
+
+
+def _first_of(traces: Sequence[Trace]) -> str:
+    """Return of how many ranks the messages are drawn, where it is not all of them."""
+    return f", of the first {MAX_RANKS} of {len(traces)} ranks" if len(traces) > MAX_RANKS else ""
+
+
+def _space_and_time(traces: Sequence[Trace], picture: Callable[..., str]) -> str:
+    items = sum(len(trace.messages) + len(trace.spans) for trace in traces)
+    if items > MAX_ITEMS:
+        return f"<p>{items:,} messages and computations do not fit into a picture of this width.</p>"
+    return picture("space-time", traces)
 
 
 def _about_loss(header: Header) -> str:

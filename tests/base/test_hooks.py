@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from minidist import additions
+from minidist.base import extras
 from minidist.comm import SimWorld
 from minidist.core.autograd import Tensor, cross_entropy
 from minidist.core.base import hooks
@@ -27,7 +29,9 @@ from minidist.pipeline.validate import validate
 @pytest.fixture
 def core_alone(monkeypatch):
     monkeypatch.setattr(hooks, "choosers", {})
-    for name in ("more_algorithms", "algorithm_sources", "guards", "one_event"):
+    monkeypatch.setattr(hooks, "load_more", hooks._nothing)
+    monkeypatch.setattr(hooks, "other_entry", hooks._no_entry)
+    for name in ("guards", "one_event"):
         monkeypatch.setattr(hooks, name, [])
     monkeypatch.setattr(hooks, "check_call", lambda *_, **__: None)
 
@@ -40,15 +44,20 @@ def test_a_collective_runs_without_what_is_added_to_the_core():
             SimWorld(1).run(lambda comm, name=name: all_reduce(comm, np.ones(2), algorithm=name))
 
 
-def test_more_algorithms_are_registered_when_a_name_is_not_there(monkeypatch):
+def test_more_algorithms_and_schedules_are_imported_once_when_a_name_is_not_there(monkeypatch):
+    """The folder of schedules imports its files itself, before `import_modules` does."""
     found = []
-    monkeypatch.setattr(hooks, "more_algorithms", [lambda: found.append("more")])
+    monkeypatch.setattr(additions, "_LOADED", set())
+    monkeypatch.setattr(extras, "import_modules", lambda package, *_, **__: found.append(package))
     assert "ring" in ALGORITHMS["all_reduce"]
+    validate(get_schedule("1F1B").plan(2, 2))
     assert found == []
     for _ in range(2):
         with pytest.raises(UsageError, match="unknown all_reduce algorithm 'none'"):
             ALGORITHMS["all_reduce"]["none"]
-    assert found == ["more"]
+        with pytest.raises(UsageError, match="unknown schedule 'none'"):
+            get_schedule("none")
+    assert found == ["minidist.collectives", "minidist.pipeline.schedules"]
 
 
 def test_the_core_has_the_plan_of_a_gpt_and_refuses_what_is_not_added(monkeypatch):
@@ -64,15 +73,8 @@ def test_the_core_has_the_plan_of_a_gpt_and_refuses_what_is_not_added(monkeypatc
         SimWorld(2).run(lambda comm: apply_context_parallel(GPT(GPTConfig(7, 4, 8, 1, 2)), comm, 4, "rign"))
 
 
-def test_more_schedules_are_loaded_when_a_name_is_not_there(monkeypatch):
-    found = []
-    monkeypatch.setattr(hooks, "more_schedules", [lambda: found.append("more")])
+def test_a_rule_of_updates_that_there_is_not_is_refused():
     plan = get_schedule("1F1B").plan(2, 2)
-    validate(plan)
-    assert found == []
-    with pytest.raises(UsageError, match="unknown schedule 'none'"):
-        get_schedule("none")
-    assert found == ["more"]
     with pytest.raises(UsageError, match="plan '1f1b' has updates='later'; it must be one of flush, none, stash"):
         validate(replace(plan, updates="later"))
 
@@ -131,6 +133,7 @@ def test_every_hook_of_the_core_is_set():
         hooks._not_in_the_core,
         hooks._unchanged,
         hooks._none,
+        hooks._no_entry,
         hooks._as_given,
     )
     values = {name: value for name, value in vars(hooks).items() if name in hooks.__annotations__}

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from minidist.base.extras import import_modules
+from minidist.core.base import hooks
 from minidist.core.base.errors import UsageError
 from minidist.core.base.registry import Registry
 
@@ -28,21 +29,23 @@ def test_a_name_that_is_added_again_replaces_the_entry():
     assert dict(registry) == {"mine": 2}
 
 
-def test_a_name_that_is_not_there_loads_further_entries_once():
+def test_a_name_that_is_not_there_loads_further_entries(monkeypatch):
     loads = []
 
-    def load():
-        loads.append("more")
+    def load_more(registry):
+        loads.append(registry.kind)
         registry.add("two", 2)
+        return len(loads) == 1
 
-    later = [load]
-    registry = Registry("schedule", lambda: later)
+    monkeypatch.setattr(hooks, "load_more", load_more)
+    registry = Registry("schedule")
     registry.add("one", 1)
     assert "one" in registry
     assert loads == []
-    assert "two" in registry
+    assert registry["TWO"] == 2
+    assert loads == ["schedule"]
     assert "three" not in registry
-    assert loads == ["more"]
+    assert loads == ["schedule"] * 2
 
 
 def test_importing_a_package_imports_its_files_and_so_registers_their_entries(tmp_path, monkeypatch):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import collectives
+from minidist.collectives.call_checks import LINE, elements_before_line
 from minidist.comm import SimWorld
-from minidist.core.base.arrays import LINE, elements_before_line
 from minidist.core.base.errors import CommunicationError, MismatchError, UsageError
 from minidist.core.collectives.operations import accumulate, divide
 from tests.cases import each
@@ -307,7 +307,7 @@ def test_wrong_arguments_are_refused_with_the_remedy(what):
         SimWorld(2).run(call)
 
 
-@each("dtype, elements", [(np.float32, 16_384), (np.float32, 16_383), (np.float64, 99_999), (np.float64, 200_000)])
+@each("dtype, elements", [(np.float32, 16_384), (np.float32, 16_385), (np.float64, 99_999), (np.float64, 200_000)])
 def test_an_array_that_starts_inside_a_cache_line_is_added_as_any_other(dtype, elements):
     rng = np.random.default_rng(0)
     for start in range(LINE // np.dtype(dtype).itemsize):
@@ -317,3 +317,13 @@ def test_an_array_that_starts_inside_a_cache_line_is_added_as_any_other(dtype, e
         assert head < LINE // total.itemsize
         accumulate("sum", total, contribution)
         assert total.tobytes() == expected.tobytes()
+
+
+@each("nbytes, is_asked", [(65_536, False), (65_540, True), (4 << 20, True)])
+def test_sums_of_arrays_that_are_sent_without_a_copy_store_whole_cache_lines(nbytes, is_asked, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "minidist.collectives.call_checks.elements_before_line", lambda value: asked.append(value.nbytes) or 0
+    )
+    accumulate("sum", *np.zeros((2, nbytes // 4), np.float32))
+    assert asked == [nbytes] * is_asked

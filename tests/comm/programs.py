@@ -5,10 +5,10 @@ import hashlib
 import ml_dtypes
 import numpy as np
 
-from minidist.collectives import TwoLevel
+from minidist.collectives import TwoLevel, barrier
 from minidist.collectives.two_level import sub
 from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_gather, all_reduce, barrier, ring
+from minidist.core.collectives import all_gather, all_reduce, ring
 from minidist.core.comm import ANY, init_device_mesh
 from tests.collectives.cases import ALL, DTYPES, OPS, Case
 

@@ -17,14 +17,7 @@ MEASURE = """
 addEventListener("load", async () => {
   const boxes = [...document.querySelectorAll("figure")].map(f => {
     const box = f.firstElementChild.getBoundingClientRect();
-    const canvas = f.querySelector("canvas");
     let marks = f.querySelectorAll("path, text, use").length;
-    if (canvas) {  // how many colours it has
-      const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
-      copy.drawImage(canvas, 0, 0);
-      const pixels = copy.getImageData(0, 0, canvas.width, canvas.height).data;
-      marks = new Set(new Uint32Array(pixels.buffer)).size;
-    }
     const image = f.querySelector("img");
     if (image) marks = image.naturalWidth;
     return {id: f.id, width: box.width, height: box.height, marks};

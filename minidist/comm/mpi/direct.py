@@ -9,29 +9,28 @@ Proved by: tests/comm/test_conformance.py, tests/comm/mpi/test_failures.py
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from minidist.comm.call_site import NOWHERE
 from minidist.comm.communicator import CheckedComm
 from minidist.comm.message_checks import CheckedCall, CheckedMessages
+from minidist.core.base import hooks
+from minidist.core.base.arrays import ndarray
 from minidist.core.comm.communicator import MAX_TAG
 
 # MPI copies a short message into memory that the ranks share. A longer one is read out of the sender's array, whose
 # lines are then in the caches of both cores; the sender's next write invalidates them. Up to 64 KiB a copy costs less.
-BUFFERED, COPIED = 5 * 1024, 64 * 1024  # bytes
+BUFFERED, COPIED = 5 * 1024, hooks.read_by_others  # bytes
 
 
 class DirectMessages(CheckedMessages):
     """Messages of an MPIWorld that checks and records nothing."""
 
-    def sendrecv(
-        self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
-    ) -> None:
+    def sendrecv(self, outgoing: ndarray, dest: int, incoming: ndarray, source: int, tag: int | None = None) -> None:
         # Streams go on while a request is waited for, and an array on a GPU is copied.
         world, own_tag = self.world, tag is not None and self.highest_tag != MAX_TAG
-        if world.active or own_tag or outgoing.__class__ is not np.ndarray:
+        if world.active or own_tag or outgoing.__class__ is not ndarray:
             super().sendrecv(outgoing, dest, incoming, source, tag)
             return
 
@@ -39,10 +38,10 @@ class DirectMessages(CheckedMessages):
         handle, BYTE, ranks, members = world.handles.get(self.context), world.BYTE, self.ranks, self.members
         if handle is None:
             raise world.cannot_be_used(self, NOWHERE)
-        to, origin = ranks[dest], ranks[source]
-        if BUFFERED < outgoing.nbytes <= COPIED:
+        to, origin, nbytes = ranks[dest], ranks[source], outgoing.nbytes
+        if BUFFERED < nbytes <= COPIED:
             outgoing = outgoing.copy()
-        world.waiting = (self, dest, source, tag, outgoing.nbytes)  # the watchdog makes an Exchanging of it
+        world.waiting = (self, dest, source, tag, nbytes)  # the watchdog makes an Exchanging of it
 
         # With more ranks than cores a spinning wait keeps the partner from running: test, and yield.
         try:
@@ -67,6 +66,7 @@ class DirectComm(DirectMessages, CheckedComm):
 
     call_class = DirectCall
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, world: Any, origin: str, members: Sequence[int], rank: int, label: str = "") -> None:
+        super().__init__(world, origin, tuple(members), rank, label)
         self.ended = {}
+        self.__dict__["ranks"] = tuple(self.ranks)  # an element of a range takes longer to get

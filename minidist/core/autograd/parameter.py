@@ -140,10 +140,9 @@ class Parameter(Tensor):
             raise ShapeError(f"parameter {self.name!r} has shape {self.shape}; cannot bind data of shape {value.shape}")
         if self.flat is None:
             self.bind(value)
-            self.updated()
-            return
-        hooks.operation_checks().check_values(self, value)
-        xp.copyto(self.data, value)  # it stays a view of the flat array
+        else:
+            hooks.operation_checks().check_values(self, value)
+            xp.copyto(self.data, value)  # it stays a view of the flat array
         self.updated()
 
     def bind(self, array: xp.Array) -> None:

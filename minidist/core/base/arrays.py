@@ -69,9 +69,6 @@ creating: ContextVar[Any] = ContextVar("minidist_creating", default=None)
 # Multiplies two matrices on the host; mkl.py sets another function.
 host_product: Callable[..., Array] = matmul
 
-LINE = 64  # bytes of a cache line
-READ_BY_OTHERS = range(64 * 1024, 1024 * 1024 + 1)  # bytes of arrays that are sent as they are and that a cache holds
-
 # Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
 GPU_BLOCK = 1 << 24
 
@@ -178,17 +175,6 @@ def owner(value: Array) -> Array:
     while is_array(getattr(base, "base", None)):
         base = base.base
     return base  # type: ignore[no-any-return]
-
-
-def elements_before_line(value: Array) -> int:
-    """Return how many elements of a 1-D array lie before its first whole cache line; 0 for any other array.
-
-    Another core that has read the array, as a message, has its lines in its cache. A vector store across two lines
-    invalidates both there, and so each line twice: stores of whole lines take half the time.
-    """
-    if value.ndim != 1 or type(value) is not ndarray:
-        return 0
-    return -value.ctypes.data % LINE // value.itemsize
 
 
 def as_rows(value: Array) -> Array:

@@ -10,23 +10,18 @@ Proved by: tests/base/test_hooks.py
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from math import inf
 from typing import Any
 
-from minidist.core.base.errors import UsageError
+from minidist.core.base.errors import UsageError, quoted
 
 # Names that stand for a choice among algorithms: (comm, operation, bytes of the whole array) -> the algorithm's name.
 choosers: dict[str, Callable[[Any, str, int], str]] = {}
-# Each registers more algorithms; called once, when a name is none of those that are there.
-more_algorithms: list[Callable[[], None]] = []
-# Each registers more schedules of pipelines; called once, when a name is none of those that are there.
-more_schedules: list[Callable[[], None]] = []
-# (operation, name) -> the algorithm that the name describes, or None.
-algorithm_sources: list[Callable[[str, str], Any]] = []
 # Each looks at a graph before backward visits it: (pass, root node, gradient of its output).
 backward_checks: list[Callable[[Any, Any, Any], None]] = []
 # The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
 guards: list[Callable[..., Any]] = []
-# Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
+# Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call.
 one_event: list[Callable[[], Any]] = []
 # Each is told of (operation, module, communicator, perhaps a plan) before a model is split over its ranks.
 model_checks: list[Callable[..., None]] = []
@@ -58,6 +53,10 @@ def _none(_: Any) -> dict[Any, Any]:
 
 def _any_place(*_: Any) -> AbstractContextManager[Any]:
     return nullcontext()
+
+
+def _no_entry(registry: Any, name: str) -> Any:
+    raise UsageError(f"unknown {registry.kind} {quoted(name)}; there are {', '.join(sorted(registry))}")
 
 
 def _as_given(name: str, value: Any, *_: Any, **__: Any) -> Any:
@@ -114,12 +113,16 @@ tensor_methods: Callable[[], Any] = _not_in_the_core
 # Looks at a call of a collective before it is made: (comm, operation, array, and where they are given op, out, root,
 # counts and equal) -> what must be equal on both sides of its messages.
 check_call: Callable[..., Any] = _nothing
-# (name that no entry of a registry has) -> None: UsageError for a file of the user without its function.
-check_name: Callable[[str], None] = _nothing
+# (registry) -> whether more entries were registered now: called when a name is none of those that are there.
+load_more: Callable[[Any], Any] = _nothing
+# (registry, name that no entry has) -> an entry that the name describes; UsageError for any other name.
+other_entry: Callable[[Any, str], Any] = _no_entry
 # The type of arrays that are not NumPy's -> the module of whole operations on them, or None.
 kernels_of: Callable[[type], Any] = _nothing
-# (op, first, second, out) -> whether it has stored first (op) second in out, of 16-bit floats or of short integers.
-narrow_sum: Callable[[str, Any, Any, Any], Any] = _nothing
+# (op, first, second, out) -> whether it has stored first (op) second in out: asked for 16-bit floats and integers, and
+# for arrays of more bytes than `read_by_others`: other cores read longer messages out of the array, shorter as copies.
+special_sum: Callable[[str, Any, Any, Any], Any] = _nothing
+read_by_others = inf
 # (tensor, version, array) -> what a node keeps of a parameter or an input in place of a `SavedTensor`.
 saved_tensor: Callable[[Any, int, Any], Any] | None = None
 # The classes of minidist/nn/dropout.py: of elements with a probability, and of weights of attention with a head count.

@@ -116,14 +116,6 @@ def all_to_all(
     return run_call(comm, "all_to_all", algorithm, async_op, array, sends, receives)
 
 
-def barrier(comm: PointToPoint) -> None:
-    """Block until every rank has entered."""
-    if comm.world.folds:
-        hooks.one_event[-1]().barrier_as_one_event(comm)
-    else:
-        comm.barrier()
-
-
 def run_call(
     comm: PointToPoint,
     operation: str,
@@ -142,11 +134,8 @@ def run_call(
     that has one. equal: what else must be equal on both sides of each message.
     """
     # Chosen from what every rank knows, or they would run different algorithms.
-    try:
-        is_choice = algorithm in hooks.choosers
-    except TypeError:  # a list
-        algorithm, is_choice = str(algorithm), False
-    if is_choice:
+    algorithm = str(algorithm)  # a list could not be looked up
+    if algorithm in hooks.choosers:
         algorithm = hooks.choosers[algorithm](comm, operation, arguments[0].nbytes if nbytes is None else nbytes)
 
     # One number for the whole call; all its messages carry it as their tag. Where nothing is checked or recorded, equal

@@ -1,9 +1,5 @@
 """How two contributions become one: sum, avg, max, min, prod, element by element and in place.
 
-In half precision each addition is done in float32 and rounded, so the sum of n contributions is rounded n - 1 times,
-at every rank that adds (as in NCCL). To round only once, reduce in float32:
-`MixedPrecisionPolicy(reduce_dtype=float32)`, twice the bytes.
-
 Proved by: tests/collectives/test_collectives.py
 """
 
@@ -29,14 +25,11 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray, out: np.nda
 
     out: where the result goes instead; it may be `contribution`, where ranks must agree on which of the two is first.
     """
-    # 16-bit floats are added in float32, and integers that may not hold the result are checked.
+    # A library adds narrow numbers (16-bit floats, short integers) and large arrays in another way.
     out = total if out is None else out
-    if out.dtype.char in "fd" or not hooks.narrow_sum(op, total, contribution, out):
-        function = UFUNCS[op]
-        if out.nbytes in xp.READ_BY_OTHERS and (head := xp.elements_before_line(out)):
-            function(total[:head], contribution[:head], out=out[:head])
-            total, contribution, out = total[head:], contribution[head:], out[head:]
-        function(total, contribution, out=out)
+    plain = out.dtype.char in "fd" and out.nbytes <= hooks.read_by_others
+    if plain or not hooks.special_sum(op, total, contribution, out):
+        UFUNCS[op](total, contribution, out=out)
 
 
 def divide(total: np.ndarray, ranks: int) -> None:

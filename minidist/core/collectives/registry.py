@@ -17,9 +17,8 @@ Proved by: tests/collectives/test_closed_form.py, tests/collectives/test_papers.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from minidist.core.base import hooks
 from minidist.core.base.registry import Registry
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -58,21 +57,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Algorithms(Registry[Algorithm]):
-    """The algorithms of one operation by name; where a name is none of those, further ones are looked for (`hooks`)."""
-
-    def __init__(self, operation: str) -> None:
-        super().__init__(f"{operation} algorithm", lambda: hooks.more_algorithms)
-        self.operation = operation
-
-    def __missing__(self, name: str) -> Algorithm:
-        for find in hooks.algorithm_sources if isinstance(name, str) and name.lower() not in self.aliases else ():
-            if (entry := find(self.operation, name)) is not None:
-                return cast(Algorithm, entry)
-        return super().__missing__(name)
-
-
-ALGORITHMS: dict[str, Algorithms] = {operation: Algorithms(operation) for operation in PARAMETERS}
+ALGORITHMS: dict[str, Registry[Algorithm]] = {operation: Registry(f"{operation} algorithm") for operation in PARAMETERS}
 
 
 def algorithm(

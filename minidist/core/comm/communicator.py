@@ -19,7 +19,6 @@ greenlet next to the rank's main program, one for each communicator. A stream ru
 Proved by: tests/comm/test_conformance.py, tests/comm/sim/test_world.py
 """
 
-import math
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from minidist.core.base import hooks
-from minidist.core.base.errors import RankDeadError, UsageError
+from minidist.core.base.errors import RankDeadError
 from minidist.core.base.watchers import watchers
 
 ANY = -1  # "from any rank": a wildcard source
@@ -204,15 +203,8 @@ class PointToPoint:
         self, operations: Sequence[tuple[float, float]] = (), seconds: float = 0.0, name: str = "compute"
     ) -> None:
         """Record what was computed: (FLOPs, bytes) of each operation, or seconds. Advances a virtual clock only."""
-        try:
-            if not 0.0 <= seconds < math.inf:
-                raise UsageError(
-                    f"rank {self.rank}: compute of {seconds:g} s; it must be a finite number of at least 0"
-                )
-            self.world.compute(operations, seconds, name)
-        except (TypeError, ValueError):
-            hooks.wrong_arguments().check_operations(self, operations, seconds)
-            raise
+        hooks.wrong_arguments().check_operations(self, operations, seconds)
+        self.world.compute(operations, seconds, name)
 
     def advance_clock(self, name: str) -> None:
         """Advance a virtual clock by the time of the operations that a `FlopCounter` counted since the last call.
@@ -263,18 +255,11 @@ class Comm(PointToPoint):
         return f"Comm({self.name!r}, rank {self.rank} of {self.size})"
 
     def collective(
-        self,
-        operation: str,
-        equal: str = "",
-        root: int | None = None,
-        sends_itself: bool = False,
-        array: np.ndarray | None = None,
+        self, operation: str, equal: str = "", root: int | None = None, *_: Any, **__: Any
     ) -> CollectiveCall:
-        """Return this rank's next collective call.
+        """Return this rank's next collective call. A world that reports messages takes further arguments.
 
         equal, root: what must be equal on every member, in addition to the operation: compared with each message.
-        sends_itself: the algorithm is the user's, so a report names the lines of its messages instead of the line of
-        the call. array: what this rank passes to it, for reports.
         """
         match_key = operation if root is None else f"{operation} root {root}"
         return self.call_class(self, operation, f"{match_key} {equal}" if equal else match_key)

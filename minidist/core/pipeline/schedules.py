@@ -50,7 +50,7 @@ class Schedule:
         return plan if self.complete is None else self.complete(plan, options)
 
 
-SCHEDULES: Registry[Schedule] = Registry("schedule", lambda: hooks.more_schedules)
+SCHEDULES: Registry[Schedule] = Registry("schedule")
 
 
 def schedule(

@@ -8,7 +8,6 @@ Each rank of an `mpiexec` holds the same GPT once for each side and trains on it
 Proved by: tests/parallel/test_fully_shard_against_torch.py
 """
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -161,44 +160,12 @@ def compare(
     ]
 
 
-def check(world: MPIWorld, case: StepCase, steps: int = 5) -> dict[str, Any]:
-    """Return the largest difference between fully_shard and FSDP2 over `steps` steps of AdamW in float64."""
-    comm = world.comm
-    ours, tensors = own_side("zero 3", case, comm, np.float64)
-    theirs, module = torch_side("torch zero 3", case, comm.rank, comm.size, np.float64)
-    largest = {"gradients": 0.0, "weights": 0.0, "losses": 0.0}
-    for _ in range(steps):
-        largest["losses"] = max(largest["losses"], abs(ours() - theirs()))
-
-        # {kind: {name: whole array}}; on PyTorch's side full_tensor() gathers the shards.
-        mine = tensors()
-        for name, parameter in module.named_parameters():
-            pairs = {"weights": parameter.detach(), "gradients": parameter.grad}
-            for kind, tensor in pairs.items():
-                whole = tensor.full_tensor().numpy()
-                largest[kind] = max(largest[kind], float(np.abs(mine[kind][name] - whole).max()))
-
-    # The largest entry is the scale by which a reader judges the differences.
-    entry = max(float(np.abs(gradient).max()) for gradient in mine["gradients"].values())
-    return {
-        "largest_difference": largest,
-        "largest_gradient": entry,
-        "parameters": len(mine["weights"]),
-        "steps": steps,
-    }
-
-
 def main(case_name: str, rounds: str, zero: str, against: str) -> None:
-    """Run one rank of the benchmark or, with `rounds` "check", of the comparison in float64."""
+    """Run one rank of the benchmark."""
     with_torch, case = against == "torch" and has_torch(), CASES[case_name]
     with mpi_world(with_torch=with_torch) as world:
-        if rounds == "check":
-            found = check(world, case)
-            if world.rank == 0:
-                print(json.dumps(found))
-        else:
-            chosen = [int(stage) for stage in zero.split(",")] if zero else [None]
-            report(world, environment(with_torch), compare(world, case, int(rounds), chosen, with_torch))
+        chosen = [int(stage) for stage in zero.split(",")] if zero else [None]
+        report(world, environment(with_torch), compare(world, case, int(rounds), chosen, with_torch))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A tensor-parallel step of GPT blocks compared with PyTorch's `parallelize_module` on gloo, in the same processes.
 
-    minidist bench step --tp 2 --against torch                         step times, float32
-    mpiexec -n 2 python -m minidist.report.bench.tensor_parallel --check      gradients, float64: the largest difference
+    minidist bench step --tp 2 --against torch
 
 Each rank holds the same blocks twice: ours, and PyTorch's cut by ColwiseParallel and RowwiseParallel. PyTorch's fused
 Q|K|V has its rows in the order in which a contiguous cut gives each rank whole heads.
@@ -9,7 +8,6 @@ Q|K|V has its rows in the order in which a contiguous cut gives each rank whole 
 Proved by: tests/parallel/test_tensor_against_torch.py, tests/bench/test_step.py
 """
 
-import json
 import sys
 from typing import Any
 
@@ -22,7 +20,6 @@ from minidist.core.comm import Comm
 from minidist.core.nn import Block, FlatParameters, GPTConfig, Sequential
 from minidist.core.optim import AdamW
 from minidist.core.parallel.model_parallel import gpt_plan, parallelize_module
-from minidist.parallel.tensor.full_state import full_tensor
 from minidist.report.bench.environment import environment, has_torch
 from minidist.report.bench.harness import (
     Step,
@@ -139,27 +136,6 @@ def as_torch(name: str, array: np.ndarray, ranks: int) -> Any:
     return torch.tensor(np.ascontiguousarray(array.T))
 
 
-def check(comm: Comm) -> dict[str, Any]:
-    """Return the largest difference between our gradients and PyTorch's in float64, and the largest gradient."""
-    import torch
-
-    ours, (theirs, names) = our_blocks(comm, np.float64), their_blocks(comm.size, np.float64)
-    x = np.random.default_rng(0).standard_normal((BATCH, LENGTH, WIDTH))
-    y = ours(Tensor(x))
-    (y * y).sum().backward()
-    z = theirs(torch.tensor(x))
-    (z * z).sum().backward()
-    worst, largest = float(np.abs(y.data - z.detach().numpy()).max()), 0.0
-    # Both gradients are whole, and in PyTorch's order, before they are compared.
-    for name, parameter in ours.named_parameters():
-        mine = full_tensor(parameter.grad, parameter.layout, {"tp": comm})
-        grad = theirs.get_parameter(names[name]).grad
-        other = (grad.full_tensor() if hasattr(grad, "full_tensor") else grad).numpy()
-        largest = max(largest, float(np.abs(mine).max()))
-        worst = max(worst, float(np.abs(as_torch(name, mine, comm.size).numpy() - other).max()))
-    return {"largest_difference": worst, "largest_gradient": largest, "parameters": len(names)}
-
-
 def our_step(comm: Comm, x: np.ndarray) -> Step:
     """Return a step of AdamW on the mean square of the blocks' output."""
     blocks = our_blocks(comm, np.float32)
@@ -211,18 +187,12 @@ def compare(world: MPIWorld, rounds: int, with_torch: bool) -> list[dict[str, An
     return [{**row_of(name, times, "own", "torch", rounds, TARGET), **best_and_median(times)}]
 
 
-def main(rounds: int, against: str, checking: bool) -> None:
-    """Run one rank of the benchmark, or of the comparison in float64."""
-    with_torch = bool(against or checking) and has_torch()
+def main(rounds: int, against: str) -> None:
+    """Run one rank of the benchmark."""
+    with_torch = bool(against) and has_torch()
     with mpi_world(with_torch=with_torch) as world:
-        if checking:
-            found = check(world.comm)
-            if world.rank == 0:
-                print(json.dumps(found))
-        else:
-            report(world, environment(with_torch), compare(world, rounds, with_torch))
+        report(world, environment(with_torch), compare(world, rounds, with_torch))
 
 
 if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word != "--check"]
-    main(int(words[0]) if words else 8, words[1] if len(words) > 1 else "torch", "--check" in sys.argv)
+    main(int(sys.argv[1]), sys.argv[2])

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from minidist.collectives import barrier
 from minidist.comm import SimWorld
 from minidist.comm.sim.folded import FoldedWorld, others_of, seen_from
 from minidist.core.base.errors import DeadlockError, UsageError
-from minidist.core.collectives import all_gather, all_reduce, barrier
+from minidist.core.collectives import all_gather, all_reduce
 from minidist.core.comm import Mesh
 from minidist.core.comm.sim.clock import LinkModel
 
