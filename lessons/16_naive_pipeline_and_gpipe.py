@@ -67,7 +67,8 @@ from minidist.report.gantt import as_traces, gantt
 #
 # Four stages, four micro-batches. Above, the naive pipeline: a micro-batch goes through all stages
 # and back before the next one starts, so one stage works and three wait. Below, GPipe: while stage
-# 1 has micro-batch 0, stage 0 has micro-batch 1.
+# 1 has micro-batch 0, stage 0 has micro-batch 1. The bubble is given as a part of the whole time (of
+# total), and over the time of the work alone (of ideal).
 
 # %%
 p, m = 4, 4

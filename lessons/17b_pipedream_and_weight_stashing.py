@@ -61,7 +61,7 @@ from minidist.report.version_gantt import version_gantt
 #
 # 1F1B still drains at the end of every step, because the update comes when all gradients are there.
 # PipeDream does not wait. Then a mini-batch's forward and its backward would see different weights.
-# So **each mini-batch keeps the weights that it began with**, which is *stashing*. What it saves: the
+# So **each mini-batch keeps the weights that it began with**, in a *stash*. What it saves: the
 # bubble. What it costs: p - s versions of the weights on stage s, and gradients that are late.
 #
 # The colour is the version of the weights that an action sees, a red line an update. Follow one

@@ -129,6 +129,9 @@ def lifetimes(timing, k):
 
 # %% [markdown]
 # ## 5 Check
+#
+# Micro-batch 12 of 24: how long its activations live, L / 6, and the most half stages that were counted
+# on each rank:
 
 # %%
 print("               lives on rank 0 and on rank 3       L / 6 on each rank      counted")

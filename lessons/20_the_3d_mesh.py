@@ -13,7 +13,8 @@
 #
 # ## 1 The case
 #
-# Eight ranks train a GPT as 2 x 2 x 2: two pipeline stages (pp), in each of them two data-parallel
+# By now there are three ways to cut a job, and many cards can use all three at once. Which axis goes on
+# which cards? Eight ranks train a GPT as 2 x 2 x 2: two pipeline stages (pp), in each of them two data-parallel
 # replicas (dp), in each of them two tensor-parallel halves (tp). Rank r has the place (pp, dp, tp)
 # with r = 4 pp + 2 dp + tp. Neighbours in pp exchange the activations at one boundary, neighbours
 # in dp their gradients once per step, and neighbours in tp sum activations four times per layer and
@@ -115,13 +116,14 @@ assert groups == {axis: ranks.tolist() for axis, ranks in by_hand.items()}
 # What rank 5 sent in that step, to whom, counted from its messages:
 
 # %%
-sent = {}
+sent, count = {}, {}
 for message in world.traces[5].sent():
     if message.purpose not in ("startup", "metrics"):
         sent[message.peer] = sent.get(message.peer, 0) + message.nbytes
+        count[message.peer] = count.get(message.peer, 0) + 1
 for axis, group in groups.items():
     (peer,) = (rank for rank in group if rank != 5)
-    print(f"{axis}: rank 5 sends {sent[peer]:>7,} B per step to rank {peer}")
+    print(f"{axis}: rank 5 sends {sent[peer]:>7,} B in {count[peer]} messages to rank {peer}")
 bytes_guess.judge(sent[4] / sent[1], within=0.34)
 assert sorted(sent) == [1, 4, 7]  # one neighbour on each axis
 assert max(sent, key=sent.get) == 4
@@ -141,11 +143,7 @@ picture(
 # step:
 
 # %%
-for layout in (
-    {"pp": 2, "dp": 2, "tp": 2},
-    {"pp": 2, "dp": 4, "zero": 1},
-    {"tp": 4, "dp": 2},
-):
+for layout in ({"pp": 2, "dp": 2, "tp": 2}, {"pp": 2, "dp": 4, "zero": 1}, {"tp": 4, "dp": 2}):
     config = job_of(2, **layout)
     verdict = SimWorld(8).run(compare_rank, config)[0]
     print(f"{layout}: max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 28 The museum of bugs
 #
-# *30 minutes. Before it: 06; the stories touch 11, 14, 17 and 22.*
+# *30 minutes. Before it: 06; its exhibits are about 11, 14, 17 and 22.*
 #
 # ## 1 The case
 #
@@ -210,8 +210,8 @@ check("28.first_difference", solution("28.first_difference"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Compare tensors, not curves**: max |gradient - one device's| after one step finds in a second
-#   what a loss hides for a week.
+# - **Compare tensors, not curves**: max |gradient - one device's| after one step finds what a
+#   loss may never show.
 # - 16 bytes per rank decide whether replicas are equal: a digest, gathered.
 
 # %% [markdown]
