@@ -10,7 +10,6 @@ from minidist.collectives import recursive_doubling, recursive_halving
 from minidist.collectives.closed_forms import seconds, volume
 from minidist.collectives.folding import Fold
 from minidist.comm import SimWorld
-from minidist.core import collectives
 from minidist.core.base.layout import chunk_sizes
 from minidist.core.comm import LinkModel
 from tests.cases import each
@@ -42,16 +41,6 @@ def test_messages_and_bytes_of_each_rank(kind, ranks, async_op):
                 messages, elements = volume_of(case, rank)
                 assert (len(trace.sent()), sum(m.nbytes for m in trace.sent())) == (messages, 8 * elements), case
                 assert all(m.operation == f"{operation}/{algorithm}" for m in trace.messages)
-
-
-@each("ranks", RANKS)
-def test_where_the_ranks_divide_the_size_volumes_are_the_papers(ranks):
-    size = 6 * ranks
-    for rank in range(ranks):
-        total = volume("all_reduce", "ring", size, ranks, rank)
-        assert total == (2 * (ranks - 1), 2 * (ranks - 1) * size // ranks)
-        for half in ("reduce_scatter", "all_gather"):
-            assert volume(half, "ring", size, ranks, rank) == (ranks - 1, (ranks - 1) * size // ranks)
 
 
 @each(("operation", "algorithm"), ALL, sampled=8)
@@ -99,26 +88,6 @@ def test_virtual_time_from_the_actual_chunk_sizes(operation, algorithm, ranks, e
         world = SimWorld(ranks, eager_bytes=eager_bytes, links=LinkModel(alpha=ALPHA, beta=BETA))
         world.run(case.call)
         assert world.end_time == RAGGED[operation, algorithm](chunks, *more, ALPHA, BETA, **options), (size, chunks)
-
-
-def test_an_uneven_all_to_all_takes_longer_when_sends_wait_for_their_receivers():
-    """With chunks of very different size a sender may wait for a neighbour that is late; a buffered one does not."""
-
-    def program(comm, rows):
-        mine, theirs = rows[comm.rank], [row[comm.rank] for row in rows]
-        collectives.all_to_all(comm, np.zeros(sum(mine)), send_counts=mine, receive_counts=theirs)
-
-    times = []
-    for seed in range(30):
-        rng = np.random.default_rng(seed)
-        rows = (rng.integers(0, 40, (7, 7)) * (rng.random((7, 7)) < 0.5)).tolist()
-        for buffered in (False, True):
-            world = SimWorld(7, eager_bytes=buffered << 20, links=LinkModel(alpha=ALPHA, beta=2.0**-14))
-            world.run(program, rows)
-            chunks = [[8 * count for count in row] for row in rows]
-            times.append(pairwise(chunks, ALPHA, 2.0**-14, buffered))
-            assert world.end_time == times[-1]
-    assert any(waiting > free for waiting, free in zip(times[::2], times[1::2], strict=True))
 
 
 @each("ranks", [*RANKS, 1000])

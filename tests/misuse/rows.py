@@ -161,14 +161,6 @@ def an_optimizer_before_fully_shard(comm):
     one_step(model, optimizer, comm)
 
 
-@refused(r"was sharded after this optimizer was made")
-def an_optimizer_before_fully_shard_of_parameters_that_stay_whole(comm):
-    model = mlp()
-    optimizer = SGD(model.parameters(), lr=LR)
-    fully_shard(model, mesh=comm, persistence_threshold=1000)
-    one_step(model, optimizer, comm)
-
-
 @refused(r"was sharded after this optimizer was made.*use ZeroOptimizer alone")
 def another_optimizer_beside_zero(comm):
     model = mlp()
@@ -197,27 +189,8 @@ def fully_shard_of_a_wrapped_model(comm):
 
 
 @refused(r"belongs to another FlatParameters, wrapper or sharded module already")
-def data_parallelism_of_a_sharded_model(comm):
-    DistributedDataParallel(fully_shard(mlp(), mesh=comm), comm)
-
-
-@refused(r"belongs to a FlatParameters or another wrapper already")
-def fully_shard_after_zero(comm):
-    model = mlp()
-    ZeroOptimizer(model, SGD, comm=comm, lr=LR)
-    fully_shard(model, mesh=comm)
-
-
-@refused(r"belongs to another FlatParameters, wrapper or sharded module already")
 def zero_after_fully_shard(comm):
     ZeroOptimizer(fully_shard(mlp(), mesh=comm), SGD, comm=comm, lr=LR)
-
-
-@refused(r"belongs to another FlatParameters, wrapper or sharded module already")
-def zero_and_data_parallelism(comm):
-    model = mlp()
-    ZeroOptimizer(model, SGD, comm=comm, lr=LR)
-    DistributedDataParallel(model, comm)
 
 
 @refused(r"is sharded already; call fully_shard once per module")
@@ -312,12 +285,6 @@ def zero_over_the_tensor_parallel_ranks(comm):
 def fully_shard_over_the_tensor_parallel_ranks(comm):
     _, model = split_over(comm)
     fully_shard(model, mesh=comm)
-
-
-@refused(OVER_TP.format("fully_shard"))
-def copies_of_shards_over_the_tensor_parallel_ranks(comm):
-    _, model = split_over(comm)
-    fully_shard(model, mesh=init_device_mesh(comm, (2, 1), ("replicate", "shard")))
 
 
 @refused(OVER_TP.format("PeriodicModelAverager"))
@@ -452,18 +419,6 @@ def a_language_models_own_mean_with_the_sum(comm):
     model(np.zeros((1, 4), int), np.zeros((1, 4), int)).backward()
 
 
-@equal(ranks=3)
-def uneven_rows_with_the_sum_and_the_global_divisor(comm):
-    counts = [5, 1, 3]
-    model, optimizer = wrapping("ddp", mlp(), comm, reduction="sum")
-    for step in range(STEPS):
-        model.zero_grad()
-        x, targets = rows(comm.rank, step, counts[comm.rank])
-        cross_entropy(model(x), targets, float(sum(counts))).backward()
-        optimizer.step()
-    yield weights(model.module), one_device(3, counts=counts)
-
-
 @equal(mpi=True)
 def an_empty_batch_on_one_rank(comm):
     for _, wrapped, optimizer, trained in each_wrapper(comm):
@@ -533,19 +488,9 @@ def unlike_rows_of_zero_1(comm):
     unlike(comm, "zero", stage=1)
 
 
-@refused(over(4, 3, "reduce_scatter/ring"))
-def unlike_rows_of_zero_2(comm):
-    unlike(comm, "zero")
-
-
 @refused(over(4, 3, "all_gather/ring"))
 def unlike_rows_of_fully_shard(comm):
     unlike(comm, "fsdp")
-
-
-@refused(over(4, 3, "reduce_scatter/ring"))
-def unlike_rows_of_a_sharded_model_that_stays_whole(comm):
-    unlike(comm, "fsdp", reshard_after_forward=False)
 
 
 @refused(r"ranks differ in all_reduce.* the mean over \d rows, and that of rank \d the mean over \d rows", ranks=4)
@@ -558,11 +503,6 @@ def unlike_rows_of_the_copies_of_a_shard(comm):
 @refused(over(4, 0))
 def a_mean_over_no_rows_on_one_rank(comm):
     unlike(comm, counts=(4, 0))
-
-
-@refused(over(4, 0))
-def a_mean_over_no_rows_on_one_rank_of_fully_shard(comm):
-    unlike(comm, "fsdp", counts=(4, 0))
 
 
 @refused(over(4, None))
@@ -608,15 +548,6 @@ def unlike_rows_in_a_local_pass(comm):
         loss = loss_of(model, comm, divisor=False, count=4 - comm.rank) / 2
     loss.backward()
     (loss_of(model, comm, divisor=False) / 2).backward()
-
-
-@refused(over(r"4 rows \+ 4", r"3 rows \+ 4"))
-def unlike_rows_in_a_local_pass_of_zero_1(comm):
-    model = mlp()
-    zero = ZeroOptimizer(model, SGD, comm=comm, stage=1, lr=LR)
-    with zero.no_sync():
-        loss_of(model, comm, divisor=False, count=4 - comm.rank).backward()
-    loss_of(model, comm, divisor=False).backward()
 
 
 @refused(r"2 times too large.*divisor=")
@@ -691,11 +622,6 @@ def another_learning_rate_on_one_rank(comm):
     train_twice("ddp", comm, 0.1 * (1 + comm.rank))
 
 
-@refused(UNLIKE.format(r"all_gather.* model 1 after 1 update with lr 0\.\d"))
-def another_learning_rate_on_one_rank_of_zero(comm):
-    train_twice("zero", comm, 0.1 * (1 + comm.rank))
-
-
 @refused(UNLIKE.format(r"all_gather.* layers.0.weight of fully_shard 1 after 1 update with lr 0\.\d"))
 def another_learning_rate_on_one_rank_of_fully_shard(comm):
     train_twice("fsdp", comm, 0.1 * (1 + comm.rank))
@@ -724,11 +650,6 @@ def weights_that_one_rank_writes_to(comm):
     write_on_one_rank("ddp", comm)
 
 
-@refused(UNLIKE.format("reduce_scatter.* checksum of the weights"))
-def weights_that_one_rank_of_zero_writes_to(comm):
-    write_on_one_rank("zero", comm)
-
-
 @refused(UNLIKE.format("all_reduce.* checksum of the weights"), ranks=4)
 def a_copy_of_a_shard_that_one_rank_writes_to(comm):
     mesh = init_device_mesh(comm, (2, 2), ("replicate", "shard"))
@@ -741,16 +662,6 @@ def a_copy_of_a_shard_that_one_rank_writes_to(comm):
 @refused(UNLIKE.format("all_reduce.* (model 1 after .* model 2 after|model 2 after .* model 1 after)"))
 def two_wrapped_models_whose_backward_passes_run_in_another_order(comm):
     models = [DistributedDataParallel(mlp(), comm) for _ in range(2)]
-    losses = [loss_of(model, comm, divisor=False) for model in models]
-    for loss in losses if comm.rank == 0 else losses[::-1]:
-        loss.backward()
-
-
-@refused(UNLIKE.format("reduce_scatter.* (model 1 after .* model 2 after|model 2 after .* model 1 after)"))
-def two_models_of_zero_whose_backward_passes_run_in_another_order(comm):
-    models = [mlp(), mlp()]
-    for model in models:
-        ZeroOptimizer(model, SGD, comm=comm, stage=2, lr=LR)
     losses = [loss_of(model, comm, divisor=False) for model in models]
     for loss in losses if comm.rank == 0 else losses[::-1]:
         loss.backward()
@@ -780,14 +691,6 @@ def context_parallelism_of_models_of_other_seeds(comm):
     apply_context_parallel(GPT(GPTConfig(7, 4, 8, 1, 2), seed=comm.rank), comm, 4)
 
 
-@refused(WEIGHTS_DIFFER)
-def tensor_parallelism_after_one_rank_has_loaded_weights(comm):
-    model = MLP([6, 4, 2])
-    if comm.rank == 1:
-        model.load_state_dict(MLP([6, 4, 2], seed=1).state_dict())
-    apply_tensor_parallel(model, comm)
-
-
 IN_EVALUATION = (
     r"ranks differ in {}: .* after . updates?[^;]*, {} of {} modules in evaluation.*the same of train\(\) and eval\(\)"
 )
@@ -804,11 +707,6 @@ def left_in_evaluation(wrap, comm, part=lambda model: model):
 @refused(IN_EVALUATION.format("all_reduce/ring", 3, 3))
 def evaluation_left_on_on_one_rank(comm):
     left_in_evaluation("ddp", comm)
-
-
-@refused(IN_EVALUATION.format("reduce_scatter/ring", 3, 3))
-def evaluation_left_on_on_one_rank_of_zero(comm):
-    left_in_evaluation("zero", comm)
 
 
 @refused(IN_EVALUATION.format("all_gather/ring", 1, 3))
@@ -972,14 +870,6 @@ def clipping_the_parameters_of_zero(comm):
     clip_grad_norm_(model.parameters(), 1.0)
 
 
-@refused(IN_SHARDS)
-def clipping_the_flat_parameters_of_zero(comm):
-    model = mlp()
-    zero = ZeroOptimizer(model, SGD, comm=comm, lr=LR)
-    loss_of(model, comm, divisor=False).backward()
-    clip_grad_norm_(zero.flat, 1.0)
-
-
 @refused(
     r"clip_grad_norm_ of 'layers.0.weight', and this rank has only a shard, on axis 'tp'; call parallel.tensor.clip"
 )
@@ -1009,14 +899,6 @@ def a_scaled_step_that_looks_for_an_overflow_in_no_gradient(comm):
 
 
 # --- what changes between forward and backward ---
-
-
-@refused(r"'layers.1.weight' was written to between forward and backward", mpi=True)
-def a_parameter_written_to_before_backward(comm):
-    model = DistributedDataParallel(mlp(), comm)
-    loss = loss_of(model, comm)
-    model.module.layers[1].weight.data[...] *= 3
-    loss.backward()
 
 
 @refused(r"'layers.1.weight' was changed between forward and backward", mpi=True)
@@ -1056,14 +938,6 @@ def an_average_of_models_between_forward_and_backward(comm):
     loss.backward()
 
 
-@refused(r"an input of shape \(4, 6\) was written to between forward and backward")
-def a_batch_buffer_reused_before_backward(comm):
-    buffer = rows(comm.rank)[0].data
-    loss = mlp()(Tensor(buffer)).sum()
-    buffer[...] = rows(comm.rank, 1)[0].data
-    loss.backward()
-
-
 # --- no_sync ---
 
 
@@ -1073,17 +947,6 @@ def a_step_after_no_sync_alone(comm):
     optimizer = SGD(model.parameters(), lr=LR)
     with model.no_sync():
         loss = loss_of(model, comm)
-    loss.backward()
-    optimizer.step()
-
-
-@refused(r"parts that no other rank has seen.*outside no_sync", mpi=True)
-def no_sync_in_the_last_micro_batch(comm):
-    model = DistributedDataParallel(mlp(), comm)
-    optimizer = SGD(model.parameters(), lr=LR)
-    loss_of(model, comm).backward()
-    with model.no_sync():
-        loss = loss_of(model, comm, 1)
     loss.backward()
     optimizer.step()
 
@@ -1126,30 +989,6 @@ def settings_of_a_wrapped_optimizer_that_are_set_later(comm):
 def no_sync_of_zero_2(comm):
     with ZeroOptimizer(mlp(), SGD, comm=comm, stage=2, lr=LR).no_sync():
         pass
-
-
-@equal(mpi=True)
-def accumulation_with_no_sync_in_all_but_the_last(comm):
-    model, optimizer = wrapping("ddp", mlp(), comm, reduction="sum")
-    for step in range(STEPS):
-        model.zero_grad()
-        x, targets = rows(comm.rank, step)
-        with model.no_sync():
-            first = cross_entropy(model(Tensor(x.data[:3])), targets[:3], 8.0)
-        first.backward()
-        cross_entropy(model(Tensor(x.data[3:])), targets[3:], 8.0).backward()
-        optimizer.step()
-    yield weights(model.module), one_device(2)
-
-
-@equal(mpi=True)
-def two_forwards_before_one_backward(comm):
-    model = DistributedDataParallel(mlp(), comm, reduction="sum")
-    x, targets = rows(comm.rank)
-    first, second = (cross_entropy(model(Tensor(x.data[part])), targets[part], 8.0) for part in (np.s_[:2], np.s_[2:]))
-    (first + second).backward()
-    SGD(model.flat, lr=LR).step()
-    yield weights(model.module), one_device(2, steps=1)
 
 
 # --- unused, frozen, added ---
@@ -1264,14 +1103,6 @@ def fully_shard_of_some_layers(comm):
     loss_of(model, comm, divisor=False).backward()
 
 
-@refused(UNREDUCED, mpi=True)
-def fully_shard_of_some_layers_and_flat_parameters_of_the_rest(comm):
-    model = mlp()
-    fully_shard(model.layers[0], mesh=comm)
-    SGD([*sharded_parameters(model), FlatParameters(model.layers[1].parameters())], lr=LR)
-    loss_of(model, comm, divisor=False).backward()
-
-
 @refused(UNREDUCED)
 def data_parallelism_of_some_layers(comm):
     model = mlp()
@@ -1285,13 +1116,6 @@ def zero_of_some_layers(comm):
     model = mlp()
     ZeroOptimizer(model.layers[0].parameters(), SGD, comm=comm, lr=LR)
     loss_of(model, comm, divisor=False).backward()
-
-
-@refused(UNREDUCED)
-def data_parallelism_with_flat_parameters_of_some_layers(comm):
-    model = mlp()
-    flat = FlatParameters(model.layers[0].parameters())
-    loss_of(DistributedDataParallel(model, comm, flat=flat), comm, divisor=False).backward()
 
 
 @equal(mpi=True)

@@ -4,11 +4,8 @@ import copy
 import pickle
 from itertools import pairwise
 
-import hypothesis
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minidist.base.memory import account_memory
 from minidist.core.autograd import Parameter
@@ -89,21 +86,6 @@ def test_equals_pytorch(optimizer, settings):
     np.testing.assert_allclose(data, parameter.detach().numpy(), rtol=1e-12, atol=1e-12)
     for key, value in state.items():
         np.testing.assert_allclose(value, peer.state[parameter][key].numpy(), rtol=1e-12, atol=1e-12)
-
-
-@all_cases
-@hypothesis.settings(max_examples=30)
-@given(st.data())
-def test_shards_give_the_bits_of_the_whole(optimizer, settings, data):
-    """In float32, for any cut points and any size: what ZeRO relies on."""
-    size = data.draw(st.integers(1, 300), label="size")
-    cuts = data.draw(st.sets(st.integers(1, size), max_size=5), label="cuts") - {size}
-    start, gradients = numbers(size, seed=size, dtype=np.float32)
-    whole, whole_state = train(optimizer, settings, start, gradients)
-    sharded, sharded_state = train(optimizer, settings, start, gradients, cuts)
-    np.testing.assert_array_equal(whole, sharded)
-    for key, value in whole_state.items():
-        np.testing.assert_array_equal(value, sharded_state[key])
 
 
 @all_cases
@@ -262,29 +244,6 @@ def test_flat_parameters_are_updated_by_name_and_frozen_ones_are_not():
     before = flat.data.copy()
     optimizer.step()
     np.testing.assert_array_equal(flat.data, before)
-
-
-@given(st.sets(st.integers(1, 17), max_size=3))
-def test_shards_of_a_flat_unit_equal_the_unit(cuts):
-    """As in ZeRO: each rank has its own optimizer on its range of elements, with gradients in a separate array."""
-
-    class Shard:
-        def __init__(self, flat, start, stop, grad):
-            self.data, self.grad = flat.data[start:stop], grad[start:stop].copy()
-
-    gradient = np.arange(18, dtype=np.float32) - 7
-    gradient[6:9] = 0
-    settings = {"lr": 0.25, "weight_decay": 0.5, "groups": [NO_DECAY]}
-    _, whole = model()
-    whole.grad[:] = gradient
-    reference = AdamW(whole, **settings)
-    reference.step()
-    _, flat = model()
-    for start, stop in pairwise([0, *sorted(cuts), 18]):
-        slices = flat_slices(flat, start, stop, Shard(flat, start, stop, gradient))
-        if slices:  # a shard may hold nothing but a frozen parameter
-            AdamW(slices, **settings).step()
-    np.testing.assert_array_equal(flat.data, whole.data)
 
 
 def test_slices_of_different_units_stay_apart():

@@ -226,20 +226,6 @@ def test_wrong_input_is_one_sentence(arguments, sentence, minidist):
     assert sentence in minidist("memory", *arguments, code=2).err
 
 
-def test_a_model_file_is_the_model_of_its_name(tmp_path, minidist):
-    """Also with several axes, whose memory is counted by other code."""
-    path = tmp_path / "gpt2.json"
-    keys = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
-    path.write_text(json.dumps(keys))
-    for more in ([], ["--tp", "2"]):
-        tables = []
-        for model in ("gpt2", str(path)):
-            tables.append(
-                {**json.loads(minidist("memory", "--model", model, "--dp", "2", "--json", *more).out), "model": ""}
-            )
-        assert tables[0] == tables[1]
-
-
 def test_an_mlp_of_another_size_has_no_closed_form():
     """GELU keeps two bytes of its input and two of its output for each element inside the MLP."""
     wide, usual = (stages_of(replace(MODELS["gpt2"], inner=inner), length=64)["stage0"] for inner in (4096, 4 * 768))

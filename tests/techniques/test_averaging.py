@@ -9,7 +9,6 @@ from minidist.core.autograd import Tensor
 from minidist.core.base.errors import UsageError
 from minidist.core.nn.flat import FlatParameters
 from minidist.optim import SGD
-from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 from tests.cases import each
 from tests.parallel.replicas import Nested, batch
@@ -58,24 +57,6 @@ def test_local_sgd_is_its_replay_on_one_device(ranks, every):
         assert done == [(step + 1) % every == 0 for step in range(steps)]
         sent = sum(m.nbytes for m in world.traces[rank].sent("parameter_gather"))
         assert sent == sum(done) * volume("all_reduce", "ring", weights.size, ranks, rank).elements * 8
-
-
-def test_local_sgd_with_one_step_is_data_parallelism():
-    def parallel(comm):
-        model = Nested(np.float64)
-        ddp = DistributedDataParallel(model, comm)
-        optimizer = SGD(ddp.flat, lr=0.05)
-        for step in range(4):
-            inputs, gradient = batch(step * comm.size + comm.rank, dtype=np.float64)
-            ddp.flat.zero_grad()
-            ddp(Tensor(inputs)).backward(gradient / 50)
-            optimizer.step()
-        return ddp.flat.data.copy()
-
-    np.testing.assert_allclose(
-        SimWorld(3).run(local_steps, 1, 4)[0][0], SimWorld(3).run(parallel)[0], rtol=0, atol=1e-12
-    )
-    assert not np.allclose(SimWorld(3).run(local_steps, 2, 4)[0][0], SimWorld(3).run(parallel)[0], rtol=0, atol=1e-6)
 
 
 def test_wrong_arguments():

@@ -106,12 +106,6 @@ def test_residuals_are_in_the_memory_account():
         assert (result.peak_by_purpose.get("communication", 0) >= held) == there
 
 
-def test_zero_1_has_the_bits_of_data_parallelism_where_the_buckets_are_equal():
-    one_bucket = {"bucket_cap_mb": 25.0, "compression": "sign", "steps": 3}
-    losses = [run(3, **one_bucket, zero=zero)[2][0].losses for zero in (0, 1)]
-    assert losses[0] == losses[1]
-
-
 def test_zero_2_keeps_no_whole_gradient_but_the_bucket_that_is_compressed():
     """Two micro-batches: what two ranks hold of gradients are shards, and the bucket that fills."""
     held = {}
@@ -172,21 +166,6 @@ def test_powersgd_resumes_with_another_rank_than_it_was_saved_with(tmp_path):
 def test_qsgd_refuses_the_state_of_another_compressor(state):
     with pytest.raises(UsageError, match="not that of qsgd; resume with the --compression"):
         SimWorld(1).run(lambda comm: QSGD(comm).load_shared_state(state))
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [({"compression": "topk"}, "such as topk:0.01"), ({"compression": "zip"}, "it must be one of none, fp16")],
-)
-def test_what_does_not_go_together(values, sentence):
-    made = config(**values)
-    with pytest.raises(UsageError, match=sentence):
-        check_rules(made, resolve_batches(made, 2))
-
-
-def test_more_elements_than_a_bucket_has():
-    with pytest.raises(UsageError, match=r"rank 0: top-k with k = 9999999 > \d+, the size of bucket 0"):
-        run(2, compression="topk:9999999")
 
 
 def verdict(ranks, **values):

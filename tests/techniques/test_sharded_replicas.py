@@ -80,26 +80,6 @@ def test_with_tensor_parallelism_too(zero):
         assert verdict.tier == "float"
 
 
-def states(**values):
-    """Weights of each rank after each step."""
-    made, seen = config(**values), {}
-    note = [lambda state: seen.update({(state.rank, state.step): state.strategy.tensors()["weights"]})]
-    SimWorld(made.dp).run(train, made, note)
-    return seen
-
-
-@each("zero", [1, 2, 3], sampled=3)
-@each("outer", [{}, DILOCO, {**STREAM, "local_steps": 3}])
-def test_two_sharded_replicas_are_two_ranks_with_twice_the_micro_batches(zero, outer):
-    """The same sums in another order: within 1e-12 of replicas that lie whole on one rank each."""
-    plain = {"optimizer": "sgd", "lr": 0.1, "precision": "fp64", **outer}
-    sharded = states(zero=zero, **plain)
-    whole = states(zero=0, dp=2, dp_replicate=1, accumulation=2, **plain)
-    for (rank, step), weights in sharded.items():
-        for name, weight in weights.items():
-            np.testing.assert_allclose(weight, whole[rank // 2, step][name], rtol=0, atol=1e-12)
-
-
 @each(
     "values",
     [

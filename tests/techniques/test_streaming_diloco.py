@@ -154,15 +154,6 @@ def test_the_checkpoint_holds_the_common_weights(tmp_path):
     assert np.array_equal(own.reshape(-1), last[name].reshape(-1))
 
 
-def test_a_late_merge_is_found(monkeypatch):
-    """The delay of the ranks is one step longer than that of the replay."""
-    monkeypatch.setattr(
-        StreamingOuterOptimizer, "_is_due", lambda self, since: since > 0 and since % self.turns.every == 0
-    )
-    verdicts, _ = judge(2, **OUTER, outer_delay=1)
-    assert not verdicts[0].equal
-
-
 def test_wrong_arguments():
     def program(comm):
         flat = FlatParameters(MLP([2, 2]).parameters())

@@ -33,21 +33,6 @@ def test_nothing_held_out_is_trained_on():
         assert len(arrays(rest)) == pytest.approx(0.1 * len(arrays(whole)), abs=1)
 
 
-@each("zero", [0, 1, 2], sampled=6)
-@each("ranks", [1, 2, 4])
-def test_all_ranks_have_the_digits_of_one_device(ranks, zero):
-    layout = {"zero": zero, "accumulation": 2, "precision": "fp64", "reduction": "ordered"}
-    results = SimWorld(ranks).run(train, TrainConfig.make(**JOB, **layout, evaluate_every=2))
-    alone = SimWorld(1).run(
-        train, TrainConfig.make(**{**JOB, "precision": "fp64", "micro_batch": 8 // ranks // 2}, evaluate_every=2)
-    )[0]
-    assert list(alone.held_out) == [2, 4, 6]
-    for result in results:
-        assert result.held_out == results[0].held_out
-        assert result.held_out == pytest.approx(alone.held_out, rel=1e-12)
-    assert results[0].held_out[6] < results[0].held_out[2]
-
-
 def test_evaluating_changes_nothing_of_the_training():
     """Dropout is back, no gradient is left behind, and the losses are those of a job that looks once at the end."""
     often, once = (SimWorld(2).run(train, TrainConfig.make(**JOB, evaluate_every=every)) for every in (1, 6))

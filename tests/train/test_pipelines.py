@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.comm.launching import execute
-from minidist.commands.runner import summarize
 from minidist.core.base.errors import UsageError
 from minidist.core.pipeline.runtime.reduction import SharedGradients
 from minidist.job.config.pipeline_plan import make_plan
@@ -33,22 +31,6 @@ def test_every_schedule_equals_one_device(name, optimizer):
     )
     assert result.equal, result.first_difference
     assert (result.tier, result.steps, result.ranks) == ("ordered", 2, 2)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("ranks", "values"),
-    [
-        (4, {"pp": 4, "schedule": "zb-h1", "microbatches": 8}),
-        (6, {"pp": 3, "schedule": "1f1b", "microbatches": 2}),
-        (8, {"pp": 4, "schedule": "dualpipe", "microbatches": 8}),
-        (4, {"pp": 2, "schedule": "interleaved", "chunks": 2, "recompute": "full"}),
-        (2, {"pp": 2, "schedule": "interleaved", "chunks": 2, "microbatches": 3}),
-    ],
-)
-def test_with_replicas_clipping_and_recomputation(ranks, values):
-    result = verdict(ranks, **SMALL, layers=4, clip=0.1, warmup=1, decay="cosine", **values)
-    assert result.equal, result.first_difference
 
 
 def test_recomputation_is_in_the_plan():
@@ -80,56 +62,12 @@ def test_the_copies_of_a_tied_weight_keep_the_same_bits_on_a_ring(values):
     assert len(SimWorld(6).run(lambda comm: train(comm, config).losses)[0]) == 3
 
 
-def test_an_mlp_and_the_float_tier():
-    result = verdict(
-        3,
-        model="mlp",
-        layers=3,
-        width=9,
-        data="glyphs",
-        steps=3,
-        pp=3,
-        microbatches=3,
-        reduction="ordered",
-        micro_batch=3,
-    )
-    assert result.equal, result.first_difference
-    ring = {**SMALL, "reduction": "ring", "precision": "fp64"}
-    result = verdict(4, **ring, pp=2, layers=2, microbatches=3)
-    assert result.equal, result.first_difference
-    assert result.tier == "float"
-
-
 def test_a_planted_difference_is_found(monkeypatch):
     """The comparison sees copies of the tied embedding that keep their own gradients."""
     monkeypatch.setattr(SharedGradients, "add", lambda self: None)
     result = verdict(2, **SMALL, pp=2, layers=2, microbatches=3)
     assert not result.equal
     assert "transformer.wte.weight" in result.first_difference
-
-
-@each(
-    ("ranks", "values"),
-    [
-        (3, {"pp": 3}),
-        (6, {"pp": 3, "clip": 0.1}),
-        (2, {"pp": 2, "schedule": "zb-v"}),
-        (4, {"pp": 2, "schedule": "dualpipe", "microbatches": 4, "clip": 1.0}),
-        (2, {"pp": 2, "schedule": "interleaved", "chunks": 2}),
-        (4, {"pp": 2, "schedule": "zb-v", "zero": 3}),
-        (4, {"pp": 2, "schedule": "dualpipe", "microbatches": 4, "zero": 3, "persistence_threshold": 100}),
-        (8, {"pp": 2, "schedule": "dualpipe", "microbatches": 4, "zero": 3, "dp_replicate": 2}),
-    ],
-    sampled=4,
-)
-def test_volumes_equal_the_closed_form(ranks, values, tmp_path):
-    config = TrainConfig.make(**SMALL, layers=4, **values)
-    outcome = execute(train, config, ranks=ranks)
-    summary = summarize(config, outcome, tmp_path / "run.jsonl", 1.0)
-    assert {"pipeline_activation", "pipeline_gradient", "tied", "metrics", "startup"} - {"tied"} <= set(
-        summary.bytes_by_purpose
-    )
-    assert summary.volumes_hold(), summary.table()
 
 
 @each(

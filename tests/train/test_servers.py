@@ -25,7 +25,6 @@ from minidist.job.train.start import number_of_ranks
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.job.train.trainer import train
 from minidist.job.train.update import NonFiniteError
-from minidist.techniques import parameter_server as ps
 from minidist.techniques.parameter_server.comparison import compare_served, serve_and_keep
 from minidist.techniques.parameter_server.ranks import parameter_server_bytes
 from tests.cases import each
@@ -399,19 +398,3 @@ def test_wrong_flags(what):
     made = config(**values)
     with pytest.raises(UsageError, match=sentence):
         check_rules(made, resolve_batches(made, ranks))
-
-
-def test_the_reference_shares_no_order_with_the_servers():
-    """Planted: servers that add gradients from the last worker to the first are caught."""
-    made = config(servers=1)
-
-    original = ps.Updates.apply
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            ps.Updates,
-            "apply",
-            lambda self, gradients, clock, staleness: original(self, gradients[::-1], clock, staleness),
-        )
-        verdict, _, _ = compared(made, 4)
-    assert not verdict.equal
-    assert "gradients" in verdict.first_difference
