@@ -243,5 +243,6 @@ story("20")
 # | `--pp --dp --tp` | Megatron-LM `--pipeline-model-parallel-size`, `--tensor-model-parallel-size` (dp is what is left); DeepSpeed `PipeModelDataParallelTopology` |
 # | last axis fastest | Megatron-LM `--use-tp-pp-dp-mapping` and its rank order "tp-cp-ep-dp-pp" |
 #
-# Next: [22 Long context](22_long_context.ipynb). Side room: [20b Plan it](20b_plan_it.ipynb). All
-# of them are in the [index](README.md).
+# Next: [22 Long context](22_long_context.ipynb). Side rooms: [20b Plan it](20b_plan_it.ipynb),
+# [20c Stages of equal time](20c_stages_of_equal_time.ipynb). All of them are in the
+# [index](README.md).

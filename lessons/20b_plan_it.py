@@ -231,38 +231,25 @@ print(
 assert clock[wrong] > 1.3 * min(clock.values())
 
 # %% [markdown]
-# ## 7 Exercise: which layers on which stage
+# ## 7 Exercise: the fastest mesh
 #
-# A plan with a pipeline also says which layers a stage has. The plan above gives each as many as the
-# others, and all stages wait for the slowest one. Here are eight layers of unequal times, in
-# milliseconds, on four stages with twelve micro-batches:
-
-# %%
-costs = [1, 2, 3, 16, 2, 2, 2, 4]
-for sizes in ([2, 2, 2, 2], [3, 1, 2, 2]):
-    ends = [sum(sizes[: i + 1]) for i in range(4)]
-    sums = [sum(costs[end - n : end]) for n, end in zip(sizes, ends, strict=True)]
-    third = [total / 3 for total in sums]  # of forward, and of the two halves of backward
-    timing = time_plan(get_schedule("1f1b").plan(4, 12), Times(third, third, third, [0] * 3))
-    print(f"{sizes} layers take {sums!s:14} ms: a step takes {timing.makespan:.0f} ms")
-
-# %% [markdown]
-# `cut(times, stages)`: how many consecutive layers each stage gets. Judged is that the stage that takes
-# longest is as short as can be. Every stage has at least one layer; there are at least as many layers
-# as stages.
+# n ranks are dp replicas of tp tensor parts each, without a pipeline. `activation` are the bytes of the
+# whole batch's activation between two layers, of which a replica has 1/dp. Each of the layers has four
+# sums of that over the tp ranks, as above. `gradient` are the bytes of the gradient of the whole model,
+# of which a tensor part has 1/tp; it is summed once over the dp ranks. All sums go round a ring, and
+# nothing overlaps. Return (dp, tp). Judged is how long that mesh waits: no other may wait less.
 
 
 # %%
-def cut(times, stages):
-    each = len(times) // stages
-    return [each] * (stages - 1) + [len(times) - each * (stages - 1)]
+def fastest_mesh(n, layers, activation, gradient, alpha, beta):
+    return n, 1
 
 
-check("20b.min_max_split", cut)
+check("20b.fastest_mesh", fastest_mesh)
 
 # %%
-reveal("20b.min_max_split")
-check("20b.min_max_split", solution("20b.min_max_split"))
+reveal("20b.fastest_mesh")
+check("20b.fastest_mesh", solution("20b.fastest_mesh"))
 
 # %% [markdown]
 # ## 8 Takeaway
@@ -277,17 +264,12 @@ check("20b.min_max_split", solution("20b.min_max_split"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 8 --steps 5
-#     mpiexec -n 2 python mpi_examples/6_pipeline/profile_and_partition.py
-#     mpiexec -n 2 python mpi_examples/6_pipeline/repartition.py
 #     mpiexec -n 2 python mpi_examples/7_more/device.py            # --device cuda: with CuPy and a GPU
 #     minidist train --config mpi_examples/job.toml
 #
-# A plan for 64 GPUs, and a job that takes the cut of its measured layers:
+# A plan for 64 GPUs:
 #
 #     minidist plan --model llama-3.1-70b --seq 8192 --ranks 64 --global-batch 512 -o frontier.svg
-#     minidist profile --layers 6 --width 16 -o profile.json
-#     minidist partition profile.json --machines 2 --method gpipe --json > stages.json
-#     mpiexec -n 2 minidist train --layers 6 --width 16 --pp 2 --schedule gpipe --recompute full --partition stages.json
 
 # %% [markdown]
 # ## 10 What others call it
@@ -296,7 +278,6 @@ check("20b.min_max_split", solution("20b.min_max_split"))
 # |---|---|
 # | `minidist plan` | Calculon, vTrain (simulators of a step); Hugging Face `accelerate estimate-memory`; NeMo's and DeepSpeed's auto-tuners, which run layouts |
 # | all meshes by a cost model | Alpa (inter- and intra-operator plans); Galvatron; Megatron-LM's rules of thumb ("Efficient Large-Scale Language Model Training", section 3) |
-# | `minidist partition`, min-max cuts | GPipe's and PipeDream's partitioners; torchgpipe `balance_by_time` |
 # | `time_plan` | Zero Bubble's simulator; DeepSpeed's autotuning measures instead |
 #
-# Next: [22 Long context](22_long_context.ipynb). All of them are in the [index](README.md).
+# Next: [20c Stages of equal time](20c_stages_of_equal_time.ipynb). All of them are in the [index](README.md).
