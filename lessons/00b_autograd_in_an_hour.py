@@ -13,13 +13,13 @@
 #
 # ## 1 The case
 #
-# A network is to tell ten digits apart. It has never been trained, so its 10 outputs are random;
-# for a picture of a 3 it gives every digit about the same probability. Its *loss* is the mean of
-# -log(probability of the right digit), with the natural logarithm. Training lowers the loss: it
-# needs the derivative of this one number by every weight, thousands of them.
+# A network shall recognise ten digits. It has never been trained, so its 10 outputs are random, and it
+# gives every digit about the same probability. Its *loss* is the mean of -log(probability of the right
+# digit), with the natural logarithm. Training lowers the loss, and needs the derivative of this one
+# number with respect to every weight, thousands of them.
 #
-# How large is the loss before the first step? And `backward`, which computes all the derivatives: how
-# many operations does it need for each one of `forward`, which computes the loss?
+# How large is the loss before the first step? `forward` computes the loss, and `backward` computes all
+# the derivatives. How many operations does backward need for each operation of forward?
 
 # %%
 import numpy as np
@@ -30,7 +30,8 @@ from minidist.course.lesson import check, expect, picture, predict, reveal, solu
 # %% [markdown]
 # ## 2 Predict
 #
-# Two numbers. The first needs one line of thought; the second is a count of operations.
+# For the first number: what is the probability of the right digit? For the second: a layer multiplies
+# matrices, once in forward. What does backward have to multiply for it?
 
 # %%
 untrained = predict("loss of an untrained network with 10 classes", example=1.0)
@@ -39,18 +40,15 @@ backward = predict("operations of backward for one of forward", example=1.0)
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# What `loss.backward()` does, well enough to write a backward function yourself: **forward records
-# a graph, backward traverses it in reverse**, the newest node first, and passes each gradient to
-# older nodes.
+# **Forward records a graph, and backward goes through it in reverse**: it begins with the newest node,
+# and passes gradients on to older nodes. What it saves: one derives a gradient for each operation, never
+# for a whole model. What it costs: what forward has saved stays in memory until backward has used it.
+# Distributed training depends on this order: gradients that are complete early can be sent while
+# backward still computes (lesson 06b).
 #
-# What it costs: what forward saved stays in memory until backward has used it. What it saves:
-# gradients are derived for each operation, never for a whole model. Distributed training depends on
-# it: gradients that are ready early can travel while backward still computes (lesson 06b), and a
-# pipeline runs the two passes at different times (lesson 16).
-#
-# One training step of a small network on one rank: forward, then backward, then a second network
-# that is three times as deep. Each layer needs the gradient of its input *and* of its weight. The
-# lengths are counted operations, not seconds of this machine.
+# The picture shows one training step of a small network on one rank, forward and then backward, and one
+# of a network that is three times as deep. For each layer backward computes the gradient of its input
+# *and* that of its weight. The lengths are counted operations, not seconds of this machine:
 
 
 # %%
@@ -70,16 +68,16 @@ def both(comm):
 
 timed = SimWorld(1)
 ((_, deep),) = timed.run(both)
-picture("lanes", timed, "part 3 of lesson 00b", name="two networks")
+picture("lanes", timed, "part 3 of lesson 00b", title="forward and backward of two networks")
 for kind, (flops, _) in deep.items():
     print(f"{kind:16} {flops / 1e6:6.2f} million operations")
 
 # %% [markdown]
 # ## 4 The code
 #
-# A `Tensor` wraps an array. An operation makes a new tensor and a *node* that remembers its inputs
-# and, for each, a function that turns the gradient of the output into the gradient of that input.
-# Here is all of it for `y = a * b + a`:
+# A `Tensor` wraps an array. An operation makes a new tensor and a *node*, which keeps the nodes of its
+# inputs and, for each, a function that turns the gradient of the output into the gradient of that
+# input. For `y = a * b + a`:
 
 # %%
 a, b = Tensor(np.array([2.0]), requires_grad=True), Tensor(np.array([3.0]), requires_grad=True)
@@ -90,8 +88,9 @@ y.backward()
 print("dy/da = b + 1 =", a.grad, "   dy/db = a =", b.grad)
 
 # %% [markdown]
-# `a` was used twice, so it got two contributions, and they were added. This is a whole backward
-# pass. It visits a node after all nodes that use its result, so its gradient is complete by then:
+# `a` was used twice, so its gradient has two contributions, which were added. The function below is a
+# whole backward pass. It visits a node after all nodes that use its result, when the gradient of the
+# node is complete:
 
 
 # %%
@@ -109,18 +108,18 @@ def gradients_of(root, gradient):
     for node in reversed(order):
         for source, gradient_of_input in node.inputs:
             part = gradients[node]
-            if gradient_of_input is not None:  # None: it is the output's gradient as it is
+            if gradient_of_input is not None:  # None: it equals the gradient of the output
                 part = gradient_of_input(part)
             gradients[source] = gradients.get(source, 0) + part
     return gradients
 
 
-toy = gradients_of((a * b + a).node, np.ones(1))
-print("by the toy: dy/da =", toy[a.node], "  dy/db =", toy[b.node])
+by_hand = gradients_of((a * b + a).node, np.ones(1))
+print("dy/da =", by_hand[a.node], "  dy/db =", by_hand[b.node])
 
 # %% [markdown]
 # The library's version ([backward.py](../minidist/core/autograd/backward.py)) also frees what a node has
-# saved as soon as it was visited, and tells whoever waits that a parameter's gradient is complete.
+# saved once the node was visited, and reports each parameter whose gradient is complete.
 
 # %% [markdown]
 # A linear layer `y = x W + b` has three gradients: of its input (needed by the layer before it), of
@@ -139,6 +138,9 @@ for name, tensor in (("x", x), ("W", W), ("bias", bias)):
 
 # %% [markdown]
 # ## 5 Check
+#
+# The loss of an untrained network, and the operations of the deep network in part 3. They are fewer than
+# two for one, because the first layer needs no gradient of its input:
 
 # %%
 model = MLP([20, 50, 10], dtype=np.float64, seed=1)
@@ -148,12 +150,13 @@ print(f"the logarithm of 10 is {np.log(10):.3f}")
 untrained.judge(loss, within=0.1)
 assert abs(loss - np.log(10)) < 0.3
 
-spans = {span.name: span.end - span.start for span in timed.traces[0].spans}
-backward.judge(spans["backward"] / spans["forward"], within=0.15)
+operations = {kind: flops for kind, (flops, _) in deep.items()}
+in_backward = operations["input_gradient"] + operations["weight_gradient"]
+backward.judge(in_backward / operations["forward"], within=0.15)
 
 # %% [markdown]
-# Is the gradient right? A small step h along one weight must change the loss by h times its gradient. Central
-# differences in float64 agree to about eight digits:
+# Is the gradient right? A small step h along one weight must change the loss by h times the gradient of
+# that weight. The slope is measured between w - h and w + h:
 
 # %%
 weight = next(model.parameters())
@@ -177,9 +180,9 @@ print(
 assert abs(weight.grad[3, 4] - measured) < 1e-8
 
 # %% [markdown]
-# A gradient is a sum over rows, so two ranks can have some of the rows each. Each runs its own
-# backward, sends what it has, and adds what arrives: that is data parallelism (lesson 06), in one
-# message each way.
+# A gradient is a sum over rows, so two ranks can have some of the rows each. Each runs backward for its
+# rows, sends its gradient to the other rank, and adds what arrives. That is data parallelism (lesson
+# 06):
 
 
 # %%
@@ -214,20 +217,21 @@ with expect(AutogradError):
     loss.backward()
 
 # %% [markdown]
-# A quieter bug: gradients are *added*. Without `zero_grad()` a step follows the sum of all gradients so far.
+# Another bug raises no error. Gradients are *added* to those that are there, so without `zero_grad()`
+# a step follows the sum of all gradients so far:
 
 # %%
 once = weight.grad[3, 4]
 cross_entropy(model(Tensor(inputs)), classes).backward()
 ratio = weight.grad[3, 4] / once
-print(f"after two backwards without zero_grad the gradient is {round(ratio)} times as large")
+print(f"after two backward passes without zero_grad the gradient is {ratio:.1f} times as large")
 
 # %% [markdown]
 # ## 7 Exercise: two backward functions
 #
-# First: `c = a + b` with NumPy's broadcasting. Given the gradient of `c` and the shapes of `a` and
-# `b`, return the gradients of `a` and `b`. A value that was repeated gets the sum of the gradients
-# of its copies.
+# The first is that of `c = a + b` with NumPy's broadcasting. Given the gradient of `c` and the shapes
+# of `a` and `b`, return the gradients of `a` and `b`. As with the bias above, a value that was
+# repeated has the sum of the gradients of its copies.
 
 
 # %%
@@ -238,8 +242,9 @@ def add_backward(gradient, shape_a, shape_b):
 check("00b.add_backward", add_backward)
 
 # %% [markdown]
-# Second: the mean over rows of -log softmax(logits)[target]. Return its gradient with respect to `logits` (rows,
-# classes). Mind large logits: `exp(1000)` is infinite.
+# The second is that of the loss: the mean over rows of -log softmax(logits)[target]. Return its gradient
+# with respect to `logits` (rows, classes). (The derivative of log(sum of exp(z)) is softmax(z).) It must
+# be right for large logits, too: `exp(1000)` is infinite.
 
 
 # %%
@@ -250,7 +255,7 @@ def cross_entropy_backward(logits, targets):
 check("00b.cross_entropy_backward", cross_entropy_backward)
 
 # %% [markdown]
-# The checker compares with the autograd that you have just read. Our solutions:
+# The check compares with the library's gradients. Our solutions:
 
 # %%
 for name in ("00b.add_backward", "00b.cross_entropy_backward"):
@@ -260,10 +265,10 @@ for name in ("00b.add_backward", "00b.cross_entropy_backward"):
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Forward records nodes; **backward runs through them newest first**, adds what arrives at each,
-#   and frees what was saved.
-# - A step costs 1 forward + **2 forwards** of backward: for a weight of k x m and a batch of B
-#   rows, 2Bkm operations three times, 6 B k m in all.
+# - Forward records nodes. **Backward visits them in reverse, the newest first**, adds the gradients that
+#   arrive at each, and frees what was saved.
+# - Backward takes about **two operations for each of forward**, one for the gradient of a layer's input
+#   and one for that of its weight: for a weight of k x m and B rows a step takes 6 B k m operations.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

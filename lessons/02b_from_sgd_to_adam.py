@@ -13,6 +13,8 @@
 #
 # ## 1 The case
 #
+# Lesson 02 counted two averages per parameter for Adam, 8 of the 16 bytes. What are they for?
+#
 # Along one weight a loss is a thousand times as steep as along another: (x^2 + 1000 y^2) / 2. Its
 # gradient at (1, 1) is (1, 1000), so SGD's first step moves y a thousand times as far as x. How many
 # times as far as x does Adam's first step move y?
@@ -20,8 +22,8 @@
 # Adam divides an average of gradients by the root of an average of their squares. Both averages begin
 # at 0 and take a little of each gradient g: m = 0.9 m + 0.1 g, and v = 0.999 v + 0.001 g^2. A step
 # is lr m / sqrt(v). After the first gradient m is a tenth of g, far too small, so Adam corrects both
-# averages for their zeros at the beginning. How many times as long is the first step if one forgets
-# that?
+# averages for the zeros with which they begin. How many times as long is the first step without that
+# correction?
 
 # %% [markdown]
 # ## 2 Predict
@@ -41,9 +43,7 @@ first_guess = predict("first step without correction, over that with it", exampl
 # saves: the steepest weight no longer decides the learning rate of all. What it costs: arrays of the
 # parameters' shape, the optimizer's state (lesson 02).
 #
-# The distance from the lowest point in 100 steps. Above a rate of 0.002 SGD would jump over the valley
-# further at every step. Just below it the steep y converges quickly, and x slowly. Adam takes a
-# rate of 0.05 for both.
+# `descend` goes down in this valley, and returns the points that it visits:
 
 # %%
 import numpy as np
@@ -66,6 +66,13 @@ def descend(kind, turn=AXES, steps=100, **settings):
     return np.array(path) @ turn.T
 
 
+# %% [markdown]
+# The picture shows the distance from the lowest point in 100 steps. With a rate above 0.002 SGD would
+# move away from it along y. With a rate just below 0.002 y converges quickly, and x slowly. Adam takes
+# a rate of 0.05 for both:
+
+
+# %%
 def distances(path):
     """How far each point is from the lowest one."""
     return np.hypot(*path.T).tolist()
@@ -85,16 +92,17 @@ picture(
 # %% [markdown]
 # ## 4 The code
 #
-# A gradient says in which direction the loss falls, and little about how far to go. Each optimizer
-# adds one idea to the one before:
+# A gradient says in which direction the loss falls, and little about how far to go. Each of these
+# optimizers has one more idea:
 #
 # - **SGD** has no state: p -= lr g. The steepest weight decides the rate of all.
 # - **Momentum** keeps a sum of past gradients. Where they have the same sign they add up,
 #   and where the sign changes at every step they cancel.
 # - **RMSProp** keeps an average of the squares and divides by its root, so a weight moves by about lr
 #   per step, whether its gradients are large or small.
-# - **Adam** averages both. After t steps the averages are 1 - 0.9^t and 1 - 0.999^t of what they
-#   should be, because they begin at 0; Adam divides by these factors. To write it is the exercise.
+# - **Adam** averages both. For equal gradients the averages after t steps are 1 - 0.9^t of g and
+#   1 - 0.999^t of g^2, because they begin at 0; Adam divides them by these factors. To write it is the
+#   exercise.
 
 
 # %%
@@ -115,8 +123,8 @@ def rmsprop(p, g, state, lr):
 # %% [markdown]
 # ## 5 Check
 #
-# The toys compute what the library's optimizers compute. In the valley, each with a rate that
-# suits it; the last column is the state that it keeps, in arrays of the weights' shape:
+# The library's optimizers in the valley, each with a rate that suits it. The last column is the state
+# that it keeps, in arrays of the weights' shape. The three functions above compute the same weights:
 
 # %%
 LIBRARY = {
@@ -126,16 +134,16 @@ LIBRARY = {
     "adam": (None, Adam, {"lr": 0.05}),
 }
 print("x and y    after 1 step    20 steps        100 steps         state")
-for name, (toy, kind, settings) in LIBRARY.items():
+for name, (by_hand, kind, settings) in LIBRARY.items():
     with account_memory() as account:
         path = descend(kind, **settings)
     arrays = account.peak_by_purpose.get("optimizer", 0) // path[0].nbytes
     shown = "   ".join(f"{x:6.3f} {y:6.3f}" for x, y in path[[1, 20, 100]])
     print(f"{name:10} {shown:50} {arrays}")
-    if toy:
+    if by_hand:
         p, state = np.ones(2), {}
         for _ in range(100):
-            p = toy(p, STEEP * p, state, settings["lr"])
+            p = by_hand(p, STEEP * p, state, settings["lr"])
         assert np.abs(p - path[-1]).max() < 1e-12
 moved = np.abs(descend(Adam, lr=0.05, steps=1)[1] - 1)
 adam_guess.judge(moved[1] / moved[0], within=0.1)
@@ -167,8 +175,8 @@ assert np.array_equal(pieces, stepped(slice(None)))
 # %% [markdown]
 # ## 6 Break it
 #
-# The first step without the correction. A tenth of g is too small, and the root of 0.001 g^2 is too
-# small as well:
+# Adam without the correction. In the first step a tenth of g is too small, and the root of 0.001 g^2
+# is too small as well:
 
 # %%
 p, m, v, path = np.ones(2), 0.0, 0.0, []
@@ -184,11 +192,11 @@ for name, points in (("corrected", corrected), ("uncorrected", np.array(path))):
 first_guess.judge((1 - path[0][0]) / (1 - corrected[0, 0]), within=0.1)
 
 # %% [markdown]
-# The divisor is too small by more, so the first steps are too long: x jumps over the valley and comes
-# back, and no error says so.
+# The root is too small by more, so the first steps are too long: x goes past 0 to the other side and
+# comes back, and no error says so.
 #
-# And a limit that no rate removes. A rate for each weight helps where the valley lies along a weight.
-# The same valley, turned by 45 degrees, has equally large gradients in both weights:
+# Another weakness cannot be removed by any rate. A rate for each weight helps where the valley lies
+# along a weight. When it is turned by 45 degrees, both weights have equally large gradients:
 
 # %%
 turned = np.array([[1.0, 1.0], [-1.0, 1.0]]) / np.sqrt(2)
@@ -199,15 +207,16 @@ for name, turn in (("along the weights", AXES), ("turned", turned)):
 assert adam_end > sgd_end
 
 # %% [markdown]
-# For SGD nothing changes: its steps do not depend on the axes. Adam is now the slower one. Optimizers
-# of whole matrices (lesson 11c) do not depend on the axes.
+# For SGD nothing changes, because its steps do not depend on the axes. Adam is now slower than SGD. The
+# optimizer of lesson 11c, which works on whole matrices, does not depend on the axes either.
 
 # %% [markdown]
 # ## 7 Exercise: Adam
 #
-# `gradients` (steps, size) are those of one piece of the weights, which begins with `weights`. Return
-# the weights after all steps of Adam with the rate `lr`, the factors 0.9 and 0.999 of the case, and
-# 1e-8 added to the root, so that a weight whose gradients are all 0 stays where it is.
+# `gradients` (steps, size) are those of one piece of the weights, which begins with the values
+# `weights`. Return the weights after all steps of Adam with the rate `lr`, the factors 0.9 and 0.999
+# of the case, and 1e-8 added to the root of the corrected v, so that a weight whose gradients are all
+# 0 stays where it is.
 
 
 # %%
@@ -227,10 +236,11 @@ check("02b.adam", solution("02b.adam"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - SGD keeps nothing, momentum and RMSProp 4 B per weight, Adam 8 B: the direction averaged, and **each
-#   weight its own rate**, lr m / (sqrt(v) + eps) with m / (1 - 0.9^t) and v / (1 - 0.999^t).
-# - All of it is done element by element. So pieces of the weights are stepped without a message, and a
-#   valley that does not lie along a weight is as slow as before.
+# - In float32 SGD keeps nothing, momentum and RMSProp keep 4 B per weight, and Adam keeps 8 B. Adam
+#   **divides the average gradient by its usual size**: a step is lr m / (sqrt(v) + eps), with m divided
+#   by 1 - 0.9^t before and v by 1 - 0.999^t.
+# - All of it is done element by element. So a rank steps a piece of the weights without a message, and
+#   in a valley that does not lie along a weight Adam is slow.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

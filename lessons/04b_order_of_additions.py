@@ -9,15 +9,15 @@
 # %% [markdown]
 # # 04b The order of additions
 #
-# *25 minutes. Before it: 04.*
+# *20 minutes. Before it: 04.*
 #
 # ## 1 The case
 #
-# Eight ranks add up 1,000 real numbers each with the ring of lesson 04. On Monday the array travels
-# as one bucket. On Tuesday a setting has changed, and the same array travels as four buckets
-# of about 250 numbers. Nothing else has changed, and yet the sums are not the same. A computer
-# rounds after each addition, so (a + b) + c and a + (b + c) may differ in their last bits. And the
-# ring adds every chunk in another order.
+# Eight ranks add up 1,000 real numbers each with the ring of lesson 04. On Monday they sum the whole
+# array with one call. On Tuesday a setting has changed, and they sum the same array in four pieces of
+# about 250 numbers, the *buckets*, each with a separate call. Nothing else has changed, and yet the
+# sums are not the same. A computer rounds after each addition, so (a + b) + c and a + (b + c) may
+# differ in their last bits. And the ring adds every chunk in another order.
 #
 # How many of the 1,000 sums have other bits on Tuesday? There is an all-reduce whose order of
 # additions never changes: rank 0's number first, then rank 1's, and so on. How many bytes leave
@@ -32,11 +32,11 @@ from minidist.course.lesson import check, picture, predict, reveal, solution
 # %% [markdown]
 # ## 2 Predict
 #
-# The ring cuts a bucket into 8 chunks, and the sum of a chunk starts at one rank and passes the others in
-# turn. In which order is an element added up when its chunk starts at rank 2, and in which when it
-# starts at rank 5? About how many of the 1,000 elements are in a chunk with the same number on both
-# days? Another order changes the bits of a sum of these numbers in nearly three of five cases. A right
-# number of sums is one that is at most a fifth off.
+# The ring cuts an array, or a bucket, into 8 chunks. The sum of a chunk starts at one rank and goes from
+# there to the others in turn. In which order is an element added up when its chunk starts at rank 2,
+# and in which when it starts at rank 5? About how many of the 1,000 elements are in a chunk with the
+# same number on both days? Another order changes the bits of a sum of these numbers in nearly three of
+# five cases. A fifth off is good enough for the first number.
 
 # %%
 bits_guess = predict("sums that have other bits", example=50)
@@ -45,12 +45,11 @@ bytes_guess = predict("bytes that leave rank 0 in rank order", example=28_000, u
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **A sum's bits are those of its order of additions; make that order the ranks'.** To do so, each
-# rank sends chunk j directly to rank j. Rank j keeps all parts apart until it can add them in the
-# order 0, 1, 2, and so on. Then every rank sends its finished chunk to all others. What it costs:
-# memory for all parts of one chunk, and messages to every rank instead of to one neighbour.
-#
-# In the picture of four ranks the messages go to every rank, not only to the right neighbour:
+# **The bits of a sum depend on the order of its additions, so add in the order of the ranks.** Each rank
+# sends its part of chunk j directly to rank j. Rank j keeps all parts until it can add them in the order
+# 0, 1, 2, and so on. Then every rank sends its finished chunk to all others. What it saves: the search for
+# a bug where there is none. What it costs: memory for all parts of one chunk, and messages to every
+# rank instead of to one neighbour, as in this picture of four ranks:
 
 
 # %%
@@ -70,15 +69,16 @@ picture("space-time", world, "part 3 of lesson 04b", name="in rank order")
 # %% [markdown]
 # ## 4 The code
 #
-# A toy that shows the ring's order. In place of a number travels the list of the ranks that are in
-# the sum, in the order in which they were added. Each rank passes on what it has just extended:
+# This ring shows its order. In place of a sum it sends the list of the ranks whose numbers are in the
+# sum, in the order in which they were added. Each rank adds its own number to the list that has
+# arrived, and sends the list on:
 
 
 # %%
 def who_was_added_when(comm):
     """Return the order in which chunk `rank` is added up."""
     n, rank = comm.size, comm.rank
-    orders = [np.full(n, -1) for _ in range(n)]  # of each chunk; -1: nobody yet
+    orders = [np.full(n, -1) for _ in range(n)]  # one list for each chunk; -1: no rank yet
     for order in orders:
         order[0] = rank
     for step in range(n - 1):
@@ -94,13 +94,13 @@ for chunk, order in enumerate(SimWorld(4).run(who_was_added_when)):
     print(f"chunk {chunk} is added up in the order {order}")
 
 # %% [markdown]
-# Cut the array elsewhere, and an element belongs to another chunk. So its order changes: on Tuesday that of
-# about seven in eight elements.
+# When the array is cut elsewhere, an element belongs to another chunk, and its order changes. On Tuesday
+# only about one in eight elements is in a chunk with the same number.
 
 # %% [markdown]
 # ## 5 Check
 #
-# The same 8 x 1,000 numbers in one bucket and in four, with each of the two algorithms:
+# The same 8 x 1,000 numbers in one piece and in four buckets, with each of the two algorithms:
 
 # %%
 data = np.random.default_rng(0).normal(0, 100, (8, 1000))
@@ -131,9 +131,9 @@ assert np.array_equal(one, sequential)
 # %% [markdown]
 # ## 6 Break it
 #
-# A sum that begins with the rank's own part, and adds the others in rank order, has a fixed order
-# on every rank. But the order is another one on each rank. The ranks of one data-parallel job then
-# have weights that differ in their last bits, and further steps make the difference larger:
+# Here each rank begins with its own part, and adds the parts of the ranks before it in turn. The order
+# on a rank never changes, but it is another one on each rank. So the ranks of a data-parallel job have
+# weights that differ in their last bits, and every step makes the difference larger:
 
 
 # %%
@@ -155,8 +155,8 @@ assert any(not np.array_equal(result, results[0]) for result in results)
 # ## 7 Exercise: a reduce-scatter in rank order
 #
 # Return this rank's chunk (as `np.array_split(array, n)` cuts it) of the sum over all ranks, added
-# in the order of the ranks: 0 + 1 + ... + (n-1), to the bit. No rank may send more bytes than in
-# our solution.
+# in the order of the ranks: rank 0's part first, then rank 1's, and so on. All bits are compared. No
+# rank may send more bytes than in our solution.
 
 
 # %%
@@ -175,13 +175,17 @@ check("04b.ordered_reduce_scatter", solution("04b.ordered_reduce_scatter"))
 #
 # - A sum's bits depend on the order of its additions, and a ring's order depends on where the array
 #   is cut.
-# - `ordered` makes that order the ranks', for the same **2 (n-1)/n S** bytes per rank, and memory
-#   for n parts of a chunk.
+# - `algorithm="ordered"` always adds in the order of the ranks, for the same **2 (n-1)/n S** bytes per
+#   rank, and with memory for n parts of a chunk.
 #
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 python mpi_examples/1_messages/order_of_additions.py
 #     mpiexec -n 4 minidist compare --dp 4 --steps 5 --reduction ordered
+#
+# The first command finds the orders by trying which pairs of numbers cancel. For chunk 2 it prints
+# 0 + 3 + 1 + 2 in place of 3, 0, 1, 2: the first two numbers may be exchanged, as a + b has the bits of
+# b + a.
 #
 # ## 10 What others call it
 #

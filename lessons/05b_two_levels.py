@@ -17,14 +17,17 @@
 # first, 4 to 7 on the second. Inside a machine a byte takes 0.1 ns, from one to the other 2 ns,
 # twenty times as long.
 #
-# A ring in the order of the ranks leaves a machine at two places, 3 to 4 and 7 to 0; each of its
-# links carries 2 (n-1)/n of the array. Now the batch system places the ranks alternately: even ranks
-# on the first machine, odd ones on the second. The same ring then leaves a machine with every
-# link.
+# Three ways to do it:
 #
-# And there is a third way: sum inside each machine first (each rank gets the sum of a quarter),
-# then exchange these quarters with the partner on the other machine, then gather inside. How many
-# bytes cross between the machines in each of the three?
+# 1. a ring in the order of the ranks. Two of its links join the machines, 3 to 4 and 7 to 0, and each
+#    link of a ring carries 2 (n-1)/n of the array;
+# 2. the same ring, where the batch system has placed the ranks alternately: even ranks on the first
+#    machine, odd ones on the second. Then every link of the ring joins the machines;
+# 3. a reduce-scatter inside each machine, after which each rank has the sum of a quarter; then an
+#    all-reduce of this quarter with the rank that has the same one on the other machine; then an
+#    all-gather inside each machine.
+#
+# How many bytes are sent between the machines in each of the three?
 
 # %%
 import numpy as np
@@ -53,13 +56,12 @@ guess = {
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# **Send most of the bytes over the fast links**: first inside each machine, then across, so that the slow
-# links carry as little as they can. What it saves: with L ranks per machine the slow links carry an
-# L-th of the array from each rank. What it costs: three phases one after the other, and the program
-# has to know which ranks share a machine.
+# **Send most of the bytes over the fast links**: first inside each machine, then between machines. What
+# it saves: with L ranks per machine, a rank sends only an L-th of the array over the slow links, as its
+# part of a sum. What it costs: three phases one after the other, and the program has to know which
+# ranks share a machine.
 #
-# The pictures show how many bytes each rank sends to each other one: in the ring in the order of
-# ranks, in the same ring with neighbours on different machines, and with two levels.
+# The pictures show how many bytes each rank sends to each other one in the three ways:
 
 # %%
 SIZE = 125_000  # numbers of 8 B
@@ -93,22 +95,22 @@ for name, algorithm, alternating in (
 # %% [markdown]
 # ## 4 The code
 #
-# Two levels from three calls that you know. `comm.split(colour)` makes a communicator of the ranks
-# with the same colour:
+# Two levels are three sums and copies that you know from lesson 04, in two smaller communicators.
+# `comm.split(colour)` returns the communicator of all ranks that give the same number:
 
 
 # %%
 def two_levels(comm, array, machine_size):
     """All-reduce in place; equal machines, whose ranks divide the array."""
-    inside = comm.split(comm.rank // machine_size)  # the ranks of my machine
-    across = comm.split(comm.rank % machine_size)  # my partners on the other machines
+    inside = comm.split(comm.rank // machine_size)  # the ranks of this machine
+    across = comm.split(comm.rank % machine_size)  # the ranks with the same chunk on all machines
     chunks = array.reshape(inside.size, -1)
     for step in range(1, inside.size):  # reduce-scatter inside: every rank gets one chunk's sum
         to, source = (inside.rank + step) % inside.size, (inside.rank - step) % inside.size
         part = np.empty_like(chunks[0])
         inside.sendrecv(chunks[to].copy(), to, part, source)
         chunks[inside.rank] += part
-    all_reduce(across, chunks[inside.rank], algorithm="ring")  # a chunk only
+    all_reduce(across, chunks[inside.rank], algorithm="ring")  # of one chunk
     for step in range(1, inside.size):  # all-gather inside
         to, source = (inside.rank + step) % inside.size, (inside.rank - step) % inside.size
         inside.sendrecv(chunks[inside.rank], to, chunks[source], source)
@@ -119,31 +121,35 @@ small = SimWorld(8).run(lambda comm: two_levels(comm, np.arange(16.0) + comm.ran
 print("equal to one device:", np.array_equal(small[5], 8 * np.arange(16.0) + 28))
 
 # %% [markdown]
-# The library's, for machines of unequal size, too:
-# [two_level.py](../minidist/collectives/two_level.py). It asks the world which ranks are joined by
-# the fastest links; under MPI these are the processes of one host.
+# The library's version ([two_level.py](../minidist/collectives/two_level.py)) also takes machines of
+# unequal size. It asks the world which ranks are joined by the fastest links; under MPI these are the
+# processes of one host.
 #
 # ## 5 Check
 #
 # Counted from the messages of each run, between ranks on different machines:
 
+
 # %%
-single = 8 * np.arange(SIZE) + 1000.0 * 28
-for name, (world, alternating, results) in runs.items():
-    crossing = sum(
+def between_machines(world, alternating):
+    return sum(
         message.nbytes
         for trace in world.traces
         for message in trace.sent()
         if machine(trace.rank, alternating) != machine(message.peer, alternating)
     )
-    guess[name].judge(crossing, within=0.05)
+
+
+single = 8 * np.arange(SIZE) + 1000.0 * 28
+for name, (world, alternating, results) in runs.items():
+    guess[name].judge(between_machines(world, alternating), within=0.05)
     off = max(np.abs(result - single).max() for result in results)
     print(f"  {1e3 * world.end_time:.2f} ms; max |parallel - single| = {off:g}")
 
 # %% [markdown]
-# The time of a ring is that of its slowest link, in every one of its steps, however few of them are
-# slow. Two levels send less over the slow links, and pay for three phases; so for a short array
-# they are the slower way. `auto` tries all on the virtual clock where links differ:
+# A step of a ring takes the time of its slowest link, so the first two times are nearly equal. Two
+# levels send less over the slow links, but in three phases, so they are slower for a short array.
+# `algorithm="auto"` compares all algorithms on the virtual clock:
 
 # %%
 for nbytes in (8, 2**12, 2**20, 2**26):
@@ -152,9 +158,9 @@ for nbytes in (8, 2**12, 2**20, 2**26):
 # %% [markdown]
 # ## 6 Break it
 #
-# A communicator that is told the wrong machines. The sum stays right, because two levels are right
-# for any groups of ranks; only the bytes cross where they are slow. No test of numbers finds it, a
-# count of bytes does:
+# The communicator is told the wrong machines. The sum stays right, because two levels are right for any
+# groups of ranks; only more bytes are sent over the slow links. No test of the result finds it, but a
+# count of the bytes does:
 
 
 # %%
@@ -166,22 +172,16 @@ def told(comm, nodes):
 for nodes in ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2, 4, 6], [1, 3, 5, 7]]):
     world = SimWorld(8, links=network(False))
     right = all(np.array_equal(result, np.full(SIZE, 8.0)) for result in world.run(told, nodes))
-    crossing = sum(
-        m.nbytes
-        for t in world.traces
-        for m in t.sent()
-        if machine(t.rank, False) != machine(m.peer, False)
-    )
-    print(
-        f"told {nodes}: right {right}, {crossing:,} B between machines, "
-        f"{1e3 * world.end_time:.2f} ms"
-    )
+    crossing, ms = between_machines(world, False), 1e3 * world.end_time
+    print(f"told {nodes}: right {right}, {crossing:,} B between machines, {ms:.2f} ms")
+    assert right
 
 # %% [markdown]
 # ## 7 Exercise: the order of a ring
 #
-# `nodes[r]` is the machine of rank r. Return the ranks in an order in which a ring visits them, so
-# that as few of its links as possible join different machines.
+# Where a program must use a ring, its order decides. `nodes[r]` is the machine of rank r. Return all
+# ranks in an order in which a ring visits them, so that as few of its links as possible join
+# different machines. The last rank of the order sends to the first.
 
 
 # %%
@@ -198,12 +198,10 @@ check("05b.ring_order", solution("05b.ring_order"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **First inside, then across**: from each rank 2 (M-1)/M of an L-th of the array crosses, for M
-#   machines of L ranks.
-# - A ring is as slow as its slowest link. In a good order it crosses between machines M times, in a
-#   bad one n times.
-# - The order of ranks is a part of the program's speed, and no result shows it: look at the bytes
-#   matrix.
+# - **First inside each machine, then between them**: on M machines of L ranks, each rank sends 2 (M-1)/M
+#   of an L-th of the array over the slow links.
+# - A ring is as slow as its slowest link. In a good order M of its links join different machines, in a
+#   bad one all n. No result shows that; the bytes matrix does.
 #
 # ## 9 The same code under mpiexec
 #

@@ -13,26 +13,35 @@
 #
 # ## 1 The case
 #
-# A model of 16 equal layers trains on four ranks. Backward makes the gradient of the last layer
-# first, and nothing changes it afterwards; so it can be sent while the layers before it are still
-# being differentiated. The gradient has 524,288 B in all, a ring on four ranks takes 6 rounds, a
-# message costs 8 µs of latency (alpha) and 1 ns per byte (beta), and backward computes for about
+# A model of 16 equal layers trains on four ranks. Backward computes the gradient of the last layer
+# first, and nothing changes it afterwards. So this gradient can be sent while backward computes
+# those of the other layers. The gradients have 524,288 B in all, a ring on four ranks takes 6 rounds,
+# a message takes 8 µs of latency (alpha) and 1 ns per byte (beta), and backward computes for about
 # 550 µs.
 #
-# The 16 layers can travel in 1, 2, 4, 8 or 16 *buckets*, each summed by a separate ring. With one
-# bucket the sum starts when backward has ended. With 16 it starts after the first layer, and every
-# bucket pays for 6 latencies. Which number gives the shortest step?
+# The gradients of the 16 layers can be sent in 1, 2, 4, 8 or 16 *buckets*, each summed by a separate
+# ring. With one bucket the sum starts when backward has ended. With 16 it starts after the first
+# layer, and every bucket takes 6 latencies. With which number of buckets is the step shortest?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Write down what is left to do after backward for 1 bucket and for 16, then guess where the least
+# Write down what is left to do after backward for 1 bucket and for 16. Then guess where the minimum
 # is.
 
 # %%
 from minidist.course.lesson import check, expect, picture, predict, reveal, solution
 
 buckets_guess = predict("best number of buckets", example=16)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **Send gradients before backward has ended.** What it saves: the time of the messages that are sent
+# while backward computes. What it costs: many small sums instead of one large one, and each takes the
+# latency again.
+#
+# The model, the data and the links of the case:
 
 # %%
 from itertools import pairwise
@@ -54,35 +63,27 @@ from minidist import (
     cross_entropy,
 )
 
-# %% [markdown]
-# ## 3 The idea and its picture
-#
-# Send gradients **before backward has ended**. What it saves: the time of the messages that overlap
-# with backward. What it costs: many small sums instead of one large one, and each pays the latency
-# again.
-#
-# One step of data parallelism on four ranks. First everything in one bucket: the sum starts when
-# backward has ended. Then in two: the first one leaves when half of backward is done. This function
-# ran both; part 4 explains `GradientReducer`.
-
-# %%
 SIZES, RANKS, ROWS = [64] * 17, 4, 64
 links = LinkModel(alpha=8e-6, beta=1e-9, flops=3e10, memory_bandwidth=1e11)
 rng = np.random.default_rng(0)
 rows, targets = rng.normal(size=(RANKS * ROWS, SIZES[0])), rng.integers(0, SIZES[-1], RANKS * ROWS)
 
+# %% [markdown]
+# This is one step of data parallelism. Backward tells the library's `GradientReducer` when it has
+# completed a gradient; part 4 shows what the reducer does then.
 
+
+# %%
 def step(comm, buckets, algorithm="ring"):
-    """One step; returns the reduced gradient."""
+    """Return the sum of the gradients over all ranks."""
     mine = slice(comm.rank * len(rows) // comm.size, (comm.rank + 1) * len(rows) // comm.size)
     model = MLP(SIZES, bias=False, dtype=np.float64)
     flat = FlatParameters(model.parameters())
-    # Or 16 layers would make every signal vanish (He et al. 2015).
+    # With smaller weights the outputs of 16 layers would be nearly 0 (He et al. 2015).
     np.multiply(flat.data, 6**0.5, out=flat.data)
     megabytes = flat.data.nbytes / buckets / 1e6
     reducer = GradientReducer(flat, comm, algorithm=algorithm, bucket_cap_mb=megabytes)
-    # Backward calls reducer.ready(p) when it has finished with p, and reducer.finish() at its end.
-    reducer.observe()
+    reducer.observe()  # backward calls reducer.ready(p) for each parameter p, and reducer.finish()
     with FlopCounter() as counter:
         loss = cross_entropy(model(Tensor(rows[mine])), targets[mine], divisor=len(rows))
         comm.compute(counter.take(), name="forward")
@@ -91,6 +92,12 @@ def step(comm, buckets, algorithm="ring"):
     return flat.grad
 
 
+# %% [markdown]
+# In the first picture everything is in one bucket, and the sum starts when backward has ended. In the
+# second picture the first of two buckets leaves when half of backward is done:
+
+
+# %%
 def timed(buckets):
     world = SimWorld(RANKS, links=links)
     world.run(step, buckets)
@@ -103,58 +110,58 @@ for buckets in (1, 2):
 # %% [markdown]
 # ## 4 The code
 #
-# Backward reports each parameter whose gradient is complete. A parameter that is used twice (tied
-# embeddings) has two contributions, and is complete after the second. A bucket may leave when it
-# is full, and bucket 1 never leaves before bucket 0. Two ranks whose gradients get complete in
-# different orders:
+# Backward reports each parameter whose gradient is complete. A parameter that is used twice has two
+# contributions to its gradient, and is complete after the second. A bucket may leave when all its
+# parameters are complete, but bucket 1 never leaves before bucket 0. Here the gradients of two ranks
+# are completed in different orders:
 
 # %%
 BUCKETS = [{"head", "mlp"}, {"attention", "embedding"}]
-for rank, completed in enumerate(
-    (["head", "mlp", "attention", "embedding"], ["attention", "embedding", "head", "mlp"])
-):
-    left = 0  # buckets that have left
-    for count, name in enumerate(completed, 1):
-        full = [bucket <= set(completed[:count]) for bucket in BUCKETS]
-        leaving = full[left:].index(False) if False in full[left:] else len(full) - left
-        print(f"rank {rank}: {name:9} complete, leaves: {[*range(left, left + leaving)]}")
-        left += leaving
+ORDERS = ["head", "mlp", "attention", "embedding"], ["attention", "embedding", "head", "mlp"]
+for rank, order in enumerate(ORDERS):
+    complete, left = set(), []  # the buckets that have left
+    for name in order:
+        complete.add(name)
+        while len(left) < len(BUCKETS) and BUCKETS[len(left)] <= complete:
+            left.append(len(left))
+        print(f"rank {rank}: {name:9} is complete, buckets that have left: {left}")
 
 # %% [markdown]
-# Rank 1 holds its bucket 1 back, so both ranks sum bucket 0 first. The library's version is
-# [gradients.py](../minidist/core/parallel/gradients.py); you write it in part 7.
-
-# %% [markdown]
-# The sum itself is the ring of lesson 04, run in the communicator's *stream*: a second flow of
-# control next to the rank's main program (the bars "send" and "receive" above). No second,
-# asynchronous version of the algorithm exists.
+# Rank 1 keeps its complete bucket 1 until bucket 0 has left, so both ranks sum bucket 0 first. The
+# library's version is [gradients.py](../minidist/core/parallel/gradients.py); you write it in part 7.
+#
+# The sum itself is the ring of lesson 04. It runs in the communicator's *stream*, a second flow of
+# control next to the rank's main program (the bars "send" and "receive" in the pictures).
 
 # %% [markdown]
 # ## 5 Check
 #
-# The measured time is printed with a formula. The first bucket can leave when 1/k of backward is
-# done; from then on the links are busy: k times the latency of a ring, and all bytes once.
+# Of k buckets the first one can leave when 1/k of backward is done. From then on the links are busy,
+# for k times the latency of a ring and once the time of all bytes. That gives a formula for the step,
+# whose parts come from a run on one rank:
 
 # %%
 alone = SimWorld(1, links=links)
 alone.run(step, 1)
-# Of 256 rows, a rank has a quarter of them.
-work = {span.name: span.end - span.start for span in alone.traces[0].spans}
-forward, backward = work["forward"] / RANKS, work["backward"] / RANKS
+work = {span.name: span.end - span.start for span in alone.traces[0].spans}  # of 256 rows
+forward, backward = (
+    work["forward"] / RANKS,
+    work["backward"] / RANKS,
+)  # a rank has a quarter of them
 size = 8 * sum(n * m for n, m in pairwise(SIZES))
-ring_latency, ring_bytes = (
-    2 * (RANKS - 1) * links.alpha,
-    2 * (RANKS - 1) / RANKS * links.beta * size,
-)
+ring_latency = 2 * (RANKS - 1) * links.alpha
+ring_bytes = 2 * (RANKS - 1) / RANKS * links.beta * size
 
+# %% [markdown]
+# Measured and computed, for each number of buckets:
+
+# %%
 ends = {}
 for k in (1, 2, 4, 8, 16):
     ends[k] = timed(k).end_time
     formula = forward + backward / k + k * ring_latency + ring_bytes
-    print(
-        f"{k:2} buckets of {size // k:7,} B: {ends[k] * 1e6:7.1f} µs; formula "
-        f"{formula * 1e6:7.1f} µs"
-    )
+    print(f"buckets: {k:2}, step: {ends[k] * 1e6:6.1f} µs, by the formula: {formula * 1e6:6.1f} µs")
+    assert abs(ends[k] / formula - 1) < 0.01
 best = min(ends, key=ends.get)
 buckets_guess.judge(best)
 print(
@@ -163,7 +170,7 @@ print(
 )
 
 # %% [markdown]
-# Too few buckets: the links idle at first. Too many: latency. This is 16:
+# With too few buckets the links are idle at first. With 16, half of the time of a message is latency:
 
 # %%
 chunk = size // 16 // RANKS * links.beta
@@ -171,27 +178,24 @@ print(f"per message: {links.alpha * 1e6:.1f} µs of latency, {chunk * 1e6:.1f} �
 picture("lanes", timed(16), "part 5 of lesson 06b", name="buckets: 16")
 
 # %% [markdown]
-# Is the gradient the same? To the last bits it is not, with a ring: where a chunk's sum begins
-# depends on where the buckets end. `algorithm="ordered"` adds in rank order always, and its bits do
-# not depend on the buckets:
+# Is the gradient the same? With a ring it is, up to rounding: where a chunk's sum begins depends on
+# where the buckets end (lesson 04b). `algorithm="ordered"` always adds in the order of the ranks, and
+# its bits do not depend on the buckets:
 
 # %%
 (single,) = SimWorld(1).run(step, 1)
 for algorithm in ("ring", "ordered"):
     one, four = (SimWorld(RANKS).run(step, k, algorithm)[0] for k in (1, 4))
     same = "the same bits" if np.array_equal(one, four) else "not the same bits"
-    print(
-        f"{algorithm:8} max |w_parallel - w_single| = {np.abs(four - single).max():.1e}; 1 and 4 "
-        f"buckets: {same}"
-    )
-    assert np.abs(four - single).max() < 1e-12
+    off = np.abs(four - single).max()
+    print(f"{algorithm:8} max |g_parallel - g_single| = {off:.1e}; 1 and 4 buckets: {same}")
+    assert off < 1e-12
 
 # %% [markdown]
 # ## 6 Break it
 #
-# A layer that forward does not use gets no gradient. Its bucket never fills, and all buckets behind
-# it wait for it. Ignoring it would give a wrong gradient, so it is an error that names the
-# parameter:
+# A layer that forward does not use gets no gradient. So its bucket never gets complete, and all
+# buckets behind it wait for it. The library raises an error that names the parameter:
 
 
 # %%
@@ -211,8 +215,8 @@ print("with find_unused_parameters=True these took part as zeros:", ", ".join(ze
 
 
 # %% [markdown]
-# Ranks may finish their parameters in different orders (another branch of the model, another
-# library version). A rank that sends what is ready, and not in the order of the index, makes
+# Ranks may complete their parameters in different orders, for example where a branch of the model
+# depends on the data. If a rank sends what is ready first, and not in the order of the index,
 # different buckets meet:
 
 
@@ -229,8 +233,8 @@ with expect(MismatchError):
     SimWorld(2).run(as_they_come, 4)
 
 # %% [markdown]
-# That was luck: the lengths differ. Of equal length, attention's and the MLP's gradient are added
-# up without a word. Only the order of the index prevents that.
+# It is noticed because the lengths differ. When they are equal, the gradient of attention and that of
+# the MLP are added up, and no error says so. Only the order of the index prevents that.
 
 # %%
 print("1 + 1 =", SimWorld(2).run(as_they_come, 6))
@@ -257,7 +261,8 @@ def bucketed_reducer(comm, backward, uses, buckets, launch):
 check("06b.bucketed_reducer", bucketed_reducer)
 
 # %% [markdown]
-# The sums of this one are right. It fails in time: nothing travels while backward runs. Our solution keeps to par:
+# The sums of this one are right, but nothing is sent while backward runs, so it takes too long. Our
+# solution takes the time that is par:
 
 # %%
 reveal("06b.bucketed_reducer")
@@ -266,11 +271,11 @@ check("06b.bucketed_reducer", solution("06b.bucketed_reducer"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Gradients are ready from the last layer to the first, so buckets are cut from the end, launched
-#   **in index order on every rank**, each when its last contribution is complete; unused parameters
-#   must be declared, not waited for.
-# - With k buckets: forward + backward/k + k · 2(n-1)α + 2(n-1)/n βS, least at **k = sqrt(backward /
-#   2(n-1)α)** when the links are the bottleneck.
+# - Gradients are complete from the last layer to the first. So buckets begin with the last layer, and
+#   every rank launches them **in the same order**, each when its last contribution is there. An unused
+#   parameter must be declared, or its bucket waits for ever.
+# - With k buckets a step takes forward + backward/k + k · 2(n-1)α + 2(n-1)/n βS. When the links are the
+#   bottleneck, **k = sqrt(backward / (2(n-1)α))** is best.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -17,12 +17,16 @@
 # needs 3 s, always. In data parallelism every step takes 3 s, and two machines wait for two thirds
 # of their time.
 #
-# Another way: one more rank, the *server*, holds the weights. The *workers* push gradients to it
-# and pull weights from it, each at its own pace, and no worker waits for the slowest. Between the
-# two lies a bound: `ssp:2` lets no worker run more than 2 steps ahead of the slowest.
+# In another way one more rank, the *server*, holds the weights. Each *worker* sends its gradient to
+# the server (a *push*), and gets the weights back (a *pull*). There are three rules for the reply:
 #
-# Compared with a step that waits for all (`bsp`, bulk synchronous), how many gradients per second do the
-# three machines compute with the bound (`ssp:2`), and how many without it (`asp`, asynchronous)?
+# - `bsp`, bulk synchronous: the server replies when the gradients of all workers have arrived;
+# - `asp`, asynchronous: it replies at once, and no worker waits for another one;
+# - `ssp:2`, stale synchronous: it replies at once, unless the worker is more than 2 steps ahead of the
+#   slowest one.
+#
+# How many gradients per second do the three machines compute with `ssp:2`, and how many with `asp`,
+# where 1 means as many as with `bsp`?
 
 # %%
 from collections import Counter
@@ -40,7 +44,7 @@ from minidist.techniques import parameter_server as ps
 # %% [markdown]
 # ## 2 Predict
 #
-# 1 means: as many as when all wait in every step. Think of a long run.
+# Think of a run of many steps.
 
 # %%
 guess = {
@@ -51,14 +55,14 @@ guess = {
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Train with workers of different speed, and let no worker wait for the slowest. What it saves: the
-# time that fast workers wait. What it costs: **staleness**, gradients that were computed with
-# weights which the server has changed since. And the order of the updates is decided by the
-# network, no longer by the program.
+# **Workers of different speed need not wait for the slowest.** What it saves: the time that fast
+# workers wait. What it costs: *staleness*, gradients that were computed with weights which the server
+# has changed since. And the network decides the order of the updates, no longer the program.
 #
-# Rank 0 is the server, ranks 1 to 3 are workers, and rank 3 is the slow one. First `bsp` (bulk
-# synchronous: a step needs the gradients of all workers), then `asp` (asynchronous: every push is
-# an update, and gets its reply at once). Red is time that a rank waits for another.
+# Rank 0 is the server, ranks 1 to 3 are workers, and rank 3 is the slow one. A worker's *clock* is the
+# number of its step. The functions below give `ps.run`, the library's server and workers, a gradient
+# and the seconds that it takes. The first picture shows `bsp`, the second `asp`; red is time in which
+# a rank waits for another.
 
 # %%
 SLOW = 3
@@ -66,7 +70,7 @@ targets = np.arange(1.0, 5.0)
 
 
 def gradient(worker, clock, weights):
-    """Pull all weights towards the targets; every worker has its own sample."""
+    """The gradient of a squared distance to the targets, with noise that depends on the worker."""
     return {"w": weights["w"] - targets - np.sin(clock + worker)}
 
 
@@ -85,17 +89,13 @@ for consistency in ("bsp", "asp"):
 # %% [markdown]
 # ## 4 The code
 #
-# A server that waits for no one, with every message. It receives a push from *any* worker, applies it,
-# and replies to that worker at once. `ANY` is the wildcard: the program does not decide which
-# message it gets.
+# This is `asp` with every message. The server receives a push from *any* worker, applies it, and
+# replies to that worker at once. With `ANY` in place of a rank `recv` takes the message that arrives
+# first. The function returns who pushed, in order, and on a worker the weight that it pulled last:
 
 
 # %%
 def toy(comm, pushes, seconds):
-    """Rank 0 is the server; returns who pushed, in order.
-
-    A worker returns the weight that it pulled last.
-    """
     weights, gradient, order = np.zeros(1), np.empty(1), []
     if comm.rank == 0:
         for _ in range(pushes * (comm.size - 1)):
@@ -117,17 +117,16 @@ print("the server gets pushes of the workers", *order)
 print("the workers end with the weights", *(f"{w:.3f}" for w in weights))
 
 # %% [markdown]
-# The library's server is in [server.py](../minidist/techniques/parameter_server/server.py): it
-# replies to every worker that may continue. `bound` is the only number in which bsp, ssp and asp
-# differ there: 0, s, and infinity. (In bsp it also makes *one* update of a clock's gradients, added
-# in the order of the workers.)
+# The library's server ([server.py](../minidist/techniques/parameter_server/server.py)) replies to every
+# worker that may continue. bsp, ssp and asp are one program with another bound: 0, s and infinity. (In
+# bsp it also makes *one* update of the gradients of a clock, added in the order of the workers.)
 
 # %% [markdown]
 # ## 5 Check
 #
-# A table of logits learns a Markov chain, each time for the same virtual time. A gradient takes 1 ms here,
-# and 3 ms on the slow worker, in place of 1 s and 3 s; the ratios stay. *Staleness* of a
-# gradient: how many updates its weights did not have yet.
+# A small model trains with each of the three rules, for the same virtual time. A gradient takes 1 ms
+# here, and 3 ms on the slow worker, in place of 1 s and 3 s; the ratios stay. The staleness of a
+# gradient is the number of updates that its weights did not have yet.
 
 # %%
 runs = staleness_runs(("bsp", "ssp:2", "asp"), slow=SLOW)
@@ -144,8 +143,9 @@ show(
 )
 
 # %% [markdown]
-# A bound does not help against a worker that is *always* slow: after two clocks of credit all workers run at its
-# pace. It helps when different workers are late at different times, as on machines that share their host:
+# A bound does not help against a worker that is *always* slow: once the others are two clocks ahead,
+# all workers run at its speed. It helps when different workers are late at different times, as on
+# machines that share their host:
 
 # %%
 runs = staleness_runs(("bsp", "ssp:2", "asp"), slow=SLOW, who="anyone")
@@ -159,9 +159,7 @@ show(
 )
 
 # %% [markdown]
-# Is it the same training as on one device? For bsp it is, bit for bit. What ssp and asp compute
-# depends on the order in which pushes arrived, and on *nothing else*: the trace has that order and
-# the version of each pull, and one device that replays them gets the same bits.
+# Is it the same training as on one device? For bsp it is, bit for bit:
 
 # %%
 single = np.zeros(4)
@@ -170,70 +168,75 @@ for clock in range(4):
     for worker in (1, 2):
         total = total + gradient(worker, clock, {"w": single})["w"]
     single = single - 0.1 * total
+_, results, _ = run("bsp")
+off = np.abs(results[0].weights["w"] - single).max()
+print(f"bsp: max |w_parallel - w_single| = {off:g}")
+assert off == 0
+
+# %% [markdown]
+# What ssp and asp compute depends on the order in which pushes arrive, and on *nothing else*. The trace
+# has that order and the version of the weights in each pull, and one device that replays them gets the
+# same bits. Here the messages arrive in five random orders:
+
+# %%
 for consistency in ("bsp", "ssp:2", "asp"):
     finals = set()
     for seed in range(5):
         world, results, config = run(consistency, chooser=seeded(seed))
         weights = results[0].weights["w"]
-        replayed = ps.replay(
-            ps.read_records(world.traces, config), config, {"w": np.zeros(4)}, gradient
-        )["w"]
+        records = ps.read_records(world.traces, config)
+        replayed = ps.replay(records, config, {"w": np.zeros(4)}, gradient)["w"]
         assert np.array_equal(weights, replayed)
         finals.add(weights.tobytes())
-    off = np.abs(replayed - weights).max()
-    print(
-        f"{consistency:6} max |w_parallel - w_single| = {off:.1e} (replay); {len(finals)} "
-        "different results in 5 random orders"
-    )
-    if consistency == "bsp":
-        assert np.array_equal(weights, single)
+    print(f"{consistency:6} all equal to their replays; different results: {len(finals)} of 5")
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Stale gradients are right, but late, and a late correction must be a small one. For a loss λw²/2
-# and a delay of τ updates, w ← w - a λ w(τ updates ago) is stable only while **aλ < 2 sin(π / (4τ +
-# 2))**. Four equal workers have τ = 3:
+# A stale gradient is right, but late, and a late correction must be a small one. For a loss λw²/2, a
+# learning rate a and a delay of τ updates the steps w ← w - a λ w(τ updates ago) are stable only while
+# **aλ < 2 sin(π / (4τ + 2))**. Four equal workers with `asp` have τ = 3, as each sees its weights again
+# after the pushes of the other three. With λ = 1, from w = 1 on:
 
 
 # %%
-def bowl(worker, clock, weights):
-    return {"w": weights["w"]}  # λ = 1; the only pull is towards 0
+def same_as_w(worker, clock, weights):
+    return {"w": weights["w"]}
 
 
-def swing(lr, consistency="asp", **options):
-    """The largest |w| after 60 clocks, starting at 1."""
-    config = ps.ServerConfig(1, consistency, lambda slices: SGD(slices, lr=lr), **options)
-    results = SimWorld(5).run(
-        ps.run, config, {"w": np.ones(1)}, bowl, 60, lambda worker, clock: 1.0
-    )
-    return Counter(results[0].staleness).most_common(1), float(
-        np.abs(results[0].weights["w"]).max()
-    )
+def after_60_clocks(lr, **options):
+    """Return the most frequent staleness, and |w|."""
+    config = ps.ServerConfig(1, "asp", lambda slices: SGD(slices, lr=lr), **options)
+    seconds = lambda worker, clock: 1.0  # noqa: E731
+    server, *_ = SimWorld(5).run(ps.run, config, {"w": np.ones(1)}, same_as_w, 60, seconds)
+    [(delay, _)] = Counter(server.staleness).most_common(1)
+    return delay, abs(server.weights["w"].item())
 
 
+# %% [markdown]
+# A learning rate just below the limit, one just above it, and the same one divided by the staleness of
+# each update:
+
+# %%
 tau = 3
 limit = 2 * np.sin(np.pi / (4 * tau + 2))
 print(f"the limit for a delay of {tau}: {limit:.3f}")
 for lr in (0.9 * limit, 1.1 * limit):
-    [(delay, _)], size = swing(lr)
+    delay, size = after_60_clocks(lr)
     print(f"learning rate {lr:.3f}, staleness {delay}: |w| goes from 1 to {size:.2g}")
     assert delay == tau
     assert (size < 1) == (lr < limit)
-_, size = swing(1.1 * limit, staleness_aware=True)
-print(f"learning rate {1.1 * limit:.3f} divided by each update's staleness: |w| {size:.2g}")
+_, size = after_60_clocks(1.1 * limit, staleness_aware=True)
+print(f"learning rate {1.1 * limit:.3f} over the staleness: |w| goes from 1 to {size:.2g}")
 assert size < 1
 
 # %% [markdown]
-# And a server that replies *only* to the worker that has just pushed forgets those that it kept waiting. Nothing
-# wakes them up:
+# A second bug is in the server of `bsp`: it replies *only* to the worker that has just pushed, if that
+# one may continue. The workers that it kept waiting get no reply, ever. The pushes are empty messages:
 
 
 # %%
 def forgetful(comm, steps=2):
-    """Bulk synchronous, with a bug: rank 0 counts pushes (empty messages) and replies to the
-    pusher if it may continue.
-    """
     if comm.rank > 0:
         for clock in range(steps):
             comm.send(np.zeros(0), 0)
@@ -254,12 +257,12 @@ with expect(DeadlockError):
 # %% [markdown]
 # ## 7 Exercise: the SSP bound
 #
-# Write the server and the workers. Rank 0 is the server; it starts with weights 0, one number per
-# worker. A worker, for each clock in `range(steps)`, calls `compute(clock, weights)`, which returns
-# its gradient, and pushes it (one message). The server adds gradients to the weights as they
-# arrive, and replies with the weights (one message): a worker may start clock c when the slowest
-# has made **at least c - bound pushes**, and no later than that. After its last push a worker does
-# not pull. Rank 0 returns the final weights.
+# Write the server and the workers of `ssp`. Rank 0 is the server; it starts with weights 0, one number
+# per worker. A worker, for each clock in `range(steps)`, calls `compute(clock, weights)`, which
+# returns its gradient, and pushes it (one message). The server adds gradients to the weights as they
+# arrive, and replies with the weights (one message). It must reply as soon as the worker may start its
+# next clock c, which is when the slowest worker has made **at least c - bound pushes**, and not
+# earlier. After its last push a worker does not pull. Rank 0 returns the final weights.
 
 
 # %%
@@ -291,11 +294,11 @@ check("06c.ssp", solution("06c.ssp"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A parameter server trades **fresh weights for no waiting**; bsp, ssp:s and asp are one server
-#   with the bound 0, s and ∞.
-# - ssp: fastest - slowest ≤ **s**; a reader at clock c sees every update **up to clock c - s - 1**,
-#   and its own. Stable while **aλ < 2 sin(π / (4τ + 2))**; τ = workers - 1 for equal workers in
-#   asp.
+# - With a parameter server **workers wait less, and their gradients are stale**; bsp, ssp:s and asp are
+#   one server with the bounds 0, s and ∞.
+# - With ssp:s the fastest worker is at most **s** clocks ahead of the slowest; at clock c it sees every
+#   update **up to clock c - s - 1**. Stale gradients are stable while **aλ < 2 sin(π / (4τ + 2))**, with
+#   τ = workers - 1 for equal workers in asp.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -13,17 +13,17 @@
 #
 # ## 1 The case
 #
-# Four ranks sum a gradient in 32-bit numbers round a ring (lesson 04). The links are slow, so
-# one may send only the *sign* of each element, one bit, and one length per bucket: a 32nd of the
-# bytes of an array. But signs cannot be added up on their way: the sum of three signs is not a
-# sign. So every rank receives the signs of every rank.
+# Four ranks sum a gradient in 32-bit numbers round a ring (lesson 04). The links are slow, so each rank
+# sends only the *sign* of each element, one bit, and one length per bucket: a 32nd of the bytes of
+# its gradient. But a ring cannot add up signs as it passes them on: the sum of three signs is not a
+# sign. So every rank sends its signs to every other rank.
 #
 # How many times fewer bytes leave a rank than with the ring, on 4 ranks? On 64 ranks?
 #
 # Another method sends only the largest element of the gradient. Two ranks train two weights. About the
-# first they disagree: its gradient is 10 on rank 0 and -10 on rank 1. About the second they agree: its
-# gradient is w - 1 on both, and it begins at 0. In each step a rank sends the element with the larger
-# absolute value and throws the other one away. Where is the second weight after 200 steps?
+# first they disagree: its gradient is 10 on rank 0 and -10 on rank 1. About the second weight, w, they
+# agree: its gradient is w - 1 on both ranks, and w begins at 0. In each step a rank sends the element
+# with the larger absolute value and drops the other one. Where is w after 200 steps?
 
 # %% [markdown]
 # ## 2 Predict
@@ -38,6 +38,17 @@ guess = {
     64: predict("times fewer bytes than the ring, on 64 ranks", example=32),
 }
 weight_guess = predict("the second weight after 200 steps", example=1.0)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **Send less of the gradient, remember what was not sent, and send it later.** What it saves: bytes,
+# and time where links are slow. What it costs: computing, memory for what is remembered (as many
+# numbers as there are parameters), and equality with one device. Its steps are different steps, so a
+# run has to show that the loss still falls as far, the *convergence*. What can be proved is that
+# nothing is lost.
+#
+# The example is a network that learns digits on four ranks. The links are slow, 10 MB/s:
 
 # %%
 import numpy as np
@@ -59,23 +70,15 @@ from minidist import (
 )
 from minidist.techniques.compression import QSGD, Cast, PowerSGD, Sign, TopK, compress
 
+images, labels = glyphs().rows(np.arange(480))
+links = LinkModel(alpha=2e-5, beta=1e-7, flops=3e9, memory_bandwidth=6e9)
+
 # %% [markdown]
-# ## 3 The idea and its picture
-#
-# Send less of the gradient, and still train to nearly the same loss: **remember what was not sent, and
-# send it later**. What it saves: bytes, and with them time where links are slow. What it costs:
-# computing, memory for what is remembered (as many numbers as there are parameters), and equality
-# with one device. The steps are other steps, so the *convergence* has to be shown by a run. The
-# bookkeeping can be proved.
-#
-# The example is a network that learns digits on four ranks whose links carry 10 MB/s. A
-# *communication hook* replaces the all-reduce of a bucket by a function that compresses it:
+# An ordinary training loop. A *communication hook* replaces the all-reduce of a bucket by a function
+# that compresses it:
+
 
 # %%
-images, labels = glyphs().rows(np.arange(480))
-links = LinkModel(alpha=2e-5, beta=1e-7, flops=3e9, memory_bandwidth=6e9)  # 10 MB/s
-
-
 def train(comm, make=None, steps=120, lr=0.5, width=64):
     """Returns the loss of each step over all rows, the weights, and the compressor."""
     mine = slice(comm.rank * 480 // comm.size, (comm.rank + 1) * 480 // comm.size)
@@ -101,28 +104,27 @@ def train(comm, make=None, steps=120, lr=0.5, width=64):
 
 
 # %% [markdown]
-# A step with the whole gradient, and one with the largest hundredth of its elements. Backward takes
-# equally long; what is left of the messages can hardly be seen.
+# The pictures show a step with the whole gradient, and one with the largest hundredth of its elements.
+# Backward takes equally long; what is left of the messages can hardly be seen.
 
 # %%
 for make, what in ((None, "the whole gradient"), (lambda comm: TopK(comm, 0.01, "sum"), "top 1 %")):
     world = SimWorld(4, links=links)
     world.run(train, make, steps=1)
-    compression = " --compression topk:0.01" if make else ""
-
     picture("lanes", world, "part 3 of lesson 06d", title=f"{what}: {world.end_time * 1e3:.1f} ms")
 
 # %% [markdown]
 # ## 4 The code
 #
-# Here is a toy with every message. It adds what was left behind to the gradient, and sends the sign
-# of each element and one length. The difference stays for the next step. What all ranks have sent
-# is added up in rank order. The toy's signs are bytes; the library packs eight of them into one.
+# Here are all messages of the sum of signs. A rank adds to its gradient the *residual*, which is what
+# earlier steps have not sent. It sends the sign of each element of that sum, and one length for all,
+# the mean of the absolute values. What this leaves over is the new residual. (A sign takes a byte here;
+# the library packs eight signs into one.)
 
 
 # %%
 def sum_of_signs(comm, gradient, residual):
-    """Return the sum of what the ranks send, and what this rank keeps for the next step."""
+    """Return the sum of what the ranks send, and the new residual of this rank."""
     corrected = gradient + residual
     length, signs = np.abs(corrected).mean(keepdims=True), np.where(corrected < 0, -1, 1)
     signs = signs.astype(np.int8)
@@ -136,15 +138,20 @@ def sum_of_signs(comm, gradient, residual):
     return total, corrected - length * signs
 
 
+# %% [markdown]
+# On two ranks with four elements each, in the first step, where no residual exists yet:
+
+# %%
 first = np.array([[3.0, -1.0, 0.5, -2.0], [1.0, -3.0, 1.5, 4.0]])
-for rank, (total, left) in enumerate(
-    SimWorld(2).run(lambda comm: sum_of_signs(comm, first[comm.rank], np.zeros(4)))
-):
-    print(f"rank {rank}: the sum of what was sent {total}, left for the next step {left}")
+results = SimWorld(2).run(lambda comm: sum_of_signs(comm, first[comm.rank], np.zeros(4)))
+print(f"all gradients {first.sum(axis=0)}, the sum of what was sent {results[0][0]}")
+for rank, (_, left) in enumerate(results):
+    print(f"rank {rank}: residual {left}")
 
 # %% [markdown]
-# The sum is crude, and what is left says by how much. Six steps with the toy: with error feedback
-# **sent + residual = all gradients**. Nothing is lost; it is only late.
+# The sum is crude, and the residuals say by how much. This memory is called *error feedback*. Over any
+# number of steps **sent + residuals = all gradients**: nothing is lost, it is only late. After six
+# steps:
 
 # %%
 gradients = np.random.default_rng(0).normal(size=(6, 2, 20))  # 6 steps, 2 ranks, 20 elements
@@ -160,11 +167,8 @@ def six_steps(comm):
 
 (arrived, left), (_, left_on_1) = SimWorld(2).run(six_steps)
 off = np.abs(arrived + left + left_on_1 - gradients.sum(axis=(0, 1))).max()
-print(f"|arrived + left - all gradients| = {off:.0e}")
+print(f"max |sent + residuals - all gradients| = {off:.0e}")
 assert off < 1e-14
-
-# %% [markdown]
-# The library's versions are in [compression](../minidist/techniques/compression).
 
 # %% [markdown]
 # ## 5 Check
@@ -186,18 +190,16 @@ for n in (4, 64):
     guess[n].judge(ratio, within=0.1)
 
 # %% [markdown]
-# Does training come to the same place? The loss after 120 steps, with all methods of the library on
-# four ranks. PowerSGD sends two thin matrices whose product is near the gradient's matrix. QSGD
-# rounds at random, up or down so that the mean is right; such a compressor is unbiased and needs
-# no memory.
+# Does the loss still fall as far? The library ([compression](../minidist/techniques/compression)) has more
+# methods. `Cast` sends 16 bits per element. PowerSGD sends two thin matrices whose product is near the
+# gradient's matrix. QSGD rounds up or down at random, so that the mean is right; such a compressor is
+# called unbiased, and needs no error feedback. And to see what error feedback does, signs without it:
 
 
 # %%
 class Forgetful(Sign):
-    """Without error feedback."""
-
     def corrected(self, bucket):
-        return bucket.buffer.copy()
+        return bucket.buffer.copy()  # without the residual
 
 
 METHODS = {
@@ -209,6 +211,11 @@ METHODS = {
     "QSGD, 15 levels": lambda comm: QSGD(comm, 15, op="sum"),
     "PowerSGD, rank 2": lambda comm: PowerSGD(comm, 2, op="sum"),
 }
+
+# %% [markdown]
+# The bytes per step and the loss after 120 steps, on four ranks:
+
+# %%
 loss = {}
 for name, make in METHODS.items():
     world = SimWorld(4)
@@ -219,8 +226,9 @@ for name, make in METHODS.items():
 assert loss["sign, forgetful"] > 1.2 * loss["sign"]
 
 # %% [markdown]
-# Signs with memory cost a sixteenth of the bytes and little of the loss; the same signs without
-# memory cost much more of it. And where nothing is left out, data parallelism is what it was:
+# Signs with error feedback take a sixteenth of the bytes, and the loss is a little higher; without error
+# feedback it is much higher. And where nothing is left out, the result is that of data parallelism, and
+# that of one device up to float32's rounding:
 
 # %%
 (_, single, _), *_ = SimWorld(1).run(train, steps=5)
@@ -233,7 +241,8 @@ assert np.array_equal(everything, whole)
 # %% [markdown]
 # ## 6 Break it
 #
-# The two weights of the case, with the library's memory and without it:
+# These are the two weights of the case. `descend` trains them with a compressor that sends one element,
+# and returns w after each step:
 
 
 # %%
@@ -243,13 +252,12 @@ class ForgetfulTopK(TopK):
 
 
 def descend(comm, kind, steps=200):
-    """Return the second weight after each step."""
+    """Return w after each step."""
     weights = np.zeros(2)
     (bucket,) = make_buckets(FlatParameters([Parameter(np.zeros(2), name="w")]), 1e9)
     state = kind(comm, 1)
     history = []
     for _ in range(steps):
-        # The second wants to be 1.
         bucket.buffer[...] = [10.0 if comm.rank == 0 else -10.0, weights[1] - 1.0]
         with purpose("gradient_reduce"):
             compress(state, bucket).wait()
@@ -258,31 +266,37 @@ def descend(comm, kind, steps=200):
     return history
 
 
-history = np.array(SimWorld(2).run(descend, TopK, 733)[0])
-jumps = np.flatnonzero(np.diff(history, prepend=0.0))
-print("with memory:", *(f"{history[at]:.2f} from step {at + 1}" for at in jumps[:5]), sep="\n  ")
-mean = history[jumps[1] : jumps[5]].mean()  # two whole periods
-print(f"  mean over two periods: {mean:.3f}")
 forgetful = SimWorld(2).run(descend, ForgetfulTopK)[0]
 weight_guess.judge(forgetful[-1])
 assert forgetful[-1] == 0
+
+# %% [markdown]
+# Without error feedback the first element is the larger one in every step. The ranks' disagreement is
+# sent, and cancels; what they agree on is never sent, and no error says so. With error feedback the
+# residual of the second element grows on each rank until it is above 10, and then all of it is sent at
+# once. So w changes in few steps only:
+
+# %%
+history = np.array(SimWorld(2).run(descend, TopK, 400)[0])
+changes = np.flatnonzero(np.diff(history, prepend=0.0))
+for at in changes[:5]:
+    print(f"w is {history[at]:.2f} from step {at + 1} on")
+mean = history[changes[1] : changes[5]].mean()
+print(f"mean of w from step {changes[1] + 1} to {changes[5]}: {mean:.3f}")
 assert abs(mean - 1) < 0.01
 
 # %% [markdown]
-# Without memory the first element is the larger one in every step. The disagreement is sent, and
-# cancels; the agreement is never sent, and no error says so. With memory the second element grows
-# on each rank until it is above 10, and then all of it is sent at once. Such a step is 0.1 x 10 = 1
-# long, so the weight never settles: for ever it jumps between 0.09 and 1.09. Its mean is right, as
-# nothing is lost. With a rate of 0.01 the jumps are a tenth as long, and it stays near 1.
+# Each change is 0.1 x 10 = 1 long, the learning rate times the residual, so w never settles, but its
+# mean is right, because nothing is lost. With a smaller rate w stays nearer to 1.
 
 # %% [markdown]
 # ## 7 Exercise: the largest elements, with error feedback
 #
 # `gradients` (steps, length) are this rank's, one per step; `steps` may be 0. In each step a rank
-# sends the `k` elements with the largest absolute values of gradient + residual, as values and places,
+# sends the `k` elements of gradient + residual with the largest absolute values, as values and places,
 # and keeps the rest as its new residual. Return the sums over the ranks, an array (steps, length), and
 # this rank's residual after the last step. `all_gather(comm, array)` returns the arrays of all
-# ranks, one after the other.
+# ranks, one after the other. No rank may send more bytes than in our solution.
 
 
 # %%
@@ -304,11 +318,11 @@ check("06d.error_feedback", solution("06d.error_feedback"))
 # ## 8 Takeaway
 #
 # - **sent + residual = gradient + earlier residual**: with error feedback nothing is lost, it is
-#   only late; without it a biased compressor can stop making progress for ever. An unbiased one
-#   (QSGD) needs no memory. A checkpoint has to contain the residuals.
-# - What can be added up on its way (casts, PowerSGD's factors) costs **2 (n-1)/n** of its size;
-#   what cannot (signs, indices) **(n-1)** times its size, and loses its gain at many ranks: for
-#   signs at n = 64.
+#   only late; without it a part of the gradient may never be sent. An unbiased compressor (QSGD) needs
+#   no error feedback.
+# - What a ring can add up (16-bit numbers, PowerSGD's matrices) takes **2 (n-1)/n** times its size from
+#   each rank. What it cannot (signs, indices) takes **n - 1** times its size, so it saves less with more
+#   ranks, and signs nothing on 64.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -9,33 +9,40 @@
 # %% [markdown]
 # # 06f Loading data
 #
-# *30 minutes. Before it: 06.*
+# *25 minutes. Before it: 06.*
 #
 # ## 1 The case
 #
-# A step of a training computes for 30 ms. The batch for it takes 50 ms: pictures are decoded, cropped
-# and mirrored. The rank makes its batches itself, so in each step of 80 ms it computes for 30. A
-# second process, a *loader*, could make the next batch while this one trains, and several loaders
-# several batches.
+# A training step computes for 30 ms. To make the batch for it takes 50 ms, because pictures are
+# decoded, cropped and mirrored. The rank makes its batches itself, so a step takes 80 ms, in which it
+# trains for 30. Another process, a *loader*, could make the next batch while the rank trains on this
+# one, and several loaders could make several batches.
 #
 # For how much of the time does the training still wait with one loader? And how many loaders are
 # needed until it does not wait any more?
-#
-# In each epoch every picture is moved at random, by -2 to 2 pixels across and by as many up or down, and
-# with a chance of one half it is mirrored. How many of 2,000 pictures have the same pixels again in the
-# next epoch?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# A loader makes one batch after the other. For the pictures a quarter off is good enough.
+# A loader makes one batch after the other, and the training uses them in their order.
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, solution
 
-waits_guess = predict("of the time with one loader is waiting", example=60, unit="%")
+waits_guess = predict(
+    "part of the time that the training waits, with one loader", example=60, unit="%"
+)
 loaders_guess = predict("loaders until no step waits", example=4)
-same_guess = predict("of 2,000 pictures, with the same pixels in the next epoch", example=200)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **Make the next batch while this one trains.** What it saves: the time that a step waits for its
+# batch. What it costs: memory and cores. The batches must be the same, and in the same order, as if
+# the rank had made them itself.
+#
+# The pictures show eight steps without a loader and with one. Rank 1 is the loader, and sends each
+# batch as soon as it is made; red is the time for which rank 0 waits for it.
 
 # %%
 from functools import partial
@@ -43,21 +50,10 @@ from functools import partial
 import numpy as np
 
 from minidist import ANY, SimWorld
-from minidist.data import GlobalBatchSampler, PrefetchingSampler, WorkerSampler, load_dataset
+from minidist.data import PrefetchingSampler, WorkerSampler
 from minidist.data.workers import open_sampler
 
-# %% [markdown]
-# ## 3 The idea and its picture
-#
-# **Make the next batch while this one trains.** What it saves: the time that a step waits for its
-# batch. What it costs: memory and cores; and the batches must be those, and in the order, that the
-# rank would have made itself.
-#
-# Eight steps without a loader, then with one. Rank 1 is the loader, and sends each batch as soon as
-# it is made; red is the time for which rank 0 waits for it.
 
-
-# %%
 def eight_steps(comm):
     batch, sends = np.zeros(2), []
     for _ in range(8):
@@ -80,10 +76,9 @@ for ranks, name in ((1, "no loader"), (2, "one loader")):
 # %% [markdown]
 # ## 4 The code
 #
-# The rows that a rank needs are known for the whole job. So loader i mod N makes batch i, and the
-# batches are used in their order: the speed of a loader changes nothing
-# ([workers.py](../minidist/data/workers.py)). A function of a few lines tells when each
-# loader has made a batch, and when each step of the rank ends:
+# The rows of every batch are known in advance. So of N loaders, loader i mod N makes batch i, and the
+# batches are used in their order: the speed of a loader changes nothing in the results
+# ([workers.py](../minidist/data/workers.py)). A few lines compute when each step of the rank ends:
 
 # %%
 MAKE, STEP = 50, 30  # ms
@@ -105,8 +100,8 @@ print("steps end at", *ends_of_steps(0, 5), "ms without a loader")
 # %% [markdown]
 # ## 5 Check
 #
-# The time of a step, once the first batches are made. With N loaders it is the longer one of the
-# training and 1/N of making a batch:
+# This is the time of a step once the first batches are made. With N loaders it is the larger of two
+# times: that of the training, and 1/N of the time to make a batch.
 
 # %%
 periods = {}
@@ -114,13 +109,14 @@ for loaders in (0, 1, 2, 3):
     ends = ends_of_steps(loaders, 100)
     periods[loaders] = (ends[-1] - ends[49]) / 50
     waits = 100 * (1 - STEP / periods[loaders])
-    print(f"{loaders} loaders: a step takes {periods[loaders]:.0f} ms, {waits:.0f} % of it waiting")
+    print(f"loaders: {loaders}, a step: {periods[loaders]:.0f} ms, {waits:.0f} % of it waiting")
 waits_guess.judge(100 * (1 - STEP / periods[1]))
 loaders_guess.judge(min(loaders for loaders, ms in periods.items() if ms == STEP))
 assert all(periods[n] == max(STEP, MAKE / n) for n in (1, 2, 3))
 
 # %% [markdown]
-# A thread and a worker process make the batches that the rank would have made itself:
+# A loader of a job is a thread or a process (`--loader-workers`). Both make the batches that the rank
+# would have made itself:
 
 # %%
 make = partial(open_sampler, "pydoc", False, 8, 64, 0)
@@ -136,40 +132,15 @@ with (
             for batch in batches
             for one, other in zip(batches[0], batch, strict=True)
         )
-print(
-    f"a thread made {thread.served} batches, a worker {process.served}: bit for bit those of the "
-    "rank"
-)
-
-# %% [markdown]
-# Images are usually cropped and mirrored at random, so that an epoch rarely shows the same pixels again.
-# Stages behind the data do it where batches are made. What a stage draws is a function of the seed
-# and the place of the sample in the job's endless list of samples: neither the number of workers
-# nor the number of ranks changes a bit, and the next epoch draws anew.
-
-# %%
-data = "glyphs | crop:2 | flip | shuffle:16"
-make = partial(open_sampler, data, False, 8, 1, 0)
-sampler = make()
-with WorkerSampler(make, sampler, [(step, 0, 8) for step in range(6)], workers=2) as processes:
-    pairs = [(processes.batch(step, 0, 8), sampler.batch(step, 0, 8)) for step in range(6)]
-print("two workers, equal:", all(np.array_equal(one[0], other[0]) for one, other in pairs))
-
-visits = GlobalBatchSampler(load_dataset(data), sampler.samples, 1, seed=0)  # a batch is an epoch
-first, second = (
-    dict(zip(batch.indices.tolist(), batch[0], strict=True))
-    for batch in (visits.batch(0, 0, sampler.samples), visits.batch(1, 0, sampler.samples))
-)
-same = sum(np.array_equal(first[number], second[number]) for number in first)
-print(f"{len(first)} samples, 25 x 2 ways to draw each: about {len(first) / 50:.0f} come again")
-same_guess.judge(same, within=0.25)
+print(f"{thread.served} batches of a thread: bit for bit those of the rank")
+print(f"{process.served} batches of a process: bit for bit those of the rank")
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Take the batch that comes first, from whichever loader it is. No step waits for a slow loader any
-# more, which looks like an improvement. Two loaders, equally fast, and then with the first one three
-# times as slow, as on a machine that does something else for a while:
+# The rank takes the batch that comes first, from whichever loader it is. No step waits for a slow
+# loader any more, which looks like an improvement. Two loaders are equally fast; then the first one
+# is three times as slow, as on a machine that does something else for a while:
 
 
 # %%
@@ -197,17 +168,16 @@ for name, seconds in (("equally fast", [0, 0.05, 0.05]), ("one is late", [0, 0.1
 assert orders["equally fast"] == [0, 1, 2, 3, 4, 5] != orders["one is late"]
 
 # %% [markdown]
-# Each batch is there once, so a loss curve shows nothing. But the weights depend on how fast the
+# Each batch is used once, so a loss curve shows nothing. But the weights depend on how fast the
 # machines were: no run can be repeated, and a bug that appears once cannot be found again.
 
 # %% [markdown]
 # ## 7 Exercise: loaders in order
 #
 # Rank 0 trains, and the other ranks load. `make(i)` returns batch i, an array of 2 numbers. It is
-# slow, so every loader makes an equal share of the `batches`; rank 0 makes batches itself only when
-# it is the only rank. Return, on rank 0, all batches in their order, of shape (batches, 2), and on
-# a loader an empty array of shape (0, 2). The order of the batches must not depend on which loader
-# is fastest.
+# slow, so loader i mod N makes batch i; rank 0 makes batches itself only when it is the only rank.
+# Return, on rank 0, all batches in their order, of shape (batches, 2), and on a loader an empty array
+# of shape (0, 2). Which loader is fastest must change nothing, and a batch is sent once.
 
 
 # %%
@@ -237,9 +207,11 @@ check("06f.in_order", solution("06f.in_order"))
 #     mpiexec -n 2 python mpi_examples/7_more/data_stages.py
 #     mpiexec -n 2 minidist train --dp 2 --loader-workers 2 --prefetch-batches 8 --steps 20
 #
-# What never changes need not be made in every epoch. A cache ([cache.py](../minidist/base/cache.py))
-# stores it under a name that is a hash of the content, of what is made of it and of every parameter.
-# With a parameter left out it would return what was made with another one, and no error would say so:
+# `data_stages.py` crops and mirrors pictures at random: what a stage draws is a function of the seed and of
+# the sample's place in the job, so neither the number of loaders nor the number of ranks changes a bit.
+#
+# What never changes need not be made in every epoch. A cache ([cache.py](../minidist/base/cache.py)) stores
+# it under a name, a hash of the content, of what is made of it and of every parameter:
 #
 #     mpiexec -n 2 python mpi_examples/7_more/caching.py
 

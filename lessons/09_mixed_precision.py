@@ -38,27 +38,12 @@ scaled = predict("entries that become zero with the loss times 1,024", example=1
 # %%
 import numpy as np
 
-from minidist import (
-    GPT,
-    AdamW,
-    DeadlockError,
-    DistributedDataParallel,
-    FlatParameters,
-    GPTConfig,
-    SimWorld,
-    all_gather,
-    all_reduce,
-    load_dataset,
-    quiet_overflow,
-)
+from minidist import GPT, FlatParameters, GPTConfig, all_reduce, load_dataset
 from minidist.base.exponents import count_exponents, flushed_share
 from minidist.base.half import named_dtype
-from minidist.base.memory import account_memory
 from minidist.course.story import story
 from minidist.data import GlobalBatchSampler
 from minidist.job.equality.compare import compare_rank
-from minidist.optim import DynamicLossScaler
-from minidist.parallel import scaled_step
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -66,13 +51,11 @@ from minidist.parallel import scaled_step
 # Store parameters, gradients and activations in **2 bytes instead of 4**, and train to the same
 # loss. That is half of the memory that a step touches, and half of every message. Processors with
 # 16-bit matrix units are also several times as fast. What it costs: a float32 copy of the
-# parameters and a loss scale. With the copy a parameter costs 2 + 2 + 12 B with Adam, as many as
-# the 4 + 4 + 8 B of float32. The scale is needed because **float16 runs out of range long before it
-# runs out of digits**.
+# parameters, and a factor of the loss, the *loss scale*. The scale is needed because **float16 runs out
+# of range long before it runs out of digits**.
 #
-# The picture shows the sizes of the gradient's entries. Every bar is the share of entries of one
-# size. The shaded part is what float16 can hold without a scale: most of its range lies to the
-# right and is not used. Entries under a red bar are zero in float16.
+# This function computes the gradient of the case with any scale:
+
 
 # %%
 TOKENS = 2**20
@@ -81,15 +64,19 @@ inputs, targets = sampler.batch(0, 0, 8)
 
 
 def gradient(dtype, scale=1.0):
-    """The gradient of 8 x 64 tokens, computed with the loss times `scale`, and divided by it
-    afterwards, in float64.
-    """
+    """The gradient of 8 x 64 tokens, computed with the loss times `scale`, and divided by it."""
     model = GPT(GPTConfig(256, 64, 64, 2, 4), dtype=named_dtype(dtype))
     flat = FlatParameters(model.parameters())
     (model(inputs, targets, float(TOKENS)) * scale).backward()
     return flat.grad.astype(np.float64) / scale
 
 
+# %% [markdown]
+# In the picture every bar is the share of the float32 gradient's entries of one size. The shaded part is
+# what float16 can hold without a scale: most of its range lies to the right and is not used. Entries under
+# a red bar are zero in float16.
+
+# %%
 exact = gradient("float32")
 counts = count_exponents([exact])
 picture(
@@ -104,29 +91,27 @@ picture(
 # %% [markdown]
 # ## 4 The code
 #
-# **Which operation computes in which precision** is a table that the engine reads
-# ([precision.py](../minidist/nn/ops/precision.py)). Products compute in 16 bits; sums, statistics and
-# losses are float32 inside, and what is kept for backward is rounded to 16 bits.
-#
-# **The loss scale** is found by trial: an infinite or NaN gradient halves it and the step is skipped; after 2,000
-# good steps it doubles ([loss_scale.py](../minidist/optim/loss_scale.py)).
-#
-# **The end of a step** has an order: unscale, overflow agreed on, clip, step. The gradients stay as
-# they are, in 16 bits; the optimizer multiplies by 1/scale while it upcasts them, and steps the
-# float32 masters ([overflow.py](../minidist/parallel/overflow.py)). An overflow on one rank must be one on
-# all of them, and a maximum of one byte says so:
-
+# The picture counts the entries of a gradient that was computed in float32. In float16 the numbers on the
+# way must be large enough, too. Backward multiplies by the weights of one layer after the other; here every
+# factor is 0.05, and the loss hands 2^-20 to the last layer:
 
 # %%
-def toy_agree(comm, gradient):
-    flag = np.array([not np.isfinite(gradient).all()], np.uint8)
-    return bool(all_reduce(comm, flag, "max")[0])
+for scale in (1, 1024):
+    passed = np.float16(2.0**-20 * scale)
+    on_the_way = []
+    for _ in range(4):
+        on_the_way.append(f"{float(passed) / scale:.1e}")
+        passed = np.float16(passed * np.float16(0.05))
+    print(f"scale {scale:5,}: {', '.join(on_the_way)}")
 
-
-gradients = [np.array([1.0, 2.0]), np.array([np.inf, 2.0]), np.array([1.0, np.nan])]
-for count in (1, 3):
-    skipped = SimWorld(count).run(lambda comm: toy_agree(comm, gradients[comm.rank]))
-    print(f"{count} ranks skip the step: {skipped}")
+# %% [markdown]
+# Without a scale nothing is left after two layers. A larger scale is better, until an entry is larger than
+# 65,504, the largest number of float16, and becomes infinite. So the scale is found by trial: an infinite
+# or NaN gradient halves it and the step is skipped; after 2,000 good steps it doubles
+# ([loss_scale.py](../minidist/optim/loss_scale.py)).
+#
+# Not every operation computes in 16 bits. Products do; sums, statistics and losses are float32 inside, and
+# what is kept for backward is rounded to 16 bits ([precision.py](../minidist/nn/ops/precision.py)).
 
 # %% [markdown]
 # ## 5 Check
@@ -144,18 +129,38 @@ for scale in (1, 1024, 2**16):
         f"scale {scale:6,}: {lost:7.2%} of the gradient lost, {off:.1e} off; by the sizes alone "
         f"{flushed_share(counts, scale):.2%}"
     )
-assert answer[1] > 0.2
-assert answer[1024] < 0.002
 for prediction, scale in ((plain, 1), (scaled, 1024)):
     share = 100 * answer[scale]
     prediction.judge(share, within=3 / share)
+assert answer[1] > 0.2
+assert answer[1024] < 0.002
 
 # %% [markdown]
-# More is lost than the sizes of the gradients say: what backward passes from layer to layer is
-# flushed on the way, too.
+# Without a scale more is lost than the sizes of the gradient's entries say, because of what becomes zero
+# on the way.
 #
-# Does it train? Three ranks, twenty steps, in float32, float16 and bfloat16. bfloat16 has float32's
-# exponents and 7 bits of fraction (float16 has 10): it needs no scale, and loses digits instead.
+# Does it train? Three ranks take twenty steps in float32, in float16 and in bfloat16. bfloat16 has
+# float32's exponents and 7 bits of fraction (float16 has 10): it needs no scale, and loses digits instead.
+
+# %%
+from minidist import AdamW, DistributedDataParallel, SimWorld, quiet_overflow
+from minidist.base.memory import account_memory
+from minidist.optim import DynamicLossScaler
+from minidist.parallel import scaled_step
+
+
+def one_step(comm, loss, parallel, optimizer, scaler):
+    """Backward and a step; with a scaler, all ranks skip the step after an overflow."""
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+    else:
+        scaler.scale_loss(loss).backward()
+        scaled_step(comm, scaler, optimizer, [parallel.flat.grad])
+
+
+# %% [markdown]
+# The rest is an ordinary loop. The first scale, 2^18, is too large on purpose:
 
 
 # %%
@@ -172,15 +177,11 @@ def train(comm, dtype, steps=20):
             tokens, following = batches.batch(step, comm.rank * 12 // comm.size, 12 // comm.size)
             loss = parallel(tokens, following, 12.0 * 32)
             losses.append(loss.item())
-            if scaler is None:
-                loss.backward()
-                optimizer.step()
-            else:
-                scaler.scale_loss(loss).backward()
-                scaled_step(comm, scaler, optimizer, [parallel.flat.grad])
+            one_step(comm, loss, parallel, optimizer, scaler)
         return losses, dict(account.by_purpose), scaler
 
 
+# %%
 runs, worlds = {}, {}
 for dtype in ("float32", "float16", "bfloat16"):
     worlds[dtype] = SimWorld(3)
@@ -190,12 +191,12 @@ for dtype in ("float32", "float16", "bfloat16"):
     print(f"{dtype:8}: loss {losses[0]:.3f} -> {losses[-1]:.3f}{note}")
 
 # %% [markdown]
-# What one rank holds between two steps, and what it sent in all. Ψ is the number of parameters.
+# What one rank holds between two steps, as parameters, gradients and optimizer state, and what it has sent:
 
 # %%
-psi = sum(p.size for p in GPT(GPTConfig(256, 32, 32, 2, 4)).parameters())
+numbers = sum(p.size for p in GPT(GPTConfig(256, 32, 32, 2, 4)).parameters())
 for dtype, ((_, alive, _), *_) in runs.items():
-    parts = [alive[kind] // psi for kind in ("parameter", "gradient", "optimizer")]
+    parts = [alive[kind] // numbers for kind in ("parameter", "gradient", "optimizer")]
     sent = worlds[dtype].traces[0].bytes_by_purpose()
     print(
         f"{dtype:8}: {' + '.join(map(str, parts))} B per parameter; gradient_reduce "
@@ -204,8 +205,20 @@ for dtype, ((_, alive, _), *_) in runs.items():
     assert parts == ([4, 4, 8] if dtype == "float32" else [2, 2, 12])
 
 # %% [markdown]
-# And the equivalence: a sharded job, in which each rank sees the overflows of its shard only,
-# has the bits of one device. Its first scale is too large, so the first steps are skipped on all ranks:
+# The memory of the states is the same, 16 B per parameter: in 16 bits the optimizer has Adam's two averages
+# (8 B) and the float32 copy of the parameters, the masters (4 B). They are needed because a step that is
+# smaller than the last digit of a 16-bit weight is lost. A thousand steps of 0.0001, from 1:
+
+# %%
+alone, master = np.float16(1), np.float32(1)
+for _ in range(1000):
+    alone, master = np.float16(alone + np.float16(1e-4)), master + np.float32(1e-4)
+print(f"float16 alone: {alone}; a float32 master, rounded to float16: {np.float16(master)}")
+assert alone == 1
+
+# %% [markdown]
+# Is it the training of one device? Here the optimizer is divided over three ranks (lesson 11), so each of
+# them sees the overflows of its part only, and the first scale is too large again:
 
 # %%
 job = small_job(dp=3, global_batch=6, zero=1, precision="fp16", loss_scale=2.0**24, steps=4)
@@ -216,25 +229,16 @@ assert verdict.equal
 # %% [markdown]
 # ## 6 Break it
 #
-# Without masters, a step smaller than the last digit is lost. A thousand steps of 0.0001, from 1:
+# An overflow on one rank must be one on all of them. In this program each rank decides by its own part of
+# the gradient whether it makes the step, and the step gathers the new weights from all ranks. On rank 1 an
+# entry is too large for float16 (`minidist museum 15a` shows it in a training job):
 
 # %%
-alone, master = np.float16(1), np.float32(1)
-for _ in range(1000):
-    alone, master = np.float16(alone + np.float16(1e-4)), master + np.float32(1e-4)
-print(f"float16 alone: {alone}; a float32 master, downcast: {np.float16(master)}")
-assert alone == 1
-
-# %% [markdown]
-# And the bug that this lesson is about. With a sharded optimizer each rank sees its shard, and
-# one of them may see an overflow that the others do not. A rank that decides alone leaves the
-# others waiting (`minidist museum 15a` shows it in a training job):
+from minidist import DeadlockError, all_gather
 
 
-# %%
 def decides_alone(comm):
     with quiet_overflow():
-        # Too large for float16, on rank 1.
         gradient = np.float16([40_000, 1]) * np.float16(2 if comm.rank == 1 else 1)
     shard = np.ones(2, np.float16)
     if np.isfinite(gradient).all():
@@ -246,13 +250,30 @@ with expect(DeadlockError):
     SimWorld(3).run(decides_alone)
 
 # %% [markdown]
+# Ranks 0 and 2 wait for rank 1, which has skipped the step. The cure is one byte: every rank says whether it
+# has seen an overflow, and the maximum over the ranks decides for all of them
+# ([overflow.py](../minidist/parallel/overflow.py)). With gradients of which two of three have overflowed:
+
+# %%
+gradients = [np.array([1.0, 2.0]), np.array([np.inf, 2.0]), np.array([1.0, np.nan])]
+
+
+def toy_agree(comm):
+    flag = np.array([not np.isfinite(gradients[comm.rank]).all()], np.uint8)
+    return bool(all_reduce(comm, flag, "max")[0])
+
+
+print(f"the ranks skip the step: {SimWorld(3).run(toy_agree)}")
+
+# %% [markdown]
 # ## 7 Exercise: a scaler whose overflow flag is agreed on
 #
-# `backward(scale)` gives the gradient of this rank's shard times `scale`, in float16;
+# `backward(scale)` gives this rank's part of the gradient times `scale`, in float16;
 # `step(gradient)` makes a step with an unscaled float32 gradient and gathers the new values from
 # all ranks. Run `steps` steps: start with scale 65,536; when a gradient of *any* rank is not
-# finite, halve it and skip the step on *all* ranks; after 3 good steps in a row double it. Return
-# the scale after the last step.
+# finite, halve the scale and skip the step on *all* ranks; after 3 good steps in a row double it. Return
+# the scale after the last step. What is judged: the scales, the steps that are made, and one byte
+# agreed on in each step.
 
 
 # %%

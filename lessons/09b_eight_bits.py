@@ -14,15 +14,15 @@
 # ## 1 The case
 #
 # A network is to compute with integers of 8 bits, so its weights and what goes into a layer are
-# rounded. It trains with the rounding on three ranks, each with its rows. A layer rounds its inputs to a grid from the
-# smallest input to the largest, and all ranks must use the same grid. The network has two layers.
-# How many bytes do the three ranks send in a step, in all, to agree on the grids, with numbers of 8 B?
+# rounded to the points of a grid. It trains with the rounding on three ranks, each with its rows. The grid
+# of a layer's inputs goes from the smallest input to the largest, and a rank knows only its own rows. So
+# at the end of a step all ranks agree on the two numbers. The network has two layers. How many bytes do
+# the three ranks send in a step, in all, to agree on the grids, with numbers of 8 B?
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Two numbers are agreed on for each layer's inputs; a
-# maximum over three ranks is an all-reduce.
+# Two numbers are agreed on for each layer's inputs, all four in one all-reduce (lesson 04).
 
 # %%
 from minidist.course.lesson import check, picture, predict, reveal, solution
@@ -47,7 +47,7 @@ from minidist.core.autograd import linear
 from minidist.nn import relu
 from minidist.techniques.quantization.fake_quantize import Grid, fake_quantize
 from minidist.techniques.quantization.layers import convert, int8_bytes, observers_of, prepare_qat
-from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
+from minidist.techniques.quantization.ranges import update_ranges
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -57,10 +57,12 @@ from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
 # costs: accuracy, unless the training knows what will be lost. And on several ranks **rounding is a
 # decision, and all ranks must make the same one**.
 #
-# The loss of a float model, and of one that rounds weights and inputs to 8 bits.
+# The training of this lesson. `prepare_qat` puts the rounding into the layers, and `update_ranges` is the
+# agreement:
 
 # %%
 images, labels = glyphs().rows(np.arange(2000))
+images = images.astype(np.float64)
 ROWS, STEPS = 1600, 150  # the other 400 are never trained on
 
 
@@ -68,28 +70,24 @@ def train(comm, int8=False, agree=True, steps=STEPS):
     """Returns (losses, model, weights)."""
     model = MLP([images.shape[1], 64, 10], dtype=np.float64)
     model = prepare_qat(model) if int8 else model
-    observers = observers_of(model)
     ddp = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered")
     flat, optimizer, losses = ddp.flat, Adam(ddp.flat, lr=0.03), []
     mine = np.array_split(np.arange(ROWS), comm.size)[comm.rank]
     for _ in range(steps):
         flat.zero_grad()
-        loss = cross_entropy(
-            ddp(Tensor(images[mine].astype(np.float64))), labels[mine], divisor=ROWS
-        )
+        loss = cross_entropy(ddp(Tensor(images[mine])), labels[mine], divisor=ROWS)
         loss.backward()
         optimizer.step()
-        update_ranges(observers, comm if agree else None)
+        update_ranges(observers_of(model), comm if agree else None)
         losses.append(loss.item())
     return losses, model, flat.data.copy()
 
 
-def right(model):
-    with no_grad():
-        outputs = model.eval()(Tensor(images[ROWS:].astype(np.float64))).data
-    return float(100 * (outputs.argmax(axis=1) == labels[ROWS:]).mean())
+# %% [markdown]
+# The loss of a float model, and of one that rounds weights and inputs to 8 bits. The two curves nearly
+# coincide: 256 values are enough for this network.
 
-
+# %%
 dense = SimWorld(1).run(train)[0]
 small = SimWorld(1).run(train, int8=True)[0]
 picture(
@@ -122,15 +120,15 @@ values, passes = toy_fake_quantize(np.array([-0.3, 0.26, 1.0, 30.0]), s=0.1, z=2
 print("on a grid of tenths from -0.2 to 25.3:", np.round(values, 3), "gradient:", passes)
 
 # %% [markdown]
-# What it is good for: a network whose weights have few bits, rounded after the training and rounded
-# in every step. It has the float weights in both cases, computes with rounded ones, and the optimizer
-# changes the float ones.
+# Why in every step, and not once at the end? With fewer bits than 8 the difference shows. This network's
+# weights are rounded to a given number of bits; the float weights stay, and the optimizer changes them
+# ([fake_quantize.py](../minidist/techniques/quantization/fake_quantize.py) is the library's version):
 
 
 # %%
 def with_bits(model, x, bits):
     """The outputs with weights rounded to `bits` bits; 0: not rounded."""
-    most = 2 ** (bits - 1) - 1
+    most = 2 ** (bits - 1) - 1 if bits else 0
     for layer in model.layers:
         w = layer.weight
         grid = Grid(np.abs(w.data).max() / most, 0, -most, most) if bits else None
@@ -141,74 +139,75 @@ def with_bits(model, x, bits):
 
 def trained(bits):
     model = MLP([images.shape[1], 64, 10], dtype=np.float64)
-    flat, x = FlatParameters(model.parameters()), Tensor(images[:ROWS].astype(np.float64))
+    flat = FlatParameters(model.parameters())
     optimizer = Adam(flat, lr=0.03)
     for _ in range(STEPS):
         flat.zero_grad()
-        cross_entropy(with_bits(model, x, bits), labels[:ROWS]).backward()
+        cross_entropy(with_bits(model, Tensor(images[:ROWS]), bits), labels[:ROWS]).backward()
         optimizer.step()
     return model
 
 
-def right_with(model, bits):
-    outputs = with_bits(model, Tensor(images[ROWS:].astype(np.float64)), bits).data
-    return float(100 * (outputs.argmax(axis=1) == labels[ROWS:]).mean())
-
-
 # %% [markdown]
-# Fewer and fewer bits. Each row is two trainings: one that knows nothing of the rounding, and one that
-# rounds in every step.
+# Each row is two trainings: one that knows nothing of the rounding, and one that rounds in every step. Both
+# are then judged with rounded weights, on pictures that they have never seen:
+
 
 # %%
-floats = trained(0)
-for bits in (8, 4, 3, 2):
-    later, always = right_with(floats, bits), right_with(trained(bits), bits)
-    print(
-        f"{bits} bits: {later:2.0f} % right when rounded afterwards, {always:2.0f} % in every step"
-    )
-    if bits == 3:
-        assert always > later + 5
+def percent_right(outputs):
+    return float(100 * (outputs.data.argmax(axis=1) == labels[ROWS:]).mean())
 
-# %% [markdown]
-# The library's version is [fake_quantize.py](../minidist/techniques/quantization/fake_quantize.py).
-# The range of a weight is known. The range of a layer's inputs is observed, and at the end of a
-# step the ranks agree on it: two numbers per layer, and a maximum, in which the order of the ranks
-# does not matter ([ranges.py](../minidist/techniques/quantization/ranges.py)).
+
+floats, unseen = trained(0), Tensor(images[ROWS:])
+for bits in (8, 4, 3, 2):
+    later = percent_right(with_bits(floats, unseen, bits))
+    always = percent_right(with_bits(trained(bits), unseen, bits))
+    print(
+        f"{bits} bits: {later:2.0f} % right if rounded at the end, {always:2.0f} % if in every step"
+    )
+    assert bits != 3 or always > later + 5
 
 # %% [markdown]
 # ## 5 Check
 #
-# A whole model, on three ranks and on one: the grids are those of all rows, so the weights agree up
-# to the order of additions inside a product; and on three ranks they have the same bits. Then the
-# model is converted.
+# The range of a weight is known. The range of a layer's inputs is observed, and agreed on by a maximum, in
+# which the order of the ranks does not matter ([ranges.py](../minidist/techniques/quantization/ranges.py)). An
+# all-reduce on n ranks sends 2 (n-1) times its array in all:
 
 # %%
 world = SimWorld(3)
 (_, model, parallel), (_, _, second), _ = world.run(train, int8=True, steps=40)
+sent = sum(trace.bytes_by_purpose()["quantization_range"] for trace in world.traces)
+print(f"ranges: {sent:,} B from all ranks in 40 steps")
+sent_guess.judge(sent / 40)
+assert sent == 40 * 2 * (3 - 1) * 4 * 8
+
+# %% [markdown]
+# The grids are those of all rows. So three ranks have the weights of one device up to the order of additions
+# inside a product, and all ranks have the same bits:
+
+# %%
 single = SimWorld(1).run(train, int8=True, steps=40)[0][2]
-print(
-    f"max |w_parallel - w_single| = {np.abs(parallel - single).max():.1e}; ranks 0 and 1: "
-    f"{np.abs(parallel - second).max():.0f}"
-)
+print(f"max |w_parallel - w_single| = {np.abs(parallel - single).max():.1e}")
+print(f"ranks 0 and 1 differ by {np.abs(parallel - second).max():g}")
 assert np.array_equal(parallel, second)
 assert np.allclose(parallel, single, rtol=0, atol=1e-6)
 
-sent = sum(trace.bytes_by_purpose()["quantization_range"] for trace in world.traces)
-print(
-    f"ranges: {sent:,} B from all ranks in 40 steps; the formula says "
-    f"{40 * 8 * ranges_volume(2, 3):,} B"
-)
-assert sent == 40 * 8 * ranges_volume(2, 3)
+# %% [markdown]
+# Then the model is converted. What it computes with integers is what it has computed with rounded floats:
+
+
+# %%
+def right(model):
+    with no_grad():
+        return percent_right(model.eval()(Tensor(images[ROWS:])))
+
 
 sizes, rounded = int8_bytes(model), right(model)
-integers = right(convert(model))
-floating = right(SimWorld(1).run(train, steps=40)[0][1])
+floating, integers = right(SimWorld(1).run(train, steps=40)[0][1]), right(convert(model))
 print(f"weights: {sizes['weight_bytes']:,} B instead of {sizes['float_bytes'] // 2:,} B in float32")
-print(
-    f"right after 40 steps: {rounded:.1f} % rounded, {integers:.1f} % as integers; a float model "
-    f"trained as long {floating:.1f} %"
-)
-sent_guess.judge(sent / 40)
+print(f"right after 40 steps: {rounded:.1f} % rounded, {integers:.1f} % as integers")
+print(f"a float model that has trained as long: {floating:.1f} %")
 assert rounded == integers
 
 # %% [markdown]
@@ -216,7 +215,7 @@ assert rounded == integers
 #
 # Ranks that do not agree on ranges round the same number to different grids. Gradients are still
 # summed, so the *weights* stay equal and nothing shows; but each rank computes with another model,
-# and what the INT8 model recognises depends on who saves it. Here rank 0 has the pictures with the
+# and what the INT8 model recognises depends on the rank that saves it. Here rank 0 has the pictures with the
 # least ink and rank 2 those with the most:
 
 # %%
@@ -234,7 +233,8 @@ assert len(set(scales)) == 3
 # ## 7 Exercise: one grid
 #
 # Each rank has values `x` (perhaps none). Round them to int8's grid, as floats: 127 is the largest
-# magnitude on *any* rank, halves are rounded to even, and where all values are zero they stay zero.
+# magnitude on *any* rank, halves are rounded to even, and where all values are zero they stay zero. What
+# is judged: the values, and the bytes of one all-reduce of one number.
 
 
 # %%
@@ -252,10 +252,9 @@ check("09b.one_grid", solution("09b.one_grid"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **y = (clamp(round(x / s) + z) - z) s**, gradient 1 inside the range: a model that trains with
-#   the rounding loses nothing when it is converted. Ranks agree on ranges with a maximum, two
-#   numbers per layer.
-# - Rounded while it trains, a model computes as integers what it has computed as floats.
+# - **y = (clamp(round(x / s) + z) - z) s**, gradient 1 inside the range: a network that trains with
+#   the rounding computes the same as integers.
+# - The ranks agree on the ranges with one maximum, **two numbers per layer**, or each has another model.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

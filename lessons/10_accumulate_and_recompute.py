@@ -14,44 +14,17 @@
 # ## 1 The case
 #
 # A network of 16 equal layers keeps the output of every layer for backward: 17 arrays of 262,144 B
-# are alive when backward begins, and the memory is too small. So cut the network into k *segments*
-# of 16/k layers. Forward keeps only the input of each segment. When backward comes to a segment,
-# the segment runs forward again from its input, and all its layers are there until backward has
-# passed them.
+# are alive when backward begins, and the memory is too small. There are two ways to keep fewer.
+#
+# One cuts the batch: four *micro-batches* of a quarter of the rows go through the network one after the
+# other, and their gradients are added. The other cuts the network into k *segments* of 16/k layers.
+# Forward keeps only the input of each segment. When backward comes to a segment, the segment runs forward
+# again from its input, and all its layers are there until backward has passed them.
 #
 # With many short segments there are many inputs to keep; with few long ones a segment needs much
 # when it runs again. Of k = 1, 2, 4, 8 and 16, which has the lowest peak? And how much more
 # arithmetic is it, for forward and backward together, when backward is twice as much work as
 # forward?
-
-# %%
-from contextlib import nullcontext
-from itertools import pairwise
-
-import numpy as np
-
-from minidist import (
-    MLP,
-    DistributedDataParallel,
-    Dropout,
-    FlatParameters,
-    FlopCounter,
-    Module,
-    SimWorld,
-    Tensor,
-    batch_coordinates,
-    cross_entropy,
-)
-from minidist.base.memory import account_memory
-from minidist.core.base.watchers import track
-from minidist.course.lesson import check, picture, predict, reveal, solution
-from minidist.course.story import story
-from minidist.nn import checkpoint
-
-LAYERS, WIDTH, ROWS = 16, 64, 512
-UNIT = 8 * ROWS * WIDTH  # bytes of one layer's output, for all rows
-rng = np.random.default_rng(0)
-rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 
 # %% [markdown]
 # ## 2 Predict
@@ -59,25 +32,48 @@ rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 # Count arrays for k = 1 and for k = 16 first.
 
 # %%
+from minidist.course.lesson import check, picture, predict, reveal, solution
+
 segments_guess = predict("segments with the lowest peak", example=16)
 arithmetic = predict("arithmetic of a step, over that without recomputation", example=1.5)
+
+# %%
+from itertools import pairwise
+
+import numpy as np
+
+from minidist import MLP, FlatParameters, FlopCounter, SimWorld, Tensor, cross_entropy
+from minidist.base.coordinates import batch_coordinates
+from minidist.base.memory import account_memory
+from minidist.core.base.watchers import track
+from minidist.course.story import story
+from minidist.nn import Dropout, checkpoint
+
+LAYERS, WIDTH, ROWS = 16, 64, 512
+UNIT = 8 * ROWS * WIDTH  # bytes of one layer's output, for all rows
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Train with fewer activation bytes, and change no number. **Accumulation** cuts the batch: m small
-# passes whose gradients are added. **Recomputation** cuts the network: keep the inputs of segments,
-# and run each segment again in backward. Accumulation costs nothing here (small products are less
-# efficient on real devices), recomputation costs one more forward.
+# Train with fewer activation bytes, and change no number. **Accumulation** cuts the batch, and
+# **recomputation** cuts the network. Accumulation costs nothing here (small products are less efficient on
+# real devices), recomputation costs one more forward.
 #
-# The memory of one step of 16 equal layers: without changes, in four micro-batches, and in two
-# segments. Look at the light blue, the activations: one mountain, four small ones, and a staircase
-# with two teeth. First the segments, as functions of their input:
+# The network, and its segments as functions of their input:
 
 
 # %%
+def network(p):
+    """The model and its flat parameters; p: the share that each layer's dropout sets to zero."""
+    model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
+    model.drop, flat = Dropout(p), FlatParameters(model.parameters())
+    flat.data[...] *= 6**0.5  # or 16 layers would make every signal vanish (He et al. 2015)
+    return model, flat
+
+
 def pieces(model, segments):
-    """The layers as functions of x; each layer is followed by dropout."""
     for first, last in pairwise(np.linspace(0, LAYERS, max(segments, 1) + 1).round().astype(int)):
 
         def piece(x, layers=model.layers[first:last]):
@@ -89,22 +85,16 @@ def pieces(model, segments):
 
 
 # %% [markdown]
-# One forward and backward, with segments (0: no recomputation) or micro-batches:
+# One forward and backward, with segments (0: no recomputation) or micro-batches. `checkpoint(piece, x)` is
+# the recomputation; part 4 shows it by hand:
 
 
 # %%
 def step(comm, segments=0, micro_batches=1, p=0.0):
     """Returns gradient, account and counter."""
-    with (
-        account_memory(timeline=True) as account,
-        FlopCounter() as counter,
-        batch_coordinates(seed=1),
-    ):
-        model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
-        model.drop = Dropout(p)
-        flat = FlatParameters(model.parameters())
-        # Or 16 layers would make every signal vanish (He et al. 2015).
-        np.multiply(flat.data, 6**0.5, out=flat.data)
+    account, counter = account_memory(timeline=True), FlopCounter()
+    with account as account, counter, batch_coordinates(seed=1):
+        model, flat = network(p)
         for part in np.array_split(np.arange(ROWS), micro_batches):
             x = Tensor(track(rows[part], "input"))
             for piece in pieces(model, segments):
@@ -115,6 +105,12 @@ def step(comm, segments=0, micro_batches=1, p=0.0):
     comm.trace.memory = [(0.0, live) for live in account.history()]
     return flat.grad, account, counter
 
+
+# %% [markdown]
+# The memory of one step: without changes, in four micro-batches, and in two segments. Look at the light
+# blue, the activations. Without changes they rise once, to 17 arrays. With four micro-batches they rise
+# four times, a quarter as high. With two segments forward keeps almost nothing, and backward rises twice, once
+# for each segment that runs again:
 
 # %%
 plans = {"as it is": {}, "4 micro-batches": {"micro_batches": 4}, "2 segments": {"segments": 2}}
@@ -150,13 +146,20 @@ def backward(layers, kept, g):
     return g, gradients[::-1]
 
 
+# %% [markdown]
+# Four layers, as one segment and as two. Of the two only x and the input of the second are kept, and
+# backward begins with the second:
+
+# %%
 layers, x = [rng.normal(size=(3, 3)) for _ in range(4)], rng.normal(size=(5, 3))
 _, whole = backward(layers, x, np.ones((5, 3)))
+
 middle = through(layers[:2], x)[-1]  # all that is kept besides x
 g, second = backward(layers[2:], middle, np.ones((5, 3)))
 _, first = backward(layers[:2], x, g)
 same = all(np.array_equal(a, b) for a, b in zip(whole, first + second, strict=True))
 print("two segments have the gradients of one, bit for bit:", same)
+assert same
 
 # %% [markdown]
 # Accumulation needs no code at all: gradients are *added* (lesson 00b). It needs the right divisor:
@@ -181,54 +184,54 @@ print(f"no segments: {plain:.0f} layers; L + 1 = {LAYERS + 1}")
 peaks = {}
 for k in (1, 2, 4, 8, 16):
     peaks[k], flops = layers_at_peak(segments=k)
-    formula = f"k + L/k + 1 = {k + LAYERS // k + 1:2}"
-    print(
-        f"{k:2} segments: {peaks[k]:2.0f} layers; {formula}; {flops / once:.2f} times the forward"
-    )
+    form = k + LAYERS // k + 1
+    print(f"k = {k:2}: {peaks[k]:2.0f} layers; k + L/k + 1 = {form:2}; {flops / once:.0f} forwards")
+    assert round(peaks[k]) == form
+segments_guess.judge(min(peaks, key=peaks.get))
+
 # %% [markdown]
-# So the fewest arrays are alive with about the square root of L segments. A step is a forward and a
-# backward of twice the arithmetic, and recomputation adds one forward. And micro-batches:
+# The fewest arrays are alive with the square root of L segments, here 4. The last column gives the second
+# answer: there are two forwards instead of one. With a backward of twice the arithmetic of a forward a step
+# is 2 + 2 in place of 1 + 2:
 
 # %%
-best = min(peaks, key=peaks.get)
-segments_guess.judge(best)
-print(f"the square root of L is {LAYERS**0.5:g}")
 arithmetic.judge((flops / once + 2) / 3, within=0.05)
 for m in (2, 4):
-    print(f"{m} micro-batches: {layers_at_peak(micro_batches=m)[0]:g} layers")
+    peak = layers_at_peak(micro_batches=m)[0]
+    print(f"{m} micro-batches: {peak:.2f} layers; (L + 1) / m = {(LAYERS + 1) / m:.2f}")
+    assert abs(peak - (LAYERS + 1) / m) < 0.01
 
 # %% [markdown]
 # With less memory than that, layers must run more than twice. The plan that needs the least has segments
-# inside segments (Griewank and Walther's *revolve*); with more memory, the last segments are kept whole,
-# because they are freed first (`--recompute budget:BYTES` in part 9).
-
-# %% [markdown]
-# Does it change a number? With dropout, which must fall on the same elements in the replay and in
-# every micro-batch:
+# inside segments (Griewank and Walther's *revolve*; `--recompute budget:BYTES` in part 9).
+#
+# Does it change a number? With dropout, which must fall on the same elements when a segment runs again:
 
 # %%
 ((single, _, _),) = SimWorld(1).run(step, p=0.1)
 ((recomputed, _, _),) = SimWorld(1).run(step, p=0.1, segments=4)
-print(
-    f"4 segments with dropout: max |g_recomputed - g_single| = {np.abs(recomputed - single).max()}"
-)
-assert np.array_equal(recomputed, single)
+off = np.abs(recomputed - single).max()
+print(f"4 segments with dropout: max |g_recomputed - g_single| = {off}")
+assert off == 0
 ((whole, _, _),) = SimWorld(1).run(step)
 ((parts, _, _),) = SimWorld(1).run(step, micro_batches=4)
-print(
-    f"4 micro-batches:         max |g_accumulated - g_single| = {np.abs(parts - whole).max():.1e}"
-)
-assert np.abs(parts - whole).max() < 1e-12
+off = np.abs(parts - whole).max()
+print(f"4 micro-batches:         max |g_accumulated - g_single| = {off:.1e}")
+assert off < 1e-12
 
 # %% [markdown]
 # Recomputation gives the same bits: the same operations in the same order. Accumulation adds in
 # another order, so its last digits differ.
 #
-# With several ranks accumulation saves messages too: `no_sync()` lets gradients add up on each
-# rank, and only the last pass sums them over the ranks.
-
+# With several ranks accumulation saves messages too. `no_sync()` lets gradients add up on each
+# rank, and only the last pass sums them over the ranks:
 
 # %%
+from contextlib import nullcontext
+
+from minidist import DistributedDataParallel
+
+
 def accumulate(comm, quietly, passes=4):
     model = MLP([16, 32, 10], dtype=np.float64)
     parallel = DistributedDataParallel(model, comm, reduction="sum")
@@ -237,68 +240,66 @@ def accumulate(comm, quietly, passes=4):
         alone = quietly and number < passes - 1
         with parallel.no_sync() if alone else nullcontext():
             outputs = parallel(Tensor(rows[part, :16]))
-            loss = cross_entropy(outputs, targets[part] % 10, divisor=ROWS)
-        loss.backward()
+        cross_entropy(outputs, targets[part] % 10, divisor=ROWS).backward()
     return parallel.flat.grad.copy()
 
 
+# %%
 gradients = []
-for quietly in (False, True):
+for quietly, what in ((False, "a sum in each pass"), (True, "no_sync() in all but the last")):
     world = SimWorld(2)
     gradients += [world.run(accumulate, quietly)[0]]
     sent = world.traces[0].bytes_by_purpose()["gradient_reduce"]
-    print(
-        f"{'no_sync() in all passes but the last' if quietly else 'a sum in each pass':37} "
-        f"{sent:7,} B from rank 0"
-    )
+    print(f"{what:29} {sent:6,} B from rank 0")
 print(f"max |difference| = {np.abs(gradients[0] - gradients[1]).max():.1e}")
 assert np.abs(gradients[0] - gradients[1]).max() < 1e-12
 
 # %% [markdown]
-# To the optimizer four passes are one batch of four times the size, exactly as four ranks are, so the
-# learning rate follows it in the same way (lesson 06).
+# To the optimizer four passes are one batch of four times the size. Lesson 10b asks how large a batch should
+# be, and with which learning rate.
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Recompute a dropout that draws from a common generator. The replay draws other masks than forward
-# did. The loss is that of forward, and fine; the gradient belongs to another network:
-
+# Recompute a dropout that draws from a common generator. When a layer runs again it draws other masks than
+# in forward. The loss is that of forward, and right; the gradient belongs to another network:
 
 # %%
+from minidist import Module
+
+
 class CarelessDropout(Module):
-    def __init__(self, generator):
-        self.generator = generator
+    def __init__(self):
+        self.generator = np.random.default_rng(7)
 
     def forward(self, x):
         return x * Tensor((self.generator.random(x.shape) > 0.1) / 0.9)
 
 
-def careless(segments):
-    model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
-    model.drop = CarelessDropout(np.random.default_rng(7))
-    x = Tensor(rows)
+def careless(recompute):
+    (model, flat), x = network(0), Tensor(rows)
+    model.drop = CarelessDropout()
     for piece in pieces(model, LAYERS):
-        x = checkpoint(piece, x) if segments else piece(x)
+        x = checkpoint(piece, x) if recompute else piece(x)
     loss = cross_entropy(x, targets)
     loss.backward()
-    return loss.item(), np.concatenate([p.grad.reshape(-1) for p in model.parameters()])
+    return loss.item(), flat.grad.copy()
 
 
-(loss, right), (same_loss, wrong) = careless(0), careless(LAYERS)
+# %%
+(loss, right), (same_loss, wrong) = careless(False), careless(True)
 off = np.abs(wrong - right).max() / np.abs(right).max()
-print(
-    f"losses {loss:.6f} and {same_loss:.6f}; the gradient is off by {off:.0%} of its largest entry"
-)
+print(f"losses {loss:.6f} and {same_loss:.6f}")
+print(f"the gradient is off by {off:.0%} of its largest entry")
 assert loss == same_loss
 assert off > 0.01
 
 # %% [markdown]
 # minidist's dropout cannot do that: its draws depend on (seed, step, module, call, sample), and
-# `checkpoint` replays the count of calls.
+# `checkpoint` repeats the count of calls.
 #
-# The other classic: each micro-batch divides by its own rows. Four means are added, and the
-# gradient is four times too large:
+# The typical mistake of accumulation: each micro-batch divides by its own rows. Four means are added, and
+# the gradient is four times too large:
 
 # %%
 model = MLP([WIDTH] * 3, dtype=np.float64)
@@ -308,7 +309,8 @@ for divisor in (ROWS, None):  # None: the rows of this pass
     for part in np.array_split(np.arange(ROWS), 4):
         cross_entropy(model(Tensor(rows[part])), targets[part], divisor).backward()
     ratios.append(np.abs(next(model.parameters()).grad).max())
-print(f"divided by its own rows, the gradient is {round(ratios[1] / ratios[0])} times as large")
+print(f"divided by its own rows, the gradient is {ratios[1] / ratios[0]:.0f} times as large")
+assert round(ratios[1] / ratios[0]) == 4
 
 # %% [markdown]
 # ## 7 Exercise: segments under a budget, and a replay

@@ -39,22 +39,17 @@ import numpy as np
 
 from minidist import (
     MLP,
-    SGD,
     Adam,
-    DistributedDataParallel,
     FlatParameters,
-    FlopCounter,
-    LinkModel,
     SimWorld,
     Tensor,
-    UsageError,
     ZeroOptimizer,
     all_gather,
     all_reduce,
     cross_entropy,
     reduce_scatter,
+    report,
 )
-from minidist.base.memory import account_memory
 from minidist.course.story import story
 from minidist.planning.zero_stages import model_states
 from minidist.report import show
@@ -67,8 +62,7 @@ from minidist.report.zero_bars import zero_bars
 # gathers the new parameters on every rank. What it saves: 12 of 16 bytes per parameter become 12/n
 # (stage 1); stage 2 divides the gradient too. What it costs: **nothing but padding more than data
 # parallelism**, as an all-reduce is a reduce-scatter and an all-gather anyway. (The flat parameters
-# are padded so that n ranks can share them equally: 1 % in the small model of this lesson, nothing
-# in a large one.)
+# are padded so that n ranks can share them equally.)
 #
 # What one rank of 8 holds of the 7.5 billion parameters. Stage 3 is lesson 12.
 
@@ -80,10 +74,68 @@ bars = zero_bars(
 show(bars)
 
 # %% [markdown]
-# And a real step on two ranks. First the two ways to divide the work: stage 0 is plain data parallelism,
-# and in stages 1 and 2 the optimizer has a shard.
+# The messages of one step on 4 ranks, with 8 weights in place of a model: the gradients are reduced
+# and scattered, so that each rank holds the sum of its part; each rank updates that part, and the
+# parts are gathered.
+
 
 # %%
+def one_step(comm):
+    weights, gradients = np.full(8, 100.0), np.arange(8.0) + 10 * comm.rank
+    part = np.empty(2)
+    reduce_scatter(comm, gradients, out=part, algorithm="ring")
+    mine = slice(2 * comm.rank, 2 * comm.rank + 2)
+    all_gather(comm, weights[mine] - part, out=weights, algorithm="ring")
+
+
+show(report.step(one_step, 4), "ZeRO 1: 8 gradients become 8 weights, each updated on one rank.")
+
+# %% [markdown]
+# ## 4 The code
+#
+# Where data parallelism calls `all_reduce`, a reduce-scatter of the gradients and a gather of the
+# parameters do half of it each. Several steps with momentum, the optimizer's state of this toy, for a
+# number of parameters that n divides:
+
+
+# %%
+def toy_zero(comm, weights, gradients, lr=0.1):
+    own = np.split(weights.copy(), comm.size)[comm.rank]
+    momentum = np.zeros_like(own)  # 1/n of the optimizer's state
+    for gradient in gradients[comm.rank]:
+        momentum = 0.9 * momentum + reduce_scatter(comm, gradient)
+        own -= lr * momentum
+        weights = all_gather(comm, own)
+    return weights
+
+
+# %% [markdown]
+# Three steps on four ranks, and the same on one device, with the sums of their gradients:
+
+# %%
+start, each = np.arange(8.0), np.random.default_rng(0).normal(size=(4, 3, 8))  # ranks, steps, 8
+single, momentum = start.copy(), np.zeros(8)
+for gradient in each.sum(axis=0):
+    momentum = 0.9 * momentum + gradient
+    single -= 0.1 * momentum
+off = max(np.abs(weights - single).max() for weights in SimWorld(4).run(toy_zero, start, each))
+print(f"each rank with a quarter of the momentum: max |toy - single| = {off:.0e}")
+assert off < 1e-12
+
+# %% [markdown]
+# The library's version pads the flat parameters to a multiple of n and cuts them into n equal shards, with no
+# regard to where a parameter ends, and the gradients travel in buckets to the owners of their elements
+# ([zero.py](../minidist/core/parallel/zero.py)).
+
+# %% [markdown]
+# ## 5 Check
+#
+# A network on several ranks. Stage 0 is plain data parallelism; in stages 1 and 2 the optimizer has a
+# shard:
+
+# %%
+from minidist import DistributedDataParallel
+
 rng = np.random.default_rng(0)
 rows, targets = rng.normal(size=(24, 64)), rng.integers(0, 10, 24)
 
@@ -101,17 +153,18 @@ def prepared(comm, model, stage):
 
 
 # %% [markdown]
-# The training is the same for all stages. In the picture of one step rank 0's weights are sent to the other
-# rank first, in 0.7 ms. Then backward sends gradients to their owners, each rank steps its half, and the
-# parameters are gathered.
-
+# The training is the same for all stages. The seed is another one on each rank, so rank 0's weights are
+# sent to all others before the first step:
 
 # %%
+from minidist import FlopCounter, LinkModel
+from minidist.base.memory import account_memory
+
+
 def train(comm, stage, steps=3, dtype=np.float32):
     """Returns weights, and the live bytes by purpose after the last step."""
     mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
     with account_memory() as account, FlopCounter() as counter:
-        # Rank 0's weights are sent to every rank.
         model = MLP([64, 256, 256, 10], dtype=dtype, seed=comm.rank)
         flat, forward, optimizer, zero_grad = prepared(comm, model, stage)
         for _ in range(steps):
@@ -125,65 +178,17 @@ def train(comm, stage, steps=3, dtype=np.float32):
     return flat.data[: flat.numel].copy(), dict(account.by_purpose)
 
 
+# %% [markdown]
+# One step of stage 1 on two ranks, with rank 0's weights on their way first. Then backward sends gradients
+# to their owners, each rank steps its half, and the parameters are gathered:
+
+# %%
 world = SimWorld(2, links=LinkModel(alpha=2e-5, beta=2e-9, flops=2e9, memory_bandwidth=4e9))
 world.run(train, stage=1, steps=1)
-picture("space-time", world, "part 3 of lesson 11", name="a step of ZeRO 1")
+picture("space-time", world, "part 5 of lesson 11", name="a step of ZeRO 1")
 
 # %% [markdown]
-# The messages of one step on 4 ranks, with 8 weights in place of a model: the gradients are reduced
-# and scattered, so that each rank holds the sum of its part; each rank updates that part, and the
-# parts are gathered.
-
-# %%
-from minidist import report
-
-
-def one_step(comm):
-    weights, gradients = np.full(8, 100.0), np.arange(8.0) + 10 * comm.rank
-    part = np.empty(2)
-    reduce_scatter(comm, gradients, out=part, algorithm="ring")
-    mine = slice(2 * comm.rank, 2 * comm.rank + 2)
-    all_gather(comm, weights[mine] - part, out=weights, algorithm="ring")
-
-
-show(report.step(one_step, 4), "ZeRO 1: 8 gradients become 8 weights, each updated on one rank.")
-
-# %% [markdown]
-# ## 4 The code
-#
-# The flat parameters are padded to a multiple of n and cut into n equal shards, with no regard to
-# where a parameter ends. A bucket of gradients goes to the owners of its elements; afterwards the
-# shards are gathered. Where data parallelism calls `all_reduce`, a reduce-scatter of the buckets
-# and this gather do half of it each ([zero.py](../minidist/core/parallel/zero.py)). For a number of
-# parameters that n divides, with momentum:
-
-
-# %%
-def toy_zero(comm, weights, gradients, lr=0.1):
-    own = np.split(weights.copy(), comm.size)[comm.rank]
-    momentum = np.zeros_like(own)  # 1/n of the optimizer's state
-    for gradient in gradients[comm.rank]:
-        momentum = 0.9 * momentum + reduce_scatter(comm, gradient)
-        own -= lr * momentum
-        weights = all_gather(comm, own)
-    return weights
-
-
-start, each = np.arange(8.0), np.random.default_rng(0).normal(size=(4, 3, 8))  # ranks, steps, 8
-single, momentum = start.copy(), np.zeros(8)
-for gradient in each.sum(axis=0):
-    momentum = 0.9 * momentum + gradient
-    single -= 0.1 * momentum
-off = max(np.abs(weights - single).max() for weights in SimWorld(4).run(toy_zero, start, each))
-print(
-    f"three steps on 4 ranks, each with a quarter of the momentum: max |toy - single| = {off:.0e}"
-)
-
-# %% [markdown]
-# ## 5 Check
-#
-# Bytes alive between two steps, and bytes sent in one, of rank 0 of 4. The formulas are printed
-# with them, for Ψ padded parameters of 4 B.
+# Bytes alive on rank 0 of 4 between two steps, and bytes that it has sent in one:
 
 # %%
 RANKS = 4
@@ -191,44 +196,42 @@ held, sent = {}, {}
 for stage in (0, 1, 2):
     world = SimWorld(RANKS)
     (_, held[stage]), *_ = world.run(train, stage)
-    sent[stage] = {
-        k: n // 3 for k, n in world.traces[0].bytes_by_purpose().items() if k != "startup"
-    }
-    parts = ", ".join(
-        f"{kind} {held[stage][kind]:,} B" for kind in ("parameter", "gradient", "optimizer")
-    )
-    print(
-        f"stage {stage} holds {parts};\n        sends "
-        f"{', '.join(f'{k} {n:,} B' for k, n in sent[stage].items())}"
-    )
-numel = sum(parameter.size for parameter in MLP([64, 256, 256, 10]).parameters())
-psi = 4 * 1024 * RANKS * -(-numel // (1024 * RANKS))
-state, traffic = 2 * psi // RANKS, 2 * (RANKS - 1) * psi // RANKS
-print(f"\nΨ = {psi:,} B; Adam's state, 2 Ψ / n = {state:,} B; 2 (n-1)/n Ψ = {traffic:,} B")
-assert sum(sent[1].values()) == sum(sent[2].values()) == traffic
+    purposes = world.traces[0].bytes_by_purpose()
+    sent[stage] = {k: n // 3 for k, n in purposes.items() if k != "startup"}
+    kinds = ("parameter", "gradient", "optimizer")
+    print(f"stage {stage} holds", ", ".join(f"{k} {held[stage][k]:,} B" for k in kinds))
+    print("        sends", ", ".join(f"{k} {n:,} B" for k, n in sent[stage].items()))
 state_guess.judge(held[1]["optimizer"] / held[0]["optimizer"], within=0.05)
 bytes_guess.judge(sum(sent[1].values()) / sum(sent[0].values()), within=0.05)
 
 # %% [markdown]
+# The reduce-scatter and the gather each send half of what the all-reduce sends. Why not exactly 1/4 and 1?
+# Here the padding is 1 % (in a large model it is nothing). With Ψ bytes of padded parameters:
+
+# %%
+numel = sum(parameter.size for parameter in MLP([64, 256, 256, 10]).parameters())
+psi = 4 * 1024 * RANKS * -(-numel // (1024 * RANKS))
+state, traffic = 2 * psi // RANKS, 2 * (RANKS - 1) * psi // RANKS
+print(f"Ψ = {psi:,} B, without padding {4 * numel:,} B: {psi / (4 * numel) - 1:.1%} more")
+print(f"Adam's state, 2 Ψ / n = {state:,} B; sent, 2 (n-1)/n Ψ = {traffic:,} B")
+assert held[1]["optimizer"] == held[2]["optimizer"] == state
+assert sum(sent[1].values()) == sum(sent[2].values()) == traffic
+
+# %% [markdown]
 # Stage 1 holds a whole gradient and the sum of its shard. Stage 2 frees a bucket as soon as it has
-# been sent. With k micro-batches stage 2 reduces each one, k Ψ instead of Ψ: it has no whole
-# gradient to add them up in.
+# been sent.
 #
-# Is it the same training? On one device with all rows, and against data parallelism, for ranks that do not divide
-# anything:
+# Is it the same training? On one device with all rows, and against data parallelism, for numbers of ranks that
+# do not divide the rows or the parameters:
 
 # %%
 single, _ = SimWorld(1).run(train, 0, dtype=np.float64)[0]
 for ranks in (2, 3, 5):
-    parallel = [SimWorld(ranks).run(train, stage, dtype=np.float64) for stage in (0, 1, 2)]
-    same = all(
-        np.array_equal(weights, parallel[0][0][0]) for results in parallel for weights, _ in results
-    )
-    off = np.abs(parallel[2][0][0] - single).max()
-    print(
-        f"{ranks} ranks: max |w_parallel - w_single| = {off:.1e}; stages 0, 1, 2 bit for bit: "
-        f"{same}"
-    )
+    runs = [SimWorld(ranks).run(train, stage, dtype=np.float64) for stage in (0, 1, 2)]
+    weights = runs[0][0][0]
+    same = all(np.array_equal(own, weights) for results in runs for own, _ in results)
+    off = np.abs(weights - single).max()
+    print(f"{ranks} ranks: max |w_parallel - w_single| = {off:.1e}; stages 0, 1, 2 equal: {same}")
     assert same
     assert off < 1e-9  # Adam makes a step of a gradient's last digits where it is near 0
 
@@ -237,10 +240,12 @@ for ranks in (2, 3, 5):
 #
 # Clipping needs the norm of the *whole* gradient, and a rank has a shard. When each rank takes the
 # norm of its shard, every shard is scaled by another factor: the direction of the step changes,
-# silently. The right way gathers a few numbers per rank:
-
+# silently. The right way sums a few numbers over the ranks:
 
 # %%
+from minidist import SGD
+
+
 def clipped(comm, right):
     mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
     model = MLP([64, 256, 256, 10])
@@ -249,24 +254,26 @@ def clipped(comm, right):
     cross_entropy(outputs, targets[mine], divisor=24).backward()
     if right:
         zero.clip_grad_norm_(0.1)
-    else:
-        # The shard's own norm.
+    else:  # the shard's own norm
         zero.shard.grad[...] *= min(1.0, 0.1 / np.linalg.norm(zero.shard.grad))
     squares = np.array([np.sum(zero.shard.grad.astype(np.float64) ** 2)])
     return float(np.sqrt(all_reduce(comm, squares)[0]))
 
 
-for right in (True, False):
+# %%
+for right, way in ((True, "the whole norm"), (False, "the norm of the shard")):
     norm = SimWorld(4).run(clipped, right)[0]
-    way = "the whole norm" if right else "the norm of the shard"
     print(f"clipped to 0.1 by {way:21}: the gradient's norm is {norm:.3f}")
 assert norm > 0.11
 
 # %% [markdown]
-# Stage 2 cannot accumulate locally, and raises an error:
-
+# Stage 2 has no whole gradient in which several micro-batches could be added up (lesson 10), so it reduces
+# every one of them. A program that wants to wait for the last one gets an error:
 
 # %%
+from minidist import UsageError
+
+
 def accumulates(comm):
     zero = ZeroOptimizer(MLP([64, 256, 10]), Adam, comm=comm, stage=2)
     with zero.no_sync():
@@ -282,8 +289,8 @@ with expect(UsageError):
 # `weights` and `gradients` are lists of arrays, the same shapes on every rank; the gradients are
 # this rank's own. The lists may be empty, and the number of elements need not be a multiple of the
 # ranks. Change the weights in place, on every rank, to what `update(weights, summed_gradient)` makes
-# of them; `update` works in place on 1-D arrays. Each rank may update at most 1/n of the elements
-# (rounded up), and send no more than a reduce-scatter and an all-gather do. Use `reduce_scatter` and `all_gather` from `minidist.collectives`.
+# of them; `update` works in place on 1-D arrays. What is judged: the weights, that each rank updates at most
+# 1/n of the elements (rounded up), and that it sends no more than a reduce-scatter and an all-gather do.
 
 
 # %%

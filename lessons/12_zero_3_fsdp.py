@@ -28,7 +28,7 @@
 # Count gathers and reduce-scatters; each sends (n-1)/n of a layer from a rank.
 
 # %%
-from minidist.course.lesson import check, expect, picture, predict, reveal, solution
+from minidist.course.lesson import check, picture, predict, reveal, solution
 
 traffic_guess = predict("bytes that a rank sends in a step, over (n-1)/n Ψ", example=2)
 layers_guess = predict("whole layers at the peak, with one layer gathered ahead", example=1)
@@ -36,28 +36,13 @@ layers_guess = predict("whole layers at the peak, with one layer gathered ahead"
 # %%
 import numpy as np
 
-from minidist import (
-    MLP,
-    Adam,
-    DistributedDataParallel,
-    FlatParameters,
-    FlopCounter,
-    LinkModel,
-    SimWorld,
-    Tensor,
-    UsageError,
-    all_gather,
-    cross_entropy,
-    fully_shard,
-    reduce_scatter,
-    sharded_parameters,
-    shards_of,
-)
+from minidist import MLP, Adam, FlopCounter, LinkModel, SimWorld, Tensor, cross_entropy
 from minidist.base.memory import account_memory
 from minidist.base.trace_file import only_steps
 from minidist.base.traces import SpanEvent
+from minidist.collectives import all_gather, reduce_scatter
 from minidist.course.story import story
-from minidist.report import show
+from minidist.report import show, step
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -67,87 +52,23 @@ from minidist.report import show
 # with Adam in mixed precision 16 B per parameter become 16/n. What it costs: more bytes on the
 # links, and waiting for them unless the next gather runs while a layer computes.
 #
-# A training loop in which every layer is a unit that is gathered and dropped. The optimizer is an
-# ordinary one, and sees only this rank's shards:
+# One gather, message by message: before it each rank has 2 of 8 weights, after it all of them. They are
+# dropped again when the layer has computed.
+
 
 # %%
-LAYERS, WIDTH, RANKS, ROWS = 8, 128, 4, 256
-LAYER = 4 * WIDTH * WIDTH  # bytes
-rng = np.random.default_rng(0)
-rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
-links = LinkModel(alpha=2e-6, beta=8e-10, flops=3e10, memory_bandwidth=1e11)
-
-
-def train(comm, prefetch=1, reshard=True, steps=3, dtype=np.float32, units=True):
-    """Returns weights, account and what is alive between two steps."""
-    mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
-    with account_memory(timeline=True) as account, FlopCounter() as counter:
-        # Each layer is a unit. From here on this rank keeps a quarter of it.
-        model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
-        for layer in model.layers if units else []:
-            fully_shard(
-                layer, mesh=comm, prefetch=prefetch, reduction="sum", reshard_after_forward=reshard
-            )
-        fully_shard(model, mesh=comm, prefetch=prefetch, reduction="sum")
-        optimizer = Adam(sharded_parameters(model), lr=1e-3)
-
-        # An ordinary loop: units gather and reduce by themselves, in forward and in backward.
-        for step in range(steps):
-            began = comm.time()
-            for shard in shards_of(model):
-                shard.zero_grad()
-            loss = cross_entropy(
-                model(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=ROWS
-            )
-            loss.backward()
-            comm.compute(counter.take(), name="backward")
-            optimizer.step()
-            mark = SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step")
-            comm.trace.add_span(mark)
-    comm.trace.memory = [(0.0, live) for live in account.history()]
-    weights = np.concatenate([whole(shard, comm) for shard in shards_of(model)])
-    return weights, account, dict(account.by_purpose)
-
-
-def whole(shard, comm):
-    """All shards of a layer, for the comparison."""
-    return all_gather(comm, shard.data.copy())[: shard.flat.numel]
-
-
-# %% [markdown]
-# The second step on rank 0: first with every gather when it is needed, then with one layer gathered
-# ahead.
-
-# %%
-runs = {}
-for prefetch in (0, 1, 2):
-    world = SimWorld(RANKS, links=links)
-    results = world.run(train, prefetch)
-    runs[prefetch] = (only_steps(world.traces, 1, 2), results[0])
-for prefetch in (0, 1):
-    picture("lanes", runs[prefetch][0], "part 3 of lesson 12", name=f"prefetch {prefetch}")
-
-# %% [markdown]
-# One gather, message by message: before it each rank has 2 of 8 weights, after it all of them. FSDP
-# drops them again when the layer has computed.
-
-# %%
-from minidist import report
-
-
 def one_layer(comm):
     shard, layer = np.arange(2.0) + 2 * comm.rank, np.full(8, np.nan)
     all_gather(comm, shard, out=layer, algorithm="ring")
 
 
-show(report.step(one_layer, 4), "A layer of 8 weights is gathered from 4 shards.")
+show(step(one_layer, 4), "A layer of 8 weights is gathered from 4 shards.")
 
 # %% [markdown]
 # ## 4 The code
 #
-# A *unit* is the parameters of one layer in one flat array. Gathering binds the parameters to a new
-# array; releasing frees that array. The nodes of the graph refer to the parameter and never to its
-# array, so nothing else keeps it alive. As a toy, with every message:
+# Forward and backward of layers y = x W, with every gather and every reduce-scatter. A rank has some of the
+# rows of each W:
 
 
 # %%
@@ -169,78 +90,149 @@ def toy(comm, shards, x):
     return weights  # this rank's rows of each gradient, summed over the ranks
 
 
+# %% [markdown]
+# Two ranks with the same two rows of x, so their summed gradient must be twice that of one rank:
+
+# %%
 layers = [np.random.default_rng(i).integers(-2, 3, (4, 4)).astype(float) for i in range(3)]
 x = np.ones((2, 4))
 two = SimWorld(2).run(lambda comm: toy(comm, [np.split(w, 2)[comm.rank] for w in layers], x))
 one = SimWorld(1).run(lambda comm: toy(comm, layers, x))[0]
 both = [np.concatenate([part[i] for part in two]) for i in range(3)]
-same = all(np.array_equal(both[i], 2 * one[i]) for i in range(3))  # each rank had the same rows
+same = all(np.array_equal(both[i], 2 * one[i]) for i in range(3))
 print("the shards of two ranks together are one rank's gradient, twice:", same)
 assert same
 
 # %% [markdown]
-# The library does the same in streams, so that gathers overlap with computing:
-# [fsdp.py](../minidist/core/parallel/fsdp.py), `start_gather`, `finish_gather`,
-# `release` and `start_reduce`.
+# In the library a *unit* is the parameters of one layer in one flat array. `fully_shard` makes one, and from
+# then on a rank keeps its shard; the unit gathers and reduces by itself, in streams, so that gathers overlap
+# with computing ([fsdp.py](../minidist/core/parallel/fsdp.py), `start_gather`, `finish_gather`,
+# `release` and `start_reduce`). The network of the case:
+
+# %%
+from minidist import fully_shard, sharded_parameters, shards_of
+
+LAYERS, WIDTH, RANKS, ROWS = 8, 128, 4, 256
+LAYER = 4 * WIDTH * WIDTH  # bytes
+rng = np.random.default_rng(0)
+rows, targets = rng.normal(size=(ROWS, WIDTH)), rng.integers(0, WIDTH, ROWS)
+links = LinkModel(alpha=2e-6, beta=8e-10, flops=3e10, memory_bandwidth=1e11)
+
+
+def sharded(comm, dtype, *, prefetch=1, reshard=True, units=True):
+    """The model with its layers as units; units=False: the whole model is one unit."""
+    model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
+    options = {"mesh": comm, "prefetch": prefetch, "reduction": "sum"}
+    for layer in model.layers if units else []:
+        fully_shard(layer, reshard_after_forward=reshard, **options)
+    return fully_shard(model, **options)
+
+
+# %% [markdown]
+# The loop is an ordinary one, and so is the optimizer, which sees only this rank's shards. The trace
+# gets a mark for each step, so that a picture can show one of them:
+
+
+# %%
+def train(comm, steps=3, dtype=np.float32, **options):
+    """Returns weights, account and what is alive between two steps."""
+    mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
+    with account_memory(timeline=True) as account, FlopCounter() as counter:
+        model = sharded(comm, dtype, **options)
+        optimizer = Adam(sharded_parameters(model), lr=1e-3)
+        for number in range(steps):
+            began = comm.time()
+            for shard in shards_of(model):
+                shard.zero_grad()
+            x = Tensor(rows[mine].astype(dtype))
+            cross_entropy(model(x), targets[mine], divisor=ROWS).backward()
+            comm.compute(counter.take(), name="backward")
+            optimizer.step()
+            mark = SpanEvent(comm.rank, "main", f"step {number}", began, comm.time(), "step")
+            comm.trace.add_span(mark)
+        held = dict(account.by_purpose)
+    comm.trace.memory = [(0.0, live) for live in account.history()]
+    return np.concatenate([whole(s, comm) for s in shards_of(model)]), account, held
+
+
+def whole(shard, comm):
+    """All shards of a layer, for the comparison."""
+    return all_gather(comm, shard.data.copy())[: shard.flat.numel]
+
 
 # %% [markdown]
 # ## 5 Check
+#
+# The second step on rank 0: first with every gather when it is needed, then with one layer gathered
+# ahead. In the second picture the gathers lie below the computing that hides them:
 
 # %%
-psi, peaks = LAYERS * LAYER, {}
-for prefetch, (traces, (_, account, _)) in runs.items():
+runs = {}
+for prefetch in (0, 1, 2):
+    world = SimWorld(RANKS, links=links)
+    (_, account, _), *_ = world.run(train, prefetch=prefetch)
+    runs[prefetch] = (only_steps(world.traces, 1, 2), account)
+for prefetch in (0, 1):
+    picture("lanes", runs[prefetch][0], "part 5 of lesson 12", name=f"prefetch {prefetch}")
+
+# %% [markdown]
+# The time of that step, and the whole layers at the peak. The second layer ahead takes memory and gains
+# nothing here: one gather is hidden as soon as it takes no longer than the computation of one layer.
+
+# %%
+peaks = {}
+for prefetch, (traces, account) in runs.items():
     # The step, as in the pictures: from the first rank's start to the end on rank 0.
     began = min(span.start for trace in traces for span in trace.spans)
     seconds = max(span.end for span in traces[0].spans) - began
     peaks[prefetch] = account.peak_by_purpose["unsharded"] // LAYER
-    print(
-        f"prefetch {prefetch}: {seconds * 1e6:.0f} µs, whole layers at the peak: {peaks[prefetch]}"
-    )
+    print(f"prefetch {prefetch}: {seconds * 1e6:,.0f} µs, {peaks[prefetch]} of 8 layers whole")
 layers_guess.judge(peaks[1])
 
+# %% [markdown]
+# The bytes that rank 0 sends in the step. Each layer is gathered twice, in forward and in backward, and its
+# gradient is reduce-scattered once:
+
+# %%
+psi = LAYERS * LAYER
 sent = runs[1][0][0].bytes_by_purpose()
 print(", ".join(f"{purpose} {nbytes:,} B" for purpose, nbytes in sent.items()))
 traffic_guess.judge(sum(sent.values()) / (psi * (RANKS - 1) / RANKS))
 
 # %% [markdown]
-# The second layer ahead takes memory and gains nothing here: one gather is hidden as soon as it
-# takes no longer than the computation of one layer.
-#
-# Memory of the same three steps, without sharding (above) and with it (below), on one scale.
-# Parameters, gradients and optimizer state are divided by n; the dark band on top is what is whole
-# for a moment.
-
+# Memory of three steps, without sharding (above) and with it (below), on one scale. The dark band on top is
+# what is whole for a moment. This is the same network with data parallelism:
 
 # %%
+from minidist import DistributedDataParallel, FlatParameters
+
+
 def data_parallel(comm, steps=3, dtype=np.float32):
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
     with account_memory(timeline=True) as account:
-        flat = FlatParameters(
-            (model := MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)).parameters()
-        )
+        model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
+        flat = FlatParameters(model.parameters())
         parallel = DistributedDataParallel(model, comm, reduction="sum", flat=flat)
         optimizer = Adam(flat, lr=1e-3)
         for _ in range(steps):
             flat.zero_grad()
-            cross_entropy(
-                parallel(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=ROWS
-            ).backward()
+            x = Tensor(rows[mine].astype(dtype))
+            cross_entropy(parallel(x), targets[mine], divisor=ROWS).backward()
             optimizer.step()
+        held = dict(account.by_purpose)
     comm.trace.memory = [(0.0, live) for live in account.history()]
-    return flat.data, account, dict(account.by_purpose)
+    return flat.data, account, held
 
 
+# %%
 first_ranks, peak = [], {}
 for title, program in (("data parallelism", data_parallel), ("fully sharded", train)):
     world = SimWorld(RANKS)
     (_, account, held), *_ = world.run(program)
     first_ranks.append(world.traces[0])
     peak[title] = account.peak
-    model_bytes = sum(held[kind] for kind in ("parameter", "gradient", "optimizer"))
-    print(
-        f"{title}: between steps {model_bytes:,} B, that is {model_bytes / psi:g} Ψ; at the peak "
-        f"{account.peak:,} B"
-    )
+    states = sum(held[kind] for kind in ("parameter", "gradient", "optimizer"))
+    print(f"{title}: states {states:,} B, that is {states / psi:g} Ψ; peak {account.peak:,} B")
 title = "rank 0 of data parallelism, and rank 0 fully sharded"
 picture("memory", first_ranks, "part 5 of lesson 12", title=title)
 
@@ -250,65 +242,48 @@ picture("memory", first_ranks, "part 5 of lesson 12", title=title)
 # %%
 (single, _, _), *_ = SimWorld(1).run(data_parallel, dtype=np.float64)
 for ranks, prefetch in ((2, 0), (3, 1), (4, 2)):
-    (weights, _, _), *_ = SimWorld(ranks).run(train, prefetch, dtype=np.float64)
+    (weights, _, _), *_ = SimWorld(ranks).run(train, prefetch=prefetch, dtype=np.float64)
     off = np.abs(weights - single).max()
     print(f"{ranks} ranks, prefetch {prefetch}: max |w_parallel - w_single| = {off:.1e}")
     assert off < 1e-9
 
 # %% [markdown]
-# ## 6 Break it
-#
-# Forget to mark the layers as units. Then the whole model is one unit: everything is gathered at once, nothing is
-# hidden, and at the peak all weights and all gradients are whole. Of what sharding saves, the optimizer's state is left.
-# It still trains, so the mistake is easy to miss:
-
-
-# %%
-def one_unit(comm):
-    return train(comm, units=False)
-
-
-(_, account, _), *_ = SimWorld(RANKS).run(one_unit)
-peak["one unit"] = account.peak
-print(f"one unit: whole layers at the peak: {account.peak_by_purpose['unsharded'] // LAYER}")
-print(", ".join(f"{name}: peak {nbytes:,} B" for name, nbytes in peak.items()))
-assert peak["fully sharded"] < peak["one unit"] < peak["data parallelism"]
-
-
-# %% [markdown]
-# Sharding a module twice would cut a shard into shards:
-
-
-# %%
-def twice(comm):
-    model = fully_shard(MLP([8, 8]), mesh=comm)
-    fully_shard(model, mesh=comm)
-
-
-with expect(UsageError):
-    SimWorld(2).run(twice)
-
-# %% [markdown]
-# `reshard_after_forward=False` keeps a layer whole from forward to backward: 2 Ψ on the links again, and at the peak
-# all weights are whole. Gradients and optimizer state stay divided, so the peak is half of data parallelism's:
+# Where memory suffices, `reshard_after_forward=False` keeps a layer whole from forward to backward. It is
+# gathered once, and at the peak all weights are whole; gradients and optimizer state stay divided:
 
 # %%
 world = SimWorld(RANKS, links=links)
-(_, account, _), *_ = world.run(train, 1, False)
+(_, account, _), *_ = world.run(train, reshard=False)
 sent = only_steps(world.traces, 1, 2)[0].bytes_by_purpose()
-print(
-    f"{sum(sent.values()) / (psi * (RANKS - 1) / RANKS):g} times (n-1)/n Ψ,"
-    f" whole layers at the peak: {account.peak_by_purpose['unsharded'] // LAYER};"
-    f" peak {account.peak:,} B"
-)
-assert 0.45 < account.peak / peak["data parallelism"] < 0.55
+times = sum(sent.values()) / (psi * (RANKS - 1) / RANKS)
+share = account.peak / peak["data parallelism"]
+layers_whole = account.peak_by_purpose["unsharded"] // LAYER
+print(f"sent {times:g} (n-1)/n Ψ; {layers_whole} of 8 layers whole")
+print(f"peak {account.peak:,} B, {share:.0%} of data parallelism's")
+assert 0.45 < share < 0.55
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Forget to mark the layers as units. Then the whole model is one unit: everything is gathered at once,
+# nothing is hidden, and at the peak all weights and all gradients are whole. Of what sharding saves, the
+# optimizer's state is left. It still trains, so the mistake is easy to miss:
+
+
+# %%
+(_, account, _), *_ = SimWorld(RANKS).run(train, units=False)
+peak["one unit"] = account.peak
+print(f"one unit: {account.peak_by_purpose['unsharded'] // LAYER} of 8 layers whole")
+print(", ".join(f"{name}: peak {nbytes:,} B" for name, nbytes in peak.items()))
+assert peak["fully sharded"] < peak["one unit"] < peak["data parallelism"]
 
 # %% [markdown]
 # ## 7 Exercise: a prefetch that hides the gather
 #
 # `gather(i)` starts to gather layer i and returns something whose `wait()` gives its weights.
 # `compute(i, weights, x)` returns the layer's output and takes some time. Run all `layers` in order
-# and return the last output: in the least time, with at most two whole layers alive.
+# and return the last output. What is judged: the output, the time, and that at most two whole layers are
+# alive.
 
 
 # %%

@@ -13,11 +13,14 @@
 #
 # ## 1 The case
 #
-# A transformer block has an MLP with two matrices, y = gelu(x A) B, and an attention with two,
-# Q|K|V and the projection. They do not fit on one rank. On four ranks, give each rank a quarter of
-# the *columns* of the first matrix and a quarter of the *rows* of the second. Then x A can be
-# computed column by column without a message, and the four products with the rows of B only have to
-# be added up: one all-reduce for the MLP, one for the attention, and as many in backward.
+# ZeRO 3 gathers the weights of every layer, in forward and again in backward. Could the weights stay where
+# they are, and the activations travel in their place?
+#
+# A transformer block has an MLP with two matrices, y = gelu(x A) B, and an attention with two, Q|K|V and
+# the projection. Give each of four ranks a quarter of the *columns* of the first matrix and a quarter of
+# the *rows* of the second. Then x A can be computed column by column without a message, and the four
+# products with the rows of B only have to be added up: one all-reduce for the MLP, one for the attention,
+# and as many in backward.
 #
 # The activations are 4 x 16 x 64 numbers of 4 B, 16,384 B. With ring all-reduces (lesson 04), how
 # many bytes does a rank send in one forward and backward of the block? And what part of the block's
@@ -42,18 +45,15 @@ from minidist import (
     FlopCounter,
     GPTConfig,
     LinkModel,
-    MismatchError,
     SimWorld,
     Tensor,
     gpt_plan,
     parallelize_module,
 )
-from minidist.core.parallel.tensor import layers
 from minidist.course.story import story
 from minidist.job.equality.compare import compare_rank
-from minidist.job.train.trainer import train
 from minidist.report import show
-from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
+from minidist.report.tiles import model_tiles, tiles_figure
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -79,37 +79,32 @@ show(
 )
 
 # %% [markdown]
-# Forward and backward of one such block, from a trace. In the row of each rank F and B are
-# computation; the arrows are the all-reduces, two in forward and two in backward:
+# One such block on several ranks. Every rank draws the whole block from the same seed, and keeps its tiles:
 
 # %%
 BATCH, LENGTH, WIDTH, HEADS = 4, 16, 64, 4
-PLAN = {
-    name.removeprefix("transformer.h.*."): style
-    for name, style in gpt_plan(2).items()
-    if "h.*." in name
-}
+BLOCK = "transformer.h.*."  # the plan of a whole GPT says how each layer is cut
+PLAN = {name.removeprefix(BLOCK): cut for name, cut in gpt_plan(2).items() if BLOCK in name}
 
 
-def one_block(comm, compute=True):
-    """A forward and a backward of one GPT block on all ranks; returns how many parameters this
-    rank holds.
-    """
-    block = Block(GPTConfig(n_embd=WIDTH, n_head=HEADS), np.float32)
-    block.initialize(0)  # every rank draws the whole block from the same seed ...
-    block = parallelize_module(block, comm, PLAN)  # ... and keeps its tiles
-    x = Tensor(
-        np.random.default_rng(0).normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32),
-        requires_grad=True,
-    )
+def one_block(comm):
+    """Forward and backward of a GPT block; returns how many parameters this rank holds."""
+    block = Block(GPTConfig(n_embd=WIDTH, n_head=HEADS), np.float32).initialize(0)
+    block = parallelize_module(block, comm, PLAN)
+    x = np.random.default_rng(0).normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32)
     with FlopCounter() as counter:
-        y = block(x)
+        y = block(Tensor(x, requires_grad=True))
         comm.compute(counter.take(), name="forward")
         y.backward(np.ones_like(y.data))
         comm.compute(counter.take(), name="backward")
     return sum(p.size for p in block.parameters())
 
 
+# %% [markdown]
+# In the row of each rank F and B are computation; the arrows are the all-reduces, two in forward and two in
+# backward:
+
+# %%
 world = SimWorld(2, links=LinkModel(alpha=2e-6, beta=1e-10, flops=2e11, memory_bandwidth=1e11))
 world.run(one_block)
 picture("space-time", world, "part 3 of lesson 14", name="a block on 2 ranks")
@@ -136,16 +131,18 @@ picture("space-time", world, "part 3 of lesson 14", name="a block on 2 ranks")
 # %%
 rng = np.random.default_rng(1)
 x, a, b = rng.integers(-3, 4, (2, 4)), rng.integers(-3, 4, (4, 6)), rng.integers(-3, 4, (6, 4))
+whole = np.maximum(x @ a, 0) @ b
 parts = [np.maximum(x @ a[:, columns], 0) @ b[columns] for columns in (slice(0, 3), slice(3, 6))]
-print(
-    "columns, then rows: the parts add up:",
-    np.array_equal(parts[0] + parts[1], np.maximum(x @ a, 0) @ b),
-)
+print("columns, then rows: the parts add up:", np.array_equal(sum(parts), whole))
+assert np.array_equal(sum(parts), whole)
+
+# %% [markdown]
+# The other order does not work, because the ReLU of a part of a sum is not a part of the ReLU:
+
+# %%
 parts = [np.maximum(x[:, rows] @ a[rows], 0) @ b for rows in (slice(0, 2), slice(2, 4))]
-print(
-    "rows, then columns: the ReLU of a part is not a part of the ReLU:",
-    np.array_equal(sum(parts), np.maximum(x @ a, 0) @ b),
-)
+print("rows, then columns: the parts add up:", np.array_equal(sum(parts), whole))
+assert not np.array_equal(sum(parts), whole)
 
 # %% [markdown]
 # ## 5 Check
@@ -157,19 +154,19 @@ print(
 ranks = 4
 world = SimWorld(ranks)
 held = world.run(one_block)
-whole = SimWorld(1).run(one_block)[0]
-sent = world.traces[0].sent()
-nbytes = sum(m.nbytes for m in sent)
-rings = {
-    purpose: len(world.traces[0].sent(purpose)) // (2 * (ranks - 1))
-    for purpose in ("tensor_forward", "tensor_backward")
-}
-print(f"all-reduces: {rings}")
+purposes = world.traces[0].bytes_by_purpose()
 formula = 8 * BATCH * LENGTH * WIDTH * (ranks - 1) // ranks * 4
+print(", ".join(f"{purpose} {nbytes:,} B" for purpose, nbytes in purposes.items()))
 print(f"8 b s h (t-1)/t x 4 B = {formula:,} B")
-print(f"parameters: {held[0]:,} of {whole:,}; the norms and two biases are whole on every rank")
-assert nbytes == formula
-bytes_guess.judge(nbytes)
+bytes_guess.judge(sum(purposes.values()))
+assert sum(purposes.values()) == formula
+
+# %% [markdown]
+# The parameters of a rank are a little more than a quarter: the norms and two biases are whole on every rank.
+
+# %%
+whole = SimWorld(1).run(one_block)[0]
+print(f"parameters: {held[0]:,} of {whole:,}")
 share_guess.judge(100 * held[0] / whole, within=0.05)
 
 # %% [markdown]
@@ -196,9 +193,13 @@ for ranks in (2, 3, 4):
 # does.)
 
 # %%
+from minidist import MismatchError
+from minidist.core.parallel.tensor import layers
+from minidist.job.train.trainer import train
+
 long = job(2).model_copy(update={"steps": 40, "lr": 0.01})
-right = layers.copy_to_tensor_parallel_region
 losses = {"with f": SimWorld(2).run(train, long)[0].losses}
+right = layers.copy_to_tensor_parallel_region
 layers.copy_to_tensor_parallel_region = lambda x, comm: x
 losses["without f"] = SimWorld(2).run(train, long)[0].losses
 for name, values in losses.items():
@@ -208,18 +209,23 @@ with expect(MismatchError):
 layers.copy_to_tensor_parallel_region = right
 
 # %% [markdown]
-# And the classic: a fused Q|K|V cut contiguously. Rank 0 of 2 then holds all of Q and half of K:
+# The other typical mistake: the fused Q|K|V is cut into contiguous halves. In the picture each rank has 8
+# of the 16 columns of each of the three. The first half of the 48 columns is something else:
 
 # %%
-print(tiles_table([tile for tile in tiles if "c_attn.weight" in tile.name]))
-print("a contiguous cut would be rank 0: [0:16, 0:24], which is Q (0:16) and half of K (16:32)")
+columns = np.repeat(["Q", "K", "V"], 16)
+for rank, half in enumerate(np.split(columns, 2)):
+    print(f"rank {rank}:", {name: int((half == name).sum()) for name in ("Q", "K", "V")})
+
+# %% [markdown]
+# Rank 0 has all of Q and no V: it cannot compute a head.
 
 # %% [markdown]
 # ## 7 Exercise: an MLP and an attention in tiles
 #
 # First the MLP, y = relu(x A) B + bias, forward and backward. Every rank gets the whole x, *its
 # columns* of A, *its rows* of B, the bias, and the gradient of y (the same on all ranks). Return y
-# and the gradient of x, on every rank. Use `all_reduce` from `minidist.collectives`.
+# and the gradient of x, on every rank. What is judged: both arrays, and the bytes of two all-reduces.
 
 # %%
 from minidist import all_reduce

@@ -1,10 +1,12 @@
-"""The exceptions of core/base/errors.py, and how a sentence quotes paths and the errors of other programs.
+"""The exceptions of core/base/errors.py, and how a sentence quotes paths, numbers and the errors of other programs.
 
 Proved by: tests/base/test_errors.py
 """
 
 # mypy: implicit_reexport
 # ruff: noqa: F403, F405
+
+from collections.abc import Iterable
 
 from minidist.core.base.errors import *
 
@@ -16,6 +18,17 @@ def quoted_path(path: object, marks: bool = True) -> str:
     """Return a path for an error message, whole, so that it can be copied; what is too long for a path is shortened."""
     text = str(path)
     return quoted(text, marks, MAX_PATH if len(text) <= MAX_PATH else MAX_QUOTED)
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Return numbers in ascending order as text, those that follow each other as first-last: "0-3, 8"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def text_of(error: BaseException) -> str:

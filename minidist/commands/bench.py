@@ -170,6 +170,29 @@ def bench_pipeline(
     return _result(measure, stages, schedule, microbatches, rounds, case)
 
 
+@bench.command("memory")
+@json_or_table
+def bench_memory(cases: Cases = None, rounds: Rounds = 12) -> Result:
+    """Measure what the memory account costs a training step, when it is on and when it keeps a timeline."""
+    from minidist.report.bench.memory import bench_memory as measure
+
+    return _result(measure, cases or None, rounds)
+
+
+@bench.command("hybrid")
+@json_or_table
+def bench_hybrid(
+    dp: Annotated[int, Option(help="data-parallel ranks")] = 2,
+    tp: Annotated[int, Option(help="tensor-parallel ranks")] = 2,
+    pp: Annotated[int, Option(help="pipeline ranks")] = 2,
+    rounds: Annotated[int, Option(help="interleaved rounds")] = 8,
+) -> Result:
+    """Measure the share of a hybrid step that is neither arithmetic nor messages, under mpiexec."""
+    from minidist.report.bench.hybrid import bench_hybrid as measure
+
+    return _result(measure, rounds, dp, tp, pp)
+
+
 def _say_without_torch(compared: bool = True) -> None:
     """Say why the ratios to PyTorch will be missing."""
     from minidist.report.bench.environment import has_torch

@@ -20,6 +20,7 @@ from typing import Any
 
 from minidist import __version__
 from minidist.base.cache import folder
+from minidist.base.errors import ranges_text
 from minidist.base.process import keep_freed_memory, usable_cores
 from minidist.collectives.algorithms import ALGORITHMS
 from minidist.collectives.tuning import BUDGET, TRANSPORT, entry_of, kept_times
@@ -258,7 +259,7 @@ def judge_ranks(facts: Sequence[RankFacts]) -> list[Finding]:
     for fact in facts:
         by_host.setdefault(fact.host, []).append(fact)
 
-    hosts = ", ".join(f"{host} (ranks {spans([fact.rank for fact in here])})" for host, here in by_host.items())
+    hosts = ", ".join(f"{host} (ranks {ranges_text([fact.rank for fact in here])})" for host, here in by_host.items())
     findings = [Finding("hosts", True, f"{len(facts)} ranks on {hosts}")]
 
     # Every rank must run the same software, which a virtual environment on a shared disk guarantees.
@@ -275,17 +276,6 @@ def judge_ranks(facts: Sequence[RankFacts]) -> list[Finding]:
     remedy = "" if enough else "; start fewer ranks per host, or set OPENBLAS_NUM_THREADS=1"
     findings.append(Finding("cores/rank", enough, "; ".join(lines) + remedy))
     return findings
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as text, runs as first-last: 0-3, 8."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def message_times(MPI: Any, hosts: Sequence[str]) -> dict[str, tuple[float, float]]:

@@ -45,7 +45,8 @@ class StepFlags:
     ] = "any"
     dropout: Annotated[bool, Option("--dropout", help="with --model: blocks keep masks of dropout")] = False
     accounting: Annotated[
-        str | None, Option(help="zero (default with --params), megatron (default with --model), fp32-accumulation")
+        str | None,
+        Option(help="zero (default with --params), megatron (default with --model), fp32-accumulation, deepspeed"),
     ] = None
     recompute: Annotated[str, Option(help="with --model: none, selective, full or sqrt")] = "none"
     prefetch: Annotated[int, Option(help="with --model: blocks that ZeRO 3 gathers ahead")] = 1
@@ -82,6 +83,15 @@ class StepFlags:
         )
         return job, layout
 
+    def check_deepspeed(self) -> None:
+        """Raise UsageError for what DeepSpeed's estimates, which are of data-parallel ranks, do not count."""
+        if self.accounting != "deepspeed":
+            return
+        split = [f"--{axis} {getattr(self, axis)}" for axis in AXES[1:] if getattr(self, axis) != 1]
+        split += [f"--prefetch {quoted(self.prefetch)}"] * (self.prefetch != 1)
+        if split:
+            raise UsageError(f"{split[0]} has no effect with --accounting deepspeed; leave one of them out")
+
     def refuse_activations(self, why: str, names: Sequence[str] = ACTIVATIONS) -> None:
         """Raise UsageError for the first flag that has no use where activations are unknown.
 
@@ -109,7 +119,7 @@ def memory(
     ] = None,
 ) -> Result:
     """Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."""
-    from minidist.planning.zero_stages import model_states, whole_number
+    from minidist.planning.zero_stages import deepspeed_offload, model_states, whole_number
     from minidist.report.frame import SUFFIXES
 
     if (params is None) == (model is None):
@@ -126,6 +136,7 @@ def memory(
     # A model's whole step, or the model states of a bare number of parameters, which has no activations.
     fits: dict[str, Fit] = {}
     if model is not None:
+        flags.check_deepspeed()
         job, layout = flags.planned(model)
         stages, fits = _of_model(model, job, layout, accounting, flags)
         if flags.seq is not None:
@@ -137,6 +148,8 @@ def memory(
         )
         number = whole_number(params or "")
         stages = dict(model_states(number, flags.dp, accounting))
+        if accounting == "deepspeed":
+            stages["offload"] = deepspeed_offload(number, flags.dp)
 
     # A file is written with --json, too. A script sees by the exit code that no stage fits.
     code = int(bool(fits) and not any(fit.fits for fit in fits.values()))
@@ -146,7 +159,7 @@ def memory(
         return Result(stages, lambda: None, code)
     if form == "svg":
         return Result(stages, draw, code)
-    return Result(stages, partial(_print, stages, title.format(""), fits), code)
+    return Result(stages, partial(_print, stages, title.format(""), accounting, fits), code)
 
 
 def _of_model(
@@ -156,7 +169,7 @@ def _of_model(
     from minidist.planning.cluster.fit import Fit, not_counted
     from minidist.planning.cluster.gpus import machine_of
     from minidist.planning.cluster.layout import length_to_give
-    from minidist.planning.zero_stages import STATES, block_forms, layout_stages, with_total
+    from minidist.planning.zero_stages import STATES, block_forms, deepspeed_offload, layout_stages, with_total
 
     model, fits = job.model, dict[str, Fit]()
     stages: dict[str, Any] = {"model": name, "parameters": model.counted_parameters}
@@ -171,6 +184,8 @@ def _of_model(
         stages |= {"seq": job.length} | ({} if block is None else {"activations_of_a_block": block})
         stages |= {stage: with_total(rank.by_kind) for stage, rank in ranks.items()}
         stages["not_counted"] = not_counted()
+    if accounting == "deepspeed":
+        stages["offload"] = deepspeed_offload(model.parameters, layout.dp, model.largest_module)
     if flags.gpu is not None:
         machine = machine_of(flags.gpu)
         fits = {stage: Fit.of_rank(machine, rank, job) for stage, rank in ranks.items()}
@@ -191,9 +206,9 @@ def _draw(stages: dict[str, Any], title: str, output: Path | None) -> None:
         print(save(figure, Path(folder) / "bars.svg").read_text(encoding="utf-8"))
 
 
-def _print(stages: dict[str, Any], title: str, fits: "dict[str, Fit]") -> None:
-    """Print the stages as a table, what fits, and what is not counted."""
-    from minidist.planning.zero_stages import block_sentence, table
+def _print(stages: dict[str, Any], title: str, accounting: str, fits: "dict[str, Fit]") -> None:
+    """Print the stages as tables, what fits, and what the accounting leaves out."""
+    from minidist.planning.zero_stages import block_sentence, offload_table, table
 
     print(title)
     print(table(stages))
@@ -201,7 +216,14 @@ def _print(stages: dict[str, Any], title: str, fits: "dict[str, Fit]") -> None:
         print(f"  {'fits':16}" + "".join(f"{fit.verdict:>12}" for fit in fits.values()))
         for stage, fit in fits.items():
             print(f"{fit.needs(stage)}: {fit.room}")
+    if "offload" in stages:
+        print(offload_table(stages["offload"]))
     if "activations_of_a_block" in stages:
         print(block_sentence(stages["activations_of_a_block"]))
     if "not_counted" in stages:
         print(stages["not_counted"])
+    elif accounting == "deepspeed":
+        print(
+            "DeepSpeed's stage 3 adds 4 bytes for each parameter of the largest layer, which --params cannot tell; use"
+            " --model"
+        )

@@ -1,7 +1,7 @@
 """The flags of a training job that several commands share, and the job that flags and files describe together.
 
-`@takes_config` gives a command one flag per field of TrainConfig. A setting comes from the first of: its flag, the file
-of `--config`, the default.
+`@takes_config` gives a command one flag per field of TrainConfig. A setting comes from the first of: its flag, `--set`,
+the file of `--config`, the default.
 
 Proved by: tests/commands/test_cli.py, tests/config/test_config_file.py, tests/config/test_deepspeed.py
 """
@@ -55,7 +55,7 @@ PANELS = {
 
 
 def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
-    """Give a command `--config`, `--print-config` and a flag for each field of TrainConfig.
+    """Give a command `--config`, `--set`, `--print-config` and a flag for each field of TrainConfig.
 
     `function` receives the resulting TrainConfig as its first parameter, `config`, and its own flags by name.
     """
@@ -64,18 +64,19 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
     own = list(inspect.signature(function).parameters.values())[1:]  # without the config
     parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
 
-    def command(*, config: Path | None, print_config: bool, **values: Any) -> Any:
+    def command(*, config: Path | None, overrides: list[str] | None, print_config: bool, **values: Any) -> Any:
         settings = {}
         for name, default in defaults:
             value = values.pop(name)
             if value != default:  # which needs no check
                 settings[name] = value
         _written.set(frozenset())
-        if config is not None:
-            from minidist.job.config.config_file import read_config
+        if config is not None or overrides:
+            from minidist.job.config.config_file import read_config, read_overrides
 
-            # A flag overrides the file.
-            given, written = given_flags(), read_config(config)
+            # The first of flag, --set and file gives the value.
+            given, written = given_flags(), {} if config is None else read_config(config)
+            written.update(read_overrides(overrides or ()))
             settings.update({name: value for name, value in written.items() if name not in given})
             _written.set(frozenset(written))
         job = TrainConfig.make(**settings)
@@ -88,16 +89,23 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _of_a_file() -> list[inspect.Parameter]:
-    """Return `--config` and `--print-config`."""
+    """Return `--config`, `--set` and `--print-config`."""
     panel = "Job file"
     file = Option("--config", help="a .toml or .json file of settings; flags override it", panel=panel)
+    one = Option(
+        "--set", help="KEY=VALUE with a setting's name in the file, such as axes.tp=4; overrides the file", panel=panel
+    )
     shown = Option(
         "--print-config",
         help="print all settings as a file for --config (defaults as comments), and run nothing",
         panel=panel,
     )
 
-    return [_parameter("config", Path | None, file, None), _parameter("print_config", bool, shown, False)]
+    return [
+        _parameter("config", Path | None, file, None),
+        _parameter("overrides", list[str] | None, one, None),
+        _parameter("print_config", bool, shown, False),
+    ]
 
 
 def _of_a_config() -> list[inspect.Parameter]:
@@ -153,7 +161,7 @@ def with_deepspeed(config: TrainConfig, path: Path) -> TrainConfig:
     return job
 
 
-# The fields that --config gave: like a flag, none of them is overridden without a message.
+# The fields that --config and --set gave: like a flag, none of them is overridden without a message.
 _written: ContextVar[frozenset[str]] = ContextVar("minidist_written_settings", default=frozenset())
 
 
@@ -164,5 +172,5 @@ def given_flags() -> set[str]:
 
 
 def given_settings() -> set[str]:
-    """Return the fields that a flag or the file of --config gives."""
+    """Return the fields that a flag, --set or the file of --config gives."""
     return given_flags() | _written.get()

@@ -218,6 +218,12 @@ class Architecture:
         """Return the parameters outside the blocks: embeddings, last norm, an untied output projection."""
         return self.embedding.total + self.head.total
 
+    @property
+    def largest_module(self) -> int:
+        """Return the parameters of the largest single module: the embedding, or a projection of a block."""
+        embedding = max(self.vocabulary, self.positions if self.has_positions else 0) * self.width
+        return max(embedding, self.first.largest, *(block.part.largest for block in self.kinds))
+
     # floating-point operations ----------------------------------------------------------------------------------------
 
     def layer_flops(self, layer: int, length: int) -> int:

@@ -25,11 +25,6 @@ def unfused(s: int, b: int, h: int, a: int, itemsize: int = 2) -> int:
     return (16 * itemsize + 2) * s * b * h + (2 * itemsize + 1) * a * s * s * b
 
 
-def composite(s: int, b: int, h: int, a: int, itemsize: int = 2) -> int:
-    """Return `unfused`, plus the reciprocal deviation per row (at least float32) that our two layer norms keep."""
-    return unfused(s, b, h, a, itemsize) + 2 * s * b * max(itemsize, 4)
-
-
 def fused(s: int, b: int, h: int, a: int, itemsize: int = 4, dropout: bool = False) -> int:
     """Return the bytes that `gpt.Block` keeps."""
     blocks = [(min(QUERIES, s - first), min(first + QUERIES, s)) for first in range(0, s, QUERIES)]  # (queries, keys)

@@ -6,7 +6,7 @@
     experts   matrices that expert parallelism divides, with how many of them a token does not use
 
 A layer is a sum of parts. `products` are the elements of the matrices by which a token is multiplied: half of its
-floating-point operations without the scores of attention.
+floating-point operations without the scores of attention. `largest` is the largest module (a matrix with its bias).
 
 Proved by: tests/planning/test_architecture.py, tests/planning/test_families.py
 """
@@ -31,7 +31,8 @@ class Part(NamedTuple):
     """The parameters of a part of a model, and what a token does with them.
 
     split, replicated, expert: parameters that tensor parallelism divides, that nothing divides, and that expert
-    parallelism divides. idle: those of `expert` that a token does not use. products: see the module.
+    parallelism divides. idle: those of `expert` that a token does not use. products: see the module. largest:
+    parameters of the largest module.
     """
 
     split: int = 0
@@ -39,6 +40,7 @@ class Part(NamedTuple):
     expert: int = 0
     idle: int = 0
     products: int = 0
+    largest: int = 0
 
     @property
     def parameters(self) -> Parameters:
@@ -52,7 +54,7 @@ class Part(NamedTuple):
 
     def times(self, count: int) -> "Part":
         """Return this number of equal parts."""
-        return Part._make(count * number for number in self)
+        return Part._make([*(count * number for number in self[:-1]), self.largest])
 
 
 NOTHING = Part()
@@ -60,30 +62,31 @@ NOTHING = Part()
 
 def together(*parts: Part) -> Part:
     """Return the sum of parts."""
-    return Part._make(map(sum, zip(*parts, strict=True)))
+    *sums, largest = zip(*parts, strict=True)
+    return Part._make([*map(sum, sums), max(largest)])
 
 
 def column(inputs: int, outputs: int, bias: bool = False) -> Part:
     """Return a matrix whose outputs are divided."""
     size = inputs * outputs
-    return Part(split=size + bias * outputs, products=size)
+    return Part(split=size + bias * outputs, products=size, largest=size + bias * outputs)
 
 
 def row(inputs: int, outputs: int, bias: bool = False) -> Part:
     """Return a matrix whose inputs are divided; the bias is added once, so each rank has it whole."""
     size = inputs * outputs
-    return Part(split=size, replicated=bias * outputs, products=size)
+    return Part(split=size, replicated=bias * outputs, products=size, largest=size + bias * outputs)
 
 
 def whole(inputs: int, outputs: int, bias: bool = False) -> Part:
     """Return a matrix that each tensor-parallel rank has whole."""
     size = inputs * outputs
-    return Part(replicated=size + bias * outputs, products=size)
+    return Part(replicated=size + bias * outputs, products=size, largest=size + bias * outputs)
 
 
 def vector(size: int) -> Part:
     """Return parameters that each tensor-parallel rank has whole and that multiply no matrix: norms, biases."""
-    return Part(replicated=size)
+    return Part(replicated=size, largest=size)
 
 
 def grouped_query(
@@ -134,4 +137,6 @@ def mlp(width: int, inner: int, gated: bool = True, bias: bool = False) -> Part:
 
 def experts(count: int, used: int, one: Part) -> Part:
     """Return `count` equal experts; a token uses `used` of them."""
-    return Part(expert=count * one.total, idle=(count - used) * one.total, products=used * one.products)
+    return Part(
+        expert=count * one.total, idle=(count - used) * one.total, products=used * one.products, largest=one.largest
+    )

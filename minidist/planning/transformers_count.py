@@ -119,17 +119,17 @@ def _architecture(module: Any, config: Any) -> Architecture:
 
 
 def _part(layer: Any, experts: int, top_k: int) -> Part:
-    split = replicated = expert = 0
+    split = replicated = expert = largest = 0
     for name, parameter in layer.named_parameters():
         size = parameter.numel()
         if ".experts." in f".{name}":
             expert += size
         elif parameter.dim() > 1:
-            split += size
+            split, largest = split + size, max(largest, size)
         else:
             replicated += size
     used = expert * top_k // experts if experts else expert
-    return Part(split, replicated, expert, expert - used, split + used)
+    return Part(split, replicated, expert, expert - used, split + used, largest)
 
 
 def _count(module: Any) -> int:

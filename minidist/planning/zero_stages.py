@@ -13,6 +13,9 @@ Sources count differently, so every table names its accounting:
     megatron            gradients in float32: 18 P; at stage 3 the float32 shard is value and master copy: 16 P / N
     zero                the paper's, above (Rajbhandari et al., SC 2020, section 3.1 and figure 1)
     fp32-accumulation   gradients are added in float32 in addition to the 2-byte ones: 20 P (Ultra-Scale Playbook)
+    deepspeed           the estimators in DeepSpeed's documentation: stage 2 4 P + 16 P / N, stage 3 4 L + 18 P / N,
+                        with L the parameters of the largest layer, the single module with most parameters that no
+                        other module has (an embedding or a linear layer, not a block)
 
 Proved by: tests/planning/test_zero_stages.py
 """
@@ -27,6 +30,7 @@ from minidist.planning.block_bytes import fused, unfused
 from minidist.planning.cluster.layout import ACCOUNTINGS, ClusterLayout, Job, check_layout
 from minidist.planning.cluster.memory import RankMemory, divided_states, memory_by_rank
 
+ESTIMATORS = (*ACCOUNTINGS, "deepspeed")
 STATES = ("parameters", "gradients", "optimizer")
 # Kind of state -> bytes of one rank.
 Stage = dict[str, int]
@@ -34,26 +38,32 @@ Stage = dict[str, int]
 
 def check_accounting(accounting: str) -> None:
     """Raise UsageError for an accounting that does not exist."""
-    if accounting not in ACCOUNTINGS:
+    if accounting not in ESTIMATORS:
         raise UsageError(
-            f"there is no accounting {quoted(accounting)}{nearest(accounting, ACCOUNTINGS)}; there are"
-            f" {', '.join(ACCOUNTINGS)}"
+            f"there is no accounting {quoted(accounting)}{nearest(accounting, ESTIMATORS)}; there are"
+            f" {', '.join(ESTIMATORS)}"
         )
 
 
-def model_states(parameters: int, ranks: int, accounting: str = "zero") -> dict[str, Stage]:
+def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_layer: int = 0) -> dict[str, Stage]:
     """Return {"stage0": {"parameters": bytes, "gradients":, "optimizer":, "total":}, ...} of one of `ranks` ranks.
 
-    A shard is rounded up to whole elements. Errors: UsageError for counts below 1 and for an unknown accounting.
+    A shard is rounded up to whole elements. largest_layer: its parameters (`Architecture.largest_module`), for
+    `deepspeed`, which has no estimator for stages 0 and 1. Errors: UsageError for counts below 1 and for an unknown
+    accounting.
     """
     if parameters < 1 or ranks < 1:
         raise UsageError(f"{quoted(parameters)} parameters on {quoted(ranks)} ranks; both must be at least 1")
     check_count(ranks, "--dp")
     check_accounting(accounting)
-    return {
-        f"stage{zero}": with_total(divided_states(parameters, ranks, zero, ACCOUNTINGS[accounting][zero == 3]))
-        for zero in range(4)
-    }
+    if accounting == "deepspeed":
+        stages = _deepspeed_states(parameters, ranks, largest_layer)
+    else:
+        stages = {
+            f"stage{zero}": divided_states(parameters, ranks, zero, ACCOUNTINGS[accounting][zero == 3])
+            for zero in range(4)
+        }
+    return {stage: with_total(parts) for stage, parts in stages.items()}
 
 
 def with_total(parts: Stage) -> Stage:
@@ -61,19 +71,66 @@ def with_total(parts: Stage) -> Stage:
     return {**parts, "total": sum(parts.values())}
 
 
+def _deepspeed_states(parameters: int, ranks: int, largest_layer: int) -> dict[str, Stage]:
+    """Return DeepSpeed's estimates without states on the host; float32 gradients count as optimizer state."""
+    shard = int(2 * parameters / ranks)
+    whole = (2 * parameters, 2 * parameters, int(16 * parameters / ranks))
+    sharded = (2 * largest_layer + shard, 2 * largest_layer, int(18 * parameters / ranks) - shard)
+    return {"stage2": dict(zip(STATES, whole, strict=True)), "stage3": dict(zip(STATES, sharded, strict=True))}
+
+
+def deepspeed_offload(
+    parameters: int, ranks: int, largest_layer: int = 0, ranks_per_node: int = 8
+) -> dict[str, dict[str, int]]:
+    """Return DeepSpeed's estimates for states on the host: {"stage2 offload_optimizer": {"device":, "host":}, ...}.
+
+    device: bytes of a rank. host: bytes of a node, with a factor of 1.5 for buffers. "zero_init" is a model that is
+    built in shards.
+    """
+    # Ranks of one node share the memory of its host.
+    near = min(ranks, ranks_per_node)
+    nodes = -(-ranks // near)
+    p, layer = parameters, largest_layer
+    return {
+        "stage2 offload_optimizer": {"device": 2 * p, "host": int(p * max(4 * near, 16) * 1.5)},
+        "stage3 offload_optimizer": {
+            "device": 4 * layer + 2 * p // ranks,
+            "host": int(p * max(4 * near, 16 / nodes) * 1.5),
+        },
+        "stage3 offload_optimizer zero_init": {"device": 4 * layer + 2 * p // ranks, "host": int(p * 16 / nodes * 1.5)},
+        "stage3 offload_optimizer offload_param": {
+            "device": 4 * layer,
+            "host": int(p * max(4 * near, 18 / nodes) * 1.5),
+        },
+        "stage3 offload_optimizer offload_param zero_init": {"device": 4 * layer, "host": int(p * 18 / nodes * 1.5)},
+    }
+
+
 def layout_stages(job: Job, layout: ClusterLayout, accounting: str = "megatron") -> dict[str, RankMemory]:
     """Return {"stage0": memory, ...} of the fullest pipeline rank: `minidist plan`'s, to the byte.
 
-    Errors: UsageError for a layout that is not possible.
+    With `deepspeed` the states are its estimates of the whole model, and what stage 3 gathers is left out, because they
+    include the largest layer. Errors: UsageError for a layout that is not possible.
     """
     check_accounting(accounting)
-    job = replace(job, accounting=accounting)
+    if accounting != "deepspeed":
+        job = replace(job, accounting=accounting)
     stages: dict[str, RankMemory] = {}
     for zero in range(4):
         at_stage = replace(layout, zero=zero)
         check_layout(at_stage, job)
         stages[f"stage{zero}"] = max(memory_by_rank(at_stage, job), key=lambda rank: rank.likely(job))
-    return stages
+    if accounting != "deepspeed":
+        return stages
+    estimates = _deepspeed_states(job.model.parameters, layout.dp, job.model.largest_module)
+    gathered = ("gathered", "prefetch", "reducing")
+    return {
+        stage: replace(
+            stages[stage],
+            by_kind={**{kind: n for kind, n in stages[stage].by_kind.items() if kind not in gathered}, **states},
+        )
+        for stage, states in estimates.items()
+    }
 
 
 def block_forms(job: Job, batch: int) -> dict[str, int] | None:
@@ -119,3 +176,11 @@ def table(stages: dict[str, Any]) -> str:
             + "".join(f"{parts[name] / 1e9:12.2f}" if name in parts else f"{'-':>12}" for parts in rows.values())
         )
     return "\n".join(lines)
+
+
+def offload_table(rows: dict[str, dict[str, int]]) -> str:
+    """Format `deepspeed_offload` for people."""
+    lines = [f"{'with states on the host, GB':52}{'a rank':>10}{'a node':>10}"]
+    return "\n".join(
+        [*lines, *(f"  {name:50}{row['device'] / 1e9:10.2f}{row['host'] / 1e9:10.2f}" for name, row in rows.items())]
+    )

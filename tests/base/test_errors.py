@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from minidist.base.errors import MAX_PATH, UsageError, check_divisible, quoted, quoted_path, reason
+from minidist.base.errors import MAX_PATH, UsageError, check_divisible, quoted, quoted_path, ranges_text, reason
 
 
 def test_a_path_is_whole_and_another_value_is_not():
@@ -14,6 +14,11 @@ def test_a_path_is_whole_and_another_value_is_not():
     assert len(quoted(path)) < 120
     assert len(quoted_path("x" * (MAX_PATH + 1))) < 120
     assert quoted_path("a\nb") == r"'a\nb'"
+
+
+def test_numbers_that_follow_each_other_are_written_as_a_range():
+    assert ranges_text([8, 0, 1, 2, 5, 7]) == "0-2, 5, 7-8"
+    assert ranges_text([]) == ""
 
 
 def test_the_text_of_another_programs_error_is_one_short_line():

@@ -30,6 +30,15 @@ def test_the_cost_of_the_tape_is_measured():
     assert 0 < times["forward_us"] <= times["forward_backward_us"]
 
 
+def test_the_cost_of_the_account_is_measured_on_equal_jobs():
+    from minidist.report.bench.memory import bench_memory, compare
+
+    on, timeline = compare(SMALL, rounds=3)
+    assert on["ratio"] > 0 < timeline["ratio"]  # the promise, 1.05, is for a quiet machine: `minidist bench memory`
+    with pytest.raises(UsageError, match="did you mean 'gpt'"):
+        bench_memory(["gtp"])
+
+
 def test_wrong_arguments():
     with pytest.raises(UsageError, match=r"no case 'gtp' \(did you mean 'gpt'\?\)"):
         bench_step(["gtp"])

@@ -98,7 +98,7 @@ def test_many_ranks_keep_no_events_unless_they_are_asked(here, tmp_path):
     ("arguments", "words"),
     [
         (["memory", "--params", "7e9"], "GB (1e9 B) a rank"),
-        (["memory", "--model", "gpt2", "--accounting", "zero"], "stage3"),
+        (["memory", "--model", "gpt2", "--accounting", "deepspeed"], "stage3"),
         (["tiles", "--tp", "2"], "(dim 0 over tp)"),
         (["staleness", "--seconds", "0.05"], "asp"),
         (["compare", *SMALL, "--dp", "2"], "equal: 2 ranks and one device"),

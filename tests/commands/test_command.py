@@ -37,7 +37,7 @@ def by_us(words):
 RIGHT = [
     "train",
     "train --steps 3 --lr 0.5 --tp=2 --sequence-parallel --reduction ring --json --trace t.jsonl",
-    "train --micro-batch auto --steps 3 --steps 4 --config job.toml --fold --no-fold",
+    "train --micro-batch auto --steps 3 --steps 4 --set a=1 --set=b=2 --config job.toml --fold --no-fold",
     "compare --dp 2 mine.py:rank mine.py:alone",
     "schedule 1f1b --stages 4 gpipe --microbatches 8 -o a.svg --option stashing=0 --option a=b --format svg",
     "schedule",

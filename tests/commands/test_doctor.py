@@ -11,7 +11,7 @@ from minidist.base.process import usable_cores
 from minidist.collectives import tuning
 from minidist.comm.launcher import run_under_mpiexec
 from minidist.commands import doctor
-from minidist.commands.doctor import RankFacts, judge_ranks, launcher_finding, launcher_of, spans
+from minidist.commands.doctor import RankFacts, judge_ranks, launcher_finding, launcher_of
 from tests.cases import each
 from tests.mpi_runner import mpiexec
 
@@ -58,10 +58,6 @@ def test_ranks_are_judged_host_by_host():
     assert "rank 3 on node1 has minidist 2" in software.text
     assert not cores.ok
     assert cores.text.endswith("set OPENBLAS_NUM_THREADS=1")
-
-
-def test_runs_of_ranks_are_written_short():
-    assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

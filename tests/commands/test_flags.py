@@ -58,7 +58,7 @@ def takes_float(kind):
 
 
 def test_every_flag_that_takes_a_float_has_the_check():
-    """Those of a job are checked by TrainConfig, whether they come from flags, files or Python."""
+    """Those of a job are checked by TrainConfig, whether they come from flags, --set, files or Python."""
     own = [
         (" ".join(words), name, info.callback)
         for words, function in commands()

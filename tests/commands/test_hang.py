@@ -1,23 +1,25 @@
-"""`minidist hang`: the report, JSON and exit codes."""
+"""`minidist hang`: the report, JSON, exit codes, and the corpus."""
 
 import json
 
 import pytest
 
-from tests.flight_recorder.corpus import CASES, hanging_world
-from tests.flight_recorder.write import write_dumps
 
-
-def test_dumps_are_read_and_the_exit_code_says_that_the_job_hangs(tmp_path, minidist):
-    write_dumps(hanging_world(CASES["skipped-collective"], 3), tmp_path / "dumps")
-    assert "ranks 0, 1 wait in all_reduce number 3" in minidist("hang", tmp_path / "dumps", code=1).out
-    found = json.loads(minidist("hang", tmp_path / "dumps", "--json", "--ranks", "3", code=1).out)
-    assert found["suspects"] == [2]
+def test_the_corpus_is_written_and_read(tmp_path, minidist):
+    out = minidist("hang", tmp_path, "--write", "--ranks", "2,3", "--form", "json").out
+    assert out.splitlines() == [f"written: 14 jobs that hang, and {tmp_path / 'labels.json'}"]
+    one = tmp_path / "skipped-collective-3"
+    assert "ranks 0, 1 wait in all_reduce number 3" in minidist("hang", one, code=1).out
+    assert json.loads(minidist("hang", one, "--json", code=1).out)["suspects"] == [2]
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
-    [(["none"], "cannot be read"), (["none", "--ranks", "0"], "--ranks is 0; it must be from 1 to 1,000,000")],
+    [
+        (["none"], "cannot be read"),
+        (["none", "--ranks", "2,4"], "it must be one number"),
+        (["none", "--form", "json"], "--form is of --write"),
+    ],
 )
 def test_wrong_input_ends_with_2(words, part, minidist):
     out, err = minidist("hang", *words, code=2)

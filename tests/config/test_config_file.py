@@ -7,7 +7,7 @@ import pytest
 
 from minidist.cli import main
 from minidist.core.base.errors import UsageError
-from minidist.job.config.config_file import read_config
+from minidist.job.config.config_file import read_config, read_overrides
 from minidist.job.config.train_config import TrainConfig
 from tests.cases import each
 
@@ -66,6 +66,29 @@ def test_what_is_wrong_is_one_sentence(name, content, sentence, tmp_path):
 def test_a_wrong_value_is_that_of_the_flag(tmp_path, minidist):
     (tmp_path / "job.toml").write_text('[optimization]\noptimizer = "adan"')
     assert "--optimizer 'adan'" in minidist("train", "--config", tmp_path / "job.toml", code=2).err
+
+
+def test_a_dotted_override_is_stronger_than_the_file_and_weaker_than_a_flag(tmp_path, minidist):
+    (tmp_path / "job.toml").write_text(TOML)
+    job = ["train", "--config", str(tmp_path / "job.toml"), "--set", "axes.dp=1", "--set", "steps=5", "--steps", "1"]
+    summary = json.loads(minidist(*job, "--json", "--trace", tmp_path / "trace.jsonl").out)
+    assert (summary["ranks"], len(summary["losses"])) == (2, 1)
+
+
+def test_an_override_is_a_toml_value_or_a_word():
+    words = ["optimization.lr=1e-2", "a.b.sequence-parallel=true", "optimizer=sgd", 'data="text:a=b"', "dp = 3"]
+    assert read_overrides(words) == {
+        "lr": 0.01,
+        "sequence_parallel": True,
+        "optimizer": "sgd",
+        "data": "text:a=b",
+        "dp": 3,
+    }
+    for text, sentence in (("axes.tp", "KEY=VALUE"), ("axes.tpp=2", r"'axes\.tpp' \(did you mean 'tp'\?\)")):
+        with pytest.raises(UsageError, match=sentence):
+            read_overrides([text])
+    with pytest.raises(UsageError, match="'tp' appears twice"):
+        read_overrides(["tp=2", "axes.tp=4"])
 
 
 def test_the_printed_config_is_a_config_file_of_the_same_job(tmp_path, minidist):

@@ -218,7 +218,7 @@ def test_betas_and_eps_apply_to_the_optimizers_that_have_them():
     config = apply_deepspeed(TrainConfig.make(), translate(file), set())
     optimizer = make_optimizer(build(config, resolve_batches(config, 1)), [Parameter(np.ones(2))])
     assert (optimizer.betas, optimizer.eps) == ((0.8, 0.95), 1e-6)
-    with pytest.raises(UsageError, match=r"--betas 0.9,0.95 from a flag or --config, and 0.8,0.95 in the"):
+    with pytest.raises(UsageError, match=r"--betas 0.9,0.95 from a flag, .* and 0.8,0.95 in the DeepSpeed file"):
         apply_deepspeed(TrainConfig.make(betas="0.9, 0.95"), translate(file), {"betas"})
     plain = translate({**SMALL, "optimizer": {"type": "SGD", "params": {"eps": 1e-6, "betas": [0.8, 0.95]}}})
     assert {"optimizer.params.eps", "optimizer.params.betas"} <= dict(plain.ignored).keys()
@@ -632,16 +632,20 @@ def test_stage_3s_threshold():
     assert [key for key, _ in said.ignored] == ["zero_optimization.stage3_max_live_parameters"]
 
 
-def test_a_setting_of_a_file_does_not_lose_in_silence(tmp_path, minidist):
+@pytest.mark.parametrize("way", ["--set", "--config"])
+def test_a_setting_of_a_file_or_of_set_does_not_lose_in_silence(way, tmp_path, minidist, monkeypatch):
     (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.001}}}')
     (tmp_path / "job.toml").write_text("[opt]\nlr = 1.0\n")
-    given = ["--deepspeed", tmp_path / "ds.json", "--config", tmp_path / "job.toml"]
-    assert "--lr 1.0 from a flag or --config, and 0.001 in the DeepSpeed file" in minidist("train", *given, code=2).err
+    given = ["--set", "opt.lr=1"] if way == "--set" else ["--config", str(tmp_path / "job.toml")]
+    assert (
+        "--lr 1.0 from a flag, --set or --config, and 0.001 in the DeepSpeed file"
+        in minidist("train", "--deepspeed", tmp_path / "ds.json", *given, code=2).err
+    )
 
 
 def test_flags_and_file_do_not_contradict_each_other():
     config = TrainConfig.make(zero=3, global_batch=8)
-    with pytest.raises(UsageError, match="--zero 3 from a flag or --config, and 1 in the DeepSpeed file"):
+    with pytest.raises(UsageError, match="--zero 3 from a flag, --set or --config, and 1 in the DeepSpeed file"):
         apply_deepspeed(config, translate({**SMALL, "zero_optimization": {"stage": 1}}), {"zero"})
     assert apply_deepspeed(config, translate({**SMALL, "zero_optimization": {"stage": 1}}), set()).zero == 1
 

@@ -128,7 +128,7 @@ def test_a_layout_cannot_be_given_beside_the_matrix(flags, minidist):
         (["--matrix", "--processes", "0"], "--processes is 0"),
         (["--sample", "3"], "add --matrix"),
         (["--matrix", "--trace", "t.jsonl"], "--trace is of one job, and --matrix runs many"),
-        (["--matrix", "--dp", "2"], "--dp is varied by --matrix"),
+        (["--matrix", "--set", "axes.dp=2"], "--dp is varied by --matrix"),
         (["--steps", "1", "--timeout", "nan"], "--timeout is nan"),
     ],
 )

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.core.collectives import all_reduce
+from minidist.debug.flight_recorder.write import entries_of, groups_of, write_dumps
 from tests.flight_recorder.test_dump import entry
-from tests.flight_recorder.write import entries_of, groups_of
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,14 @@ def test_operations_are_numbered_by_group_and_kind(world):
         ("nccl:all_reduce", "default_pg", 2, 0, 3),
     ]
     assert [e["input_sizes"] for e in entries_of(world, 1) if e["is_p2p"]] == [[[5]]]
+
+
+def test_wrong_form_and_folder(world, tmp_path):
+    with pytest.raises(UsageError, match="pickle or json"):
+        write_dumps(world, tmp_path, "xml")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="choose another folder"):
+        write_dumps(world, tmp_path / "file")
 
 
 def test_the_ranks_of_a_message_are_those_of_its_group():

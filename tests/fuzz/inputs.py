@@ -94,9 +94,11 @@ def config(rng, folder):
 
 
 def flags(rng, folder):
-    """Flags of train, data and memory with wild values."""
+    """Flags of train, data and memory with wild values, and --set."""
     name, each = setting(rng)
     text = str(each).replace("\0", "").replace("\ud800", "\udcff")
+    if rng.random() < 0.3:
+        return ["train", *MODEL, "--set", f"{name}={text}"]
     if TrainConfig.model_fields[name].annotation is bool:
         return ["train", *MODEL, f"--{name.replace('_', '-')}"]
     return [rng.choice(("train", "data")), *MODEL[:10], f"--{name.replace('_', '-')}", text]

@@ -5,7 +5,7 @@ import array
 import numpy as np
 import pytest
 
-from minidist.debug.mpi_ranks.buffers import one, vector
+from minidist.debug.mpi_ranks.buffers import each, one, vector
 from minidist.debug.mpi_ranks.datatype import Datatype
 from minidist.debug.mpi_ranks.module import from_numpy_dtype, to_numpy_dtype
 from minidist.debug.mpi_ranks.op import OPS, Op
@@ -50,6 +50,7 @@ def test_blocks_for_each_rank():
         assert buffer.get().tolist() == [*blocks[0], *blocks[1]]
         buffer.put(buffer.get() * 1)
         assert (data == np.arange(7)).all()
+    assert [b.get().tolist() for b in each([data, [1, 2], [8, 16], [DOUBLE] * 2], False, 2)] == [[1], [2, 3]]
 
 
 def test_what_is_wrong_with_a_message():

@@ -189,7 +189,7 @@ def test_bytes_are_those_of_the_algorithms():
     assert sent == {"Allreduce SUM": 3 * 2 * 2 * 80, "Gather": 2 * 40}
 
 
-def test_ranks_in_a_grid():
+def test_neighbors_in_grids_and_graphs():
     def main(world, MPI):
         grid = world.Create_cart([2, 3], periods=[True, False])
         row, column = grid.coords
@@ -197,19 +197,32 @@ def test_ranks_in_a_grid():
         assert repr(grid.topo) == f"([2, 3], [1, 0], {grid.coords})"
         assert grid.topo[1] == grid.periods
         left, right = grid.Shift(1, 1)
+        other = grid.Get_cart_rank([1 - row, column])
         assert (left == MPI.PROC_NULL, right == MPI.PROC_NULL) == (column == 0, column == 2)
-        assert grid.Shift(0, 1) == (grid.Get_cart_rank([1 - row, column]),) * 2
+        assert grid.inedges == [other, other, left, right]
+        # Both neighbors along the first axis are one rank: each side gets what was sent to it.
+        sides = np.array([grid.rank * 10.0 + side for side in range(4)])
+        into = np.full(4, -1.0)
+        for _ in in_three_forms(grid, "Neighbor_alltoall", sides, into):
+            assert into[:2].tolist() == [other * 10 + 1, other * 10]
+            assert into[2] == (-1 if column == 0 else left * 10 + 3)
+            assert into[3] == (-1 if column == 2 else right * 10 + 2)
         line = grid.Sub([False, True])
         assert (line.size, line.dims, line.coords) == (3, [3], [column])
         assert line.Shift(0, 1) == (
             column - 1 if column else MPI.PROC_NULL,
             column + 1 if column < 2 else MPI.PROC_NULL,
         )
-        assert (grid.Get_topology(), world.Get_topology()) == (MPI.CART, MPI.UNDEFINED)
+        ring = world.Create_dist_graph([world.rank], [1], [(world.rank + 1) % world.size], [7])
+        assert ring.inedges == [(world.rank - 1) % world.size]
+        assert ring.Get_dist_neighbors()[2] == ([7], [7])
+        assert ring.neighbor_allgather(world.rank) == ring.inedges
+        star = world.Create_graph([5, 6, 7, 8, 9, 10], [1, 2, 3, 4, 5, 0, 0, 0, 0, 0])
+        assert star.neighbor_alltoall([world.rank] * star.outdegree) == star.neighbors
         assert MPI.Compute_dims(12, 2) == [4, 3]
         assert MPI.Compute_dims(12, [0, 6]) == [2, 6]
         with pytest.raises(TypeError):
-            MPI.Cartcomm(world)
+            MPI.Cartcomm(ring)
         assert world.Create_cart([4]) == MPI.COMM_NULL or world.rank < 4
 
     on_ranks(6, main)

@@ -1,6 +1,7 @@
 """Bytes on paper: the papers' numbers, the published parameter counts, the command line."""
 
 import json
+from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -17,7 +18,14 @@ from minidist.planning.cluster.gpus import MACHINES
 from minidist.planning.cluster.layout import ATTENTION, KERNELS, RECOMPUTE, ClusterLayout, Job
 from minidist.planning.cluster.memory import block_activations
 from minidist.planning.cluster.search import plan_layout
-from minidist.planning.zero_stages import block_forms, layout_stages, model_states, whole_number, with_total
+from minidist.planning.zero_stages import (
+    block_forms,
+    deepspeed_offload,
+    layout_stages,
+    model_states,
+    whole_number,
+    with_total,
+)
 
 KINDS = json.loads(Path(__file__).with_name("counted_by_transformers.json").read_text(encoding="utf-8"))
 
@@ -57,6 +65,60 @@ def test_other_accountings():
     assert gigabytes(model_states(10**9, 1, "fp32-accumulation")) == dict.fromkeys(
         ["stage0", "stage1", "stage2", "stage3"], 20
     )
+    estimate = model_states(11_000_000_000, 32, "deepspeed", largest_layer=32_000_000)
+    assert estimate["stage2"]["total"] == 4 * 11_000_000_000 + 16 * 11_000_000_000 // 32
+    assert estimate["stage3"]["total"] == 4 * 32_000_000 + 18 * 11_000_000_000 // 32
+    assert "stage0" not in estimate
+
+
+def test_estimators_of_deepspeed_with_states_on_the_host(minidist):
+    """Its documentation's formulas: stage 2 2 P and P max(4 n, 16) 1.5; stage 3 4 L + 2 P / N and
+    P max(4 n, 16 / nodes) 1.5, or with parameters on the host too 4 L and P max(4 n, 18 / nodes) 1.5.
+    """
+    p, layer = 2_851_000_000, 32_000_000
+    rows = deepspeed_offload(p, 16, layer)
+    assert rows["stage2 offload_optimizer"] == {"device": 2 * p, "host": p * 32 * 3 // 2}
+    assert rows["stage3 offload_optimizer"] == {"device": 4 * layer + p // 8, "host": p * 32 * 3 // 2}
+    assert rows["stage3 offload_optimizer zero_init"]["host"] == p * 8 * 3 // 2
+    assert rows["stage3 offload_optimizer offload_param zero_init"] == {"device": 4 * layer, "host": int(p * 9 * 1.5)}
+    assert deepspeed_offload(p, 2)["stage2 offload_optimizer"]["host"] == p * 16 * 3 // 2
+    few = deepspeed_offload(p, 2, layer)  # of one node: 4 n is 8, so the states decide
+    assert few["stage3 offload_optimizer"] == {"device": 4 * layer + p, "host": p * 16 * 3 // 2}
+    assert few["stage3 offload_optimizer offload_param"] == {"device": 4 * layer, "host": p * 18 * 3 // 2}
+    assert (
+        "stage3 offload_optimizer offload_param"
+        in minidist("memory", "--model", "gpt2-xl", "--dp", "8", "--accounting", "deepspeed").out
+    )
+
+
+def own_parameters(model):
+    """Parameters of each module that are not those of a module inside it."""
+    sums = Counter()
+    for name, parameter in model.named_parameters():
+        sums[name.rpartition(".")[0]] += parameter.size
+    return sums
+
+
+@pytest.mark.parametrize("vocabulary", [11, 500])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_largest_layer_of_deepspeed_is_one_module_not_a_block(gated, vocabulary):
+    """DeepSpeed takes the largest sum of `module.parameters(recurse=False)` over all modules."""
+    from minidist.core.nn import GPT, GPTConfig
+    from minidist.nn import Llama, LlamaConfig
+    from minidist.planning.architecture import Architecture
+
+    llama = LlamaConfig(vocabulary, 8, 20, 3, 2, max_position_embeddings=7)
+    model = Llama(llama) if gated else GPT(GPTConfig(vocabulary, 7, 8, 3, 2))
+    architecture = Architecture(3, 8, 2, vocabulary, 7, 20 if gated else 32, gated)
+    assert architecture.largest_module == max(own_parameters(model).values())
+
+
+def test_the_estimate_of_gpt3_on_1024_ranks():
+    """4 x 618 M, the embedding, and 18 x 174.6 B / 1024; its block has 1,812 M."""
+    states = stages_of("gpt3-175b", 1024, accounting="deepspeed")["stage3"]
+    bare = states["parameters"] + states["gradients"] + states["optimizer"]
+    assert bare == pytest.approx(4 * 50257 * 12288 + 18 * MODELS["gpt3-175b"].parameters / 1024, abs=64)
+    assert bare / 1e9 == pytest.approx(5.54, abs=0.005)
 
 
 def test_shards_are_whole_elements():
@@ -214,7 +276,9 @@ def test_without_a_file_the_picture_goes_to_standard_output(minidist):
         (["--params", "1e9", "--seq", "128"], "--seq 128 is about a model's activations"),
         (["--params", "1e9", "--recompute", "full"], "give --model NAME"),
         (["--params", "1e999999"], "not a number of parameters"),
+        (["--model", "llama-7b", "--tp", "2", "--accounting", "deepspeed"], "--tp 2 has no effect with --accounting"),
         (["--params", "1e9", "--gpu", "h100"], "--gpu h100 is about a model's activations"),
+        (["--model", "gpt2", "--accounting", "deepspeed", "--prefetch", "0"], "no effect with --accounting deepspeed"),
         (
             ["--model", "gpt2", "--format", "text", "--output", "bars.svg"],
             "--format text contradicts --output 'bars.svg'",
@@ -289,7 +353,7 @@ def test_memory_says_what_fits(capsys):
             assert plan.fit.verdict == verdict
 
 
-@pytest.mark.parametrize("axes", [[], ["--tp", "2", "--cp", "3", "--pp", "2"], ["--accounting", "zero"]])
+@pytest.mark.parametrize("axes", [[], ["--tp", "2", "--cp", "3", "--pp", "2"], ["--accounting", "deepspeed"]])
 def test_without_a_length_memory_counts_the_model_states_alone(axes, capsys):
     """They are those of any length, and the command says that activations are not counted."""
     tables = []

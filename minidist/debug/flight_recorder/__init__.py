@@ -8,6 +8,8 @@ log_ranks.py       the operations of every rank of a log, as those of a dump
 diagnosis.py       matches the operations of all ranks, and says which rank waits for which, and where they differ first
 log_diagnosis.py   the same of logs, and what they leave open
 watchdog.py        writes the dumps of a job on the CPU that hangs: `watch`
+write.py           writes dumps of a simulated run that hangs, in the same form
+corpus.py          programs that hang, each with the cause that a diagnosis must find
 
 Proved by: tests/flight_recorder
 """

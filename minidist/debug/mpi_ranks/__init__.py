@@ -6,14 +6,14 @@ world.py           the simulated world, and MPI's clock
 matching.py        which send meets which receive
 communicator.py    messages between two ranks, and how communicators are made
 collective.py      collectives of buffers and of objects
-topology.py        ranks in a grid
+topology.py        grids, graphs, and collectives among neighbors
 request.py         requests of nonblocking operations, statuses, matched messages
 buffers.py         what may be a message, and the array that is sent for it
 datatype.py        datatypes, predefined and derived
 memory.py          buffers that are not NumPy's
 op.py              reduction operations
 group.py           groups of ranks
-objects.py         error handlers, pickling, and what is refused
+objects.py         hints, error handlers, pickling, and what is refused
 handle.py          what all objects of MPI have in common
 constants.py       MPI's constants and errors
 

@@ -22,7 +22,7 @@ from minidist.debug.mpi_ranks.memory import bytes_at, bytes_of, has_interface
 
 
 class Named(int):
-    """MPI.IN_PLACE or MPI.BOTTOM: a number with a name."""
+    """MPI.IN_PLACE, MPI.BOTTOM or MPI.BUFFER_AUTOMATIC: a number with a name."""
 
     name: str
 
@@ -38,10 +38,10 @@ def _constant(name: str) -> Named:
 
 
 CONSTANTS: dict[str, Named] = {}
-for _number, _kind in ((-1, "IN_PLACE"), (0, "BOTTOM")):
+for _number, _kind in ((-1, "IN_PLACE"), (0, "BOTTOM"), (-2, "BUFFER_AUTOMATIC")):
     CONSTANTS[_kind] = type(f"{_kind.title().replace('_', '')}Type", (Named,), {})(_number)
     CONSTANTS[_kind].name = _kind
-IN_PLACE, BOTTOM = CONSTANTS.values()
+IN_PLACE, BOTTOM, BUFFER_AUTOMATIC = CONSTANTS.values()
 UNSAID = (IN_PLACE, None)  # that the data lies in the receive buffer
 _NOTHING = np.empty(0, np.uint8)
 
@@ -263,6 +263,27 @@ def vector(message: Any, writable: bool, blocks: int) -> Buffer:
     if any(count < 0 for count in counts):
         raise failed("ERR_COUNT", f"counts {counts}; they must be at least 0")
     return Buffer(raw, -low, datatype, counts, displs)
+
+
+def each(message: Any, writable: bool, blocks: int) -> list[Buffer]:
+    """Return the buffers of a message with another datatype for each rank; displacements count bytes."""
+    if not 2 <= len(message) <= 4:
+        raise ValueError("message: expecting 2 to 4 items")
+    buffer, kinds = message[0], _sequence(message[-1], blocks)
+    counts, displs = message[1] if len(message) == 3 else message[1:3] if len(message) == 4 else (None, None)
+    counts = [1] * blocks if counts is None else _numbers(counts, blocks)
+    displs = [0] * blocks if displs is None else _numbers(displs, blocks)
+    made = []
+    for kind, count, displ in zip(kinds, counts, displs, strict=True):
+        if buffer is BOTTOM:  # the displacement is an address, or the datatype's are
+            datatype = datatype_of(kind)
+            low, length = datatype.Get_true_extent()
+            raw = bytes_at(displ + low, length + (count - 1) * datatype.extent if count else 0)
+            displ = 0
+        else:
+            raw, datatype, low = _basic(buffer, kind, writable)
+        made.append(Buffer(raw, displ - low, datatype, [count], [0]))
+    return made
 
 
 def _is_number(value: Any) -> bool:

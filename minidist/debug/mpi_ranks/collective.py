@@ -14,6 +14,7 @@ Proved by: tests/mpi_ranks/test_collectives.py
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from minidist.comm.communicator import recv_object, send_object
 from minidist.comm.header import dtype_name
 from minidist.core.base.errors import MismatchError
 from minidist.core.comm.communicator import PointToPoint
-from minidist.debug.mpi_ranks.buffers import UNSAID, Buffer, one, vector
+from minidist.debug.mpi_ranks.buffers import UNSAID, Buffer, each, one, vector
 from minidist.debug.mpi_ranks.communicator import Comm
 from minidist.debug.mpi_ranks.constants import failed
 from minidist.debug.mpi_ranks.objects import pickle
@@ -51,6 +52,8 @@ def collective(cls: type[Comm], name: str) -> Callable[[Callable[..., Plan]], Ca
 
     def install(plan: Callable[..., Plan]) -> Callable[..., Plan]:
         def call_of(comm: Comm, planned: Plan) -> PointToPoint:
+            if name[0].islower():
+                comm.context.locks.setdefault(name, Lock())
             operation = f"{name} {planned.op}" if planned.op else name
             return comm.context.comm.collective(operation, root=planned.root)
 
@@ -225,6 +228,35 @@ def alltoall(self: Comm, sendbuf: Any, recvbuf: Any, *, parse: Callable[..., Buf
 for _letter, _parse in PARSERS.items():
     for _plan in (gather, scatter, allgather, alltoall):
         on_comm(f"{_plan.__name__.capitalize()}{_letter}")(partial(_plan, parse=_parse))
+
+
+def bytes_of(buffers: Sequence[Buffer]) -> tuple[np.ndarray, list[int]]:
+    """Return the data of several buffers as bytes, and the bytes of each."""
+    arrays = [buffer.get().view(np.uint8) for buffer in buffers]
+    return np.concatenate([np.empty(0, np.uint8), *arrays]), [array.size for array in arrays]
+
+
+def put_bytes(data: np.ndarray, sizes: Sequence[int], buffers: Sequence[Buffer]) -> None:
+    """Write the bytes of several buffers, one after the other."""
+    start = 0
+    for size, buffer in zip(sizes, buffers, strict=True):
+        buffer.put(data[start : start + size])
+        start += size
+
+
+@on_comm("Alltoallw")
+def alltoallw(self: Comm, sendbuf: Any, recvbuf: Any) -> Plan:
+    """Give rank r part r of every rank's buffer; the parts have different datatypes."""
+    n = self.Get_size()
+    targets = each(recvbuf, True, n)
+    sources = targets if in_place(sendbuf) else each(sendbuf, False, n)
+    receives = [buffer.count * buffer.layout.size for buffer in targets]
+
+    def run(call: PointToPoint) -> None:
+        array, sizes = bytes_of(sources)
+        put_bytes(collectives.all_to_all(call, array, send_counts=sizes, receive_counts=receives), receives, targets)
+
+    return Plan(run)
 
 
 # reductions -----------------------------------------------------------------------------------------------------------

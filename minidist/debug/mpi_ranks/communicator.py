@@ -13,6 +13,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from operator import index
+from threading import Lock
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,7 +22,7 @@ from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.communicator import CheckedComm as Members
 from minidist.comm.tags import LocatedRequest
 from minidist.core import collectives
-from minidist.debug.mpi_ranks.buffers import Buffer, one
+from minidist.debug.mpi_ranks.buffers import BUFFER_AUTOMATIC, Buffer, memory, one
 from minidist.debug.mpi_ranks.constants import (
     ANY_SOURCE,
     ANY_TAG,
@@ -40,12 +41,11 @@ from minidist.debug.mpi_ranks.constants import (
 from minidist.debug.mpi_ranks.group import Group
 from minidist.debug.mpi_ranks.group import Members as GroupMembers
 from minidist.debug.mpi_ranks.handle import Handle
-from minidist.debug.mpi_ranks.objects import OBJECT, Errhandler, pickle
+from minidist.debug.mpi_ranks.objects import OBJECT, Errhandler, Info, pickle
 from minidist.debug.mpi_ranks.request import NO_MESSAGE, NO_PROC, Held, Message, Pending, Prequest, Request, Status
 from minidist.debug.mpi_ranks.world import MPIWorld
 
-COMM_TYPE_SHARED = 1
-CART = 2  # the kind of a grid
+COMM_TYPE_SHARED, COMM_TYPE_HW_GUIDED = 1, 2
 BSEND_OVERHEAD = 96
 ATTRIBUTES = dict.fromkeys(KEYVALS.values()) | {
     KEYVALS["TAG_UB"]: TAG_LIMIT,
@@ -76,8 +76,10 @@ class Context:
         world: Any = comm.world
         self.world: MPIWorld = world
         self.children = 0
+        self.locks: dict[str, Lock] = {}  # for the threads of a program; here it has one
+        self.buffer: Any = None  # for buffered sends, in addition to that of the rank
         self.of_groups: dict[str, int] = {}
-        self.errhandler = Errhandler.of("MPI_ERRORS_RETURN")
+        self.info, self.errhandler = Info.Create(), Errhandler.of("MPI_ERRORS_RETURN")
 
 
 class Comm(Handle):
@@ -120,6 +122,14 @@ class Comm(Handle):
         self.context  # noqa: B018
         return ATTRIBUTES[keyval]
 
+    def Get_info(self) -> Info:
+        """Return a copy of the hints."""
+        return self.context.info.Dup()
+
+    def Set_info(self, info: Info) -> None:
+        """Set hints, which change nothing here."""
+        self.context.info.update(info)
+
     def Get_errhandler(self) -> Errhandler:
         return Errhandler(self.context.errhandler)
 
@@ -128,6 +138,17 @@ class Comm(Handle):
         if errhandler.held is None:
             raise failed("ERR_ARG", "the error handler is ERRHANDLER_NULL")
         self.context.errhandler = Errhandler(errhandler)
+
+    def Call_errhandler(self, errorcode: int) -> None:
+        """Call the program's error handler, where it has set one."""
+        handler = self.context.errhandler.held
+        if callable(handler):
+            handler(self, errorcode)
+
+    @classmethod
+    def Create_errhandler(cls, errhandler_fn: Callable[..., None]) -> Errhandler:
+        """Return the error handler of function(communicator, code), which Call_errhandler calls."""
+        return Errhandler.of(errhandler_fn)
 
     def Compare(self, comm: "Comm") -> int:
         """Return IDENT, CONGRUENT (the same ranks), SIMILAR (in another order) or UNEQUAL."""
@@ -145,11 +166,13 @@ class Comm(Handle):
         return not self.Is_inter()
 
     def Get_topology(self) -> int:
-        """Return CART for the ranks of a grid, else UNDEFINED."""
-        return UNDEFINED if self.context.topology is None else CART
+        """Return CART, GRAPH, DIST_GRAPH or UNDEFINED."""
+        topology = self.context.topology
+        return UNDEFINED if topology is None else topology.kind
 
     rank, size, group = property(Get_rank), property(Get_size), property(Get_group)
     name = property(Get_name, Set_name)
+    info = property(Get_info, Set_info)
     is_inter, is_intra = property(Is_inter), property(Is_intra)
     topology = property(Get_topology)
     is_topo = property(lambda self: self.Get_topology() != UNDEFINED)
@@ -173,7 +196,7 @@ class Comm(Handle):
         if peer == PROC_NULL:
             return context, None
         world, rank = context.world, context.comm.members[context.comm.rank]
-        room = world.buffered[rank]
+        room = max(world.buffered[rank], bytes_in(context.buffer))
         if mode == "buffered" and array is not None and array.nbytes + BSEND_OVERHEAD > room:
             raise failed(
                 "ERR_BUFFER",
@@ -225,6 +248,22 @@ class Comm(Handle):
         part = context.world.matching.receive_taken(context.comm, array, send, site)
         finish = _into(buffer, part) if buffer is not None else lambda: pickle.loads(part.array)
         return Request.of(Pending(context.world, [part], finish))
+
+    def Attach_buffer(self, buf: Any) -> None:
+        """Give this communicator's buffered sends room."""
+        self.context.buffer = BUFFER_AUTOMATIC if buf is None else buf
+
+    def Detach_buffer(self) -> Any:
+        """Return the buffer of buffered sends; messages in it have left it."""
+        buffer, self.context.buffer = self.context.buffer, None
+        return buffer
+
+    def Flush_buffer(self) -> None:
+        """Return when the messages in the buffer have left it, which they have."""
+
+    def Iflush_buffer(self) -> Request:
+        """Return a request that is complete."""
+        return Request.of(Pending(None))
 
     def _pair(self, receive: Pending, send: Pending) -> Pending:
         """Return the operation of a receive and a send."""
@@ -380,15 +419,25 @@ class Comm(Handle):
         kind = Comm.intracomm if topology is None else topology.communicator
         return kind.of(Context(comm, topology=topology))
 
-    def Dup(self, info: Any = None) -> Self:
+    def Dup(self, info: Info | None = None) -> Self:
         """Return a communicator of the same ranks, whose messages never meet this one's."""
         context = self.context
         context.comm.collective("Dup")
         other = self.make(context.comm.members, "dup", topology=context.topology)
-        other.held.errhandler = context.errhandler
+        other.held.info, other.held.errhandler = (info or context.info).Dup(), context.errhandler
         return type(self)(other)
 
     Clone = Dup
+
+    def Dup_with_info(self, info: Info) -> Self:
+        """Return a communicator of the same ranks with other hints."""
+        return self.Dup(info)
+
+    def Idup(self, info: Info | None = None) -> tuple[Self, Request]:
+        """Return a communicator of the same ranks, and a request that is complete."""
+        return self.Dup(info), Request.of(Pending(None))
+
+    Idup_with_info = Idup
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """Return the communicator of the ranks with the same color, in the order of their keys."""
@@ -402,7 +451,10 @@ class Comm(Handle):
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
         """Return the communicator of the ranks that share memory: all, for COMM_TYPE_SHARED."""
-        return self.Split(0 if split_type == COMM_TYPE_SHARED else UNDEFINED, key)
+        shares = split_type == COMM_TYPE_SHARED or (
+            split_type == COMM_TYPE_HW_GUIDED and info and info.get("mpi_hw_resource_type") == "mpi_shared_memory"
+        )
+        return self.Split(0 if shares else UNDEFINED, key)
 
     def _world_ranks(self, group: Group) -> list[int]:
         ranks = group.members.ranks
@@ -448,6 +500,11 @@ class Comm(Handle):
 
     intracomm: ClassVar[type["Comm"]]
     intercomm: ClassVar[type["Comm"]]
+
+
+def bytes_in(buffer: Any) -> int:
+    """Return the bytes of a buffer for buffered sends."""
+    return 0 if buffer is None else 2**62 if buffer is BUFFER_AUTOMATIC else memory(buffer).size
 
 
 def pickled(value: Any, dest: int = 0) -> np.ndarray:
@@ -523,6 +580,14 @@ class Intracomm(Comm):
         raise unsupported(
             "an intercommunicator (Create_intercomm)", "use Split, and messages on the whole communicator"
         )
+
+    @classmethod
+    def Create_from_group(
+        cls, group: Group, stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None
+    ) -> Any:
+        """Return the communicator of a group that was made without another communicator."""
+        world = sys.modules["mpi4py.MPI"].COMM_WORLD
+        return world.Create_group(group, zlib.crc32(stringtag.encode()) & TAG_LIMIT)
 
 
 class Intercomm(Comm):

@@ -85,8 +85,8 @@ class UnknownName(Unsupported, AttributeError):
 
 
 def unknown(name: str, owner: str) -> AttributeError:
-    """Return the error for an attribute that is not here: one of MPI's, or any other."""
-    if not (name[:1].isupper() or name.startswith("neighbor_")):
+    """Return the error for an attribute that is not here: one of MPI's, which have capital letters, or any other."""
+    if not name[:1].isupper():
         return AttributeError(f"{owner} has no attribute {name!r}")
     return UnknownName(f"{owner}.{name} is not simulated by minidist mpi; check its spelling, or run it under mpiexec")
 

@@ -6,7 +6,9 @@ Proved by: tests/mpi_ranks/test_program.py
 import sys
 from typing import Any, Self
 
-from minidist.debug.mpi_ranks.constants import unknown
+from minidist.debug.mpi_ranks.constants import unknown, unsupported
+
+_numbers: dict[int, "Handle"] = {}
 
 
 class Handle:
@@ -60,6 +62,27 @@ class Handle:
 
     def __copy__(self) -> Self:
         return self
+
+    @property
+    def handle(self) -> int:
+        """A number for this handle."""
+        return self.toint()
+
+    def toint(self) -> int:
+        """Return a number for this handle, from which `fromint` makes it again."""
+        number = id(self.held) if self.held is not None else 0
+        _numbers[number] = self
+        return number
+
+    @classmethod
+    def fromint(cls, arg: int) -> Any:
+        """Return the handle of a number."""
+        if arg not in _numbers:
+            raise unsupported(f"{cls.__name__}.fromint({arg})", "pass what toint() returned")
+        return _numbers[arg] if arg or _family(_numbers[arg]) is _family(cls()) else cls()
+
+    tohandle = py2f = toint
+    fromhandle = f2py = fromint
 
 
 def _family(handle: Handle) -> type:

@@ -16,17 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidist.comm.communicator import CheckedComm as Members
-from minidist.debug.mpi_ranks import (
-    buffers,
-    collective,  # noqa: F401  which gives communicators their collectives
-    communicator,
-    constants,
-    datatype,
-    objects,
-    op,
-    request,
-    topology,
-)
+from minidist.debug.mpi_ranks import buffers, communicator, constants, datatype, objects, op, request, topology
 from minidist.debug.mpi_ranks.constants import failed, unknown, unsupported
 from minidist.debug.mpi_ranks.group import Group
 from minidist.debug.mpi_ranks.group import Members as GroupMembers
@@ -35,9 +25,10 @@ from minidist.debug.mpi_ranks.world import MPIWorld
 VERSION = (4, 0)  # of the standard
 CLASSES = (
     *(communicator.Comm, communicator.Intracomm, communicator.Intercomm),
-    *(topology.Cartcomm, request.Status, request.Request, request.Prequest, request.Message),
-    *(datatype.Datatype, op.Op, Group, objects.Errhandler, objects.Pickle, constants.Exception),
-    *(objects.Info, objects.Grequest, objects.Win, objects.File, objects.Session),
+    *(topology.Topocomm, topology.Cartcomm, topology.Graphcomm, topology.Distgraphcomm),
+    *(request.Status, request.Request, request.Prequest, request.Grequest, request.Message),
+    *(datatype.Datatype, op.Op, Group, objects.Info, objects.Errhandler, objects.Pickle, constants.Exception),
+    *(objects.Win, objects.File, objects.Session),
 )
 THREADS = {f"THREAD_{name}": k for k, name in enumerate(("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"))}
 _NUMBERS = {
@@ -45,7 +36,15 @@ _NUMBERS = {
     "SUBVERSION": VERSION[1],
     "MAX_PROCESSOR_NAME": 256,
     "MAX_ERROR_STRING": 512,
+    "MAX_OBJECT_NAME": 128,
+    "MAX_LIBRARY_VERSION_STRING": 256,
+    "MAX_PORT_NAME": 256,
+    "MAX_INFO_KEY": 255,
+    "MAX_INFO_VAL": 1024,
+    "MAX_DATAREP_STRING": 128,
     "ORDER_F": datatype.ORDER_FORTRAN,
+    "COMM_TYPE_HW_UNGUIDED": 3,
+    "COMM_TYPE_RESOURCE_GUIDED": 4,
     "LOCK_EXCLUSIVE": 1,
     "LOCK_SHARED": 2,
     "MODE_RDONLY": 2,
@@ -82,8 +81,12 @@ def _shared() -> dict[str, Any]:
     ):
         null = f"{kind.__name__.upper()}_NULL"
         names[null] = kind.of(None, null)
+    for absent in ("BFLOAT16_T", "COMPLEX4", "INTEGER16", "LOGICAL2", "LOGICAL16"):
+        names[absent] = datatype.Datatype.of(None, "DATATYPE_NULL")
+    names["INFO_ENV"] = objects.Info.of({}, "INFO_ENV")
     names.update(buffer=buffers.Allocated, memory=buffers.Allocated)
     names.update(pickle=objects.pickle, Compute_dims=topology.compute_dims)
+    names["MESSAGE_NO_PROC"] = request.Message.of(request.NO_MESSAGE, "MESSAGE_NO_PROC")
     names["Exception"].__module__ = "mpi4py.MPI"
     return names
 
@@ -94,8 +97,8 @@ def _functions(world: MPIWorld, rank: int, settings: "Settings") -> dict[str, An
 
     def Attach_buffer(buf: Any) -> None:
         """Give buffered sends room."""
-        state["buffer"] = buf
-        world.buffered[rank] = buffers.memory(buf).size
+        state["buffer"] = buffers.BUFFER_AUTOMATIC if buf is None else buf
+        world.buffered[rank] = communicator.bytes_in(state["buffer"])
 
     def Detach_buffer() -> Any:
         """Return the buffer of buffered sends; messages in it have left it."""
@@ -119,6 +122,8 @@ def _functions(world: MPIWorld, rank: int, settings: "Settings") -> dict[str, An
         **{name: rejecting(name) for name in ("Open_port", "Publish_name", "Lookup_name", "Register_datarep")},
         "Attach_buffer": Attach_buffer,
         "Detach_buffer": Detach_buffer,
+        "Flush_buffer": lambda: None,
+        "Iflush_buffer": lambda: request.Request.of(request.Pending(None)),
         "Init": init,
         "Init_thread": init,
         "Finalize": Finalize,
@@ -127,6 +132,7 @@ def _functions(world: MPIWorld, rank: int, settings: "Settings") -> dict[str, An
         "Query_thread": lambda: state["level"],
         "Is_thread_main": lambda: True,
         "Get_version": lambda: VERSION,
+        "Get_abi_version": lambda: (-1, -1),
         "Get_library_version": lambda: "minidist, simulated ranks",
         "get_vendor": lambda: ("minidist", (1, 0, 0)),
         "Get_processor_name": platform.node,
@@ -134,8 +140,14 @@ def _functions(world: MPIWorld, rank: int, settings: "Settings") -> dict[str, An
         "Wtick": lambda: 1e-9,
         "Pcontrol": lambda level: None,
         "Get_address": get_address,
+        "Aint_add": lambda base, disp: base + disp,
+        "Aint_diff": lambda addr1, addr2: addr1 - addr2,
         "Alloc_mem": lambda size, info=None: np.zeros(size, np.uint8).view(buffers.Allocated),
         "Free_mem": lambda mem: None,
+        "_comm_lock_table": lambda comm: comm.context.locks,
+        "_typecode": lambda kind: None if kind.held is None else kind.layout.element.char,
+        "_sizeof": lambda value: buffers.memory(value).size,
+        "_addressof": buffers.address_of,
     }
 
 

@@ -1,10 +1,10 @@
-"""Smaller objects of MPI: error handlers, how objects are pickled, and what is refused by name.
+"""Smaller objects of MPI: hints, error handlers, how objects are pickled, and what is refused by name.
 
 Proved by: tests/mpi_ranks/test_program.py
 """
 
 import pickle as python_pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,85 @@ class Pickle:
 pickle = Pickle()
 
 
+class Info(Handle, MutableMapping[str, str]):
+    """Hints by name, which change nothing."""
+
+    is_handle = True
+    held: dict[str, str] | None
+
+    @classmethod
+    def Create(cls, items: Any = None) -> "Info":
+        """Return hints."""
+        made = cls.of(dict[str, str]())
+        made.update(items or ())
+        return made
+
+    Create_env = Create
+
+    @property
+    def hints(self) -> dict[str, str]:
+        """The hints; MPI.Exception for INFO_NULL."""
+        if self.held is None:
+            raise failed("ERR_INFO", "the info object is INFO_NULL")
+        return self.held
+
+    def Get(self, key: str) -> str | None:
+        return self.hints.get(key)
+
+    def Set(self, key: str, value: str) -> None:
+        self.hints[key] = value
+
+    def Delete(self, key: str) -> None:
+        if self.hints.pop(key, None) is None:
+            raise failed("ERR_INFO_NOKEY", f"no hint {key!r}")
+
+    def Get_nkeys(self) -> int:
+        return len(self.hints)
+
+    def Get_nthkey(self, n: int) -> str:
+        """Return a name by its number."""
+        if not 0 <= n < len(self.hints):
+            raise failed("ERR_ARG", f"hint {n} of {len(self.hints)}")
+        return list(self.hints)[n]
+
+    def Dup(self) -> "Info":
+        return self.Create(self.hints)
+
+    def Free(self) -> None:
+        self.hints  # noqa: B018
+        self.held = None
+
+    def __getitem__(self, key: str) -> str:
+        if self.held is None:
+            raise KeyError(key)
+        return self.held[key]
+
+    def __setitem__(self, key: str, value: str) -> None:
+        if self.held is None:
+            raise KeyError(key)
+        self.Set(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        if key not in (self.held or ()):
+            raise KeyError(key)
+        self.Delete(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self.held or ()))
+
+    def __len__(self) -> int:
+        return len(self.held or ())
+
+    def __reduce__(self) -> Any:
+        if self.predefined or self.held is None:
+            return super().__reduce__() if self.predefined else (Info, ())
+        return Info.Create, (dict(self.hints),)
+
+    __eq__, __hash__, __bool__ = Handle.__eq__, Handle.__hash__, Handle.__bool__
+
+
 class Errhandler(Handle):
-    """An error handler. Errors are raised as MPI.Exception, whichever is set. held: its name."""
+    """An error handler. Errors are raised as MPI.Exception, whichever is set. held: its name, or a function."""
 
     is_handle = True
     held: Any
@@ -63,14 +140,6 @@ class Refused(type):
 
 class _NullOnly(Handle, metaclass=Refused):
     is_handle = True
-
-
-class Info(_NullOnly):
-    """leave the hints out, which would change nothing"""
-
-
-class Grequest(_NullOnly):
-    """let the program keep what it waits for"""
 
 
 class Win(_NullOnly):

@@ -12,7 +12,7 @@ from minidist.comm.call_site import call_site
 from minidist.comm.tags import LocatedRequest
 from minidist.core.comm.communicator import Work
 from minidist.debug.mpi_ranks.buffers import one
-from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Exception, failed
+from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Exception, failed, unsupported
 from minidist.debug.mpi_ranks.datatype import BYTE, Datatype
 from minidist.debug.mpi_ranks.handle import Handle
 from minidist.debug.mpi_ranks.matching import done
@@ -34,6 +34,9 @@ class Status:
         return isinstance(other, Status) and self._fields == other._fields
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return _status_of, (list(self._fields),)
 
     def _get(field: int) -> Any:  # type: ignore[misc]
         return lambda self: self._fields[field]
@@ -64,9 +67,28 @@ class Status:
         count, rest = divmod(self._fields[_COUNT], size)
         return UNDEFINED if rest else count
 
+    def Get_elements(self, datatype: Datatype) -> int:
+        """Return the number of basic elements that were received."""
+        per = max(1, len(datatype.layout.offsets))
+        elements: int = self._fields[_COUNT] * per // max(1, datatype.Get_size())
+        return elements
+
+    def Set_elements(self, datatype: Datatype, count: int) -> None:
+        self._fields[_COUNT] = count * datatype.Get_size()
+
+    def tomemory(self) -> memoryview:
+        """Return the fields as memory that may be changed."""
+        return memoryview(self._fields)
+
     def become(self, fields: Sequence[int]) -> None:
         """Take other values."""
         self._fields[:] = array("q", fields)
+
+
+def _status_of(fields: list[int]) -> Status:
+    status = Status()
+    status.become(fields)
+    return status
 
 
 EMPTY = (ANY_SOURCE, ANY_TAG, 0, 0, 0)
@@ -248,6 +270,38 @@ class Request(Handle):
             return None, None
         return cls.waitsome(requests, statuses) if _wait_for(requests, any, polls=True) else ([], [])
 
+    @classmethod
+    def Get_status_all(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> bool:
+        """Return whether all operations are complete; none has ended then."""
+        flag = _wait_for(requests, all, polls=True)
+        if flag:
+            ends = [Status() for _ in requests]
+            for request, status in zip(requests, ends, strict=True):
+                request.Get_status(status)
+            _fill(statuses, ends)
+        return flag
+
+    @classmethod
+    def Get_status_any(cls, requests: Sequence["Request"], status: Status | None = None) -> tuple[int, bool]:
+        """Return the number of an operation that is complete, and whether there is one; it has not ended then."""
+        if not _wait_for(requests, any, polls=True):
+            return UNDEFINED, False
+        index = _first(requests)
+        _empty(status)
+        if index != UNDEFINED:
+            requests[index].Get_status(status)
+        return index, True
+
+    @classmethod
+    def Get_status_some(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> list[int] | None:
+        """Return the numbers of the operations that are complete; none has ended then."""
+        if not any(request.open for request in requests):
+            return None
+        _wait_for(requests, any, polls=True)
+        return [k for k, request in enumerate(requests) if request.open and request.held and request.held.ready()]
+
+    get_status_all, get_status_any, get_status_some = Get_status_all, Get_status_any, Get_status_some
+
     # ending without waiting -------------------------------------------------------------------------------------------
 
     def Cancel(self) -> None:
@@ -362,11 +416,29 @@ class Prequest(Request):
             request.Start()
 
 
+class Grequest(Request):
+    """The handle of an operation that the program itself completes, which is refused."""
+
+    def __new__(cls, request: Request | None = None) -> Self:
+        if request:
+            raise TypeError("Grequest() takes a request that Grequest.Start returned")
+        return super().__new__(cls, request)
+
+    @classmethod
+    def Start(cls, *_: Any, **__: Any) -> "Grequest":
+        raise unsupported("MPI.Grequest.Start", "let the program keep what it waits for")
+
+
 class Held:
     """A message that a matched probe has taken. comm: its communicator. send: None for one from PROC_NULL."""
 
     def __init__(self, comm: Any, send: LocatedRequest | None) -> None:
         self.comm, self.send = comm, send
+
+
+def _is_constant(handle: Handle) -> bool:
+    """Return whether a handle is MPI's constant itself, which stays as it is."""
+    return getattr(sys.modules["mpi4py.MPI"], handle.predefined, None) is handle
 
 
 NO_MESSAGE = Held(None, None)  # what a matched probe of PROC_NULL finds
@@ -378,9 +450,24 @@ class Message(Handle):
     is_handle = True
     held: Held | None
 
+    @classmethod
+    def Probe(cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> "Message":
+        """Wait for a message and take it out of its queue."""
+        found: Message = comm.Mprobe(source, tag, status)
+        return found
+
+    @classmethod
+    def Iprobe(cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
+        """Return a message that is there; None when there is none."""
+        return comm.Improbe(source, tag, status)
+
+    probe, iprobe = Probe, Iprobe
+
     def _receive(self, message: Any, is_object: bool) -> Request:
         if self.held is None:
             raise failed("ERR_REQUEST", "the message is MESSAGE_NULL: it has been received")
+        if self.predefined and _is_constant(self):
+            return Request.of(Pending(None, fields=NO_PROC))
         held, self.held = self.held, None
         if held.send is None:
             return Request.of(Pending(None, fields=NO_PROC))

@@ -5,18 +5,18 @@
     width = 128                 tp = 2
                                 sequence-parallel = true
 
-Tables only arrange a file: their names are free, and a key means the same in any of them. A flag on the command line
-overrides the file.
+Tables only arrange a file: their names are free, and a key means the same in any of them. `--set axes.tp=4` overrides
+the file by the file's own name of a setting, and a flag on the command line overrides both.
 
 Proved by: tests/config/test_config_file.py
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path
-from minidist.base.read_file import read_json, read_toml
+from minidist.base.read_file import MAX_TOML_LINE, parse_toml, read_json, read_toml
 from minidist.job.config.train_config import TrainConfig
 
 
@@ -28,6 +28,29 @@ def read_config(path: str | Path, what: str = "--config") -> dict[str, Any]:
     """
     path = Path(path)
     return _fields(_leaves(_parse(path, what)), str(path))
+
+
+def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
+    """Return {field: value} from texts like axes.tp=4: a dotted key of a file and a TOML value, or else a word.
+
+    Raises UsageError for a text without `=`, an unknown setting (with the nearest one), or one that appears twice.
+    """
+    leaves = []
+    for text in texts:
+        key, equals, word = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {quoted(text)}; it must be KEY=VALUE, such as axes.tp=4")
+
+        # A TOML value where the text reads as one (4, true, [1, 2]); anything else is a word, so quotes are not
+        # needed.
+        try:
+            value = parse_toml(f"value = {word}")["value"]
+        except ValueError:
+            value = word
+            if len(word) > MAX_TOML_LINE:
+                raise UsageError(f"--set {quoted(text)} is too long; put the value into a file") from None
+        leaves.append((key.strip(), value))
+    return _fields(leaves, "--set")
 
 
 def _fields(leaves: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:

@@ -639,13 +639,13 @@ def _ignore_all(key: str, value: Any, result: Translation, why: str) -> None:
 def apply_deepspeed(config: TrainConfig, translation: Translation, given: set[str]) -> TrainConfig:
     """Return the job that flags and file describe together; UsageError when a flag contradicts the file.
 
-    given: the fields that a flag or --config gives.
+    given: the fields that a flag, --set or --config gives.
     """
     # Neither overrides the other: both may name a setting only if their values are equal.
     for name, value in translation.settings.items():
         if name in given and getattr(config, name) != value:
             raise UsageError(
-                f"{flag(name)} {getattr(config, name)} from a flag or --config, and {value} in the DeepSpeed"
+                f"{flag(name)} {getattr(config, name)} from a flag, --set or --config, and {value} in the DeepSpeed"
                 " file; leave one of them out"
             )
     defaults = {name: value for name, value in translation.defaults.items() if name not in given}

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from minidist.base.errors import ranges_text
+
 NO_PATTERN = "no known pattern"
 MOST_FACTOR = 4096  # a larger one is not recognised
 
@@ -121,7 +123,7 @@ def _counted(multiples: np.ndarray, context: Context) -> str:
     if np.ptp(multiples[present]) < 1e-2:
         times = _times(float(multiples[present[0]]), context.mesh, 1e-2)
         what = "" if times == "1 times" else f"{times} "
-        return f"{what}the gradient of rows {_ranges(present)} of {count}; rows {_ranges(missing)} are missing"
+        return f"{what}the gradient of rows {ranges_text(present)} of {count}; rows {ranges_text(missing)} are missing"
     listed = ", ".join(f"{value:.3g}" for value in multiples)
     return f"rows of the batch count differently: {listed} times"
 
@@ -228,14 +230,3 @@ def _times(ratio: float, mesh: Mapping[str, int], tolerance: float) -> str:
     if n == 1:
         return f"{sign}1 times"
     return f"{sign}{n} times{why}" if size >= 1 else f"{sign}1/{n} of{why}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return 0, 1, 2, 5 as "0-2, 5"."""
-    result: list[list[int]] = []
-    for number in numbers:
-        if result and number == result[-1][-1] + 1:
-            result[-1].append(number)
-        else:
-            result.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in result)

@@ -1,19 +1,29 @@
-"""Programs that hang, each with its cause, on which the diagnosis is tried.
+"""Programs that hang, each with its cause: a program that analyses dumps is tried on them, ours first.
 
 Each is a function of a communicator that runs on any number of ranks from 2, and its label says what a diagnosis must
 find: which ranks wait, which circle they form, and the rank at which to look first. Those with a number are exhibits of
 `minidist museum` in a few lines.
+
+Proved by: tests/flight_recorder/test_corpus.py
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from minidist.base.files import writing
+from minidist.base.limits import check_ranks
 from minidist.comm import SimWorld
-from minidist.core.base.errors import DeadlockError
+from minidist.core.base.errors import DeadlockError, UsageError
 from minidist.core.collectives import all_reduce
 from minidist.core.comm import Comm
+from minidist.debug.flight_recorder.write import write_dumps
+
+MAX_RANKS = 256
 
 
 @dataclass(frozen=True)
@@ -144,3 +154,25 @@ def hanging_world(case: Case, ranks: int) -> SimWorld:
     except DeadlockError:
         return world
     raise AssertionError(f"{case.cause}: it does not hang on {ranks} ranks")
+
+
+def write_corpus(folder: str | Path, ranks: Sequence[int] = (2, 4, 8), form: str = "pickle") -> dict[str, Any]:
+    """Write the dumps of every case and number of ranks to FOLDER/NAME-RANKS; write and return FOLDER/labels.json."""
+    folder = Path(folder)
+    labels: dict[str, Any] = {}
+    for number in ranks:
+        check_ranks(number, most=MAX_RANKS)
+        if number < 2:
+            raise UsageError(f"--ranks {number}; one rank waits for nobody: at least 2 ranks hang")
+    for name, case in CASES.items():
+        for number in ranks:
+            write_dumps(hanging_world(case, number), folder / f"{name}-{number}", form)
+            labels[f"{name}-{number}"] = {
+                "cause": case.cause,
+                "exhibit": case.exhibit,
+                "ranks": number,
+                **asdict(case.label(number)),
+            }
+    with writing("the labels", folder / "labels.json", "make room there, or choose another folder"):
+        (folder / "labels.json").write_text(json.dumps(labels, indent=2) + "\n", encoding="utf-8")
+    return labels

@@ -1,8 +1,10 @@
-"""Writes a simulated run in the form of PyTorch's Flight Recorder, one file per rank, so that a diagnosis is tried on
-runs whose cause of hanging is known.
+"""Writes a simulated run in the form of PyTorch's Flight Recorder, one file per rank.
 
-The shapes of collectives are not recorded and are written as []. A communicator becomes a process group, and `split` is
-not written: PyTorch does not record it.
+A program that analyses dumps is tried on runs whose cause of hanging is known. What a run records is enough for that:
+every message and, of every collective, its number on its communicator. The shapes of collectives are not recorded and
+are written as []. A communicator becomes a process group, and `split` is not written: PyTorch does not record it.
+
+Proved by: tests/flight_recorder/test_write.py
 """
 
 import json
@@ -11,18 +13,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from minidist.base.files import writing
 from minidist.base.traces import MessageEvent
 from minidist.comm import SimWorld
 from minidist.comm.tags import LocatedRequest
+from minidist.core.base.errors import UsageError
 
 VERSION = "2.10"
 DTYPES = {"float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "float64": "Double", "int64": "Long"}
 STARTUP = "split"
 
 
-def write_dumps(world: SimWorld, folder: Path, form: str = "pickle") -> None:
-    """Write what each rank of the last run of a world has recorded. form: "pickle" or "json"."""
-    folder.mkdir()
+def write_dumps(world: SimWorld, folder: str | Path, form: str = "pickle") -> list[Path]:
+    """Write what each rank of the last run of a world has recorded; return the files.
+
+    form: "pickle", as PyTorch's watchdog writes them, or "json". The world must keep its events (record=True).
+    """
+    if form not in ("pickle", "json"):
+        raise UsageError(f"form={form!r}; it must be pickle or json")
+    folder = Path(folder)
+    with writing("the dumps", folder, "choose another folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+
+    files = []
     for trace in world.traces:
         dump = {
             "version": VERSION,
@@ -34,8 +47,11 @@ def write_dumps(world: SimWorld, folder: Path, form: str = "pickle") -> None:
             "comm_lib_version": "",
             "entries": list(entries_of(world, trace.rank)),
         }
+        files.append(folder / (f"nccl_trace_rank_{trace.rank}" + ".json" * (form == "json")))
         content = json.dumps(dump).encode() if form == "json" else pickle.dumps(dump, protocol=2)
-        (folder / (f"nccl_trace_rank_{trace.rank}" + ".json" * (form == "json"))).write_bytes(content)
+        with writing("a dump", files[-1], "make room there, or choose another folder"):
+            files[-1].write_bytes(content)
+    return files
 
 
 def groups_of(world: SimWorld) -> dict[str, dict[str, Any]]:
